@@ -1,0 +1,35 @@
+"""Every error that verl-profiler shows, with a slug.  Imported by both halves.
+
+    VerlProfilerError
+    ├── ConfigError            before training: a setting cannot be used
+    └── ReadingError           after training: files cannot be read as asked
+
+`docs/messages.md` has an entry per slug: when, what it means, what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConfigError", "ReadingError", "VerlProfilerError"]
+
+
+class VerlProfilerError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        message: What happened, what it means, what to do.
+        slug: The entry in docs/messages.md; printed in parentheses at the end.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, slug: str) -> None:
+        super().__init__(f"{message} ({slug})")
+        self.slug = slug
+
+
+class ConfigError(VerlProfilerError):
+    """A setting that cannot be used; raised before training starts."""
+
+
+class ReadingError(VerlProfilerError):
+    """Files that cannot be read as asked."""

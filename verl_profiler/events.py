@@ -1,0 +1,239 @@
+"""The event files: names, fields, units and layout.  Imported by both halves.
+
+A run directory holds `run.json`, `processes/<name>.json` (one header per process) and
+`step_<N>/<name>.jsonl` (the events).  `docs/events.md` shows each of them in full.
+
+`EVENTS` is the whole vocabulary.  A name that is not in it is either a timer of verl's trainer
+(family `trainer`, parent `step`) or an event of the user's own code (family `user`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "EVENTS",
+    "FAMILIES",
+    "FORMAT_VERSION",
+    "PHASES",
+    "RUN_FILE",
+    "WORKER_ROLE",
+    "Event",
+    "process_name",
+]
+
+FORMAT_VERSION = 1
+
+RUN_FILE = "run.json"
+
+# Agent-loop workers keep the file name of the original logger: `worker_<rank>.jsonl`.
+WORKER_ROLE = "agent_loop"
+
+# Probe families, the keys of `profiler.events.families`.
+FAMILIES = (
+    "trainer",
+    "rollout",
+    "engine",
+    "reward",
+    "workers",
+    "weights",
+    "memory",
+    "transfer_queue",
+    "event_loop",
+)
+
+# verl's own timing names, in the order in which a step runs them.
+PHASES = (
+    "gen",
+    "reward",
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_actor",
+    "save_checkpoint",
+    "update_weights",
+    "testing",
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One entry of the vocabulary.
+
+    Args:
+        family: The probe family that records it; `profiler` for the profiler's own accounts.
+        parent: The event that contains it, or None at the top.
+        doc: One sentence for docs/events.md.
+        fields: What `extra` may hold beside the identity (`request_id`, `turn`, `validate`,
+            `sample`, `session`, `status`, `error`); the unit is in the name.
+        instant: True when the line has no `duration_sec`.
+    """
+
+    family: str
+    parent: str | None
+    doc: str
+    fields: tuple[str, ...] = ()
+    instant: bool = False
+
+
+EVENTS: dict[str, Event] = {
+    # trainer
+    "step": Event("trainer", None, "One training step, verl's `timing_s/step`."),
+    **{
+        phase: Event("trainer", "step", f"The trainer's `timing_s/{phase}`.")
+        for phase in PHASES
+        if phase not in ("reward", "update_actor", "update_weights", "testing")
+    },
+    "testing": Event("trainer", None, "Validation between steps, verl's `timing_s/testing`."),
+    "init": Event("trainer", None, "Start-up: workers, engines and models are made."),
+    "validation": Event("trainer", None, "One pass over the validation set.", ("validate",)),
+    "sample_wait": Event(
+        "trainer", "gen", "The trainer waits in the replay buffer for finished samples.", ("samples",)
+    ),
+    "sleep_replicas": Event("trainer", "gen", "The trainer puts the engines to sleep."),
+    "metrics": Event(
+        "trainer", None, "The numbers that verl logs for a step.", ("metrics",), instant=True
+    ),
+    # rollout: one request is one agent-loop run of one sample
+    "request_start": Event(
+        "rollout", None, "An agent loop begins; its `request` line comes when it ends.", instant=True
+    ),
+    "request": Event(
+        "rollout",
+        None,
+        "One agent-loop run of one sample, from its start until its result is stored.",
+        ("agent", "turns", "prompt_tokens", "response_tokens", "reward", "uid"),
+    ),
+    "agent_loop": Event("rollout", "request", "The conversation: all turns of the request."),
+    "prompt_build": Event("rollout", "agent_loop", "The first prompt is tokenized.", ("tokens",)),
+    "turn": Event(
+        "rollout",
+        "agent_loop",
+        "One assistant turn: an engine call and the tool calls it asks for.",
+        ("tool_calls",),
+    ),
+    "engine_call": Event(
+        "rollout",
+        "turn",
+        "One generate call as the agent loop sees it, with transport and queueing.",
+        ("engine_request_id", "prompt_tokens", "response_tokens", "finish_reason", "server"),
+    ),
+    "server_acquire": Event(
+        "rollout", "engine_call", "The load balancer chooses a replica.", ("server",)
+    ),
+    "token_merge": Event(
+        "rollout", "turn", "New tokens are merged into the conversation.", ("of",)
+    ),
+    "tool_parsing": Event("rollout", "turn", "Tool calls are read from the response.", ("tool_calls",)),
+    "tool_execution": Event(
+        "rollout", "turn", "All tool calls of a turn, first begin to last end.", ("tool_calls",)
+    ),
+    "tool_call": Event("rollout", "tool_execution", "One execution of one tool.", ("tool",)),
+    "postprocess": Event(
+        "rollout", "request", "The result is scored, made into tensors and stored.", ()
+    ),
+    "reward": Event(
+        "rollout",
+        "postprocess",
+        "The reward of one request, as the agent loop waits for it; in the trainer's files, "
+        "`timing_s/reward`.",
+        ("score",),
+    ),
+    # reward workers
+    "reward_score": Event(
+        "reward", "reward", "The reward function runs in a reward worker.", ("uid", "score")
+    ),
+    # engine servers
+    "engine_request": Event(
+        "engine",
+        "engine_call",
+        "One generate call inside the engine server.",
+        (
+            "engine_request_id",
+            "prompt_tokens",
+            "response_tokens",
+            "cached_tokens",
+            "finish_reason",
+            "queue_s",
+            "prefill_s",
+            "decode_s",
+            "e2e_s",
+            "weight_version",
+        ),
+    ),
+    "memory_release": Event("weights", None, "An engine gives memory back.", ("tags",)),
+    "memory_resume": Event("weights", None, "An engine takes memory again.", ("tags",)),
+    # trainer workers
+    "update_actor": Event(
+        "workers", None, "One rank's actor update; in the trainer's files, `timing_s/update_actor`."
+    ),
+    "update_critic": Event(
+        "workers", None, "One rank's critic update; in the trainer's files, `timing_s/update_critic`."
+    ),
+    "compute_log_prob": Event("workers", None, "One rank's log-probabilities of the actor."),
+    "compute_ref_log_prob": Event("workers", None, "One rank's log-probabilities of the reference."),
+    "compute_values": Event("workers", None, "One rank's critic values."),
+    "train_mini_batch": Event("workers", "update_actor", "The mini-batches of one update."),
+    "train_batch": Event("workers", "train_mini_batch", "One mini-batch."),
+    "infer_batch": Event("workers", "compute_log_prob", "A forward pass over a batch."),
+    "forward_backward": Event(
+        "workers", "train_batch", "Forward and, when training, backward.", ("forward_only",)
+    ),
+    "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
+    "load": Event("workers", None, "Model or optimizer goes to the device.", ("model", "optimizer")),
+    "offload": Event("workers", None, "Model or optimizer goes to host memory.", ("model", "optimizer")),
+    "update_weights": Event(
+        "weights",
+        None,
+        "One rank's part of the weight sync; in the trainer's files, `timing_s/update_weights`.",
+        ("weight_version",),
+    ),
+    "weight_transfer": Event(
+        "weights", "update_weights", "The weights go from trainer to engine.", ("weight_version",)
+    ),
+    "memory": Event(
+        "memory",
+        None,
+        "Device memory at one of verl's own checkpoints.",
+        ("at", "allocated_bytes", "reserved_bytes", "used_bytes", "total_bytes"),
+        instant=True,
+    ),
+    # TransferQueue client
+    "tq_put": Event(
+        "transfer_queue", None, "Data goes into the queue.", ("size_bytes", "rows", "fields", "partition")
+    ),
+    "tq_get": Event(
+        "transfer_queue",
+        None,
+        "Data comes out of the queue.",
+        ("size_bytes", "rows", "fields", "partition"),
+    ),
+    "tq_meta": Event(
+        "transfer_queue", None, "A question to the controller.", ("op", "rows", "partition")
+    ),
+    "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows", "partition")),
+    # any asyncio process
+    "event_loop_lag": Event(
+        "event_loop",
+        None,
+        "The event loop did not run: from when a timer was due until it ran.",
+        ("loop",),
+    ),
+    # the profiler itself
+    "profiler_cost": Event(
+        "profiler",
+        None,
+        "What the profiler did in this process and step since its last such line.",
+        ("events", "bytes", "dropped", "wrapper_s", "writer_s"),
+        instant=True,
+    ),
+}
+
+
+def process_name(role: str, rank: int | None, host: str, pid: int) -> str:
+    """Name a process's files: `worker_0`, `actor_1`, `engine_0`, or by host and pid without a rank."""
+    if rank is None:
+        return f"{role}_{host}_{pid}"
+    return f"{'worker' if role == WORKER_ROLE else role}_{rank}"
