@@ -169,12 +169,8 @@ EVENTS: dict[str, Event] = {
     "update_actor": Event(
         "workers", None, "One rank's actor update; in the trainer's files, `timing_s/update_actor`."
     ),
-    "update_critic": Event(
-        "workers", None, "One rank's critic update; in the trainer's files, `timing_s/update_critic`."
-    ),
     "compute_log_prob": Event("workers", None, "One rank's log-probabilities of the actor."),
     "compute_ref_log_prob": Event("workers", None, "One rank's log-probabilities of the reference."),
-    "compute_values": Event("workers", None, "One rank's critic values."),
     "train_mini_batch": Event("workers", "update_actor", "The mini-batches of one update."),
     "train_batch": Event("workers", "train_mini_batch", "One mini-batch."),
     "infer_batch": Event("workers", "compute_log_prob", "A forward pass over a batch."),

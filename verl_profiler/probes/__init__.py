@@ -1,1 +1,103 @@
-""""""
+"""What a probe is, and the table of all probes.
+
+A probe names an event, the callables of verl that it watches, and what it reads from a call.
+Nothing in this package imports verl, Ray, SGLang or torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Call", "Probe", "all_probes", "select"]
+
+# The modules that hold `PROBES`, grouped by the part of verl that is watched.
+_MODULES = ("trainer", "rollout", "engine", "reward", "workers", "weights", "memory", "transfer_queue")
+
+
+class Call:
+    """One running call of a probed callable.
+
+    Attributes:
+        arguments: The arguments by name; defaults that the caller left out are not in it.
+        begin_ns: When it began; an `enter` hook may move it.
+        event: The event's name; a hook sets it to None to record nothing.
+        extra: Fields that a hook wants in the event.
+        request: The request to take the identity from; None for the current one.
+        step: verl's global step; None for that of the request or the process.
+        state: Whatever the probe's hooks hand to each other.
+        error: The exception that ended the call, if one did.
+        end_ns: When it ended.
+    """
+
+    __slots__ = (
+        "arguments",
+        "begin_ns",
+        "end_ns",
+        "error",
+        "event",
+        "extra",
+        "request",
+        "state",
+        "step",
+    )
+
+    def __init__(self, event: str | None, arguments: Mapping[str, Any]) -> None:
+        self.event = event
+        self.arguments = arguments
+        self.begin_ns = 0
+        self.end_ns = 0
+        self.extra: dict[str, Any] | None = None
+        self.request: Any = None
+        self.step: int | None = None
+        self.state: Any = None
+        self.error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One measurement.
+
+    Args:
+        event: The event that it records; None for a probe that only keeps the context.
+        family: The switch under `profiler.events.families`.
+        targets: `module:Class.attribute`, newest verl first.  Of the targets in one module the
+            first that exists is probed; targets in different modules are all probed, since they
+            are the same thing in different engines or trainers.
+        reads: Parameters that the hooks read; a test checks them against the host's source.
+        enter: Called before the host's code, with the `Call`.
+        leave: Called after it, with the `Call` and the result (None after an error).
+        item: For generators of items: called with the `Call` and each item.
+        optional: True when verl may do without the target and nothing is lost.
+    """
+
+    event: str | None
+    family: str
+    targets: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    enter: Callable[[Call], None] | None = None
+    leave: Callable[[Call, Any], None] | None = None
+    item: Callable[[Call, Any], None] | None = None
+    optional: bool = False
+
+    @property
+    def name(self) -> str:
+        """The event, or the attribute that is watched."""
+        return self.event or self.targets[0].rpartition(".")[2]
+
+
+def all_probes() -> list[Probe]:
+    """Return every probe of the table."""
+    return [
+        probe
+        for name in _MODULES
+        for probe in importlib.import_module(f"verl_profiler.probes.{name}").PROBES
+    ]
+
+
+def select(families: Iterable[str]) -> list[Probe]:
+    """Return the probes of the given families."""
+    wanted = frozenset(families)
+    return [probe for probe in all_probes() if probe.family in wanted]

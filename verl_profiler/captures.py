@@ -1,0 +1,201 @@
+"""Translate the profiling keys of the Nsight guide into verl's own `global_profiler` settings.
+
+`trainer.profile_steps` and each component's `profile_ranks`, `profile_ranks_all` and
+`profile_discrete` are checked and removed: verl's dataclasses refuse keys that they do not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from verl_profiler.errors import ConfigError
+
+__all__ = ["Capture", "read_keys", "translate"]
+
+# Component → the places where the guide's prose and its examples put it.
+_COMPONENTS = {
+    "actor": ("actor_rollout_ref.actor",),
+    "rollout": ("actor_rollout_ref.rollout",),
+    "ref": ("actor_rollout_ref.ref",),
+    "critic": ("critic", "actor_rollout_ref.critic"),
+    "reward_model": ("reward_model", "actor_rollout_ref.rm"),
+}
+_KEYS = ("profile_ranks", "profile_ranks_all", "profile_discrete")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What to capture.
+
+    Args:
+        steps: Steps of verl's own count, from 1.
+        ranks: Component → its ranks, or None for all of them; absent components are not captured.
+        discrete: One capture per task instead of one per step.
+    """
+
+    steps: tuple[int, ...]
+    ranks: dict[str, tuple[int, ...] | None]
+    discrete: bool
+
+
+def translate(config: Any) -> Capture | None:
+    """Replace the guide's keys in `config` by verl's own.
+
+    Returns:
+        What will be captured, or None when `trainer.profile_steps` names no step.
+
+    Raises:
+        ConfigError: For a value that cannot be used.
+    """
+    capture = read_keys(config)
+    if capture is None:
+        return None
+    native = config.get("global_profiler")
+    if native is None:
+        raise ConfigError(
+            "trainer.profile_steps is set, but this verl has no global_profiler settings "
+            "(verl >= 0.6 has).\nSet trainer.profile_steps=null to record events without captures.",
+            "no-global-profiler",
+        )
+    native.steps = list(capture.steps)
+    if native.get("tool") is None:
+        native.tool = "nsys"
+    nsys = (native.get("global_tool_config") or {}).get("nsys")
+    if nsys is not None:
+        nsys.discrete = capture.discrete
+    hybrid: dict[str, Any] = {}
+    for component, ranks in capture.ranks.items():
+        node = _select(config, _COMPONENTS[component][0])
+        profiler = None if node is None else node.get("profiler")
+        if profiler is None:
+            continue
+        profiler.enable = True
+        profiler.all_ranks = ranks is None
+        profiler.ranks = [] if ranks is None else list(ranks)
+        if component in ("actor", "rollout", "ref"):
+            hybrid[component] = ranks
+    actor = _select(config, "actor_rollout_ref.actor.profiler")
+    if hybrid and actor is not None:
+        # The hybrid worker reads the actor's node only (verl 0.9.1 engine_workers.py:479).
+        everything = any(ranks is None for ranks in hybrid.values())
+        union = sorted({rank for ranks in hybrid.values() for rank in ranks or ()})
+        actor.enable = True
+        actor.all_ranks = everything
+        actor.ranks = [] if everything else union
+    return capture
+
+
+def read_keys(config: Any) -> Capture | None:
+    """Take the guide's keys out of `config` and check them; see `translate`."""
+    said: dict[str, dict[str, Any]] = {}
+    for component, places in _COMPONENTS.items():
+        for place in places:
+            node = _select(config, place)
+            if node is None or not hasattr(node, "pop"):
+                continue
+            for key in _KEYS:
+                value = _plain(node.pop(key, None))
+                if value is None:
+                    continue
+                known = said.setdefault(component, {})
+                if key in known and known[key][1] != value:
+                    raise ConfigError(
+                        f"{place}.{key} is {value!r}, but {known[key][0]}.{key} is {known[key][1]!r}: "
+                        "both name the same component.\nKeep one of them.",
+                        "capture-keys",
+                    )
+                known[key] = (place, value)
+            if place.endswith((".critic", ".rm")) and not len(node):
+                del _select(config, "actor_rollout_ref")[place.rpartition(".")[2]]
+    trainer = config.get("trainer")
+    steps = _plain(trainer.pop("profile_steps", None)) if trainer is not None else None
+    ranks = _ranks(config, said)
+    discrete = _discrete(said)
+    if steps is None or steps == []:
+        return None
+    if not isinstance(steps, list) or not all(_is_int(step) and step >= 1 for step in steps):
+        raise ConfigError(
+            f"trainer.profile_steps is {steps!r}; it must be a list of steps, counted from 1.\n"
+            "For example trainer.profile_steps=[1,2,5], or null to capture nothing.",
+            "capture-keys",
+        )
+    return Capture(tuple(sorted(set(steps))), ranks, discrete)
+
+
+def _ranks(
+    config: Any, said: dict[str, dict[str, Any]]
+) -> dict[str, tuple[int, ...] | None]:
+    world = _world_size(config)
+    found: dict[str, tuple[int, ...] | None] = {}
+    for component, keys in said.items():
+        place, everything = keys.get("profile_ranks_all", (component, False))
+        if not isinstance(everything, bool):
+            raise ConfigError(
+                f"{place}.profile_ranks_all is {everything!r}; it must be true or false.",
+                "capture-keys",
+            )
+        if everything:
+            found[component] = None
+            continue
+        place, ranks = keys.get("profile_ranks", (component, []))
+        if not isinstance(ranks, list) or not all(_is_int(rank) for rank in ranks):
+            raise ConfigError(
+                f"{place}.profile_ranks is {ranks!r}; it must be a list of ranks such as [0,1].\n"
+                f"null and [] mean no ranks; for all of them set {place}.profile_ranks_all=true.",
+                "capture-keys",
+            )
+        outside = [rank for rank in ranks if rank < 0 or (world is not None and rank >= world)]
+        if outside:
+            raise ConfigError(
+                f"{place}.profile_ranks is {ranks!r}, but ranks go from 0 to "
+                f"{'?' if world is None else world - 1} (trainer.nnodes × trainer.n_gpus_per_node).",
+                "capture-keys",
+            )
+        if ranks:
+            found[component] = tuple(sorted(set(ranks)))
+    return found
+
+
+def _discrete(said: dict[str, dict[str, Any]]) -> bool:
+    values = {
+        f"{place}.profile_discrete": value
+        for keys in said.values()
+        for place, value in [keys.get("profile_discrete", (None, None))]
+        if value is not None
+    }
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}; it must be true or false.", "capture-keys")
+    if len(set(values.values())) > 1:
+        listed = ", ".join(f"{name}={str(value).lower()}" for name, value in sorted(values.items()))
+        raise ConfigError(
+            f"profile_discrete must be the same for all components, but: {listed}.\n"
+            "Set all of them to one value, or leave out those that do not matter.",
+            "capture-keys",
+        )
+    return any(values.values())
+
+
+def _world_size(config: Any) -> int | None:
+    trainer = config.get("trainer")
+    if trainer is None:
+        return None
+    nodes, gpus = trainer.get("nnodes"), trainer.get("n_gpus_per_node")
+    return nodes * gpus if _is_int(nodes) and _is_int(gpus) else None
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _select(config: Any, path: str) -> Any:
+    node = config
+    for key in path.split("."):
+        node = node.get(key) if node is not None and hasattr(node, "get") else None
+    return node
+
+
+def _plain(value: Any) -> Any:
+    """Return lists of OmegaConf as lists."""
+    return list(value) if hasattr(value, "_iter_ex") or isinstance(value, tuple) else value

@@ -1,0 +1,128 @@
+"""Which step, request and turn the running code belongs to.
+
+Rollouts are concurrent coroutines in one thread, so the identity of a request rides in a
+`ContextVar`; `create_task` and `gather` copy it, and the copies point to one mutable `Request`.
+The step of code outside a request is kept per process.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["EngineCall", "Request", "current_engine_call", "current_request", "process"]
+
+
+class Request:
+    """One agent-loop run, from its start until its result is stored."""
+
+    __slots__ = (
+        "agent",
+        "begin_ns",
+        "calls_open",
+        "explicit_turns",
+        "prompt_tokens",
+        "request_id",
+        "response_tokens",
+        "reward",
+        "sample",
+        "session",
+        "step",
+        "tool_begin_ns",
+        "tool_calls",
+        "tool_end_ns",
+        "turn",
+        "turn_begin_ns",
+        "turns",
+        "uid",
+        "validate",
+    )
+
+    def __init__(self, step: int | None, *, validate: bool = False) -> None:
+        self.step = step
+        self.validate = validate
+        self.request_id: str | None = None
+        self.sample: Any = None
+        self.session: Any = None
+        self.uid: str | None = None
+        self.agent: str | None = None
+        self.begin_ns = 0
+        self.turn: int | None = None
+        self.turns = 0
+        self.turn_begin_ns: int | None = None
+        self.explicit_turns = False
+        self.calls_open = 0
+        self.tool_begin_ns: int | None = None
+        self.tool_end_ns = 0
+        self.tool_calls = 0
+        self.prompt_tokens: int | None = None
+        self.response_tokens: int | None = None
+        self.reward: float | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity keys of an event's `extra`, as far as they are known."""
+        extra: dict[str, Any] = {}
+        if self.request_id is not None:
+            extra["request_id"] = self.request_id
+        if self.turn is not None:
+            extra["turn"] = self.turn
+        if self.sample is not None:
+            extra["sample"] = self.sample
+        if self.session is not None:
+            extra["session"] = self.session
+        if self.validate:
+            extra["validate"] = True
+        return extra
+
+
+class EngineCall:
+    """One generate call, in the client or in the server, while it runs."""
+
+    __slots__ = ("engine_request_id", "meta_info", "server")
+
+    def __init__(self) -> None:
+        self.engine_request_id: str | None = None
+        self.server: str | None = None
+        self.meta_info: dict[str, Any] | None = None
+
+
+class Process:
+    """What this process knows outside any request."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything; for tests and forked children."""
+        self.step = 0
+        # True once a call that names the step (a weight sync) was seen in this process.
+        self.step_known = False
+        self.validate = False
+        self.replica: int | None = None
+        self._trainer: weakref.ref[Any] | None = None
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether verl's trainer object lives in this process."""
+        return self._trainer is not None
+
+    def hold_trainer(self, trainer: Any) -> None:
+        """Take the step from `trainer.global_steps` from now on."""
+        self._trainer = weakref.ref(trainer)
+
+    def current_step(self) -> int:
+        """Return the step that code outside a request belongs to."""
+        if self._trainer is not None:
+            trainer = self._trainer()
+            step = getattr(trainer, "global_steps", None)
+            if isinstance(step, int):
+                self.step = step
+        return self.step
+
+
+current_request: ContextVar[Request | None] = ContextVar("verl_profiler_request", default=None)
+current_engine_call: ContextVar[EngineCall | None] = ContextVar(
+    "verl_profiler_engine_call", default=None
+)
+process = Process()

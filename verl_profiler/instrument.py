@@ -1,0 +1,342 @@
+"""Put probes on verl and take them off: wait for a module, then wrap one attribute of it.
+
+A wrapped callable behaves like the one it replaces: same signature, same result, the same
+exception object, still a coroutine function or generator if it was one.  A probe's own failure is
+counted, reported once, and never reaches verl.
+
+A wrapper closes over its `Probe`, the original and modules, and nothing else.  Ray pickles
+decorated actor classes by value, and what a wrapper closes over travels with them: a lock makes
+the class unpicklable, and a `wrapt.FunctionWrapper` is dropped on the way without a word
+(ray 2.60).  On the other side the wrapper finds the recorder of the process that it landed in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from verl_profiler import context, recorder
+from verl_profiler.clock import now
+from verl_profiler.loop_lag import watch_running_loop
+from verl_profiler.probes import Call, Probe
+
+__all__ = ["Status", "install", "status", "uninstall", "wrap"]
+
+
+@dataclass
+class Status:
+    """What became of the probes in this process."""
+
+    installed: dict[str, list[str]] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)
+    hits: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def clear(self) -> None:
+        """Forget everything; when the probes are taken off."""
+        for account in (self.installed, self.missed, self.hits, self.errors):
+            account.clear()
+
+
+@dataclass(frozen=True)
+class _Place:
+    owner: Any
+    attribute: str
+    original: Any
+    wrapper: Any
+
+
+status = Status()
+_places: dict[tuple[int, str], _Place] = {}
+_hooked: set[tuple[int, str]] = set()
+
+
+def install(probes: Iterable[Probe]) -> None:
+    """Wrap the targets of `probes`, now or when their modules are imported.  Never raises."""
+    by_module: dict[str, list[Probe]] = {}
+    for probe in probes:
+        for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
+            by_module.setdefault(module, []).append(probe)
+    for module, wanted in by_module.items():
+        hook = functools.partial(_place_all, wanted)
+        if module in sys.modules and not _is_initializing(sys.modules[module]):
+            hook(sys.modules[module])
+        else:
+            wrapt.register_post_import_hook(hook, module)
+
+
+def uninstall() -> None:
+    """Put every original back, the very same object."""
+    for place in reversed(_places.values()):
+        if inspect.getattr_static(place.owner, place.attribute, None) is place.wrapper:
+            setattr(place.owner, place.attribute, place.original)
+    _places.clear()
+    _hooked.clear()
+    status.clear()
+
+
+def _is_initializing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _place_all(probes: list[Probe], module: ModuleType) -> None:
+    for probe in probes:
+        if recorder.active() is None:
+            return
+        try:
+            _place(probe, module)
+        except Exception as error:  # noqa: BLE001  an exception here makes the host's import fail
+            _miss(probe, f"{module.__name__}: {error!r}")
+
+
+def _place(probe: Probe, module: ModuleType) -> None:
+    tried = []
+    for target in probe.targets:
+        module_name, _, path = target.partition(":")
+        if module_name != module.__name__:
+            continue
+        tried.append(path)
+        found = _resolve(module, path)
+        if found is None:
+            continue
+        owner, attribute, original = found
+        key = (id(owner), attribute)
+        place = _places.get(key)
+        if place is not None and place.wrapper is original:
+            return
+        function = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
+        if not callable(function):
+            _miss(probe, f"{target} is not callable")
+            return
+        _check_parameters(probe, target, function)
+        wrapper: Any = wrap(probe, function)
+        if isinstance(original, (staticmethod, classmethod)):
+            wrapper = type(original)(wrapper)
+        setattr(owner, attribute, wrapper)
+        _places[key] = _Place(owner, attribute, original, wrapper)
+        status.installed.setdefault(probe.name, []).append(target)
+        return
+    if not probe.optional:
+        _miss(probe, f"{module.__name__} has no {' or '.join(tried)}")
+
+
+def _resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
+    """Find the class (or module) that defines the attribute, reading `vars`, never `getattr`."""
+    *parents, attribute = path.split(".")
+    owner: Any = module
+    for parent in parents:
+        owner = vars(owner).get(parent)
+        if owner is None:
+            return None
+        # `@ray.remote class X` leaves an ActorClass; Ray ships this class of it by value.
+        metadata = getattr(owner, "__ray_metadata__", None)
+        if metadata is not None:
+            owner = metadata.modified_class
+    for candidate in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
+        if attribute in vars(candidate):
+            return candidate, attribute, vars(candidate)[attribute]
+    return None
+
+
+def _check_parameters(probe: Probe, target: str, function: Callable[..., Any]) -> None:
+    if not probe.reads:
+        return
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    lost = [name for name in probe.reads if name not in parameters]
+    if lost:
+        _miss(probe, f"{target} no longer takes {', '.join(lost)}; its fields may be missing")
+
+
+def _miss(probe: Probe, reason: str) -> None:
+    if probe.name in status.missed:
+        return
+    status.missed[probe.name] = reason
+    recorder.say(
+        f"WARNING probe {probe.name!r}: {reason}. Training is not affected; "
+        f"this measurement will be missing. (target-changed)"
+    )
+
+
+def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a callable of the same kind that also records `probe`."""
+    names = _parameter_names(function)
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def traced(*args: Any, **kwargs: Any) -> Any:
+            call = _enter(probe, names, args, kwargs, True)
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException as error:
+                _leave(probe, call, None, error)
+                raise
+            _leave(probe, call, result, None)
+            return result
+
+    elif inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def traced(*args: Any, **kwargs: Any) -> Any:
+            call = _enter(probe, names, args, kwargs, True)
+            items = function(*args, **kwargs)
+            try:
+                item = await items.__anext__()
+                while True:
+                    _item(probe, call, item)
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        await items.aclose()
+                        raise
+                    except BaseException as error:  # noqa: BLE001  handed on to the host's generator
+                        item = await items.athrow(error)
+                    else:
+                        item = await items.asend(sent)
+            except StopAsyncIteration:
+                _leave(probe, call, None, None)
+            except BaseException as error:
+                _leave(probe, call, None, error)
+                raise
+
+    elif inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            call = _enter(probe, names, args, kwargs, False)
+            try:
+                result = yield from function(*args, **kwargs)
+            except BaseException as error:
+                _leave(probe, call, None, error)
+                raise
+            _leave(probe, call, result, None)
+            return result
+
+    else:
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            call = _enter(probe, names, args, kwargs, False)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                _leave(probe, call, None, error)
+                raise
+            _leave(probe, call, result, None)
+            return result
+
+    return traced
+
+
+def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    )
+
+
+def _enter(
+    probe: Probe,
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    in_loop: bool,
+) -> Call | None:
+    active = recorder.active()
+    if active is None:
+        return None
+    begin = now()
+    try:
+        call = Call(probe.event, dict(zip(names, args), **kwargs))
+        call.begin_ns = begin
+        if in_loop:
+            watch_running_loop()
+        if probe.enter is not None:
+            probe.enter(call)
+            # What the hook took counts as ours, not as the host's.
+            call.begin_ns = end = now()
+            active.wrapper_ns += end - begin
+    except Exception as error:  # noqa: BLE001
+        _failed(probe, error)
+        return None
+    return call
+
+
+def _leave(probe: Probe, call: Call | None, result: Any, error: BaseException | None) -> None:
+    if call is None:
+        return
+    active = recorder.active()
+    if active is None:
+        return
+    end = now()
+    try:
+        call.end_ns = end
+        call.error = error
+        status.hits[probe.name] += 1
+        if probe.leave is not None:
+            probe.leave(call, result)
+        event = call.event
+        if event is not None:
+            request = call.request if call.request is not None else context.current_request.get()
+            step = call.step
+            if request is None:
+                extra = call.extra or {}
+                if step is None:
+                    step = context.process.current_step()
+                if context.process.validate:
+                    extra["validate"] = True
+            else:
+                extra = request.identity()
+                if call.extra:
+                    extra.update(call.extra)
+                if step is None:
+                    step = request.step
+            if error is not None:
+                extra["status"] = status_of(error)
+                extra["error"] = type(error).__name__
+            recorder.record(event, call.begin_ns, end, extra, step)
+        active.wrapper_ns += now() - end
+    except Exception as failure:  # noqa: BLE001
+        _failed(probe, failure)
+
+
+def _item(probe: Probe, call: Call | None, item: Any) -> None:
+    if call is None or probe.item is None:
+        return
+    try:
+        probe.item(call, item)
+    except Exception as error:  # noqa: BLE001
+        _failed(probe, error)
+
+
+def status_of(error: BaseException) -> str:
+    """Return the `status` of a call that ended with this exception."""
+    if isinstance(error, GeneratorExit):
+        return "unfinished"
+    return "error" if isinstance(error, Exception) else "cancelled"
+
+
+def _failed(probe: Probe, error: Exception) -> None:
+    status.errors[probe.name] += 1
+    if status.errors[probe.name] == 1:
+        lines = "".join(traceback.format_exception(error)).rstrip()
+        recorder.say(
+            f"WARNING probe {probe.name!r} failed; training is not affected, further failures "
+            f"are only counted. (probe-failed)\n{lines}"
+        )

@@ -1,0 +1,260 @@
+"""The driver's part: check the settings, make the run directory, and see that every process gets it.
+
+Hydra calls `ProfilerCallback.on_run_start` before `main()`; who starts verl from Python calls
+`prepare(config)`.  Everything wrong with the settings ends the command here, before training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from verl_profiler import captures, recorder, run_directory
+from verl_profiler.clock import take_anchor
+from verl_profiler.errors import ConfigError
+from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
+
+__all__ = ["ProfilerCallback", "prepare"]
+
+NODE = "profiler"
+
+
+class ProfilerCallback:
+    """Hydra's callback; `configs/profiler/multiturn.yaml` names it.
+
+    It is a plain class: Hydra calls the methods that it finds, and importing Hydra's base class
+    would make this module need Hydra.
+    """
+
+    def on_run_start(self, config: Any, **_: Any) -> None:
+        """Prepare `config` in place; end the command if a setting cannot be used."""
+        # Hydra turns an exception of a callback into a warning and goes on; SystemExit ends it.
+        try:
+            prepare(config)
+        except ConfigError as error:
+            _end(str(error))
+        except Exception as error:  # noqa: BLE001
+            import traceback
+
+            traceback.print_exc()
+            _end(f"the profiler could not be set up: {error!r} (set-up-failed)")
+
+    def on_multirun_start(self, config: Any, **_: Any) -> None:
+        """Refuse a sweep: Hydra would not let the callback change its jobs' configs."""
+        _end(
+            "+profiler=… does not work with Hydra's multirun (-m): its callbacks cannot prepare "
+            "the jobs of a sweep.\nStart the runs one by one. (multirun)"
+        )
+
+    # Hydra's dispatcher looks every hook up on the object.
+    def on_run_end(self, config: Any, **_: Any) -> None:
+        """Nothing to do: each process ends its own files."""
+
+    def on_multirun_end(self, config: Any, **_: Any) -> None:
+        """Nothing to do."""
+
+    def on_job_start(self, config: Any, **_: Any) -> None:
+        """Nothing to do: the config was prepared before."""
+
+    def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
+        """Say where the files are."""
+        active = recorder.active()
+        if active is not None:
+            recorder.say(f"events are in {active.directory}")
+
+    def on_compose_config(self, config: Any, config_name: str | None, overrides: list[str]) -> None:
+        """Nothing to do."""
+
+
+def _end(message: str) -> None:
+    print(f"verl-profiler: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+def prepare(config: Any) -> Any:
+    """Make `config` ready for `run_ppo`, and this process and its cluster ready to record.
+
+    Args:
+        config: verl's config as an OmegaConf `DictConfig`, with a `profiler` node.  Changed in
+            place: keys that verl's dataclasses would refuse are translated and removed.
+
+    Returns:
+        The same object.
+
+    Raises:
+        ConfigError: For settings that cannot be used.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    if config.get(NODE) is None:
+        raise ConfigError(
+            f"the config has no {NODE!r} node.\nAdd +profiler=multiturn to the command, or take it "
+            "from configs/profiler/multiturn.yaml.",
+            "config-group-not-found",
+        )
+    node = config[NODE]
+    settings = parse(OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node)
+    with open_dict(config):
+        captures.translate(config)
+    if not settings.events.enabled:
+        return config
+    clock = take_anchor()
+    directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
+    carried = Carried(str(directory), settings.output_dir, settings.events, clock)
+    text = carried.encode()
+    os.environ[ENVIRONMENT_VARIABLE] = text
+    with open_dict(config):
+        _put_into_runtime_env(config, text)
+        if settings.events.engine_timing:
+            _ask_engine_for_times(config)
+    _hook_ray_init()
+    from verl_profiler.plugin import activate
+
+    activate("driver")
+    recorder.say(f"recording to {directory}")
+    return config
+
+
+def _training(config: Any) -> dict[str, Any]:
+    """Return what a reader of run.json wants to know about the training."""
+    from omegaconf import OmegaConf
+
+    def pick(path: str) -> Any:
+        try:
+            value = OmegaConf.select(config, path)
+        except Exception:  # noqa: BLE001  an interpolation of the user's may not resolve here
+            return None
+        return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+    return {
+        "model": pick("actor_rollout_ref.model.path"),
+        "rollout": pick("actor_rollout_ref.rollout.name"),
+        "rollout_n": pick("actor_rollout_ref.rollout.n"),
+        "tensor_model_parallel_size": pick("actor_rollout_ref.rollout.tensor_model_parallel_size"),
+        "agent_workers": pick("actor_rollout_ref.rollout.agent.num_workers"),
+        "agent_loop": pick("actor_rollout_ref.rollout.agent.default_agent_loop"),
+        "strategy": pick("actor_rollout_ref.actor.strategy"),
+        "train_batch_size": pick("data.train_batch_size"),
+        "max_prompt_length": pick("data.max_prompt_length"),
+        "max_response_length": pick("data.max_response_length"),
+        "nnodes": pick("trainer.nnodes"),
+        "n_gpus_per_node": pick("trainer.n_gpus_per_node"),
+        "use_v1": pick("trainer.use_v1"),
+        "project_name": pick("trainer.project_name"),
+        "experiment_name": pick("trainer.experiment_name"),
+    }
+
+
+def _put_into_runtime_env(config: Any, text: str) -> None:
+    """Add our variable to `ray_kwargs.ray_init.runtime_env.env_vars`.
+
+    Ray passes a driver's own environment to workers only on a cluster that the driver starts.
+    """
+    from omegaconf import OmegaConf
+
+    if config.get("ray_kwargs") is None:
+        config.ray_kwargs = {}
+    ray_init = OmegaConf.to_container(config.ray_kwargs.get("ray_init") or OmegaConf.create({}))
+    assert isinstance(ray_init, dict)
+    runtime_env = dict(ray_init.get("runtime_env") or {})
+    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), ENVIRONMENT_VARIABLE: text}
+    # Assigned whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
+    config.ray_kwargs.ray_init = {**ray_init, "runtime_env": runtime_env}
+
+
+def _ask_engine_for_times(config: Any) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.get("name") != "sglang":
+        recorder.say(
+            f"WARNING profiler.events.engine_timing works with SGLang only, not {rollout.get('name')!r}"
+        )
+        return
+    from omegaconf import OmegaConf
+
+    engine = OmegaConf.to_container(rollout.get("engine_kwargs") or OmegaConf.create({}))
+    assert isinstance(engine, dict)
+    sglang = {**(engine.get("sglang") or {}), "enable_metrics": True}
+    rollout.engine_kwargs = {**engine, "sglang": sglang}
+
+
+def _hook_ray_init() -> None:
+    """Make `ray.init` also set a worker process set-up hook, for processes without verl."""
+    import ray
+
+    if ray.is_initialized():
+        recorder.say(
+            "WARNING Ray was initialized before the profiler; processes that do not inherit "
+            f"{ENVIRONMENT_VARIABLE} record nothing. Call verl_profiler.prepare before ray.init. "
+            "(ray-initialized)"
+        )
+        return
+    original = ray.init
+    if getattr(original, "__verl_profiler__", False):
+        return
+
+    def init(*args: Any, **kwargs: Any) -> Any:
+        runtime_env = kwargs.get("runtime_env")
+        if runtime_env is None or isinstance(runtime_env, dict):
+            runtime_env = dict(runtime_env or {})
+            if not _job_has_hook():
+                runtime_env["worker_process_setup_hook"] = _make_hook(
+                    runtime_env.get("worker_process_setup_hook")
+                )
+                kwargs["runtime_env"] = runtime_env
+        return original(*args, **kwargs)
+
+    init.__verl_profiler__ = True  # type: ignore[attr-defined]
+    init.__wrapped__ = original  # type: ignore[attr-defined]
+    init.__doc__ = original.__doc__
+    ray.init = init
+
+
+def _job_has_hook() -> bool:
+    """Whether `ray job submit` set a hook already; Ray refuses a second one."""
+    from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+
+    try:
+        job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR, "{}"))
+    except ValueError:
+        return False
+    if (job.get("runtime_env") or {}).get("worker_process_setup_hook"):
+        recorder.say(
+            "WARNING the Ray job has a worker_process_setup_hook of its own, so processes that do "
+            "not import verl (TransferQueue's) are not recorded. (job-hook)"
+        )
+        return True
+    return False
+
+
+def _make_hook(users: str | Callable[[], Any] | None) -> Callable[[], None]:
+    """Return the set-up hook: the user's own first, then ours.
+
+    It travels by value.  Named by a string, a node without this package could not import it, and
+    Ray would end each worker there as soon as it starts (ray 2.60 default_worker.py:314).
+    """
+
+    def verl_profiler_setup_hook() -> None:
+        if isinstance(users, str):
+            import importlib
+
+            module, _, name = users.rpartition(".")
+            getattr(importlib.import_module(module), name)()
+        elif users is not None:
+            users()
+        try:
+            import verl_profiler.plugin  # noqa: F401
+        except Exception as error:  # noqa: BLE001
+            import sys
+
+            print(
+                f"[verl-profiler] WARNING not installed on this node, nothing is recorded: {error!r}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    # cloudpickle ships functions of `__main__` by value.
+    verl_profiler_setup_hook.__module__ = "__main__"
+    return verl_profiler_setup_hook

@@ -1,0 +1,56 @@
+"""Notice when an event loop does not run: a timer that is late by more than the threshold.
+
+A rollout is thousands of coroutines in one thread.  When one of them blocks, every request seems
+slow wherever it happens to wait; the recorded interval says when the loop itself stood still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from typing import Any
+
+from verl_profiler import recorder
+from verl_profiler.clock import now
+
+__all__ = ["watch_running_loop"]
+
+_PERIOD_S = 0.1
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+_last: Any = None
+
+
+def watch_running_loop() -> None:
+    """Watch the running event loop from now on; cheap when it is watched already."""
+    global _last
+    loop = asyncio._get_running_loop()  # noqa: SLF001  the public form raises where there is none
+    if loop is None or (_last is not None and _last() is loop):
+        return
+    _last = weakref.ref(loop)
+    active = recorder.active()
+    if loop in _watched or active is None or not active.carried.events.families.event_loop:
+        return
+    _watched.add(loop)
+    _Heartbeat(loop, active.carried.events.lag_threshold_s).arm()
+
+
+class _Heartbeat:
+    def __init__(self, loop: Any, threshold_s: float) -> None:
+        self._loop = loop
+        self._threshold_ns = int(threshold_s * 1e9)
+        self._due_ns = 0
+
+    def arm(self) -> None:
+        self._due_ns = now() + int(_PERIOD_S * 1e9)
+        self._loop.call_later(_PERIOD_S, self._beat)
+
+    def _beat(self) -> None:
+        if recorder.active() is None:
+            return
+        ran_ns = now()
+        if ran_ns - self._due_ns >= self._threshold_ns:
+            recorder.record(
+                "event_loop_lag", self._due_ns, ran_ns, {"loop": threading.current_thread().name}
+            )
+        self.arm()

@@ -1,0 +1,106 @@
+"""The entry point in every process of the run: importing it activates the probes.
+
+verl imports it through the entry-point group `verl.plugins`; processes that never import verl
+get it from Ray's worker process set-up hook.  Without `VERL_PROFILER_SETTINGS` in the environment it
+does nothing.  It imports neither verl nor Ray, and it never raises: verl hides a plugin's failure
+at DEBUG level, and Ray ends a worker whose hook fails, so a failure is said here and training
+goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+__all__ = ["activate"]
+
+
+def activate(role: str | None = None) -> bool:
+    """Record in this process if the environment says so.
+
+    Args:
+        role: Who this process is, where nothing else tells; the driver says `driver`.
+
+    Returns:
+        Whether this process records now.
+    """
+    from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried
+
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not text:
+        return False
+    try:
+        from verl_profiler import recorder, roles
+        from verl_profiler.recorder import Identity
+
+        carried = Carried.decode(text)
+        if recorder.active() is not None:
+            return True
+        if role is not None:
+            identity = Identity(role, None)
+            recorder.start(carried, lambda: identity, _describe)
+        else:
+            recorder.start(carried, roles.identify, _describe)
+            _place_probes(carried)
+    except Exception:  # noqa: BLE001  see the module docstring
+        print(
+            "[verl-profiler] WARNING this process records nothing; training is not affected. "
+            f"(plugin-failed)\n{traceback.format_exc().rstrip()}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    return True
+
+
+def _place_probes(carried: Any) -> None:
+    from verl_profiler import instrument, recorder
+    from verl_profiler.probes import select
+
+    families = carried.events.active_families()
+    instrument.install(select(families))
+    if "rollout" in families:
+        from verl_profiler.probes.rollout import finish_open_requests
+
+        recorder.before_stop(finish_open_requests)
+
+
+def _describe() -> dict[str, Any]:
+    """Return the header's account of versions and probes."""
+    from verl_profiler import instrument
+
+    status = instrument.status
+    return {
+        "versions": _versions(),
+        "probes": {
+            "installed": dict(status.installed),
+            "missed": dict(status.missed),
+            "hits": dict(status.hits),
+            "errors": dict(status.errors),
+        },
+        "announcement": _announcement(status),
+    }
+
+
+def _announcement(status: Any) -> str:
+    count = sum(len(targets) for targets in status.installed.values())
+    text = f"recording; {count} probes installed so far" if count else "recording"
+    if status.missed:
+        text += f"; missed: {', '.join(sorted(status.missed))}"
+    return text
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what this process has imported; looks nothing up on disk."""
+    versions = {}
+    for name in ("verl_profiler", "verl", "ray", "torch", "sglang", "vllm", "transfer_queue"):
+        module = sys.modules.get(name)
+        version = getattr(module, "__version__", None) if module is not None else None
+        if isinstance(version, str):
+            versions[name] = version
+    return versions
+
+
+activate()

@@ -1,0 +1,428 @@
+"""Agent loops: requests, turns, engine calls, tools, reward; in the agent-loop workers.
+
+The request id is born inside `ToolAgentLoop.run` and every probe below it reads it from the
+`Request` that `_run_agent_loop` put into the context.  A tool agent loop says which turn it is in;
+for other loops each engine call that follows a finished one begins the next turn.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from verl_profiler import context, recorder
+from verl_profiler.clock import now
+from verl_profiler.context import EngineCall, Request
+from verl_profiler.probes import Call, Probe
+
+__all__ = ["PROBES", "finish_open_requests"]
+
+_LOOP = "verl.experimental.agent_loop.agent_loop"
+_WORKER = f"{_LOOP}:AgentLoopWorker"
+_TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop"
+_TQ_WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
+_CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
+
+# verl 0.9.1 turns a tool's failure into text (tool_agent_loop.py:460, :468, :500).
+_TOOL_FAILURES = (
+    ("Error executing tool '", "tool_error"),
+    ("Unknown function '", "unknown_tool"),
+    ("Invalid JSON in arguments for '", "bad_arguments"),
+)
+
+_open_requests: weakref.WeakSet[Request] = weakref.WeakSet()
+
+
+def scalar(value: Any) -> Any:
+    """Return a sample's index or step as a plain int or str, whatever holds it."""
+    value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "size", 1) == 1:
+        value = item()
+    return value if isinstance(value, (int, str)) else str(value)
+
+
+def _begin_request(call: Call) -> None:
+    trajectory = call.arguments["trajectory"]
+    request = Request(int(scalar(trajectory["step"])), validate=bool(trajectory["validate"]))
+    request.sample = scalar(trajectory["sample_index"])
+    session = call.arguments.get("session_id")
+    request.session = scalar(trajectory["rollout_n"] if session is None else session)
+    uid = call.arguments.get("uid")
+    request.uid = None if uid is None else str(scalar(uid))
+    request.agent = call.arguments.get("agent_name")
+    request.begin_ns = now()
+    context.process.step = request.step or 0
+    call.request = request
+    call.state = context.current_request.set(request)
+    _open_requests.add(request)
+    extra = request.identity()
+    if request.uid is not None:
+        extra["uid"] = request.uid
+    recorder.record("request_start", None, request.begin_ns, extra, request.step)
+
+
+def _end_request(call: Call, _result: Any) -> None:
+    request: Request = call.request
+    _close_turn(request, call.end_ns, call.error)
+    _open_requests.discard(request)
+    call.extra = _request_fields(request)
+    request.turn = None
+    try:
+        context.current_request.reset(call.state)
+    except ValueError:
+        # Closed by the garbage collector in another context.
+        context.current_request.set(None)
+
+
+def _request_fields(request: Request) -> dict[str, Any]:
+    fields: dict[str, Any] = {"turns": request.turns}
+    for name in ("agent", "prompt_tokens", "response_tokens", "reward", "uid"):
+        value = getattr(request, name)
+        if value is not None:
+            fields[name] = value
+    return fields
+
+
+def finish_open_requests() -> None:
+    """Record every request that is still running as unfinished; called when the process ends."""
+    end = now()
+    for request in list(_open_requests):
+        request.turn = None
+        extra = {**request.identity(), **_request_fields(request), "status": "unfinished"}
+        recorder.record("request", request.begin_ns, end, extra, request.step)
+    _open_requests.clear()
+
+
+def _with_request(call: Call) -> Request | None:
+    call.request = request = context.current_request.get()
+    if request is None:
+        call.event = None
+    return request
+
+
+def _keep_request_id(_call: Call, result: Any) -> None:
+    request = context.current_request.get()
+    if request is not None and request.request_id is None and isinstance(result, str):
+        request.request_id = result
+
+
+def _begin_agent_loop(call: Call) -> None:
+    _with_request(call)
+
+
+def _end_agent_loop(call: Call, _result: Any) -> None:
+    request: Request | None = call.request
+    if request is not None:
+        _close_turn(request, call.end_ns, call.error)
+        request.turn = None
+
+
+def _begin_prompt(call: Call) -> None:
+    _with_request(call)
+
+
+def _end_prompt(call: Call, result: Any) -> None:
+    if isinstance(result, list):
+        call.extra = {"tokens": len(result)}
+
+
+def _open_turn(request: Request, number: int) -> None:
+    request.turn = number
+    request.turns = max(request.turns, number + 1)
+    request.turn_begin_ns = now()
+    request.tool_calls = 0
+    request.tool_begin_ns = None
+
+
+def _close_turn(request: Request, end_ns: int, error: BaseException | None = None) -> None:
+    if request.turn_begin_ns is None:
+        return
+    extra = request.identity()
+    if request.tool_calls:
+        extra["tool_calls"] = request.tool_calls
+    if error is not None:
+        extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
+    recorder.record("turn", request.turn_begin_ns, end_ns, extra, request.step)
+    request.turn_begin_ns = None
+
+
+def _begin_generating(call: Call) -> None:
+    request = context.current_request.get()
+    if request is None:
+        return
+    agent_data = call.arguments["agent_data"]
+    request.explicit_turns = True
+    if request.request_id is None:
+        request.request_id = agent_data.request_id
+    _close_turn(request, call.begin_ns)
+    _open_turn(request, agent_data.assistant_turns)
+
+
+def _end_generating(call: Call, result: Any) -> None:
+    request = context.current_request.get()
+    # The turn goes on while its tools run; `_handle_processing_tools_state` closes it.
+    if request is not None and getattr(result, "name", None) != "PROCESSING_TOOLS":
+        _close_turn(request, call.end_ns, call.error)
+
+
+def _end_processing_tools(call: Call, _result: Any) -> None:
+    request = context.current_request.get()
+    if request is None:
+        return
+    if request.tool_begin_ns is not None:
+        extra = request.identity()
+        extra["tool_calls"] = request.tool_calls
+        recorder.record(
+            "tool_execution", request.tool_begin_ns, request.tool_end_ns, extra, request.step
+        )
+        request.tool_begin_ns = None
+    _close_turn(request, call.end_ns, call.error)
+
+
+def _begin_engine_call(call: Call) -> None:
+    request = _with_request(call)
+    if request is None:
+        return
+    if request.request_id is None:
+        request.request_id = str(call.arguments["request_id"])
+    if not request.explicit_turns and request.calls_open == 0:
+        _close_turn(request, call.begin_ns)
+        _open_turn(request, request.turns)
+    request.calls_open += 1
+    engine_call = EngineCall()
+    call.state = (engine_call, context.current_engine_call.set(engine_call))
+    call.extra = {"prompt_tokens": len(call.arguments["prompt_ids"])}
+
+
+def _end_engine_call(call: Call, result: Any) -> None:
+    request: Request | None = call.request
+    if request is None:
+        return
+    request.calls_open -= 1
+    engine_call, token = call.state
+    try:
+        context.current_engine_call.reset(token)
+    except ValueError:
+        context.current_engine_call.set(None)
+    extra = call.extra or {}
+    if engine_call.engine_request_id is not None:
+        extra["engine_request_id"] = engine_call.engine_request_id
+    if engine_call.server is not None:
+        extra["server"] = engine_call.server
+    tokens = getattr(result, "token_ids", result)
+    if isinstance(tokens, (list, tuple)):
+        extra["response_tokens"] = len(tokens)
+    reason = getattr(result, "stop_reason", None)
+    if reason is not None:
+        extra["finish_reason"] = str(reason)
+    call.extra = extra
+
+
+def _keep_engine_request_id(_call: Call, result: Any) -> None:
+    engine_call = context.current_engine_call.get()
+    if engine_call is not None and isinstance(result, str):
+        engine_call.engine_request_id = result
+
+
+def _end_acquire(call: Call, result: Any) -> None:
+    if context.current_request.get() is None:
+        call.event = None
+        return
+    if isinstance(result, tuple) and result:
+        server = str(result[0])
+        engine_call = context.current_engine_call.get()
+        if engine_call is not None:
+            engine_call.server = server
+        call.extra = {"server": server}
+
+
+def _begin_merge_response(call: Call) -> None:
+    _with_request(call)
+    call.extra = {"of": "response"}
+
+
+def _begin_merge_tools(call: Call) -> None:
+    _with_request(call)
+    call.extra = {"of": "tool_response"}
+
+
+def _begin_parsing(call: Call) -> None:
+    _with_request(call)
+
+
+def _end_parsing(call: Call, result: Any) -> None:
+    if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], list):
+        call.extra = {"tool_calls": len(result[1])}
+
+
+def _begin_tool_call(call: Call) -> None:
+    request = _with_request(call)
+    call.extra = {"tool": str(getattr(call.arguments["tool_call"], "name", "?"))}
+    if request is not None:
+        request.tool_calls += 1
+        if request.tool_begin_ns is None:
+            request.tool_begin_ns = now()
+
+
+def _end_tool_call(call: Call, result: Any) -> None:
+    request: Request | None = call.request
+    if request is not None:
+        request.tool_end_ns = call.end_ns
+    text = getattr(result[0], "text", None) if isinstance(result, tuple) and result else None
+    if isinstance(text, str):
+        for beginning, error in _TOOL_FAILURES:
+            if text.startswith(beginning):
+                call.extra = {**(call.extra or {}), "status": "error", "error": error}
+                break
+
+
+def _begin_postprocess(call: Call) -> None:
+    request = _with_request(call)
+    if request is None:
+        return
+    output = call.arguments["output"]
+    outputs = output if isinstance(output, list) else [output]
+    if outputs:
+        request.prompt_tokens = len(outputs[0].prompt_ids)
+        request.response_tokens = sum(len(each.response_ids) for each in outputs)
+        call.state = outputs[-1]
+
+
+def _end_postprocess(call: Call, _result: Any) -> None:
+    score = getattr(call.state, "reward_score", None)
+    if call.request is not None and score is not None:
+        call.request.reward = float(score)
+
+
+def _begin_reward(call: Call) -> None:
+    _with_request(call)
+    outputs = call.arguments["outputs"]
+    call.state = outputs[-1] if outputs else None
+
+
+def _end_reward(call: Call, _result: Any) -> None:
+    score = getattr(call.state, "reward_score", None)
+    if score is not None:
+        call.extra = {"score": float(score)}
+
+
+# Each parser overrides the method without calling its base (verl 0.9.1 tool_parser.py).
+_PARSERS = (
+    "HermesToolParser",
+    "GptOssToolParser",
+    "Qwen3XMLToolParser",
+    "GLMToolParser",
+    "SeedToolParser",
+    "MiniMaxToolParser",
+    "KimiToolParser",
+    "DeepSeekV4ToolParser",
+    "Gemma4ToolParser",
+)
+
+PROBES = (
+    Probe(
+        "request",
+        "rollout",
+        (f"{_WORKER}._run_agent_loop",),
+        reads=("trajectory", "agent_name"),
+        enter=_begin_request,
+        leave=_end_request,
+    ),
+    Probe(
+        "agent_loop",
+        "rollout",
+        (
+            f"{_TOOL_LOOP}.run",
+            "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run",
+        ),
+        enter=_begin_agent_loop,
+        leave=_end_agent_loop,
+    ),
+    Probe(None, "rollout", (f"{_TOOL_LOOP}._make_request_id",), leave=_keep_request_id),
+    Probe(
+        "prompt_build",
+        "rollout",
+        (f"{_LOOP}:AgentLoopBase.ct_build_initial_tokens", f"{_LOOP}:AgentLoopBase.apply_chat_template"),
+        enter=_begin_prompt,
+        leave=_end_prompt,
+    ),
+    Probe(
+        None,
+        "rollout",
+        (f"{_TOOL_LOOP}._handle_generating_state",),
+        reads=("agent_data",),
+        enter=_begin_generating,
+        leave=_end_generating,
+    ),
+    Probe(
+        None,
+        "rollout",
+        (f"{_TOOL_LOOP}._handle_processing_tools_state",),
+        leave=_end_processing_tools,
+    ),
+    Probe(
+        "engine_call",
+        "rollout",
+        (f"{_CLIENT}.generate",),
+        reads=("request_id", "prompt_ids"),
+        enter=_begin_engine_call,
+        leave=_end_engine_call,
+    ),
+    Probe(None, "rollout", (f"{_CLIENT}._vllm_request_id",), leave=_keep_engine_request_id),
+    Probe("server_acquire", "rollout", (f"{_CLIENT}._acquire_server",), leave=_end_acquire),
+    Probe(
+        "token_merge",
+        "rollout",
+        (f"{_LOOP}:AgentLoopBase.ct_merge_assistant_token",),
+        enter=_begin_merge_response,
+    ),
+    Probe(
+        "token_merge",
+        "rollout",
+        (
+            f"{_LOOP}:AgentLoopBase.ct_merge_context_msg",
+            f"{_LOOP}:AgentLoopBase.ct_merge_non_assistant_msg",
+        ),
+        enter=_begin_merge_tools,
+    ),
+    *(
+        Probe(
+            "tool_parsing",
+            "rollout",
+            (f"verl.experimental.agent_loop.tool_parser:{parser}.extract_tool_calls",),
+            enter=_begin_parsing,
+            leave=_end_parsing,
+            optional=True,
+        )
+        for parser in _PARSERS
+    ),
+    Probe(
+        "tool_call",
+        "rollout",
+        (f"{_TOOL_LOOP}._call_tool",),
+        reads=("tool_call",),
+        enter=_begin_tool_call,
+        leave=_end_tool_call,
+    ),
+    *(
+        Probe(
+            "postprocess",
+            "rollout",
+            (target,),
+            reads=("output",),
+            enter=_begin_postprocess,
+            leave=_end_postprocess,
+        )
+        for target in (f"{_WORKER}._agent_loop_postprocess", f"{_TQ_WORKER}._agent_loop_postprocess")
+    ),
+    Probe(
+        "reward",
+        "rollout",
+        (f"{_WORKER}._compute_score",),
+        reads=("outputs",),
+        enter=_begin_reward,
+        leave=_end_reward,
+    ),
+)
+

@@ -1,0 +1,111 @@
+"""Steps and their phases, under verl's own timing names; in the TaskRunner's process."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import Any
+
+from verl_profiler import context
+from verl_profiler.probes import Call, Probe
+
+__all__ = ["PROBES"]
+
+_V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+_V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+
+# `_timer` serves every process; under a step these names are the trainer's.
+_START_UP_STEP = 0
+
+
+def _hold_trainer(call: Call) -> None:
+    context.process.hold_trainer(call.arguments["self"])
+
+
+def _begin_init(call: Call) -> None:
+    _hold_trainer(call)
+    call.step = _START_UP_STEP
+
+
+def _begin_timer(call: Call) -> None:
+    if not context.process.is_trainer or context.current_request.get() is not None:
+        call.event = None
+        return
+    call.event = str(call.arguments["name"])
+    # The counter may move on before the timer ends; a phase belongs to the step it began in.
+    call.step = context.process.current_step()
+
+
+def _begin_validation(call: Call) -> None:
+    _hold_trainer(call)
+    call.step = context.process.current_step()
+    context.process.validate = True
+
+
+def _end_validation(_call: Call, _result: Any) -> None:
+    # The event itself is marked: `leave` hooks run before the flag is read.
+    _call.extra = {"validate": True}
+    context.process.validate = False
+
+
+def _end_sample_wait(call: Call, result: Any) -> None:
+    if result is None:
+        return
+    batch = result[0] if isinstance(result, tuple) else result
+    keys = getattr(batch, "keys", None)
+    if isinstance(keys, (list, tuple)):
+        call.extra = {"samples": len(keys)}
+
+
+def _log_metrics(call: Call) -> None:
+    metrics = {
+        str(key): value if isinstance(value, (bool, int, float)) else float(value)
+        for key, value in call.arguments["data"].items()
+        if isinstance(value, Number) or hasattr(value, "item")
+    }
+    call.extra = {"metrics": metrics}
+    call.step = int(call.arguments["step"])
+    call.state = True
+
+
+def _end_log_metrics(call: Call, _result: Any) -> None:
+    # An instant: verl's loggers may take long, and that is not what the line says.
+    call.begin_ns = None  # type: ignore[assignment]
+
+
+PROBES = (
+    Probe("init", "trainer", (f"{_V1}.init", f"{_V0}.init_workers"), enter=_begin_init),
+    Probe(None, "trainer", (f"{_V1}.fit", f"{_V0}.fit"), enter=_hold_trainer),
+    Probe(
+        "timer",
+        "trainer",
+        ("verl.utils.profiler.performance:_timer",),
+        reads=("name",),
+        enter=_begin_timer,
+    ),
+    Probe(
+        "validation",
+        "trainer",
+        (f"{_V1}._validate", f"{_V0}._validate"),
+        enter=_begin_validation,
+        leave=_end_validation,
+    ),
+    Probe(
+        "sample_wait",
+        "trainer",
+        ("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample",),
+        leave=_end_sample_wait,
+    ),
+    Probe(
+        "sleep_replicas",
+        "trainer",
+        ("verl.checkpoint_engine.base:CheckpointEngineManager.sleep_replicas",),
+    ),
+    Probe(
+        "metrics",
+        "trainer",
+        ("verl.utils.tracking:Tracking.log",),
+        reads=("data", "step"),
+        enter=_log_metrics,
+        leave=_end_log_metrics,
+    ),
+)

@@ -1,0 +1,146 @@
+"""TransferQueue's client: every put, get and question, with bytes.
+
+All of TransferQueue's interfaces, synchronous ones too, end in these coroutines of the class
+(TransferQueue 0.1.11 client.py); the synchronous ones run on the client's own loop thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_profiler.probes import Call, Probe
+
+__all__ = ["PROBES", "size_bytes"]
+
+_CLIENT = "transfer_queue.client:AsyncTransferQueueClient"
+
+
+def size_bytes(data: Any) -> tuple[int, int] | None:
+    """Return the bytes of the tensors in a TensorDict, and how many fields are no tensors.
+
+    A nested tensor's own `nbytes` costs 14 µs (torch 2.13); its values' costs 0.1 µs.
+    """
+    fields = getattr(data, "_tensordict", None)
+    if fields is None:
+        return None
+    total = others = 0
+    for value in fields.values():
+        values = getattr(value, "_values", None)
+        if values is not None and hasattr(values, "nbytes"):
+            total += values.nbytes
+            continue
+        try:
+            total += value.nbytes
+        except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+            others += 1
+    return total, others
+
+
+def _fields_of(data: Any) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    size = size_bytes(data)
+    if size is not None:
+        extra["size_bytes"] = size[0]
+        extra["fields"] = len(data._tensordict)  # noqa: SLF001  `keys()` builds views
+        if size[1]:
+            extra["untensored_fields"] = size[1]
+    shape = getattr(data, "batch_size", None)
+    if shape:
+        extra["rows"] = int(shape[0])
+    return extra
+
+
+def _partition(metadata: Any, fallback: Any = None) -> dict[str, Any]:
+    partitions = getattr(metadata, "partition_ids", None)
+    name = partitions[0] if partitions else fallback
+    return {} if name is None else {"partition": str(name)}
+
+
+def _begin_put(call: Call) -> None:
+    arguments = call.arguments
+    call.extra = {
+        **_fields_of(arguments["data"]),
+        **_partition(arguments.get("metadata"), arguments.get("partition_id")),
+    }
+
+
+def _end_get(call: Call, result: Any) -> None:
+    call.extra = {**_fields_of(result), **_partition(call.arguments["metadata"])}
+
+
+def _question(call: Call, op: str) -> None:
+    arguments = call.arguments
+    extra: dict[str, Any] = {"op": op}
+    keys = arguments.get("keys") or arguments.get("global_indexes")
+    if isinstance(keys, (list, tuple)):
+        extra["rows"] = len(keys)
+    metadata = arguments.get("metadata")
+    size = getattr(metadata, "size", None)
+    if isinstance(size, int):
+        extra["rows"] = size
+    extra.update(_partition(metadata, arguments.get("partition_id")))
+    call.extra = extra
+
+
+def _begin_get_meta(call: Call) -> None:
+    _question(call, "get_meta")
+
+
+def _begin_set_custom_meta(call: Call) -> None:
+    _question(call, "set_custom_meta")
+
+
+def _begin_kv_retrieve_meta(call: Call) -> None:
+    _question(call, "kv_retrieve_meta")
+
+
+def _begin_kv_retrieve_keys(call: Call) -> None:
+    _question(call, "kv_retrieve_keys")
+
+
+def _begin_kv_list(call: Call) -> None:
+    _question(call, "kv_list")
+
+
+def _begin_clear_samples(call: Call) -> None:
+    _question(call, "clear_samples")
+    (call.extra or {}).pop("op")
+
+
+def _begin_clear_partition(call: Call) -> None:
+    _question(call, "clear_partition")
+    (call.extra or {}).pop("op")
+
+
+# Hooks must be importable by name: wrappers travel to other processes with them.
+_QUESTIONS = {
+    "async_get_meta": _begin_get_meta,
+    "async_set_custom_meta": _begin_set_custom_meta,
+    "async_kv_retrieve_meta": _begin_kv_retrieve_meta,
+    "async_kv_retrieve_keys": _begin_kv_retrieve_keys,
+    "async_kv_list": _begin_kv_list,
+}
+
+PROBES = (
+    Probe("tq_put", "transfer_queue", (f"{_CLIENT}.async_put",), reads=("data",), enter=_begin_put),
+    Probe(
+        "tq_get",
+        "transfer_queue",
+        (f"{_CLIENT}.async_get_data",),
+        reads=("metadata",),
+        leave=_end_get,
+    ),
+    *(
+        Probe("tq_meta", "transfer_queue", (f"{_CLIENT}.{method}",), enter=hook, optional=True)
+        for method, hook in _QUESTIONS.items()
+    ),
+    Probe(
+        "tq_clear", "transfer_queue", (f"{_CLIENT}.async_clear_samples",), enter=_begin_clear_samples
+    ),
+    Probe(
+        "tq_clear",
+        "transfer_queue",
+        (f"{_CLIENT}.async_clear_partition",),
+        enter=_begin_clear_partition,
+    ),
+)

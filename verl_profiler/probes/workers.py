@@ -1,0 +1,64 @@
+"""What one rank of actor, critic or reference does; in the FSDP or Megatron workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_profiler import context
+from verl_profiler.probes import Call, Probe
+
+__all__ = ["PROBES"]
+
+_HYBRID = "verl.workers.engine_workers:ActorRolloutRefWorker"
+_TRAINING = "verl.workers.engine_workers:TrainingWorker"
+_ENGINES = (
+    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+    "verl.workers.engine.megatron.transformer_impl:MegatronEngine",
+)
+
+
+def _learn_step(call: Call) -> None:
+    """Take the step from the samples' tags where no weight sync has named it (critics)."""
+    if context.process.step_known:
+        return
+    tags = getattr(call.arguments.get("data"), "tags", None)
+    if not tags:
+        return
+    steps = [tag.get("global_steps") for tag in tags if isinstance(tag, dict)]
+    known = [step for step in steps if isinstance(step, int)]
+    if known:
+        context.process.step = max(known)
+
+
+def _begin_forward(call: Call) -> None:
+    call.extra = {"forward_only": bool(call.arguments.get("forward_only", False))}
+
+
+def _begin_move(call: Call) -> None:
+    arguments = call.arguments
+    call.event = "offload" if str(arguments.get("device")) == "cpu" else "load"
+    call.extra = {
+        "model": bool(arguments.get("model", True)),
+        "optimizer": bool(arguments.get("optimizer", True)),
+    }
+
+
+def _body(event: str, target: str) -> Probe:
+    return Probe(event, "workers", (target,), reads=("data",), enter=_learn_step)
+
+
+def _inside(event: str, method: str, **hooks: Any) -> Probe:
+    return Probe(event, "workers", tuple(f"{engine}.{method}" for engine in _ENGINES), **hooks)
+
+
+PROBES = (
+    _body("update_actor", f"{_HYBRID}.update_actor"),
+    _body("compute_log_prob", f"{_HYBRID}.compute_log_prob"),
+    _body("compute_ref_log_prob", f"{_HYBRID}.compute_ref_log_prob"),
+    _body("train_mini_batch", f"{_TRAINING}.train_mini_batch"),
+    _body("train_batch", f"{_TRAINING}.train_batch"),
+    _body("infer_batch", f"{_TRAINING}.infer_batch"),
+    _inside("forward_backward", "forward_backward_batch", enter=_begin_forward),
+    _inside("optimizer_step", "optimizer_step"),
+    _inside("load", "to", reads=("device",), enter=_begin_move),
+)

@@ -1,0 +1,120 @@
+"""Make the directory of one launch, and write what was launched into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verl_profiler.clock import Anchor
+from verl_profiler.errors import ConfigError
+from verl_profiler.events import FORMAT_VERSION, RUN_FILE
+
+__all__ = ["make", "versions"]
+
+
+def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, Any]) -> Path:
+    """Make the run directory; a second launch with one name gets `<name>-2`, and so on.
+
+    Args:
+        output_dir: `profiler.output_dir`; a relative path is taken from the current directory.
+        clock: The driver's anchor.
+        settings: The checked settings, for run.json.
+        training: What the trainer was asked to do, for run.json.
+
+    Returns:
+        The directory, absolute.
+
+    Raises:
+        ConfigError: If it cannot be made or written.
+    """
+    wanted = Path(os.path.abspath(os.path.expanduser(output_dir)))
+    content = msgspec.json.format(
+        msgspec.json.encode(
+            {
+                "format": FORMAT_VERSION,
+                "experiment": wanted.name,
+                "launched": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "+00:00",
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "command": _command(),
+                "cwd": os.getcwd(),
+                "versions": versions(),
+                "settings": msgspec.to_builtins(settings),
+                "training": dict(training),
+                "clock": msgspec.to_builtins(clock),
+            },
+        ),
+        indent=2,
+    )
+    for number in range(1, 100_000):
+        directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # An older logger's files there must not be mixed with ours.
+            if number == 1 and any(directory.glob("step_*")) and not (directory / RUN_FILE).exists():
+                continue
+            descriptor = os.open(directory / RUN_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            if directory.is_dir():
+                continue
+            raise ConfigError(
+                f"profiler.output_dir is {output_dir!r}, but {directory} is a file.\n"
+                "Choose another with profiler.output_dir=DIR.",
+                "output-dir",
+            ) from None
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            advice = (
+                "Free some space, or choose another disk"
+                if error.errno == errno.ENOSPC
+                else "Choose a directory that this user may write"
+            )
+            raise ConfigError(
+                f"profiler.output_dir is {output_dir!r}, but {directory} cannot be written: "
+                f"{reason}.\n{advice}, with profiler.output_dir=DIR.",
+                "output-dir",
+            ) from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content + b"\n")
+        return directory
+    raise ConfigError(
+        f"profiler.output_dir is {output_dir!r}, and 100000 launches of that name exist already.\n"
+        "Set EXPERIMENT_NAME or profiler.output_dir to a name of this launch's own.",
+        "output-dir",
+    )
+
+
+def _command() -> list[str]:
+    """Return the command line; `python -m x` shows in sys.orig_argv only."""
+    return list(getattr(sys, "orig_argv", sys.argv))
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of what a run depends on; absent packages are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": sys.version.split()[0]}
+    for name in (
+        "verl-profiler",
+        "verl",
+        "ray",
+        "torch",
+        "sglang",
+        "vllm",
+        "TransferQueue",
+        "transformers",
+        "nvtx",
+    ):
+        try:
+            found[name.lower().replace("-", "_")] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
