@@ -1,0 +1,290 @@
+"""The processes of a run: who they were, how their clocks are aligned, what went wrong in them.
+
+Clocks: processes with the same `boot_id` ran on one kernel and share its monotonic clock.  Their
+timestamps were made with up to as many anchors (pairs of monotonic and wall time) as processes;
+the reader moves all of them to one, the anchor with the smallest `uncertainty_ns` among them and
+`run.json`.  Processes of other hosts are left as they are: their wall clocks are all there is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from verl_profiler.events import WORKER_ROLE
+from verl_profiler.sources import Source, role_and_rank
+
+__all__ = ["Process", "process_problems", "processes"]
+
+# A container may hide that two kernels differ; anchors this far apart are not of one clock.
+_SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
+# The wall clock against the monotonic one: NTP slews up to 500 ppm; anything above is a jump.
+_JUMP_S = 0.05
+_SLEW = 0.0005
+
+
+@dataclass
+class Process:
+    """One row of the table `processes`.
+
+    Args:
+        shift_us: Added to every recorded time of this process to align it with its host's others.
+        recorded_events: What the header says was written; None without a header.
+    """
+
+    run: str
+    name: str
+    role: str
+    rank: int | None
+    replica: int | None = None
+    host: str | None = None
+    ip: str | None = None
+    pid: int | None = None
+    ppid: int | None = None
+    actor_name: str | None = None
+    actor_class: str | None = None
+    python: str | None = None
+    boot_id: str | None = None
+    clock_shared: bool | None = None
+    uncertainty_ns: int | None = None
+    shift_us: int = 0
+    recorded_events: int | None = None
+    size_bytes: int | None = None
+    dropped: int | None = None
+    write_errors: int | None = None
+    wrapper_s: float | None = None
+    writer_s: float | None = None
+    started: str | None = None
+    updated: str | None = None
+    ended: str | None = None
+    end_reason: str | None = None
+    has_header: bool = False
+    header: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the process as a row of the table."""
+        return asdict(self)
+
+
+def processes(source: Source) -> dict[str, Process]:
+    """Return every process that left a header or a file, by name."""
+    found: dict[str, Process] = {}
+    for name in sorted({*source.headers, *(file.name for file in source.files)}):
+        header = source.headers.get(name)
+        role, rank = role_and_rank(name)
+        process = Process(source.label, name, role, rank)
+        if header is not None:
+            _describe(process, header)
+        found[name] = process
+    _align(found, source)
+    return found
+
+
+def process_problems(
+    source: Source, found: dict[str, Process], counts: dict[str, int], *, original: bool
+) -> Iterator[str]:
+    """Say what headers tell about missing, dropped and unfinished things.
+
+    Args:
+        source: The run.
+        found: Its processes.
+        counts: Events read, by process name.
+        original: The files are the original logger's, which wrote no headers.
+    """
+    if original:
+        return
+    if not source.launch:
+        yield "run.json is missing; what was launched is not known"
+    if source.whole:
+        yield from _missing_files(source, found, counts)
+    hosts = {process.boot_id for process in found.values() if process.boot_id}
+    if len(hosts) > 1:
+        yield (
+            f"the run used {len(hosts)} hosts; times of different hosts are compared by their wall "
+            "clocks, which nothing here corrects"
+        )
+    yield from _losses(found.values())
+    yield from _probe_problems(found)
+    yield from _clock_jumps(found)
+    yield from _ends(found)
+
+
+def _describe(process: Process, header: dict[str, Any]) -> None:
+    counters = _object(header.get("counters"))
+    clock = _object(header.get("clock"))
+    process.has_header = True
+    process.header = json.dumps(header, default=str)
+    process.role = _text(header.get("role")) or process.role
+    process.rank = _integer(header.get("rank"))
+    process.replica = _integer(header.get("replica"))
+    for key in ("host", "ip", "actor_name", "actor_class", "python"):
+        setattr(process, key, _text(header.get(key)))
+    for key in ("started", "updated", "ended", "end_reason"):
+        setattr(process, key, _text(header.get(key)))
+    process.pid = _integer(header.get("pid"))
+    process.ppid = _integer(header.get("ppid"))
+    process.boot_id = _text(clock.get("boot_id")) or None
+    process.clock_shared = clock.get("shared") if isinstance(clock.get("shared"), bool) else None
+    process.uncertainty_ns = _integer(clock.get("uncertainty_ns"))
+    process.recorded_events = _integer(counters.get("events"))
+    process.size_bytes = _integer(counters.get("bytes"))
+    process.dropped = _integer(counters.get("dropped"))
+    process.write_errors = _integer(counters.get("write_errors"))
+    process.wrapper_s = _number(counters.get("wrapper_s"))
+    process.writer_s = _number(counters.get("writer_s"))
+
+
+def _align(found: dict[str, Process], source: Source) -> None:
+    """Set `shift_us` so that all processes of one boot use its best anchor."""
+    anchors: dict[str, list[tuple[int, str, int]]] = {}
+    offsets: dict[str, tuple[str, int]] = {}
+    clocks = [("", source.launch.get("clock"))]
+    clocks += [(name, source.headers[name].get("clock")) for name in source.headers]
+    for name, content in clocks:
+        clock = _object(content)
+        boot = _text(clock.get("boot_id"))
+        wall, monotonic = _integer(clock.get("wall_ns")), _integer(clock.get("monotonic_ns"))
+        if not boot or wall is None or monotonic is None:
+            continue
+        uncertainty = _integer(clock.get("uncertainty_ns"))
+        offset = wall - monotonic
+        anchors.setdefault(boot, []).append(
+            (uncertainty if uncertainty is not None else 1 << 62, name, offset)
+        )
+        offsets[name] = (boot, offset)
+    for name, process in found.items():
+        if name in offsets:
+            boot, offset = offsets[name]
+            best = min(anchors[boot])[2]
+            shift = (best - offset) // 1000
+            process.shift_us = shift if abs(shift) < _SAME_CLOCK_LIMIT_US else 0
+
+
+def _missing_files(
+    source: Source, found: dict[str, Process], counts: dict[str, int]
+) -> Iterator[str]:
+    for name, process in found.items():
+        if not process.has_header:
+            yield (
+                f"processes/{name}.json is missing; host, clock and losses of {name} are not known"
+            )
+            continue
+        read, recorded = counts.get(name, 0), process.recorded_events or 0
+        if recorded and not read:
+            yield (
+                f"{name} has a header ({recorded} events written on host {process.host}) but no "
+                "event files; were they left on that host?"
+            )
+        elif read < recorded:
+            yield f"{name} wrote {recorded} events and {read} were found; the rest is missing"
+    ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
+    gaps = sorted(set(range(max(ranks, default=-1))) - ranks)
+    if gaps:
+        names = ", ".join(f"worker_{rank}" for rank in gaps[:8])
+        yield f"nothing was left by {names}{' and others' if len(gaps) > 8 else ''}"
+    fallbacks = [
+        f"{name} ({header['fallback']})"
+        for name, header in source.headers.items()
+        if header.get("fallback")
+    ]
+    if fallbacks:
+        yield f"could not write into the run directory: {', '.join(fallbacks[:5])}"
+
+
+def _losses(found: Iterable[Process]) -> Iterator[str]:
+    for process in found:
+        if process.dropped:
+            yield (
+                f"{process.name} dropped {process.dropped} events because its queue was full; its "
+                "sums are too small"
+            )
+        if process.write_errors:
+            yield f"{process.name} had {process.write_errors} write errors"
+
+
+def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
+    """Say once per probe what could not be placed or failed, with the processes concerned."""
+    missed: dict[tuple[str, str], list[str]] = {}
+    failed: dict[str, dict[str, int]] = {}
+    for name, process in found.items():
+        probes = _object(_object(json.loads(process.header or "{}")).get("probes"))
+        for probe, reason in _object(probes.get("missed")).items():
+            missed.setdefault((str(probe), str(reason)), []).append(name)
+        for probe, count in _object(probes.get("errors")).items():
+            if _integer(count):
+                failed.setdefault(str(probe), {})[name] = int(count)
+    for (probe, reason), names in sorted(missed.items()):
+        yield f"probe {probe} is off in {_some(names)}: {reason}"
+    for probe, by_name in sorted(failed.items()):
+        total = sum(by_name.values())
+        yield f"probe {probe} failed {total} times in {_some(list(by_name))}; those events lack fields"
+
+
+def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
+    jumps: dict[str, tuple[float, list[str]]] = {}
+    for name, process in found.items():
+        clock = _object(_object(json.loads(process.header or "{}")).get("clock"))
+        numbers = [
+            _integer(clock.get(key))
+            for key in ("wall_ns", "last_wall_ns", "monotonic_ns", "last_monotonic_ns")
+        ]
+        if None in numbers:
+            continue
+        wall, last_wall, monotonic, last_monotonic = (number or 0 for number in numbers)
+        elapsed_s = (last_monotonic - monotonic) / 1e9
+        jump_s = (last_wall - wall) / 1e9 - elapsed_s
+        if abs(jump_s) > _JUMP_S + _SLEW * abs(elapsed_s):
+            host = process.host or name
+            largest, names = jumps.get(host, (0.0, []))
+            jumps[host] = (max(largest, jump_s, key=abs), [*names, name])
+    for host, (jump_s, names) in sorted(jumps.items()):
+        yield (
+            f"the wall clock of host {host} was set by {jump_s:+.3f} s during the run (seen by "
+            f"{_some(names)}); times here follow the monotonic clock and did not jump"
+        )
+
+
+def _ends(found: dict[str, Process]) -> Iterator[str]:
+    headers = [process for process in found.values() if process.has_header]
+    killed = [process for process in headers if process.ended is None]
+    if not killed:
+        return
+    names = _some([process.name for process in killed])
+    last = max((_instant(process.updated) for process in killed), default=None)
+    when = "" if last is None else f", last seen {last:%Y-%m-%d %H:%M:%S}"
+    yield (
+        f"{names} did not end in order (killed, or still running{when}); "
+        "up to the last half second is missing"
+    )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} others"
+
+
+def _instant(text: str | None) -> datetime:
+    try:
+        return datetime.fromisoformat(text or "").replace(tzinfo=None)
+    except ValueError:
+        return datetime.min
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _integer(value: Any) -> int | None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    return value if valid else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

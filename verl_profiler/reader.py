@@ -1,0 +1,250 @@
+"""Open runs: event files in, tables and a list of what is wrong with them out.
+
+    from verl_profiler.reader import load
+
+    with load("logs/my-run") as run:
+        for row in run.rows("SELECT step, count(*) AS requests FROM requests GROUP BY step"):
+            print(row)
+        print(*run.problems, sep="\\n")
+
+Files are never trusted: what cannot be read is named in `Run.problems`, and costs nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+
+try:
+    import duckdb
+except ImportError as error:
+    raise ReadingError(
+        "reading event files needs duckdb, which is not installed.\n"
+        "pip install 'verl-profiler[analysis]'",
+        "missing-extra",
+    ) from error
+
+from verl_profiler.conversion import PART_COLUMNS, Converted, convert
+from verl_profiler.processes import Process, process_problems, processes
+from verl_profiler.sources import Source, find_sources
+from verl_profiler.tables import SCHEMAS, Tables
+
+__all__ = ["Run", "load"]
+
+
+def load(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    cache: bool = True,
+    memory_limit: str = "1GB",
+    threads: int | None = None,
+) -> Run:
+    """Open one run, or several as one: the parts of a resumed training.
+
+    Args:
+        paths: Run directories, archives of them, step folders, event files or Parquet files.
+        cache: Keep a Parquet copy of the events in `<run>/.cache`, and use the one that is there
+            if it is not older than the files.
+        memory_limit: What duckdb may use; more is spilled to temporary files.
+        threads: Threads to read with; all cores when None.
+
+    Raises:
+        ReadingError: There is nothing to read at `paths`.
+    """
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not listed:
+        raise ReadingError("no run was named.\nName a run directory, such as logs/my-run", "no-run")
+    scratch = Path(tempfile.mkdtemp(prefix="verl_profiler-"))
+    run = Run(scratch, memory_limit, threads)
+    try:
+        run._open([Path(path) for path in listed], cache=cache)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+class Run:
+    """One training, read: its tables, what launched it, and what is wrong with its files.
+
+    Attributes:
+        tables: The tables; `rows` and `relation` are its methods.
+        launches: `run.json` by run label; empty where it is missing.
+        labels: The values of the column `run`, in the order in which they were named.
+        original: The labels whose files are in a vocabulary of the original logger.
+    """
+
+    def __init__(self, scratch: Path, memory_limit: str, threads: int | None) -> None:
+        self._scratch = scratch
+        spill = str(scratch / "spill").replace("'", "''")
+        connection = duckdb.connect()
+        try:
+            connection.execute(f"SET memory_limit = '{memory_limit}'".replace(";", ""))
+        except duckdb.Error as error:
+            raise ReadingError(
+                f"{memory_limit!r} is not an amount of memory.\nWrite for example 2GB",
+                "memory-limit",
+            ) from error
+        connection.execute(f"SET temp_directory = '{spill}'")
+        connection.execute("SET preserve_insertion_order = false")
+        connection.execute("SET enable_progress_bar = false")
+        if threads is not None:
+            connection.execute(f"SET threads = {int(threads)}")
+        self.tables = Tables(connection)
+        self.launches: dict[str, dict[str, Any]] = {}
+        self.labels: list[str] = []
+        self.original: list[str] = []
+        self._problems: list[str] = []
+        self._checked = False
+
+    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """Run SQL over the tables and return its rows as dicts."""
+        return self.tables.rows(query, parameters)
+
+    def relation(self, name: str) -> duckdb.DuckDBPyRelation:
+        """Return a table as a duckdb relation."""
+        return self.tables.relation(name)
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that makes these tables less than the truth, in plain sentences."""
+        if not self._checked:
+            self._checked = True
+            self._problems += _table_problems(self.tables, several=len(self.labels) > 1)
+        return list(self._problems)
+
+    def close(self) -> None:
+        """Give memory and temporary files back."""
+        self.tables.connection.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, paths: list[Path], *, cache: bool) -> None:
+        sources = find_sources(paths, self._scratch, self._problems)
+        everyone: list[Process] = []
+        queries: list[str] = []
+        for source in sources:
+            found = processes(source)
+            everyone += found.values()
+            converted = convert(
+                self.tables.connection, source, found, self._scratch, cache=cache
+            )
+            several = len(sources) > 1
+            problems = [
+                *converted.problems,
+                *process_problems(source, found, converted.counts, original=converted.original),
+            ]
+            if converted.original:
+                self.original.append(source.label)
+                problems.append(_ORIGINAL)
+            self._problems += [f"{source.label}: {p}" if several else p for p in problems]
+            self.labels.append(source.label)
+            self.launches[source.label] = source.launch
+            queries += _part_queries(self.tables.connection, source, converted)
+        self.tables.take("events", "\nUNION ALL\n".join(queries or [_no_events()]))
+        self.tables.put("processes", (process.row() for process in everyone))
+
+
+_ORIGINAL = (
+    "the files are of the original multi-turn logger: times are local without a zone (shown as if "
+    "UTC), steps count validation passes too, and trainer phases, engine timings and losses were "
+    "not recorded"
+)
+
+
+def _part_queries(
+    connection: duckdb.DuckDBPyConnection, source: Source, converted: Converted
+) -> Iterator[str]:
+    parts = [*converted.parts, *source.parquet]
+    if not parts:
+        return
+    listed = ", ".join("'" + str(part).replace("'", "''") + "'" for part in parts)
+    query = f"FROM read_parquet([{listed}])"
+    if source.parquet:
+        try:
+            columns = {row[0] for row in connection.execute(f"DESCRIBE {query}").fetchall()}
+        except duckdb.Error as error:
+            raise ReadingError(f"{source.root} cannot be read: {error}", "unreadable") from error
+        missing = [name for name in PART_COLUMNS if name not in columns]
+        if missing:
+            raise ReadingError(
+                f"{source.parquet[0]} is not a table of events: it has no column "
+                f"{', '.join(missing[:5])}",
+                "no-events",
+            )
+    label = source.label.replace("'", "''")
+    yield (
+        f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed), "
+        f"end_us - coalesce(duration_us, 0) AS begin_us {query}"
+    )
+
+
+def _no_events() -> str:
+    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["events"].items())
+    return f"SELECT {columns} WHERE false"
+
+
+def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
+    """Say what only the tables show: requests without end or twice, steps in two runs."""
+    total = tables.row("SELECT count(*) AS events FROM events")
+    if not total.get("events"):
+        yield "no events were found"
+        return
+    rows = tables.rows(
+        "SELECT run, step, count(*) AS requests, min(request_id) AS example FROM requests "
+        "WHERE status = 'unfinished' GROUP BY run, step ORDER BY run, step"
+    )
+    if rows:
+        count = sum(row["requests"] for row in rows)
+        steps = ", ".join(str(row["step"]) for row in rows[:8])
+        yield (
+            f"{count} request{'s' * (count > 1)} began and did not end (step {steps}; "
+            f"for example {rows[0]['example']}); they are left out of percentiles"
+        )
+    rows = tables.rows(
+        "SELECT count(*) AS requests, min(request_id) AS example FROM (SELECT run, step, name, "
+        "validate, request_id FROM events WHERE event = 'request' AND family = 'rollout' AND "
+        "request_id IS NOT NULL GROUP BY ALL HAVING count(*) > 1)"
+    )
+    if rows and rows[0]["requests"]:
+        yield (
+            f"{rows[0]['requests']} request ids were used twice in one step (for example "
+            f"{rows[0]['example']}); each is counted as one request"
+        )
+    rows = tables.rows(
+        "SELECT count(*) AS requests FROM requests WHERE overlap_us > greatest(1000, "
+        "0.001 * duration_us)"
+    )
+    if rows and rows[0]["requests"]:
+        yield (
+            f"in {rows[0]['requests']} requests the parts are longer than the whole, because "
+            "calls ran at the same time; their shares are of the parts"
+        )
+    if several:
+        rows = tables.rows(
+            "SELECT step, string_agg(run, ' and ' ORDER BY run) AS runs FROM steps "
+            "WHERE step > 0 GROUP BY step HAVING count(*) > 1 ORDER BY step"
+        )
+        if rows:
+            shown = ", ".join(str(row["step"]) for row in rows[:8])
+            yield (
+                f"{len(rows)} step{'s' * (len(rows) > 1)} (such as {shown}) are in {rows[0]['runs']}; "
+                "they are kept apart"
+            )

@@ -1,0 +1,672 @@
+"""The tables of a run, made from its events with SQL when they are first asked for.
+
+`SCHEMAS` names the columns of each; docs/reading.md says what they mean.  Times are microseconds
+since 1970 in UTC (`begin_us`, `end_us`), lengths are microseconds (`duration_us`).  What was not
+recorded is NULL, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+__all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
+
+_IDENTITY = {
+    "run": "VARCHAR",
+    "step": "INTEGER",
+    "name": "VARCHAR",
+    "validate": "BOOLEAN",
+    "request_id": "VARCHAR",
+}
+_INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
+
+# The parts of a request's time, in the order in which people read them; with `other_us` minus
+# `overlap_us` they add up to `duration_us`.
+REQUEST_PARTS = (
+    "prompt_build",
+    "engine",
+    "tool",
+    "tool_parsing",
+    "token_merge",
+    "postprocess",
+    "reward",
+)
+
+SCHEMAS: dict[str, dict[str, str]] = {
+    "events": {
+        "run": "VARCHAR",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "host": "VARCHAR",
+        "pid": "INTEGER",
+        "step": "INTEGER",
+        "event": "VARCHAR",
+        "family": "VARCHAR",
+        **_INTERVAL,
+        "request_id": "VARCHAR",
+        "turn": "INTEGER",
+        "validate": "BOOLEAN",
+        "sample": "VARCHAR",
+        "session": "VARCHAR",
+        "status": "VARCHAR",
+        "error": "VARCHAR",
+        "workid": "VARCHAR",
+        "recorded": "VARCHAR",
+        "extra": "JSON",
+    },
+    "processes": {
+        "run": "VARCHAR",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "replica": "INTEGER",
+        "host": "VARCHAR",
+        "ip": "VARCHAR",
+        "pid": "BIGINT",
+        "ppid": "BIGINT",
+        "actor_name": "VARCHAR",
+        "actor_class": "VARCHAR",
+        "python": "VARCHAR",
+        "boot_id": "VARCHAR",
+        "clock_shared": "BOOLEAN",
+        "uncertainty_ns": "BIGINT",
+        "shift_us": "BIGINT",
+        "recorded_events": "BIGINT",
+        "size_bytes": "BIGINT",
+        "dropped": "BIGINT",
+        "write_errors": "BIGINT",
+        "wrapper_s": "DOUBLE",
+        "writer_s": "DOUBLE",
+        "started": "VARCHAR",
+        "updated": "VARCHAR",
+        "ended": "VARCHAR",
+        "end_reason": "VARCHAR",
+        "has_header": "BOOLEAN",
+        "header": "JSON",
+    },
+    "requests": {
+        **_IDENTITY,
+        "rank": "INTEGER",
+        "sample": "VARCHAR",
+        "session": "VARCHAR",
+        "agent": "VARCHAR",
+        "uid": "VARCHAR",
+        "status": "VARCHAR",
+        "error": "VARCHAR",
+        "finished": "BOOLEAN",
+        **_INTERVAL,
+        "last_us": "BIGINT",
+        "turns": "INTEGER",
+        "tool_calls": "BIGINT",
+        "prompt_tokens": "BIGINT",
+        "response_tokens": "BIGINT",
+        "reward": "DOUBLE",
+        **{f"{part}_us": "BIGINT" for part in REQUEST_PARTS},
+        "other_us": "BIGINT",
+        "overlap_us": "BIGINT",
+    },
+    "turns": {
+        **_IDENTITY,
+        "turn": "INTEGER",
+        "finished": "BOOLEAN",
+        **_INTERVAL,
+        "engine_calls": "BIGINT",
+        "tool_calls": "BIGINT",
+        "prompt_tokens": "BIGINT",
+        "response_tokens": "BIGINT",
+        "engine_us": "BIGINT",
+        "tool_us": "BIGINT",
+        "tool_parsing_us": "BIGINT",
+        "token_merge_us": "BIGINT",
+        "other_us": "BIGINT",
+    },
+    "tool_calls": {
+        **_IDENTITY,
+        "turn": "INTEGER",
+        "tool": "VARCHAR",
+        "status": "VARCHAR",
+        "error": "VARCHAR",
+        **_INTERVAL,
+    },
+    "engine_requests": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "replica": "INTEGER",
+        "engine_request_id": "VARCHAR",
+        "request_id": "VARCHAR",
+        "validate": "BOOLEAN",
+        "status": "VARCHAR",
+        **_INTERVAL,
+        "prompt_tokens": "BIGINT",
+        "response_tokens": "BIGINT",
+        "cached_tokens": "BIGINT",
+        "finish_reason": "VARCHAR",
+        "queue_us": "BIGINT",
+        "prefill_us": "BIGINT",
+        "decode_us": "BIGINT",
+        "e2e_us": "BIGINT",
+        "weight_version": "VARCHAR",
+    },
+    "engine_calls": {
+        **_IDENTITY,
+        "turn": "INTEGER",
+        "engine_request_id": "VARCHAR",
+        "server": "VARCHAR",
+        "status": "VARCHAR",
+        "error": "VARCHAR",
+        **_INTERVAL,
+        "prompt_tokens": "BIGINT",
+        "response_tokens": "BIGINT",
+        "finish_reason": "VARCHAR",
+        "engine_name": "VARCHAR",
+        "replica": "INTEGER",
+        "engine_begin_us": "BIGINT",
+        "engine_end_us": "BIGINT",
+        "engine_duration_us": "BIGINT",
+        "cached_tokens": "BIGINT",
+        "queue_us": "BIGINT",
+        "prefill_us": "BIGINT",
+        "decode_us": "BIGINT",
+        "outside_us": "BIGINT",
+        "weight_version": "VARCHAR",
+    },
+    "phases": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "rank": "INTEGER",
+        "phase": "VARCHAR",
+        "parent": "VARCHAR",
+        "validate": "BOOLEAN",
+        **_INTERVAL,
+        "self_us": "BIGINT",
+    },
+    "steps": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "finished": "BOOLEAN",
+        **_INTERVAL,
+        "phases_us": "BIGINT",
+        "unaccounted_us": "BIGINT",
+        "requests": "BIGINT",
+        "unfinished_requests": "BIGINT",
+        "validation_requests": "BIGINT",
+    },
+    "rank_spans": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "event": "VARCHAR",
+        "family": "VARCHAR",
+        "status": "VARCHAR",
+        **_INTERVAL,
+    },
+    "transfers": {
+        **_IDENTITY,
+        "role": "VARCHAR",
+        "event": "VARCHAR",
+        "op": "VARCHAR",
+        "partition": "VARCHAR",
+        "status": "VARCHAR",
+        **_INTERVAL,
+        "size_bytes": "BIGINT",
+        "rows": "BIGINT",
+    },
+    "reward_scores": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "request_id": "VARCHAR",
+        "uid": "VARCHAR",
+        "validate": "BOOLEAN",
+        "status": "VARCHAR",
+        **_INTERVAL,
+        "score": "DOUBLE",
+    },
+    "memory": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "end_us": "BIGINT",
+        "at": "VARCHAR",
+        "allocated_bytes": "BIGINT",
+        "reserved_bytes": "BIGINT",
+        "used_bytes": "BIGINT",
+        "total_bytes": "BIGINT",
+    },
+    "lags": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "loop": "VARCHAR",
+        **_INTERVAL,
+    },
+    "costs": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "events": "BIGINT",
+        "size_bytes": "BIGINT",
+        "dropped": "BIGINT",
+        "wrapper_s": "DOUBLE",
+        "writer_s": "DOUBLE",
+    },
+}
+
+
+def _number(field: str, kind: str = "BIGINT") -> str:
+    return f"try_cast(extra->>'$.{field}' AS {kind})"
+
+
+def _first(kind: str, *fields: str) -> str:
+    return f"coalesce({', '.join(_number(field, kind) for field in fields)})"
+
+
+def _microseconds(field: str) -> str:
+    return f"CASE WHEN {_number(field, 'DOUBLE')} BETWEEN 0 AND 1e9 THEN round({_number(field, 'DOUBLE')} * 1e6)::BIGINT END"
+
+
+_RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
+
+_REQUESTS = f"""
+WITH grouped AS MATERIALIZED (
+    SELECT run, step, name, validate, request_id,
+        any_value(rank) AS rank,
+        max(sample) AS sample,
+        max(session) AS session,
+        count(*) FILTER (event = 'request') AS endings,
+        max(status) FILTER (event = 'request') AS status,
+        max(error) FILTER (event = 'request') AS error,
+        coalesce(min(begin_us) FILTER (event = 'request'),
+            min(begin_us) FILTER (event = 'request_start'), min(begin_us)) AS begin_us,
+        max(end_us) FILTER (event = 'request') AS end_us,
+        max(end_us) AS last_us,
+        max(turn) FILTER (event IN ('turn', 'engine_call')) + 1 AS turns_seen,
+        max(extra::VARCHAR) FILTER (event = 'request')::JSON AS extra,
+        max(extra::VARCHAR) FILTER (event = 'request_start')::JSON AS start_extra,
+        count(*) FILTER (event = 'engine_call') AS engine_calls,
+        count(*) FILTER (event = 'tool_call') AS tool_calls,
+        count(*) FILTER (event = 'tool_execution') AS tool_executions,
+        count(*) FILTER (event = 'prompt_build') AS prompt_builds,
+        count(*) FILTER (event = 'tool_parsing') AS tool_parsings,
+        count(*) FILTER (event = 'token_merge') AS token_merges,
+        count(*) FILTER (event = 'postprocess') AS postprocesses,
+        count(*) FILTER (event = 'reward') AS rewards,
+        coalesce(sum(duration_us) FILTER (event = 'engine_call'), 0) AS engine_sum,
+        coalesce(sum(duration_us) FILTER (event = 'tool_execution'),
+            sum(duration_us) FILTER (event = 'tool_call'), 0) AS tool_sum,
+        coalesce(sum(duration_us) FILTER (event = 'prompt_build'), 0) AS prompt_build_sum,
+        coalesce(sum(duration_us) FILTER (event = 'tool_parsing'), 0) AS tool_parsing_sum,
+        coalesce(sum(duration_us) FILTER (event = 'token_merge'), 0) AS token_merge_sum,
+        coalesce(sum(duration_us) FILTER (event = 'postprocess'), 0) AS postprocess_sum,
+        coalesce(sum(duration_us) FILTER (event = 'reward'), 0) AS reward_sum,
+        coalesce(min(begin_us) FILTER (event = 'reward')
+            >= min(begin_us) FILTER (event = 'postprocess')
+            AND max(end_us) FILTER (event = 'reward')
+            <= max(end_us) FILTER (event = 'postprocess'), false) AS reward_inside
+    FROM events
+    WHERE request_id IS NOT NULL AND family = 'rollout'
+    GROUP BY run, step, name, validate, request_id
+), seen AS (
+    SELECT run, sum(engine_calls) > 0 AS engine, sum(tool_calls + tool_executions) > 0 AS tool,
+        sum(prompt_builds) > 0 AS prompt_build, sum(tool_parsings) > 0 AS tool_parsing,
+        sum(token_merges) > 0 AS token_merge, sum(postprocesses) > 0 AS postprocess,
+        sum(rewards) > 0 AS reward
+    FROM grouped GROUP BY run
+), parts AS (
+    SELECT g.*,
+        endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
+        postprocess_sum - CASE WHEN reward_inside THEN reward_sum ELSE 0 END AS postprocess_own,
+        CASE WHEN endings > 0 AND coalesce(status, '') <> 'unfinished'
+            THEN end_us - begin_us END AS duration_us,
+        CASE WHEN s.engine THEN engine_sum END AS engine_us,
+        CASE WHEN s.tool THEN tool_sum END AS tool_us,
+        CASE WHEN s.prompt_build THEN prompt_build_sum END AS prompt_build_us,
+        CASE WHEN s.tool_parsing THEN tool_parsing_sum END AS tool_parsing_us,
+        CASE WHEN s.token_merge THEN token_merge_sum END AS token_merge_us,
+        CASE WHEN s.postprocess THEN postprocess_own END AS postprocess_us,
+        CASE WHEN s.reward THEN reward_sum END AS reward_us,
+        engine_sum + tool_sum + prompt_build_sum + tool_parsing_sum + token_merge_sum
+            + postprocess_own + reward_sum AS known_us
+    FROM grouped AS g JOIN seen AS s USING (run)
+)
+SELECT run, step, name, validate, request_id, rank, sample, session,
+    extra->>'$.agent' AS agent,
+    extra->>'$.uid' AS uid,
+    coalesce(status, CASE WHEN endings = 0 THEN 'unfinished' END) AS status,
+    error, finished, begin_us,
+    CASE WHEN finished THEN end_us END AS end_us,
+    duration_us, last_us,
+    coalesce({_number("turns", "INTEGER")}, turns_seen) AS turns,
+    CASE WHEN tool_us IS NOT NULL AND (tool_calls > 0 OR tool_executions = 0)
+        THEN tool_calls END AS tool_calls,
+    coalesce({_number("prompt_tokens")},
+        try_cast(start_extra->>'$.initial_prompt_length' AS BIGINT)) AS prompt_tokens,
+    {_RESPONSE_TOKENS} AS response_tokens,
+    {_number("reward", "DOUBLE")} AS reward,
+    {", ".join(f"{part}_us" for part in REQUEST_PARTS)},
+    greatest(duration_us - known_us, 0) AS other_us,
+    CASE WHEN duration_us IS NOT NULL THEN greatest(known_us - duration_us, 0) END AS overlap_us
+FROM parts
+"""
+
+_TURNS = f"""
+WITH chosen AS (
+    SELECT *, CASE WHEN event = 'engine_call' THEN {_RESPONSE_TOKENS} END AS response_tokens,
+        CASE WHEN event = 'engine_call' THEN {_number("prompt_tokens")} END AS prompt_tokens
+    FROM events
+    WHERE turn IS NOT NULL AND family = 'rollout' AND event IN
+        ('turn', 'engine_call', 'tool_call', 'tool_execution', 'tool_parsing', 'token_merge')
+), grouped AS (
+    SELECT run, step, name, validate, request_id, turn,
+        count(*) FILTER (event = 'turn' AND coalesce(status, '') <> 'unfinished') > 0 AS finished,
+        min(begin_us) AS begin_us,
+        max(end_us) AS end_us,
+        count(*) FILTER (event = 'engine_call') AS engine_calls,
+        count(*) FILTER (event = 'tool_call') AS tool_calls,
+        min(prompt_tokens) AS prompt_tokens,
+        sum(response_tokens)::BIGINT AS response_tokens,
+        coalesce(sum(duration_us) FILTER (event = 'engine_call'), 0)::BIGINT AS engine_us,
+        coalesce(sum(duration_us) FILTER (event = 'tool_execution'),
+            sum(duration_us) FILTER (event = 'tool_call'), 0)::BIGINT AS tool_us,
+        coalesce(sum(duration_us) FILTER (event = 'tool_parsing'), 0)::BIGINT AS tool_parsing_us,
+        coalesce(sum(duration_us) FILTER (event = 'token_merge'), 0)::BIGINT AS token_merge_us
+    FROM chosen WHERE request_id IS NOT NULL
+    GROUP BY run, step, name, validate, request_id, turn
+)
+SELECT run, step, name, validate, request_id, turn, finished, begin_us,
+    CASE WHEN finished THEN end_us END AS end_us,
+    CASE WHEN finished THEN end_us - begin_us END AS duration_us,
+    engine_calls, tool_calls, prompt_tokens, response_tokens,
+    engine_us, tool_us, tool_parsing_us, token_merge_us,
+    CASE WHEN finished THEN greatest(end_us - begin_us
+        - engine_us - tool_us - tool_parsing_us - token_merge_us, 0) END AS other_us
+FROM grouped
+UNION ALL BY NAME
+SELECT run, step, name, validate, request_id, turn, true AS finished, begin_us, end_us,
+    duration_us
+FROM chosen WHERE request_id IS NULL AND event = 'turn'
+"""
+
+_TOOL_CALLS = """
+SELECT run, step, name, validate, request_id, turn, extra->>'$.tool' AS tool, status, error,
+    begin_us, end_us, duration_us
+FROM events WHERE event = 'tool_call' AND family = 'rollout'
+"""
+
+_ENGINE_REQUESTS = f"""
+SELECT e.run, e.step, e.name, p.replica, e.extra->>'$.engine_request_id' AS engine_request_id,
+    e.request_id, e.validate, e.status, e.begin_us, e.end_us, e.duration_us,
+    {_number("prompt_tokens")} AS prompt_tokens,
+    {_number("response_tokens")} AS response_tokens,
+    {_number("cached_tokens")} AS cached_tokens,
+    e.extra->>'$.finish_reason' AS finish_reason,
+    {_microseconds("queue_s")} AS queue_us,
+    {_microseconds("prefill_s")} AS prefill_us,
+    {_microseconds("decode_s")} AS decode_us,
+    {_microseconds("e2e_s")} AS e2e_us,
+    e.extra->>'$.weight_version' AS weight_version
+FROM events AS e LEFT JOIN processes AS p USING (run, name)
+WHERE e.event = 'engine_request' AND e.family = 'engine'
+"""
+
+# One engine request id may stand for several calls (verl's full_determinism passes the request's
+# own id every turn); then the server's interval that overlaps the client's most is its own.
+_ENGINE_CALLS = f"""
+WITH calls AS (
+    SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn,
+        extra->>'$.engine_request_id' AS engine_request_id,
+        extra->>'$.server' AS server, status, error, begin_us, end_us, duration_us,
+        {_number("prompt_tokens")} AS prompt_tokens,
+        {_RESPONSE_TOKENS} AS response_tokens,
+        extra->>'$.finish_reason' AS finish_reason
+    FROM events WHERE event = 'engine_call' AND family = 'rollout'
+), unique_served AS (
+    SELECT run, engine_request_id FROM engine_requests
+    WHERE engine_request_id IS NOT NULL
+    GROUP BY run, engine_request_id HAVING count(*) = 1
+), candidates AS (
+    SELECT c.number, s.*,
+        u.engine_request_id IS NOT NULL AS certain,
+        least(c.end_us, s.end_us) - greatest(c.begin_us, s.begin_us) AS overlap_us
+    FROM calls AS c
+    JOIN engine_requests AS s USING (run, engine_request_id)
+    LEFT JOIN unique_served AS u USING (run, engine_request_id)
+), served AS (
+    SELECT * FROM candidates WHERE certain
+    UNION ALL
+    (SELECT DISTINCT ON (number) * FROM candidates
+    WHERE NOT certain AND overlap_us > 0 ORDER BY number, overlap_us DESC)
+)
+SELECT c.run, c.step, c.name, c.validate, c.request_id, c.turn, c.engine_request_id, c.server,
+    c.status, c.error, c.begin_us, c.end_us, c.duration_us,
+    coalesce(c.prompt_tokens, s.prompt_tokens) AS prompt_tokens,
+    coalesce(c.response_tokens, s.response_tokens) AS response_tokens,
+    coalesce(c.finish_reason, s.finish_reason) AS finish_reason,
+    s.name AS engine_name, s.replica,
+    s.begin_us AS engine_begin_us, s.end_us AS engine_end_us,
+    s.duration_us AS engine_duration_us, s.cached_tokens,
+    s.queue_us, s.prefill_us, s.decode_us,
+    c.duration_us - s.duration_us AS outside_us, s.weight_version
+FROM calls AS c LEFT JOIN served AS s ON c.number = s.number
+"""
+
+_PHASES = """
+WITH spans AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us DESC, event)
+        AS number, run, step, name, rank, event, validate, begin_us, end_us, duration_us
+    FROM events WHERE family = 'trainer' AND duration_us IS NOT NULL
+), nested AS (
+    SELECT child.number, arg_min(parent.number, (parent.duration_us, -parent.number)) AS parent
+    FROM spans AS child JOIN spans AS parent
+        ON parent.run = child.run AND parent.name = child.name
+        AND parent.step IS NOT DISTINCT FROM child.step
+        AND parent.begin_us <= child.begin_us AND parent.end_us >= child.end_us
+        AND (parent.duration_us > child.duration_us
+            OR (parent.duration_us = child.duration_us AND parent.number < child.number))
+    GROUP BY child.number
+), children AS (
+    SELECT nested.parent AS number, sum(spans.duration_us) AS inside_us
+    FROM nested JOIN spans USING (number) GROUP BY nested.parent
+)
+SELECT s.run, s.step, s.name, s.rank, s.event AS phase, p.event AS parent, s.validate,
+    s.begin_us, s.end_us, s.duration_us,
+    greatest(s.duration_us - coalesce(c.inside_us, 0), 0)::BIGINT AS self_us
+FROM spans AS s
+LEFT JOIN nested AS n ON n.number = s.number
+LEFT JOIN spans AS p ON p.number = n.parent
+LEFT JOIN children AS c ON c.number = s.number
+"""
+
+# A step that has no `step` event (the trainer was not recorded, or was killed in it) gets the span
+# of its phases, or of all its events, and is marked as not finished.
+_STEPS = """
+WITH recorded AS (
+    SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
+    FROM phases WHERE phase = 'step' GROUP BY run, step
+), spanned AS (
+    SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
+    FROM events WHERE step IS NOT NULL GROUP BY run, step
+), inside AS (
+    SELECT run, step, sum(duration_us)::BIGINT AS phases_us
+    FROM phases WHERE parent = 'step' GROUP BY run, step
+), counted AS (
+    SELECT run, step,
+        count(*) FILTER (NOT validate) AS requests,
+        count(*) FILTER (NOT validate AND NOT finished) AS unfinished_requests,
+        count(*) FILTER (validate) AS validation_requests
+    FROM requests GROUP BY run, step
+)
+SELECT run, step, r.step IS NOT NULL AS finished,
+    coalesce(r.begin_us, e.begin_us) AS begin_us,
+    coalesce(r.end_us, e.end_us) AS end_us,
+    coalesce(r.end_us, e.end_us) - coalesce(r.begin_us, e.begin_us) AS duration_us,
+    CASE WHEN r.step IS NOT NULL THEN coalesce(i.phases_us, 0) END AS phases_us,
+    CASE WHEN r.step IS NOT NULL
+        THEN r.end_us - r.begin_us - coalesce(i.phases_us, 0) END AS unaccounted_us,
+    coalesce(c.requests, 0) AS requests,
+    coalesce(c.unfinished_requests, 0) AS unfinished_requests,
+    coalesce(c.validation_requests, 0) AS validation_requests
+FROM spanned AS e
+LEFT JOIN recorded AS r USING (run, step)
+LEFT JOIN inside AS i USING (run, step)
+LEFT JOIN counted AS c USING (run, step)
+ORDER BY run, step
+"""
+
+_RANK_SPANS = """
+SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, duration_us
+FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
+"""
+
+_TRANSFERS = f"""
+SELECT run, step, name, validate, request_id, role, event,
+    extra->>'$.op' AS op, extra->>'$.partition' AS partition, status,
+    begin_us, end_us, duration_us,
+    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows
+FROM events WHERE family = 'transfer_queue'
+"""
+
+_REWARD_SCORES = f"""
+SELECT run, step, name, request_id, extra->>'$.uid' AS uid, validate, status,
+    begin_us, end_us, duration_us, {_number("score", "DOUBLE")} AS score
+FROM events WHERE family = 'reward' AND event = 'reward_score'
+"""
+
+_MEMORY = f"""
+SELECT run, step, name, role, rank, end_us, extra->>'$.at' AS "at",
+    {_number("allocated_bytes")} AS allocated_bytes, {_number("reserved_bytes")} AS reserved_bytes,
+    {_number("used_bytes")} AS used_bytes, {_number("total_bytes")} AS total_bytes
+FROM events WHERE event = 'memory' AND family = 'memory'
+"""
+
+_LAGS = """
+SELECT run, step, name, role, extra->>'$.loop' AS loop, begin_us, end_us, duration_us
+FROM events WHERE family = 'event_loop' AND duration_us IS NOT NULL
+"""
+
+_COSTS = f"""
+SELECT run, step, name, role, {_number("events")} AS events, {_number("bytes")} AS size_bytes,
+    {_number("dropped")} AS dropped, {_number("wrapper_s", "DOUBLE")} AS wrapper_s,
+    {_number("writer_s", "DOUBLE")} AS writer_s
+FROM events WHERE family = 'profiler' AND event = 'profiler_cost'
+"""
+
+# Name → its SQL, and whether it is kept as a table or read from the events again each time.
+_DEFINITIONS: dict[str, tuple[str, bool]] = {
+    "requests": (_REQUESTS, True),
+    "turns": (_TURNS, True),
+    "tool_calls": (_TOOL_CALLS, False),
+    "engine_requests": (_ENGINE_REQUESTS, False),
+    "engine_calls": (_ENGINE_CALLS, True),
+    "phases": (_PHASES, True),
+    "steps": (_STEPS, True),
+    "rank_spans": (_RANK_SPANS, False),
+    "transfers": (_TRANSFERS, False),
+    "reward_scores": (_REWARD_SCORES, False),
+    "memory": (_MEMORY, False),
+    "lags": (_LAGS, False),
+    "costs": (_COSTS, False),
+}
+_TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
+
+
+class Tables:
+    """The tables of one or several runs, on one duckdb connection.
+
+    A table is made when a query first names it after FROM or JOIN.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self.connection = connection
+        self._made: set[str] = set()
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Iterable[Mapping[str, Any]]] | None = None) -> Tables:
+        """Make tables from rows; columns that a row lacks are NULL.
+
+        Args:
+            tables: Rows by table name.  Tables that are not given are derived from `events`.
+        """
+        made = cls(duckdb.connect())
+        given = {"events": (), "processes": (), **(tables or {})}
+        for name, rows in given.items():
+            made.put(name, rows)
+        return made
+
+    def put(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Make the table `name` of exactly these rows."""
+        columns = SCHEMAS[name]
+        with tempfile.TemporaryDirectory(prefix="verl_profiler-") as folder:
+            path = Path(folder) / "rows.json"
+            with path.open("w", encoding="utf-8", errors="replace") as file:
+                for row in rows:
+                    unknown = set(row) - set(columns)
+                    if unknown:
+                        raise KeyError(f"table {name} has no column {', '.join(sorted(unknown))}")
+                    file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
+            typed = ", ".join(f"\"{column}\": '{kind}'" for column, kind in columns.items())
+            self.connection.execute(
+                f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM read_json("
+                f"'{path}', format = 'newline_delimited', columns = {{{typed}}})"
+            )
+        self._made.add(name)
+
+    def take(self, name: str, query: str) -> None:
+        """Make `name` a view of `query`, which must have the table's columns."""
+        columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
+        self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM ({query})")
+        self._made.add(name)
+
+    def make(self, *names: str) -> None:
+        """Make these tables now, with those that they are made from."""
+        for name in names:
+            if name in self._made or name not in _DEFINITIONS:
+                continue
+            query, kept = _DEFINITIONS[name]
+            self.make(*_named(query))
+            columns = ", ".join(
+                f'"{column}"::{kind} AS "{column}"' for column, kind in SCHEMAS[name].items()
+            )
+            self.connection.execute(
+                f"CREATE {'TABLE' if kept else 'VIEW'} {name} AS SELECT {columns} FROM ({query})"
+            )
+            self._made.add(name)
+
+    def relation(self, name: str) -> duckdb.DuckDBPyRelation:
+        """Return the table as a duckdb relation, to filter, join or export."""
+        if name not in SCHEMAS:
+            raise KeyError(f"no table {name}; there are {', '.join(SCHEMAS)}")
+        self.make(name)
+        return self.connection.table(name)
+
+    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """Run a query over the tables and return its rows as dicts."""
+        self.make(*_named(query))
+        cursor = self.connection.execute(query, parameters)
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def row(self, query: str, parameters: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Return the first row of a query, or an empty dict."""
+        rows = self.rows(query, parameters)
+        return rows[0] if rows else {}
+
+
+def _named(query: str) -> list[str]:
+    return [name for name in dict.fromkeys(_TABLE_NAME.findall(query)) if name in _DEFINITIONS]
