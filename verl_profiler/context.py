@@ -18,6 +18,7 @@ class Request:
     """One agent-loop run, from its start until its result is stored."""
 
     __slots__ = (
+        "__weakref__",
         "agent",
         "begin_ns",
         "calls_open",
@@ -79,11 +80,10 @@ class Request:
 class EngineCall:
     """One generate call, in the client or in the server, while it runs."""
 
-    __slots__ = ("engine_request_id", "meta_info", "server")
+    __slots__ = ("engine_request_id", "meta_info")
 
     def __init__(self) -> None:
         self.engine_request_id: str | None = None
-        self.server: str | None = None
         self.meta_info: dict[str, Any] | None = None
 
 
@@ -96,6 +96,8 @@ class Process:
     def reset(self) -> None:
         """Forget everything; for tests and forked children."""
         self.step = 0
+        # After a weight sync: the step that begins with this process's next piece of work.
+        self.next_step: int | None = None
         # True once a call that names the step (a weight sync) was seen in this process.
         self.step_known = False
         self.validate = False
@@ -110,6 +112,11 @@ class Process:
     def hold_trainer(self, trainer: Any) -> None:
         """Take the step from `trainer.global_steps` from now on."""
         self._trainer = weakref.ref(trainer)
+
+    def begin_work(self) -> None:
+        """Enter the step that the last weight sync announced."""
+        if self.next_step is not None:
+            self.step, self.next_step = self.next_step, None
 
     def current_step(self) -> int:
         """Return the step that code outside a request belongs to."""

@@ -73,12 +73,8 @@ _FILE_COLUMNS = {
     "step": "INTEGER",
     "shift_us": "BIGINT",
     "original": "BOOLEAN",
-    "compact_tail": "VARCHAR",
-    "spaced_tail": "VARCHAR",
 }
 
-# Everything is read as text and cast afterwards, so that one wrong type costs one value and is
-# seen, not the file.
 _TOP = json.dumps(
     {
         **dict.fromkeys(("timestamp", "event", "duration_sec", "workid", "step"), "VARCHAR"),
@@ -93,46 +89,62 @@ _IDENTITY = json.dumps(
 _KEYS = ("timestamp", "event", "duration_sec", "extra", "workid", "step")
 _WITHOUT_KEYS = json.dumps(dict.fromkeys(_KEYS))
 
-_SELECT = """
-WITH lines AS (
-    SELECT filename, json AS line, json_transform(json, '{top}') AS top
-    FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
-), split AS (
-    SELECT f.*, top.timestamp AS timestamp_text, top.event AS recorded_event,
-        top.duration_sec AS duration_text, top.step AS step_text, top.workid AS workid,
+# Lines as the recorder writes them, whose last key is the step of the folder.
+_REGULAR = """
+    SELECT filename, timestamp AS moment, event AS recorded_event, duration_sec AS duration_s,
+        extra, workid, step AS line_step, false AS mistyped
+    FROM read_json([{paths}], format = 'newline_delimited', filename = true,
+        maximum_object_size = {limit},
+        columns = {{timestamp: 'TIMESTAMP', event: 'VARCHAR', duration_sec: 'DOUBLE',
+            extra: 'JSON', workid: 'VARCHAR', step: 'INTEGER'}})
+"""
+
+# Any other lines: values are read as text and cast one by one, and keys that the format does not
+# know (keywords of the caller of `log_manager.log`) go into `extra`.
+_IRREGULAR = """
+    SELECT filename,
+        CASE WHEN length(top.timestamp) >= 19 THEN try_cast(top.timestamp AS TIMESTAMP) END
+            AS moment,
+        top.event AS recorded_event,
+        try_cast(top.duration_sec AS DOUBLE) AS duration_s,
         CASE
-            WHEN ends_with(line, f.compact_tail) OR ends_with(line, f.spaced_tail) THEN top.extra
             WHEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) = {key_count}
                 THEN top.extra
             ELSE json_merge_patch(
                 json_merge_patch(line, '{without_keys}'), coalesce(top.extra, '{{}}'))
-        END AS extra
-    FROM lines JOIN part_files AS f ON f.path = lines.filename
-), identified AS (
-    SELECT *, json_transform(CASE WHEN starts_with(extra::VARCHAR, '{{') THEN extra END,
-        '{identity}') AS who
-    FROM split
+        END AS extra,
+        top.workid AS workid,
+        whole_number(top.step) AS line_step,
+        (top.duration_sec IS NOT NULL AND try_cast(top.duration_sec AS DOUBLE) IS NULL)
+            OR (top.step IS NOT NULL AND whole_number(top.step) IS NULL) AS mistyped
+    FROM (
+        SELECT filename, json AS line, json_transform(json, '{top}') AS top
+        FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
+    )
+"""
+
+_SELECT = """
+WITH lines AS ({lines}
 ), typed AS (
-    SELECT *,
-        CASE WHEN length(timestamp_text) >= 19
-            AND try_cast(timestamp_text AS TIMESTAMP) BETWEEN '1970-01-01' AND '2262-01-01'
-            THEN epoch_us(try_cast(timestamp_text AS TIMESTAMP)) + shift_us END AS end_us,
-        CASE WHEN try_cast(duration_text AS DOUBLE) BETWEEN 0 AND 1e9
-            THEN round(try_cast(duration_text AS DOUBLE) * 1e6)::BIGINT END AS duration_us,
-        whole_number(step_text) AS line_step,
-        whole_number(who.turn) AS recorded_turn,
-        CASE who.validate WHEN 'true' THEN true WHEN 'false' THEN false END AS validate
-    FROM identified
+    SELECT f.*, lines.* EXCLUDE (filename, duration_s, workid),
+        nullif(workid, f.rank::VARCHAR) AS workid,
+        CASE WHEN moment BETWEEN '1970-01-01' AND '2262-01-01'
+            THEN epoch_us(moment) + f.shift_us END AS end_us,
+        CASE WHEN duration_s BETWEEN 0 AND 1e9 THEN round(duration_s * 1e6)::BIGINT END
+            AS duration_us,
+        duration_s IS NOT NULL AND NOT coalesce(duration_s BETWEEN 0 AND 1e9, false)
+            AS bad_duration,
+        json_transform(CASE WHEN starts_with(extra::VARCHAR, '{{') THEN extra END,
+            '{identity}') AS who
+    FROM lines JOIN part_files AS f ON f.path = lines.filename
 )
 SELECT
     t.file_id,
     coalesce(
-        t.recorded_event IS NULL OR t.recorded_event = '' OR t.recorded_event[1] IN ('{{', '[')
-        OR t.end_us IS NULL
-        OR (t.duration_text IS NOT NULL AND t.duration_us IS NULL)
-        OR (t.step_text IS NOT NULL AND t.line_step IS NULL)
-        OR (t.who.turn IS NOT NULL AND t.recorded_turn IS NULL)
-        OR (t.who.validate IS NOT NULL AND t.validate IS NULL)
+        t.mistyped OR t.bad_duration OR t.recorded_event IS NULL OR t.recorded_event = ''
+        OR t.recorded_event[1] IN ('{{', '[') OR t.end_us IS NULL
+        OR (t.who.turn IS NOT NULL AND whole_number(t.who.turn) IS NULL)
+        OR coalesce(t.who.validate, 'true') NOT IN ('true', 'false')
         OR NOT starts_with(t.extra::VARCHAR, '{{'),
         false) AS flawed,
     t.name, t.role, t.rank, t.host, t.pid,
@@ -145,11 +157,12 @@ SELECT
     END AS family,
     t.end_us, t.duration_us,
     t.who.request_id AS request_id,
-    t.recorded_turn + coalesce(v.turn_shift, 0) AS turn,
-    coalesce(t.validate, false) AS validate,
+    whole_number(t.who.turn) + coalesce(v.turn_shift, 0) AS turn,
+    coalesce(t.who.validate = 'true', false) AS validate,
     coalesce(t.who.sample, CASE WHEN t.original THEN t.extra->>'$.batch_data_id' END) AS sample,
     t.who.session AS session, t.who.status AS status, t.who.error AS error,
-    t.workid, t.recorded_event AS recorded,
+    t.workid,
+    CASE WHEN v.event <> t.recorded_event THEN t.recorded_event END AS recorded,
     CASE WHEN t.extra::VARCHAR <> '{{}}' THEN t.extra END AS extra
 FROM typed AS t
 LEFT JOIN vocabulary AS v ON v.recorded = t.recorded_event AND v.original = t.original
@@ -248,59 +261,75 @@ def _build(
             copy = scratch / f"repaired-{target.stem}-{number}.jsonl"
             repaired.add(number)
             try:
-                growing = processes[file.name].has_header and processes[file.name].ended is None
-                problems.extend(
-                    repair(file.path, copy, file.shown, growing=growing and _just_changed(file))
-                )
+                running = processes[file.name].has_header and processes[file.name].ended is None
+                growing = running and _changed(file)
+                problems.extend(repair(file.path, copy, file.shown, growing=growing))
+                empty = not copy.stat().st_size
             except OSError as error:
                 problems.append(f"{file.shown} cannot be read: {error.strerror or error}")
-                paths.pop(number, None)
-                continue
-            paths[number] = copy
-            if not copy.stat().st_size:
+                empty = True
+            if empty:
                 paths.pop(number)
+            else:
+                paths[number] = copy
 
-    mend([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
+    shapes = {number: _shape(file) for number, file in enumerate(group)}
+    regular = {number for number, shape in shapes.items() if shape == "regular"}
+    mend([number for number, shape in shapes.items() if shape == "unfinished"])
     counts: list[tuple[int, int, int]] = []
+    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     while paths:
         _set_part_files(connection, group, paths, processes, original, scratch)
-        partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
+        query = _select(
+            [path for number, path in paths.items() if number in regular - repaired],
+            [path for number, path in paths.items() if number not in regular - repaired],
+        )
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             connection.execute(
-                f"COPY ({_select(paths.values())}) TO '{_quoted(partial)}' "
-                "(FORMAT parquet, COMPRESSION zstd)"
+                f"COPY ({query}) TO '{_quoted(partial)}' (FORMAT parquet, COMPRESSION zstd)"
             )
+            counts = connection.execute(
+                "SELECT file_id, count(*), count(*) FILTER (flawed) "
+                f"FROM read_parquet('{_quoted(partial)}') GROUP BY file_id"
+            ).fetchall()
         except duckdb.OutOfMemoryException as error:
             raise ReadingError(
-                f"the events do not fit into the memory limit: {error}\n"
-                "Give more with --memory-limit 4GB",
+                f"the events do not fit into the memory limit: {_first_line(error)}\n"
+                "Give more, for example memory_limit='4GB'",
                 "memory-limit",
             ) from error
         except (OSError, duckdb.Error) as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
-            culprits = _culprits(connection, error, paths, repaired)
-            if culprits:
-                mend(culprits)
-                continue
             if not _can_write(target.parent):
                 return None
-            hopeless = [number for number in paths if not _readable(connection, paths[number])]
-            for number in hopeless or list(paths):
-                problems.append(f"{group[number].shown} cannot be read ({_first_line(error)})")
-                paths.pop(number)
+            mistyped = _named_in(error, paths) & (regular - repaired)
+            unreadable = {
+                number
+                for number, path in paths.items()
+                if number not in repaired and not _readable(connection, path)
+            }
+            if unreadable:
+                mend(sorted(unreadable))
+            elif mistyped:
+                regular -= mistyped
+            elif regular - repaired:
+                regular.clear()
+            elif set(paths) - repaired:
+                mend(sorted(set(paths) - repaired))
+            else:
+                for number in _named_in(error, paths) or set(paths):
+                    problems.append(f"{group[number].shown} cannot be read ({_first_line(error)})")
+                    paths.pop(number)
             continue
-        counts = connection.execute(
-            "SELECT file_id, count(*), count(*) FILTER (flawed) "
-            f"FROM read_parquet('{_quoted(partial)}') GROUP BY file_id"
-        ).fetchall()
-        flawed = [number for number, _, faults in counts if faults and number not in repaired]
-        if flawed:
-            mend(flawed)
-            continue
-        partial.replace(target)
-        break
+        flawed = {number for number, _, faults in counts if faults} - repaired
+        if not flawed:
+            partial.replace(target)
+            break
+        mend(sorted(flawed))
+    with contextlib.suppress(OSError):
+        partial.unlink()
     by_process: dict[str, int] = {}
     for number, count, _ in counts if paths else []:
         name = group[number].name
@@ -314,16 +343,46 @@ def _build(
     }
 
 
-def _select(paths: Iterable[Path]) -> str:
-    return _SELECT.format(
-        top=_TOP,
-        identity=_IDENTITY,
-        without_keys=_WITHOUT_KEYS,
-        keys=", ".join(f"'{key}'" for key in _KEYS),
-        key_count=len(_KEYS),
-        limit=2 * LINE_LIMIT_BYTES,
-        paths=", ".join(f"'{_quoted(path)}'" for path in paths),
-    )
+def _shape(file: EventFile) -> str:
+    """Return whether all lines of a file end as the recorder ends them, in one fast look.
+
+    Returns:
+        `regular`, `irregular`, or `unfinished` when the last line has no end.
+    """
+    compact, spaced = f'"step":{file.step}}}\n'.encode(), f'"step": {file.step}}}\n'.encode()
+    lines = ended = 0
+    last = b"\n"
+    try:
+        with file.path.open("rb") as opened:
+            while chunk := opened.read(1 << 20):
+                chunk += opened.readline(LINE_LIMIT_BYTES)
+                found = chunk.count(b"\n")
+                lines += found
+                matched = chunk.count(compact)
+                ended += matched if matched == found else matched + chunk.count(spaced)
+                last = chunk[-1:]
+    except OSError:
+        return "unfinished"
+    if last != b"\n":
+        return "unfinished"
+    return "regular" if lines == ended else "irregular"
+
+
+def _select(regular: list[Path], irregular: list[Path]) -> str:
+    words = {
+        "top": _TOP,
+        "identity": _IDENTITY,
+        "without_keys": _WITHOUT_KEYS,
+        "keys": ", ".join(f"'{key}'" for key in _KEYS),
+        "key_count": len(_KEYS),
+        "limit": 2 * LINE_LIMIT_BYTES,
+    }
+    lines = [
+        template.format(paths=", ".join(f"'{_quoted(path)}'" for path in paths), **words)
+        for template, paths in ((_REGULAR, regular), (_IRREGULAR, irregular))
+        if paths
+    ]
+    return _SELECT.format(lines="    UNION ALL BY NAME".join(lines), **words)
 
 
 def _set_part_files(
@@ -351,8 +410,6 @@ def _set_part_files(
                 "step": file.step,
                 "shift_us": process.shift_us,
                 "original": original,
-                "compact_tail": f'"step":{file.step}}}',
-                "spaced_tail": f'"step": {file.step}}}',
             }
         )
     listing = scratch / "part_files.json"
@@ -379,20 +436,9 @@ def _prepare(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _culprits(
-    connection: duckdb.DuckDBPyConnection,
-    error: Exception,
-    paths: dict[int, Path],
-    repaired: set[int],
-) -> list[int]:
-    """Return the files that the error is about; all of them are tried when it does not say."""
-    open_files = {number: path for number, path in paths.items() if number not in repaired}
-    named = [number for number, path in open_files.items() if f'"{path}"' in str(error)]
-    # Many damaged files would otherwise cost one attempt each.
-    unreadable = [
-        number for number, path in open_files.items() if not _readable(connection, path)
-    ]
-    return sorted({*named, *unreadable})
+def _named_in(error: Exception, paths: dict[int, Path]) -> set[int]:
+    text = str(error)
+    return {number for number, path in paths.items() if f'"{path}"' in text}
 
 
 def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
@@ -521,18 +567,9 @@ def _plain_path(file: EventFile, scratch: Path) -> Path:
     return link
 
 
-def _ends_with_newline(path: Path) -> bool:
+def _changed(file: EventFile) -> bool:
     try:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) == b"\n"
-    except OSError:
-        return False
-
-
-def _just_changed(file: EventFile) -> bool:
-    try:
-        return file.path.stat().st_mtime_ns != file.modified_ns
+        return file.path.stat().st_size != file.size_bytes
     except OSError:
         return False
 

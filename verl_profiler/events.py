@@ -118,7 +118,7 @@ EVENTS: dict[str, Event] = {
         "rollout",
         "turn",
         "One generate call as the agent loop sees it, with transport and queueing.",
-        ("engine_request_id", "prompt_tokens", "response_tokens", "finish_reason", "server"),
+        ("engine_request_id", "prompt_tokens", "response_tokens", "finish_reason"),
     ),
     "server_acquire": Event(
         "rollout", "engine_call", "The load balancer chooses a replica.", ("server",)
@@ -215,7 +215,7 @@ EVENTS: dict[str, Event] = {
         "event_loop",
         None,
         "The event loop did not run: from when a timer was due until it ran.",
-        ("loop",),
+        ("loop", "during"),
     ),
     # the profiler itself
     "profiler_cost": Event(

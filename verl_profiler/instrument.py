@@ -26,7 +26,7 @@ import wrapt
 
 from verl_profiler import context, recorder
 from verl_profiler.clock import now
-from verl_profiler.loop_lag import watch_running_loop
+from verl_profiler.loop_lag import note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
 
 __all__ = ["Status", "install", "status", "uninstall", "wrap"]
@@ -235,7 +235,7 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
             except BaseException as error:
                 _leave(probe, call, None, error)
                 raise
-            _leave(probe, call, result, None)
+            _leave(probe, call, result, None, blocking=True)
             return result
 
     return traced
@@ -278,7 +278,14 @@ def _enter(
     return call
 
 
-def _leave(probe: Probe, call: Call | None, result: Any, error: BaseException | None) -> None:
+def _leave(
+    probe: Probe,
+    call: Call | None,
+    result: Any,
+    error: BaseException | None,
+    *,
+    blocking: bool = False,
+) -> None:
     if call is None:
         return
     active = recorder.active()
@@ -289,6 +296,8 @@ def _leave(probe: Probe, call: Call | None, result: Any, error: BaseException | 
         call.end_ns = end
         call.error = error
         status.hits[probe.name] += 1
+        if blocking:
+            note_blocking_call(probe.name, call.begin_ns, end)
         if probe.leave is not None:
             probe.leave(call, result)
         event = call.event

@@ -14,9 +14,12 @@ from typing import Any
 from verl_profiler import recorder
 from verl_profiler.clock import now
 
-__all__ = ["watch_running_loop"]
+__all__ = ["note_blocking_call", "watch_running_loop"]
 
 _PERIOD_S = 0.1
+_WORTH_NAMING_NS = 5_000_000
+# Event, begin, end and thread of the last probed synchronous call of some length.
+last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 _last: Any = None
 
@@ -49,8 +52,19 @@ class _Heartbeat:
         if recorder.active() is None:
             return
         ran_ns = now()
-        if ran_ns - self._due_ns >= self._threshold_ns:
-            recorder.record(
-                "event_loop_lag", self._due_ns, ran_ns, {"loop": threading.current_thread().name}
-            )
+        late_ns = ran_ns - self._due_ns
+        if late_ns >= self._threshold_ns:
+            extra = {"loop": threading.current_thread().name}
+            event, begin_ns, end_ns, thread = last_blocking_call
+            shared_ns = min(end_ns, ran_ns) - max(begin_ns, self._due_ns)
+            if thread == threading.get_ident() and shared_ns * 2 > late_ns:
+                extra["during"] = event
+            recorder.record("event_loop_lag", self._due_ns, ran_ns, extra)
         self.arm()
+
+
+def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:
+    """Remember a probed synchronous call, so that a stall of its thread's loop can name it."""
+    global last_blocking_call
+    if end_ns - begin_ns > _WORTH_NAMING_NS:
+        last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())

@@ -65,7 +65,9 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 def _plain(value: Any) -> Any:
-    """Encode what JSON does not know: NumPy and torch scalars by value, the rest by repr."""
+    """Encode what JSON does not know: str subclasses and scalars by value, the rest by repr."""
+    if isinstance(value, str):
+        return str.__str__(value)
     item = getattr(value, "item", None)
     if callable(item):
         with contextlib.suppress(Exception):

@@ -283,9 +283,13 @@ def _microseconds(field: str) -> str:
 
 _RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
 
+# `request_start` is written before verl has given the request its id; it is matched to its request
+# by sample and session, or stands for a request that never came so far.
 _REQUESTS = f"""
 WITH grouped AS MATERIALIZED (
     SELECT run, step, name, validate, request_id,
+        CASE WHEN request_id IS NULL THEN sample END AS loose_sample,
+        CASE WHEN request_id IS NULL THEN session END AS loose_session,
         any_value(rank) AS rank,
         max(sample) AS sample,
         max(session) AS session,
@@ -313,21 +317,47 @@ WITH grouped AS MATERIALIZED (
         coalesce(sum(duration_us) FILTER (event = 'prompt_build'), 0) AS prompt_build_sum,
         coalesce(sum(duration_us) FILTER (event = 'tool_parsing'), 0) AS tool_parsing_sum,
         coalesce(sum(duration_us) FILTER (event = 'token_merge'), 0) AS token_merge_sum,
-        coalesce(sum(duration_us) FILTER (event = 'postprocess'), 0) AS postprocess_sum,
+        coalesce(max(end_us) FILTER (event = 'postprocess')
+            - min(begin_us) FILTER (event = 'postprocess'), 0) AS postprocess_sum,
         coalesce(sum(duration_us) FILTER (event = 'reward'), 0) AS reward_sum,
         coalesce(min(begin_us) FILTER (event = 'reward')
             >= min(begin_us) FILTER (event = 'postprocess')
             AND max(end_us) FILTER (event = 'reward')
             <= max(end_us) FILTER (event = 'postprocess'), false) AS reward_inside
     FROM events
-    WHERE request_id IS NOT NULL AND family = 'rollout'
-    GROUP BY run, step, name, validate, request_id
+    WHERE family = 'rollout'
+        AND (request_id IS NOT NULL OR event IN ('request', 'request_start'))
+    GROUP BY run, step, name, validate, request_id, loose_sample, loose_session
+), started AS (
+    SELECT run, step, name, validate, sample, session, min(begin_us) AS start_us,
+        min(start_extra::VARCHAR) AS start_extra
+    FROM grouped WHERE request_id IS NULL AND endings = 0
+    GROUP BY run, step, name, validate, sample, session
+), named AS (
+    SELECT g.* REPLACE (
+        CASE WHEN g.endings = 0 THEN coalesce(s.start_us, g.begin_us) ELSE g.begin_us END
+            AS begin_us,
+        coalesce(g.start_extra, s.start_extra::JSON) AS start_extra)
+    FROM grouped AS g LEFT JOIN started AS s
+        ON g.run = s.run AND g.step IS NOT DISTINCT FROM s.step AND g.name = s.name
+        AND g.validate = s.validate AND g.sample = s.sample
+        AND g.session IS NOT DISTINCT FROM s.session
+    WHERE g.request_id IS NOT NULL
+), every AS MATERIALIZED (
+    SELECT * FROM named
+    UNION ALL
+    SELECT g.* FROM grouped AS g
+    WHERE g.request_id IS NULL AND (g.endings > 0 OR NOT EXISTS (
+        SELECT 1 FROM named AS n
+        WHERE g.run = n.run AND g.step IS NOT DISTINCT FROM n.step AND g.name = n.name
+        AND g.validate = n.validate AND g.sample IS NOT DISTINCT FROM n.sample
+        AND g.session IS NOT DISTINCT FROM n.session))
 ), seen AS (
     SELECT run, sum(engine_calls) > 0 AS engine, sum(tool_calls + tool_executions) > 0 AS tool,
         sum(prompt_builds) > 0 AS prompt_build, sum(tool_parsings) > 0 AS tool_parsing,
         sum(token_merges) > 0 AS token_merge, sum(postprocesses) > 0 AS postprocess,
         sum(rewards) > 0 AS reward
-    FROM grouped GROUP BY run
+    FROM every GROUP BY run
 ), parts AS (
     SELECT g.*,
         endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
@@ -343,11 +373,11 @@ WITH grouped AS MATERIALIZED (
         CASE WHEN s.reward THEN reward_sum END AS reward_us,
         engine_sum + tool_sum + prompt_build_sum + tool_parsing_sum + token_merge_sum
             + postprocess_own + reward_sum AS known_us
-    FROM grouped AS g JOIN seen AS s USING (run)
+    FROM every AS g JOIN seen AS s USING (run)
 )
 SELECT run, step, name, validate, request_id, rank, sample, session,
     extra->>'$.agent' AS agent,
-    extra->>'$.uid' AS uid,
+    coalesce(extra->>'$.uid', start_extra->>'$.uid') AS uid,
     coalesce(status, CASE WHEN endings = 0 THEN 'unfinished' END) AS status,
     error, finished, begin_us,
     CASE WHEN finished THEN end_us END AS end_us,

@@ -19,10 +19,12 @@ _SERVERS = (
     "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer",
     "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
     "verl.workers.rollout.trtllm_rollout.trtllm_async_server:TRTLLMHttpServer",
+    "verl_profiler.rehearsal.standin:StandinServer",
 )
 
 
 def _begin_generate(call: Call) -> None:
+    context.process.begin_work()
     if context.current_engine_call.get() is not None:
         # Prefill/decode disaggregation enters `generate` again; the outer call is the request.
         call.event = None
@@ -89,10 +91,11 @@ def _keep_meta_info(_call: Call, item: Any) -> None:
 
 
 def _end_set_step(call: Call, _result: Any) -> None:
-    # The weights of step k serve the rollouts of step k + 1.
+    # The weights of step k serve the rollouts of step k + 1, and the validation after step k.  A
+    # server is not told which; a reader takes the step from the client's side of the call.
     step = call.arguments.get("global_steps")
     if isinstance(step, int):
-        context.process.step = step + 1
+        context.process.next_step = step + 1
 
 
 PROBES = (

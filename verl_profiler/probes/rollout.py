@@ -208,8 +208,6 @@ def _end_engine_call(call: Call, result: Any) -> None:
     extra = call.extra or {}
     if engine_call.engine_request_id is not None:
         extra["engine_request_id"] = engine_call.engine_request_id
-    if engine_call.server is not None:
-        extra["server"] = engine_call.server
     tokens = getattr(result, "token_ids", result)
     if isinstance(tokens, (list, tuple)):
         extra["response_tokens"] = len(tokens)
@@ -230,11 +228,7 @@ def _end_acquire(call: Call, result: Any) -> None:
         call.event = None
         return
     if isinstance(result, tuple) and result:
-        server = str(result[0])
-        engine_call = context.current_engine_call.get()
-        if engine_call is not None:
-            engine_call.server = server
-        call.extra = {"server": server}
+        call.extra = {"server": str(result[0])}
 
 
 def _begin_merge_response(call: Call) -> None:

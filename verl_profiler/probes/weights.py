@@ -13,6 +13,7 @@ _ADAPTERS = (
     "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter",
     "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter",
     "verl.workers.rollout.trtllm_rollout.trtllm_rollout:ServerAdapter",
+    "verl_profiler.rehearsal.standin:StandinAdapter",
 )
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
 
@@ -21,15 +22,15 @@ def _begin_sync(call: Call) -> None:
     step = call.arguments.get("global_steps")
     if isinstance(step, int):
         context.process.step = step
+        context.process.next_step = None
         context.process.step_known = True
         call.step = step
         call.extra = {"weight_version": step}
 
 
 def _end_sync(call: Call, _result: Any) -> None:
-    # What this rank does next belongs to the next step.
     if call.step is not None:
-        context.process.step = call.step + 1
+        context.process.next_step = call.step + 1
 
 
 def _begin_transfer(call: Call) -> None:

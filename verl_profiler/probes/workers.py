@@ -19,6 +19,7 @@ _ENGINES = (
 
 def _learn_step(call: Call) -> None:
     """Take the step from the samples' tags where no weight sync has named it (critics)."""
+    context.process.begin_work()
     if context.process.step_known:
         return
     tags = getattr(call.arguments.get("data"), "tags", None)
@@ -36,11 +37,14 @@ def _begin_forward(call: Call) -> None:
 
 def _begin_move(call: Call) -> None:
     arguments = call.arguments
+    model = bool(arguments.get("model", True))
+    optimizer = bool(arguments.get("optimizer", True))
+    if not model and not optimizer:
+        # Offloading is off; verl calls all the same (verl 0.9.1 engine/fsdp/transformer_impl.py).
+        call.event = None
+        return
     call.event = "offload" if str(arguments.get("device")) == "cpu" else "load"
-    call.extra = {
-        "model": bool(arguments.get("model", True)),
-        "optimizer": bool(arguments.get("optimizer", True)),
-    }
+    call.extra = {"model": model, "optimizer": optimizer}
 
 
 def _body(event: str, target: str) -> Probe:
