@@ -294,6 +294,7 @@ WITH grouped AS MATERIALIZED (
         max(sample) AS sample,
         max(session) AS session,
         count(*) FILTER (event = 'request') AS endings,
+        count(*) FILTER (event = 'request_start') AS starts,
         max(status) FILTER (event = 'request') AS status,
         max(error) FILTER (event = 'request') AS error,
         coalesce(min(begin_us) FILTER (event = 'request'),
@@ -343,6 +344,8 @@ WITH grouped AS MATERIALIZED (
         AND g.validate = s.validate AND g.sample = s.sample
         AND g.session IS NOT DISTINCT FROM s.session
     WHERE g.request_id IS NOT NULL
+        AND (g.endings > 0 OR g.engine_calls > 0 OR s.start_us IS NOT NULL
+            OR g.start_extra IS NOT NULL OR g.starts > 0)
 ), every AS MATERIALIZED (
     SELECT * FROM named
     UNION ALL
@@ -524,14 +527,23 @@ LEFT JOIN children AS c ON c.number = s.number
 """
 
 # A step that has no `step` event (the trainer was not recorded, or was killed in it) gets the span
-# of its phases, or of all its events, and is marked as not finished.
+# of its phases and requests, or of all its events, and is marked as not finished.  Stray events do
+# not make a step: an engine counts its step by the weights it has, and so is one ahead at times.
 _STEPS = """
 WITH recorded AS (
     SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
     FROM phases WHERE phase = 'step' GROUP BY run, step
+), worked AS (
+    SELECT run, step, begin_us, end_us FROM phases
+    UNION ALL
+    SELECT run, step, begin_us, coalesce(end_us, last_us) FROM requests
 ), spanned AS (
     SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
-    FROM events WHERE step IS NOT NULL GROUP BY run, step
+    FROM worked WHERE step IS NOT NULL GROUP BY run, step
+    UNION ALL
+    SELECT run, step, min(begin_us), max(end_us) FROM events
+    WHERE step IS NOT NULL AND run NOT IN (SELECT DISTINCT run FROM worked)
+    GROUP BY run, step
 ), inside AS (
     SELECT run, step, sum(duration_us)::BIGINT AS phases_us
     FROM phases WHERE parent = 'step' GROUP BY run, step

@@ -1,1 +1,71 @@
-""""""
+"""Questions to the tables of a run: each function takes `Tables` and returns rows.
+
+A function is named after the table that it returns.  It reads no files, draws nothing and keeps
+nothing; rows come in a fixed order whatever the order of the events.
+"""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.cost import profiler_cost
+from verl_profiler.analysis.engines import engine_times, replica_balance
+from verl_profiler.analysis.event_loop import loop_lags
+from verl_profiler.analysis.memory import memory_peaks
+from verl_profiler.analysis.requests import (
+    request_parts,
+    request_times,
+    slowest_requests,
+    turns_per_request,
+)
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.steps import step_phases, step_tail, step_times
+from verl_profiler.analysis.tools import tool_times
+from verl_profiler.analysis.transfers import transfer_totals
+from verl_profiler.analysis.weights import weight_sync
+from verl_profiler.analysis.workers import rank_balance, rollout_balance
+
+__all__ = [
+    "ANALYSES",
+    "Rows",
+    "Steps",
+    "engine_times",
+    "loop_lags",
+    "memory_peaks",
+    "profiler_cost",
+    "rank_balance",
+    "replica_balance",
+    "request_parts",
+    "request_times",
+    "rollout_balance",
+    "slowest_requests",
+    "step_phases",
+    "step_tail",
+    "step_times",
+    "tool_times",
+    "transfer_totals",
+    "turns_per_request",
+    "weight_sync",
+]
+
+# Every analysis that needs no more than tables and steps, in reading order.
+ANALYSES = {
+    analysis.__name__: analysis
+    for analysis in (
+        step_times,
+        step_phases,
+        step_tail,
+        request_times,
+        request_parts,
+        turns_per_request,
+        slowest_requests,
+        tool_times,
+        engine_times,
+        replica_balance,
+        rollout_balance,
+        rank_balance,
+        weight_sync,
+        transfer_totals,
+        loop_lags,
+        memory_peaks,
+        profiler_cost,
+    )
+}

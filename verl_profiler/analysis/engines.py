@@ -1,0 +1,45 @@
+"""What engine calls consist of: waiting, prefill, decode, and the way there and back."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.tables import Tables
+
+__all__ = ["engine_times", "replica_balance"]
+
+_COLUMNS = """
+    count(*) AS calls, count(engine_duration_us) AS served,
+    sum(c.duration_us) / 1e6 AS total_s,
+    quantile_cont(c.duration_us, 0.5) / 1e6 AS p50_s,
+    quantile_cont(c.duration_us, 0.95) / 1e6 AS p95_s, max(c.duration_us) / 1e6 AS max_s,
+    sum(queue_us) / 1e6 AS queue_s, sum(prefill_us) / 1e6 AS prefill_s,
+    sum(decode_us) / 1e6 AS decode_s, sum(outside_us) / 1e6 AS outside_s,
+    sum(c.prompt_tokens)::BIGINT AS prompt_tokens,
+    sum(c.response_tokens)::BIGINT AS response_tokens,
+    sum(cached_tokens)::BIGINT AS cached_tokens,
+    sum(c.response_tokens) / nullif((max(c.end_us) - min(c.begin_us)) / 1e6, 0) AS tokens_per_s
+"""
+
+
+def engine_times(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize engine calls by step.
+
+    Returns:
+        One row per run, step and validate: calls, served (calls whose engine was recorded too),
+        total_s, p50_s, p95_s, max_s; queue_s, prefill_s and decode_s (sums that the engine
+        reports, None when it does not), outside_s (call time outside the engine); prompt_tokens,
+        response_tokens, cached_tokens, tokens_per_s (from the first call's begin to the last end).
+    """
+    return tables.rows(
+        f"SELECT run, step, validate, {_COLUMNS} FROM engine_calls AS c "
+        f"WHERE {in_steps(steps)} GROUP BY run, step, validate ORDER BY run, step, validate"
+    )
+
+
+def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
+    """Compare the replicas: as `engine_times`, for training, by `server`, most time first."""
+    return tables.rows(
+        f"SELECT run, step, coalesce(engine_name, server) AS server, {_COLUMNS} "
+        f"FROM engine_calls AS c WHERE NOT validate AND {in_steps(steps)} "
+        "GROUP BY ALL ORDER BY run, step, total_s DESC, server"
+    )
