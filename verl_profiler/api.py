@@ -19,20 +19,21 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from verl_profiler import context, recorder
 from verl_profiler.clock import now, take_anchor
 from verl_profiler.settings import Carried, EventSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["LogManager", "log_manager", "span", "start", "stop"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _record(
-    event: str, begin_ns: int, fields: dict[str, Any], error: BaseException | None
-) -> None:
+def _record(event: str, begin_ns: int, fields: dict[str, Any], error: BaseException | None) -> None:
     end = now()
     active = recorder.active()
     if active is None:
@@ -60,18 +61,18 @@ class _Span:
         """Add fields that are known only later, for example the size of a result."""
         self._fields.update(fields)
 
-    def __enter__(self) -> _Span:
+    def __enter__(self) -> Self:
         self._begin_ns = now()
         return self
 
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if recorder.active() is not None:
             _record(self._event, self._begin_ns, self._fields, error)
 
-    async def __aenter__(self) -> _Span:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: _Function) -> _Function:
@@ -177,7 +178,9 @@ class LogManager:
 log_manager = LogManager()
 
 
-def start(directory: str | os.PathLike[str], *, role: str = "process", rank: int | None = None) -> Path:
+def start(
+    directory: str | os.PathLike[str], *, role: str = "process", rank: int | None = None
+) -> Path:
     """Record in this process without verl, for scripts and tests of your own.
 
     Args:

@@ -123,9 +123,7 @@ def read_keys(config: Any) -> Capture | None:
     return Capture(tuple(sorted(set(steps))), ranks, discrete)
 
 
-def _ranks(
-    config: Any, said: dict[str, dict[str, Any]]
-) -> dict[str, tuple[int, ...] | None]:
+def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int, ...] | None]:
     world = _world_size(config)
     found: dict[str, tuple[int, ...] | None] = {}
     for component, keys in said.items():

@@ -90,7 +90,10 @@ EVENTS: dict[str, Event] = {
     "init": Event("trainer", None, "Start-up: workers, engines and models are made."),
     "validation": Event("trainer", None, "One pass over the validation set.", ("validate",)),
     "sample_wait": Event(
-        "trainer", "gen", "The trainer waits in the replay buffer for finished samples.", ("samples",)
+        "trainer",
+        "gen",
+        "The trainer waits in the replay buffer for finished samples.",
+        ("samples",),
     ),
     "sleep_replicas": Event("trainer", "gen", "The trainer puts the engines to sleep."),
     "metrics": Event(
@@ -98,7 +101,10 @@ EVENTS: dict[str, Event] = {
     ),
     # rollout: one request is one agent-loop run of one sample
     "request_start": Event(
-        "rollout", None, "An agent loop begins; its `request` line comes when it ends.", instant=True
+        "rollout",
+        None,
+        "An agent loop begins; its `request` line comes when it ends.",
+        instant=True,
     ),
     "request": Event(
         "rollout",
@@ -126,7 +132,9 @@ EVENTS: dict[str, Event] = {
     "token_merge": Event(
         "rollout", "turn", "New tokens are merged into the conversation.", ("of",)
     ),
-    "tool_parsing": Event("rollout", "turn", "Tool calls are read from the response.", ("tool_calls",)),
+    "tool_parsing": Event(
+        "rollout", "turn", "Tool calls are read from the response.", ("tool_calls",)
+    ),
     "tool_execution": Event(
         "rollout", "turn", "All tool calls of a turn, first begin to last end.", ("tool_calls",)
     ),
@@ -170,7 +178,9 @@ EVENTS: dict[str, Event] = {
         "workers", None, "One rank's actor update; in the trainer's files, `timing_s/update_actor`."
     ),
     "compute_log_prob": Event("workers", None, "One rank's log-probabilities of the actor."),
-    "compute_ref_log_prob": Event("workers", None, "One rank's log-probabilities of the reference."),
+    "compute_ref_log_prob": Event(
+        "workers", None, "One rank's log-probabilities of the reference."
+    ),
     "train_mini_batch": Event("workers", "update_actor", "The mini-batches of one update."),
     "train_batch": Event("workers", "train_mini_batch", "One mini-batch."),
     "infer_batch": Event("workers", "compute_log_prob", "A forward pass over a batch."),
@@ -178,8 +188,12 @@ EVENTS: dict[str, Event] = {
         "workers", "train_batch", "Forward and, when training, backward.", ("forward_only",)
     ),
     "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
-    "load": Event("workers", None, "Model or optimizer goes to the device.", ("model", "optimizer")),
-    "offload": Event("workers", None, "Model or optimizer goes to host memory.", ("model", "optimizer")),
+    "load": Event(
+        "workers", None, "Model or optimizer goes to the device.", ("model", "optimizer")
+    ),
+    "offload": Event(
+        "workers", None, "Model or optimizer goes to host memory.", ("model", "optimizer")
+    ),
     "update_weights": Event(
         "weights",
         None,
@@ -198,7 +212,10 @@ EVENTS: dict[str, Event] = {
     ),
     # TransferQueue client
     "tq_put": Event(
-        "transfer_queue", None, "Data goes into the queue.", ("size_bytes", "rows", "fields", "partition")
+        "transfer_queue",
+        None,
+        "Data goes into the queue.",
+        ("size_bytes", "rows", "fields", "partition"),
     ),
     "tq_get": Event(
         "transfer_queue",

@@ -113,7 +113,9 @@ def _place(probe: Probe, module: ModuleType) -> None:
         place = _places.get(key)
         if place is not None and place.wrapper is original:
             return
-        function = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
+        function = (
+            original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
+        )
         if not callable(function):
             _miss(probe, f"{target} is not callable")
             return
@@ -263,7 +265,7 @@ def _enter(
         return None
     begin = now()
     try:
-        call = Call(probe.event, dict(zip(names, args), **kwargs))
+        call = Call(probe.event, dict(zip(names, args, strict=False), **kwargs))
         call.begin_ns = begin
         if in_loop:
             watch_running_loop()

@@ -1,14 +1,13 @@
 """The driver's part: check the settings, make the run directory, and see that every process gets it.
 
-Hydra calls `ProfilerCallback.on_run_start` before `main()`; who starts verl from Python calls
-`prepare(config)`.  Everything wrong with the settings ends the command here, before training.
+`prepare(config)` does it all; `hydra_callback` calls it for `+profiler=multiturn`, and who starts
+verl from Python calls it himself.  Everything wrong with the settings ends here, before training.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,61 +16,9 @@ from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
 
-__all__ = ["ProfilerCallback", "prepare"]
+__all__ = ["make_hook", "prepare"]
 
 NODE = "profiler"
-
-
-class ProfilerCallback:
-    """Hydra's callback; `configs/profiler/multiturn.yaml` names it.
-
-    It is a plain class: Hydra calls the methods that it finds, and importing Hydra's base class
-    would make this module need Hydra.
-    """
-
-    def on_run_start(self, config: Any, **_: Any) -> None:
-        """Prepare `config` in place; end the command if a setting cannot be used."""
-        # Hydra turns an exception of a callback into a warning and goes on; SystemExit ends it.
-        try:
-            prepare(config)
-        except ConfigError as error:
-            _end(str(error))
-        except Exception as error:  # noqa: BLE001
-            import traceback
-
-            traceback.print_exc()
-            _end(f"the profiler could not be set up: {error!r} (set-up-failed)")
-
-    def on_multirun_start(self, config: Any, **_: Any) -> None:
-        """Refuse a sweep: Hydra would not let the callback change its jobs' configs."""
-        _end(
-            "+profiler=… does not work with Hydra's multirun (-m): its callbacks cannot prepare "
-            "the jobs of a sweep.\nStart the runs one by one. (multirun)"
-        )
-
-    # Hydra's dispatcher looks every hook up on the object.
-    def on_run_end(self, config: Any, **_: Any) -> None:
-        """Nothing to do: each process ends its own files."""
-
-    def on_multirun_end(self, config: Any, **_: Any) -> None:
-        """Nothing to do."""
-
-    def on_job_start(self, config: Any, **_: Any) -> None:
-        """Nothing to do: the config was prepared before."""
-
-    def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
-        """Say where the files are."""
-        active = recorder.active()
-        if active is not None:
-            recorder.say(f"events are in {active.directory}")
-
-    def on_compose_config(self, config: Any, config_name: str | None, overrides: list[str]) -> None:
-        """Nothing to do."""
-
-
-def _end(message: str) -> None:
-    print(f"verl-profiler: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
 
 
 def prepare(config: Any) -> Any:
@@ -96,7 +43,9 @@ def prepare(config: Any) -> Any:
             "config-group-not-found",
         )
     node = config[NODE]
-    settings = parse(OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node)
+    settings = parse(
+        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    )
     with open_dict(config):
         captures.translate(config)
     if not settings.events.enabled:
@@ -155,14 +104,12 @@ def _put_into_runtime_env(config: Any, text: str) -> None:
     """
     from omegaconf import OmegaConf
 
-    if config.get("ray_kwargs") is None:
-        config.ray_kwargs = {}
-    ray_init = OmegaConf.to_container(config.ray_kwargs.get("ray_init") or OmegaConf.create({}))
-    assert isinstance(ray_init, dict)
+    ray_init: Any = OmegaConf.select(config, "ray_kwargs.ray_init")
+    ray_init = {} if ray_init is None else OmegaConf.to_container(ray_init)
     runtime_env = dict(ray_init.get("runtime_env") or {})
     runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), ENVIRONMENT_VARIABLE: text}
-    # Assigned whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
-    config.ray_kwargs.ray_init = {**ray_init, "runtime_env": runtime_env}
+    # Set whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
+    OmegaConf.update(config, "ray_kwargs.ray_init", {**ray_init, "runtime_env": runtime_env})
 
 
 def _ask_engine_for_times(config: Any) -> None:
@@ -174,8 +121,7 @@ def _ask_engine_for_times(config: Any) -> None:
         return
     from omegaconf import OmegaConf
 
-    engine = OmegaConf.to_container(rollout.get("engine_kwargs") or OmegaConf.create({}))
-    assert isinstance(engine, dict)
+    engine: Any = OmegaConf.to_container(rollout.get("engine_kwargs") or OmegaConf.create({}))
     sglang = {**(engine.get("sglang") or {}), "enable_metrics": True}
     rollout.engine_kwargs = {**engine, "sglang": sglang}
 
@@ -200,7 +146,7 @@ def _hook_ray_init() -> None:
         if runtime_env is None or isinstance(runtime_env, dict):
             runtime_env = dict(runtime_env or {})
             if not _job_has_hook():
-                runtime_env["worker_process_setup_hook"] = _make_hook(
+                runtime_env["worker_process_setup_hook"] = make_hook(
                     runtime_env.get("worker_process_setup_hook")
                 )
                 kwargs["runtime_env"] = runtime_env
@@ -229,7 +175,7 @@ def _job_has_hook() -> bool:
     return False
 
 
-def _make_hook(users: str | Callable[[], Any] | None) -> Callable[[], None]:
+def make_hook(users: str | Callable[[], Any] | None) -> Callable[[], None]:
     """Return the set-up hook: the user's own first, then ours.
 
     It travels by value.  Named by a string, a node without this package could not import it, and

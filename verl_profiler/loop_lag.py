@@ -27,7 +27,7 @@ _last: Any = None
 def watch_running_loop() -> None:
     """Watch the running event loop from now on; cheap when it is watched already."""
     global _last
-    loop = asyncio._get_running_loop()  # noqa: SLF001  the public form raises where there is none
+    loop = asyncio._get_running_loop()
     if loop is None or (_last is not None and _last() is loop):
         return
     _last = weakref.ref(loop)

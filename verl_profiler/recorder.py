@@ -328,7 +328,11 @@ class Recorder:
             writer_ns - self._cost_writer_ns,
         )
         lost = dropped - self._cost_dropped
-        self._cost_wrapper_ns, self._cost_writer_ns, self._cost_dropped = wrapper_ns, writer_ns, dropped
+        self._cost_wrapper_ns, self._cost_writer_ns, self._cost_dropped = (
+            wrapper_ns,
+            writer_ns,
+            dropped,
+        )
         for position, (step, (count, size)) in enumerate(sorted(costs.items())):
             share = count / events
             extra = {

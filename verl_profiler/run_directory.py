@@ -59,7 +59,11 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
         try:
             directory.mkdir(parents=True, exist_ok=True)
             # An older logger's files there must not be mixed with ours.
-            if number == 1 and any(directory.glob("step_*")) and not (directory / RUN_FILE).exists():
+            if (
+                number == 1
+                and any(directory.glob("step_*"))
+                and not (directory / RUN_FILE).exists()
+            ):
                 continue
             descriptor = os.open(directory / RUN_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:

@@ -130,9 +130,15 @@ def _reject_unknown(node: Mapping[str, Any], struct: type[msgspec.Struct], where
                 if near
                 else f"{where} has: {', '.join(sorted(fields))}."
             )
-            raise ConfigError(f"{where}.{key} is not a setting of verl-profiler.\n{hint}", "unknown-key")
+            raise ConfigError(
+                f"{where}.{key} is not a setting of verl-profiler.\n{hint}", "unknown-key"
+            )
         kind = fields[key]
-        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(kind, type)
+            and issubclass(kind, msgspec.Struct)
+        ):
             _reject_unknown(value, kind, f"{where}.{key}")
 
 

@@ -14,7 +14,16 @@ from typing import Any
 __all__ = ["Call", "Probe", "all_probes", "select"]
 
 # The modules that hold `PROBES`, grouped by the part of verl that is watched.
-_MODULES = ("trainer", "rollout", "engine", "reward", "workers", "weights", "memory", "transfer_queue")
+_MODULES = (
+    "trainer",
+    "rollout",
+    "engine",
+    "reward",
+    "workers",
+    "weights",
+    "memory",
+    "transfer_queue",
+)
 
 
 class Call:

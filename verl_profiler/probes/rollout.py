@@ -77,7 +77,7 @@ def _end_request(call: Call, _result: Any) -> None:
 
 def _request_fields(request: Request) -> dict[str, Any]:
     fields: dict[str, Any] = {"turns": request.turns}
-    for name in ("agent", "prompt_tokens", "response_tokens", "reward", "uid"):
+    for name in ("agent", "prompt_tokens", "response_tokens", "reward"):
         value = getattr(request, name)
         if value is not None:
             fields[name] = value
@@ -337,7 +337,10 @@ PROBES = (
     Probe(
         "prompt_build",
         "rollout",
-        (f"{_LOOP}:AgentLoopBase.ct_build_initial_tokens", f"{_LOOP}:AgentLoopBase.apply_chat_template"),
+        (
+            f"{_LOOP}:AgentLoopBase.ct_build_initial_tokens",
+            f"{_LOOP}:AgentLoopBase.apply_chat_template",
+        ),
         enter=_begin_prompt,
         leave=_end_prompt,
     ),
@@ -408,7 +411,10 @@ PROBES = (
             enter=_begin_postprocess,
             leave=_end_postprocess,
         )
-        for target in (f"{_WORKER}._agent_loop_postprocess", f"{_TQ_WORKER}._agent_loop_postprocess")
+        for target in (
+            f"{_WORKER}._agent_loop_postprocess",
+            f"{_TQ_WORKER}._agent_loop_postprocess",
+        )
     ),
     Probe(
         "reward",
@@ -419,4 +425,3 @@ PROBES = (
         leave=_end_reward,
     ),
 )
-

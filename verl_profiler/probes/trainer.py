@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Number
 from typing import Any
 
 from verl_profiler import context
@@ -58,9 +57,9 @@ def _end_sample_wait(call: Call, result: Any) -> None:
 
 def _log_metrics(call: Call) -> None:
     metrics = {
-        str(key): value if isinstance(value, (bool, int, float)) else float(value)
+        str(key): value if isinstance(value, (bool, int, float)) else value.item()
         for key, value in call.arguments["data"].items()
-        if isinstance(value, Number) or hasattr(value, "item")
+        if isinstance(value, (bool, int, float)) or getattr(value, "size", 0) == 1
     }
     call.extra = {"metrics": metrics}
     call.step = int(call.arguments["step"])

@@ -41,7 +41,7 @@ def _fields_of(data: Any) -> dict[str, Any]:
     size = size_bytes(data)
     if size is not None:
         extra["size_bytes"] = size[0]
-        extra["fields"] = len(data._tensordict)  # noqa: SLF001  `keys()` builds views
+        extra["fields"] = len(data._tensordict)
         if size[1]:
             extra["untensored_fields"] = size[1]
     shape = getattr(data, "batch_size", None)
@@ -78,7 +78,6 @@ def _question(call: Call, op: str) -> None:
     size = getattr(metadata, "size", None)
     if isinstance(size, int):
         extra["rows"] = size
-    extra.update(_partition(metadata, arguments.get("partition_id")))
     call.extra = extra
 
 
@@ -135,7 +134,10 @@ PROBES = (
         for method, hook in _QUESTIONS.items()
     ),
     Probe(
-        "tq_clear", "transfer_queue", (f"{_CLIENT}.async_clear_samples",), enter=_begin_clear_samples
+        "tq_clear",
+        "transfer_queue",
+        (f"{_CLIENT}.async_clear_samples",),
+        enter=_begin_clear_samples,
     ),
     Probe(
         "tq_clear",

@@ -1,0 +1,49 @@
+"""Say what a profiled run would record here, before you pay for one.
+
+Looks at the installed verl without importing it: which probes would be placed and which would
+not, whether Hydra would find +profiler=multiturn, whether verl would load the plugin, and
+whether nsys, nvtx and the output directory can be used.
+
+Exit status 0: all is well.  1: something would be missing; the lines marked `!` say what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument(
+        "--output-dir",
+        default="logs",
+        metavar="DIR",
+        help="the folder that run directories will be made in (default: logs)",
+    )
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="also start a worker on every node of the running Ray cluster and look there",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; return 0 if all is well, else 1."""
+    from verl_profiler import doctor
+
+    findings = doctor.examine(Path(args.output_dir))
+    if args.ray:
+        findings += doctor.examine_cluster()
+    if args.json:
+        json.dump([finding.as_dict() for finding in findings], sys.stdout, indent=2)
+        print()
+    else:
+        for finding in findings:
+            print(finding.text())
+    return 0 if all(finding.good for finding in findings) else 1
