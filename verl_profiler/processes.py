@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from verl_profiler.events import WORKER_ROLE
@@ -24,6 +24,8 @@ _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
 # The wall clock against the monotonic one: NTP slews up to 500 ppm; anything above is a jump.
 _JUMP_S = 0.05
 _SLEW = 0.0005
+# Headers are written again every 5 s, and later where the process was busy.
+_SILENCE_S = 60.0
 
 
 @dataclass
@@ -252,13 +254,26 @@ def _ends(found: dict[str, Process]) -> Iterator[str]:
     killed = [process for process in headers if process.ended is None]
     if not killed:
         return
-    names = _some([process.name for process in killed])
-    last = max((_instant(process.updated) for process in killed), default=None)
-    when = "" if last is None else f", last seen {last:%Y-%m-%d %H:%M:%S}"
-    yield (
-        f"{names} did not end in order (killed, or still running{when}); "
-        "up to the last half second is missing"
-    )
+    seen = {process.name: _instant(process.updated) for process in headers}
+    last = max((moment for moment in seen.values() if moment is not None), default=None)
+    early = [
+        process.name
+        for process in killed
+        if last is not None
+        and (moment := seen[process.name]) is not None
+        and (last - moment).total_seconds() > _SILENCE_S
+    ]
+    for name in early:
+        yield (
+            f"{name} was killed or stuck: it was last heard of at {seen[name]:%H:%M:%S}, the run at "
+            f"{last:%H:%M:%S} UTC"
+        )
+    others = len(killed) - len(early)
+    if others:
+        yield (
+            f"{others} of {len(headers)} processes did not end in order (the run goes on, or they "
+            "were killed at its end, as Ray does); up to half a second is missing of each"
+        )
 
 
 def _some(names: list[str]) -> str:
@@ -266,11 +281,14 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} others"
 
 
-def _instant(text: str | None) -> datetime:
+def _instant(text: str | None) -> datetime | None:
     try:
-        return datetime.fromisoformat(text or "").replace(tzinfo=None)
+        moment = datetime.fromisoformat(text or "")
     except ValueError:
-        return datetime.min
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(
+        timezone.utc
+    )
 
 
 def _object(value: Any) -> dict[str, Any]:
