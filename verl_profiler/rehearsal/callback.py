@@ -1,0 +1,87 @@
+"""Hydra's callback of the `rehearsal` options: prepares the driver before verl's `main` runs.
+
+With it the plain command works, without any variable set beforehand:
+
+    python -m verl.trainer.main_ppo +rehearsal=cpu +profiler=multiturn
+
+verl is imported by then in the driver.  That is early enough: the driver only checks the settings
+and starts Ray, whose processes inherit the environment that is set here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, open_dict
+
+from verl_profiler.rehearsal import assets
+from verl_profiler.rehearsal.environment import environment
+
+__all__ = ["RehearsalCallback"]
+
+# verl asks for 3 CPUs per rank; the task runner, agent loops, storage and reward take one each.
+CPUS_PER_RANK = 3
+OTHER_CPUS = 6
+
+
+class RehearsalCallback(Callback):
+    """Sets the environment, registers the CPU platform, and fills in the generated paths."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Prepare the driver.  Hydra turns exceptions into warnings, so a failure ends the process."""
+        try:
+            prepare(config)
+        except Exception as error:
+            sys.exit(f"the rehearsal could not be prepared: {type(error).__name__}: {error}")
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Refuse: Hydra calls no `on_run_start` for the runs of a sweep."""
+        sys.exit("a rehearsal cannot be part of a sweep: leave out -m / --multirun")
+
+
+def prepare(config: DictConfig) -> None:
+    """Make the driver and its config ready for a run on a CPU."""
+    os.environ.update(environment(config.actor_rollout_ref.rollout.name, os.environ))
+
+    from verl.plugin.platform import platform_manager
+
+    import verl_profiler.rehearsal.worker  # noqa: F401 - its import is what registers
+    from verl_profiler.rehearsal.platform import CpuPlatform
+
+    if platform_manager._current_platform is None:
+        platform_manager.set_platform(CpuPlatform())
+    elif not isinstance(platform_manager._current_platform, CpuPlatform):
+        platform_manager._current_platform = CpuPlatform()
+
+    with open_dict(config):
+        _fill_in(config)
+
+
+def _fill_in(config: DictConfig) -> None:
+    settings = config.rehearsal
+    cache = Path(settings.cache_dir or assets.default_cache()).expanduser().absolute()
+    multi_turn = config.actor_rollout_ref.rollout.multi_turn
+    if multi_turn.function_tool_path == "rehearsal":
+        multi_turn.function_tool_path = str(assets.FUNCTION_TOOLS)
+    if multi_turn.tool_config_path == "rehearsal":
+        multi_turn.tool_config_path = str(assets.TOOL_CONFIG)
+    if config.actor_rollout_ref.model.path is None:
+        config.actor_rollout_ref.model.path = str(
+            assets.taught_model(
+                cache, multi_turn.function_tool_path, multi_turn.tool_config_path, settings.seed
+            )
+        )
+    for key, name in (("train_files", "train"), ("val_files", "validation")):
+        if config.data[key] is None:
+            config.data[key] = str(assets.prompts(cache, settings.seed) / f"{name}.parquet")
+    ray_init = config.ray_kwargs.ray_init
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if ray_init.num_gpus is None:
+        ray_init.num_gpus = ranks
+    if ray_init.num_cpus is None:
+        workers = config.actor_rollout_ref.rollout.agent.num_workers
+        ray_init.num_cpus = CPUS_PER_RANK * ranks + workers + OTHER_CPUS

@@ -1,0 +1,107 @@
+"""Questions, and dialogues that answer them with tool calls: what the tiny model is taught.
+
+The questions have the shape of GSM8K.  The dialogues are written for whatever tools a recipe has:
+each call names one of them and fills its required parameters, so a rehearsal of one's own recipe
+calls one's own tools.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Question", "Tool", "dialogue", "question", "tools_of"]
+
+_NAMES = ("Ann", "Ben", "Eva", "Max", "Mia", "Tom")
+_THINGS = ("apples", "books", "coins", "pens")
+
+# How many tool calls a dialogue makes; a few make many, as real ones do.
+_CALLS = (0, 1, 1, 1, 2, 2, 2, 3, 3, 5)
+
+# Parameters of these names are given the result, other strings an expression.
+_RESULT_NAMES = ("answer", "number", "result", "value")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of one addition, with its answer."""
+
+    text: str
+    left: int
+    right: int
+
+    @property
+    def answer(self) -> int:
+        """The number that the final message should end with."""
+        return self.left + self.right
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What a dialogue must know of a tool: its name, and its required parameters' JSON schemas."""
+
+    name: str
+    parameters: dict[str, dict[str, Any]]
+
+
+def tools_of(schemas: list[dict[str, Any]]) -> list[Tool]:
+    """Return the tools that a list of schemas in OpenAI's form describes."""
+    tools = []
+    for schema in schemas:
+        function = schema["function"]
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties") or {}
+        required = parameters.get("required") or list(properties)
+        tools.append(Tool(function["name"], {name: properties[name] for name in required}))
+    return tools
+
+
+def question(rng: random.Random) -> Question:
+    """Return a random question."""
+    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
+    left, right = rng.randrange(1, 50), rng.randrange(1, 50)
+    return Question(
+        f"{name} has {left} {thing} and gets {right} more. How many {thing} does {name} have?",
+        left,
+        right,
+    )
+
+
+def dialogue(rng: random.Random, tools: list[Tool]) -> list[tuple[str, str]]:
+    """Return a random dialogue as (role, content): question, rounds of tool calls, final answer."""
+    asked = question(rng)
+    messages = [("user", asked.text)]
+    for _ in range(rng.choice(_CALLS) if tools else 0):
+        tool = rng.choice(tools)
+        arguments = {
+            name: _value(rng, name, schema, asked) for name, schema in tool.parameters.items()
+        }
+        call = json.dumps({"name": tool.name, "arguments": arguments})
+        messages.append(("assistant", f"{_thought(rng)}<tool_call>{call}</tool_call>"))
+        messages.append(("tool", rng.choice((str(asked.answer), "right", "wrong", "ok"))))
+    messages.append(("assistant", f"{_thought(rng)}#### {asked.answer}"))
+    return messages
+
+
+def _thought(rng: random.Random) -> str:
+    """Return none or many sentences: response lengths get a long tail."""
+    return "Let me think about it. " * min(int(rng.expovariate(0.25)), 24)
+
+
+def _value(rng: random.Random, name: str, schema: dict[str, Any], asked: Question) -> Any:
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    kind = schema.get("type", "string")
+    if isinstance(kind, list):
+        kind = kind[0]
+    values = {
+        "array": [asked.left, asked.right],
+        "boolean": rng.random() < 0.5,
+        "integer": asked.answer if name in _RESULT_NAMES else asked.left,
+        "number": asked.answer if name in _RESULT_NAMES else asked.left,
+        "object": {},
+    }
+    text = str(asked.answer) if name in _RESULT_NAMES else f"{asked.left}+{asked.right}"
+    return values.get(kind, text)

@@ -1,0 +1,30 @@
+"""The rehearsal's function tool, for verl's `multi_turn.function_tool_path`.
+
+verl runs this file under a name of its own and refuses a second registration of a tool, so it
+stands apart from the stateful tool, which verl imports by its module's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+
+from verl.tools.function_tool import function_tool
+
+from verl_profiler.rehearsal.latency import latency_s
+
+_calls = itertools.count()
+
+
+@function_tool
+async def calculate(expression: str) -> str:
+    """Add numbers.
+
+    Args:
+        expression: Whole numbers with plus signs between them.
+    """
+    await asyncio.sleep(latency_s(f"{expression} {next(_calls)}"))
+    if not re.fullmatch(r"\s*\d+(\s*\+\s*\d+)*\s*", expression):
+        return f"cannot calculate {expression!r}"
+    return str(sum(int(number) for number in expression.split("+")))

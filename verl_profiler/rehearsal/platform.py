@@ -1,0 +1,129 @@
+"""A CPU as one of verl's platforms.  Importing this imports verl and registers nothing.
+
+Ray is given one pretended GPU per rank, because verl's resource pools count only GPUs and NPUs
+(`ResourcePoolManager._check_resource_available`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+
+__all__ = ["CpuPlatform"]
+
+
+class _DeviceModule(types.ModuleType):
+    """`torch.cpu`, with the names that verl asks of `torch.cuda`; memory statistics are zero."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if hasattr(torch.cpu, name):
+            return getattr(torch.cpu, name)
+        # verl's FLOPs counter looks this name up, so it must be a string.
+        answers: dict[str, Any] = {"get_device_name": "CPU", "mem_get_info": (0, 1)}
+        if name.startswith(("memory_", "max_memory_")):
+            answers[name] = 0
+        answer = answers.get(name)
+        return lambda *_args, **_kwargs: answer
+
+
+_DEVICE_MODULE = _DeviceModule("verl_profiler_rehearsal_cpu")
+
+
+class CpuPlatform(PlatformBase):
+    """What verl asks of an accelerator, answered by a CPU."""
+
+    @property
+    def device_name(self) -> str:
+        """`cpu`."""
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        """`cpu`."""
+        return "cpu"
+
+    @property
+    def device_module(self) -> types.ModuleType:
+        """Stand-in for `torch.cuda`."""
+        return _DEVICE_MODULE
+
+    def is_available(self) -> bool:
+        """Every machine has one."""
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Never chosen by detection: only `VERL_PLATFORM=cpu` asks for it."""
+        return False
+
+    def current_device(self) -> Any:
+        """The device itself: a CPU has no index that torch accepts everywhere."""
+        return "cpu"
+
+    def device_count(self) -> int:
+        """One."""
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """Nothing to select."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Nothing runs asynchronously."""
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch."""
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed torch."""
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """There is no caching allocator."""
+
+    def empty_cache(self) -> None:
+        """There is no cache."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        """Not applicable."""
+        return (None, None)
+
+    def communication_backend_name(self) -> str:
+        """`gloo`."""
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        """The variable that Ray sets for its pretended GPUs."""
+        return "CUDA_VISIBLE_DEVICES"
+
+    def ray_resource_name(self) -> str:
+        """`GPU`: the only resource besides NPU that verl's pools count."""
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        """None."""
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        """Tensors are not shared between devices."""
+        return False
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        """No device profiler."""
+        yield
+
+    def profiler_start(self) -> None:
+        """No device profiler."""
+
+    def profiler_stop(self) -> None:
+        """No device profiler."""
+
+    def cudart(self) -> None:
+        """No CUDA."""

@@ -1,0 +1,275 @@
+"""A stand-in for an inference engine: one process per replica, transformers on one thread.
+
+It samples from the real model with the real weights, and requests run together, but it is not an
+engine: no paged cache, no scheduler, no memory that could be released.  Times taken in it say
+nothing about SGLang or vLLM.  It exists because it installs in a fraction of SGLang's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import HFModelConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+__all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
+
+# Requests that arrive while this many groups run wait until one ends.
+MAX_GROUPS = 8
+
+
+def _actor_name(replica_rank: int) -> str:
+    return f"standin_server_{replica_rank}_0"
+
+
+class _Request:
+    def __init__(self, prompt_ids: list[int], max_new_tokens: int, temperature: float) -> None:
+        self.prompt_ids = prompt_ids
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.stop_reason: str | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class _Group:
+    """Requests that arrived together: they share a cache and take each step as one batch."""
+
+    def __init__(self, requests: list[_Request], pad_token_id: int) -> None:
+        from transformers import DynamicCache
+
+        width = max(len(request.prompt_ids) for request in requests)
+        self.requests = requests
+        self.cache = DynamicCache()
+        self.input_ids = torch.full((len(requests), width), pad_token_id)
+        self.mask = torch.zeros((len(requests), width), dtype=torch.long)
+        for row, request in enumerate(requests):
+            self.input_ids[row, width - len(request.prompt_ids) :] = torch.tensor(
+                request.prompt_ids
+            )
+            self.mask[row, width - len(request.prompt_ids) :] = 1
+
+    @torch.no_grad()
+    def step(self, model: Any, eos_token_ids: set[int]) -> None:
+        """Sample one token for each request, and let the finished ones leave."""
+        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -self.input_ids.shape[1] :]
+        logits = model(
+            input_ids=self.input_ids,
+            attention_mask=self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        tokens = torch.empty(len(self.requests), dtype=torch.long)
+        staying = []
+        for row, request in enumerate(self.requests):
+            log_probs = torch.log_softmax(logits[row].float() / (request.temperature or 1.0), -1)
+            if request.temperature:
+                token = int(torch.multinomial(log_probs.exp(), 1))
+            else:
+                token = int(log_probs.argmax())
+            tokens[row] = token
+            request.token_ids.append(token)
+            request.log_probs.append(float(log_probs[token]))
+            if token in eos_token_ids or len(request.token_ids) >= request.max_new_tokens:
+                request.stop_reason = "completed"
+            else:
+                staying.append(row)
+        if 0 < len(staying) < len(self.requests):
+            rows = torch.tensor(staying)
+            self.cache.batch_select_indices(rows)
+            self.mask, tokens = self.mask[rows], tokens[rows]
+        self.requests = [self.requests[row] for row in staying]
+        self.input_ids = tokens[:, None]
+        self.mask = torch.cat([self.mask, torch.ones((len(self.mask), 1), dtype=torch.long)], dim=1)
+
+
+class StandinServer:
+    """The actor of one replica; answers what verl asks of a rollout server."""
+
+    def __init__(self, config: Any, model_config: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        self._config = config
+        model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            model_config.local_path, dtype=torch.float32
+        )
+        tokenizer = model_config.tokenizer
+        self._pad_token_id = tokenizer.pad_token_id
+        self._eos_token_ids = {tokenizer.eos_token_id}
+        self._global_steps: int | None = None
+        self._waiting: list[_Request] = []
+        self._groups: list[_Group] = []
+        self._loop: asyncio.Task[None] | None = None
+        # Held while the model computes, so that weights change between steps only.
+        self._model_lock = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Return when the model is loaded."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
+        **_kwargs: Any,
+    ) -> TokenOutput:
+        """Sample a response; of the sampling parameters only the temperature is heeded."""
+        if image_data or video_data:
+            raise ValueError("the stand-in engine reads text only: rehearse with SGLang")
+        length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
+        request = _Request(
+            list(prompt_ids),
+            max(1, min(self._config.response_length, length)),
+            float(sampling_params.get("temperature", 1.0)),
+        )
+        self._waiting.append(request)
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._run())
+        await request.done
+        return TokenOutput(
+            token_ids=request.token_ids,
+            log_probs=request.log_probs if sampling_params.get("logprobs") else None,
+            stop_reason=request.stop_reason,
+            extra_fields={"global_steps": self._global_steps},
+        )
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting or self._groups:
+                async with self._model_lock:
+                    if self._waiting and len(self._groups) < MAX_GROUPS:
+                        self._groups.append(_Group(self._waiting, self._pad_token_id))
+                        self._waiting = []
+                    stepped = [request for group in self._groups for request in group.requests]
+                    await asyncio.to_thread(self._step)
+                self._groups = [group for group in self._groups if group.requests]
+                for request in stepped:
+                    if request.stop_reason and not request.done.done():
+                        request.done.set_result(None)
+        except Exception as error:
+            failed = [*self._waiting, *(r for group in self._groups for r in group.requests)]
+            self._waiting, self._groups = [], []
+            for request in failed:
+                if not request.done.done():
+                    request.done.set_exception(error)
+
+    def _step(self) -> None:
+        for group in self._groups:
+            group.step(self._model, self._eos_token_ids)
+
+    async def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Replace weights by the trainer's."""
+        parameters = self._model.state_dict()
+        async with self._model_lock:
+            with torch.no_grad():
+                for name, value in weights:
+                    parameters[name].copy_(value)
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        """Remember the version of the weights."""
+        self._global_steps = global_steps
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """End all requests with the tokens that they have."""
+        async with self._model_lock:
+            aborted = [*self._waiting, *(r for group in self._groups for r in group.requests)]
+            self._waiting, self._groups = [], []
+        for request in aborted:
+            request.stop_reason = "aborted"
+            if not request.done.done():
+                request.done.set_result(None)
+
+    async def sleep(self) -> None:
+        """There is no memory to release."""
+
+    async def wake_up(self) -> None:
+        """There is no memory to take back."""
+
+    async def clear_kv_cache(self) -> None:
+        """No cache outlives its requests."""
+
+    async def release_kv_cache(self) -> None:
+        """No cache outlives its requests."""
+
+    async def resume_kv_cache(self) -> None:
+        """No cache outlives its requests."""
+
+    async def resume_generation(self) -> None:
+        """Requests are taken at any time."""
+
+    async def start_profile(self, **_kwargs: Any) -> None:
+        """There is no profiler of the engine's own."""
+
+    async def stop_profile(self) -> None:
+        """There is no profiler of the engine's own."""
+
+
+class StandinReplica(RolloutReplica):
+    """Starts the server of one replica."""
+
+    async def launch_servers(self) -> None:
+        """Start one actor, whatever the parallel sizes."""
+        server = (
+            ray.remote(StandinServer)
+            .options(
+                name=_actor_name(self.replica_rank),
+                max_concurrency=self.max_concurrency,
+                num_cpus=0,
+            )
+            .remote(self.config, self.model_config)
+        )
+        await server.ready.remote()
+        self.servers.append(server)
+        self._server_handle = server
+        self._server_address = f"standin-{self.replica_rank}:0"
+        print(f"stand-in engine: replica {self.replica_rank} is ready", flush=True)
+
+
+class StandinAdapter(BaseRollout):
+    """The side within a trainer rank: hands the weights over through Ray."""
+
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
+    ) -> None:
+        super().__init__(config, model_config, device_mesh)
+        rank = int(os.environ["RANK"])
+        size = self.config.tensor_model_parallel_size * self.config.data_parallel_size
+        self._replica_rank = rank // size if replica_rank == -1 else replica_rank
+        self._leads = rank % size == 0
+
+    async def resume(self, tags: list[str]) -> None:
+        """There is no memory to take back."""
+
+    async def release(self) -> None:
+        """There is no memory to release."""
+
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **_kwargs: Any,
+    ) -> None:
+        """Send the weights; ranks that do not lead take part in gathering them only."""
+        if wire_format != "named_tensors":
+            raise ValueError(f"the stand-in engine takes named tensors, not {wire_format!r}")
+        named = [(name, value.detach().to("cpu", torch.float32)) for name, value in weights]
+        if not self._leads:
+            return
+        server = ray.get_actor(_actor_name(self._replica_rank))
+        await server.load.remote(named)
+        if global_steps is not None:
+            await server.set_global_steps.remote(global_steps)

@@ -1,0 +1,54 @@
+"""The rehearsal's stateful tool, for verl's `multi_turn.tool_config_path`: see tools.yaml.
+
+verl executes it once per call, between `create` and `release`; what lasts over the calls of one
+request is kept under the request's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
+
+from verl_profiler.rehearsal.latency import latency_s
+
+__all__ = ["CheckAnswer"]
+
+
+class CheckAnswer(BaseTool):
+    """Tells whether an answer is right, and counts the tries of each request."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        super().__init__(config, tool_schema)
+        self._ground_truth: dict[str, str] = {}
+        self._tries: dict[str, int] = {}
+
+    async def create(
+        self, instance_id: str | None = None, **kwargs: Any
+    ) -> tuple[str, ToolResponse]:
+        """Remember the right answer, which comes with the prompt's `tools_kwargs`."""
+        instance_id = instance_id or uuid.uuid4().hex
+        created = kwargs.get("create_kwargs") or {}
+        self._ground_truth[instance_id] = str(created.get("ground_truth"))
+        return instance_id, ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Compare the answer, after the latency that the tool's config asks for."""
+        answer = str(parameters.get("answer"))
+        agent_data = kwargs.get("agent_data")
+        request = instance_id if agent_data is None else agent_data.request_id
+        tries = self._tries[request] = self._tries.get(request, 0) + 1
+        settings = {key: value for key, value in self.config.items() if key != "type"}
+        await asyncio.sleep(latency_s(f"{answer} {request} {tries}", **settings))
+        right = answer == self._ground_truth[instance_id]
+        text = "right" if right else f"wrong, try {tries}"
+        return ToolResponse(text=text), float(right), {"tries": tries}
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Forget the right answer."""
+        self._ground_truth.pop(instance_id, None)
