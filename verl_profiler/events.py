@@ -104,13 +104,14 @@ EVENTS: dict[str, Event] = {
         "rollout",
         None,
         "An agent loop begins; its `request` line comes when it ends.",
+        ("uid",),
         instant=True,
     ),
     "request": Event(
         "rollout",
         None,
         "One agent-loop run of one sample, from its start until its result is stored.",
-        ("agent", "turns", "prompt_tokens", "response_tokens", "reward", "uid"),
+        ("agent", "turns", "prompt_tokens", "response_tokens", "reward"),
     ),
     "agent_loop": Event("rollout", "request", "The conversation: all turns of the request."),
     "prompt_build": Event("rollout", "agent_loop", "The first prompt is tokenized.", ("tokens",)),
@@ -223,10 +224,8 @@ EVENTS: dict[str, Event] = {
         "Data comes out of the queue.",
         ("size_bytes", "rows", "fields", "partition"),
     ),
-    "tq_meta": Event(
-        "transfer_queue", None, "A question to the controller.", ("op", "rows", "partition")
-    ),
-    "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows", "partition")),
+    "tq_meta": Event("transfer_queue", None, "A question to the controller.", ("op", "rows")),
+    "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows",)),
     # any asyncio process
     "event_loop_lag": Event(
         "event_loop",
