@@ -1,0 +1,102 @@
+"""The colors of the reports: one per phase, in every plot and page.
+
+Built on the palette of Okabe and Ito.  Within a family (the phases of a step, the parts of a
+request) every two colors stay apart for people with protanopia, deuteranopia and tritanopia; a test
+simulates that.  Plain values: importing this brings in no plotting library.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+__all__ = [
+    "ACCENT",
+    "ENGINE_COLORS",
+    "GRID",
+    "INK",
+    "MUTED",
+    "PART_COLORS",
+    "PHASE_COLORS",
+    "color",
+]
+
+# Text, secondary text, grid lines, and what a figure points at.
+INK = "#1F2328"
+MUTED = "#59636E"
+GRID = "#DDE1E6"
+ACCENT = "#D55E00"
+
+_REST = "#C4C4C4"
+
+# The phases of a step, under verl's names; `unaccounted` is what no timer covers.
+PHASE_COLORS: dict[str, str] = {
+    "gen": "#0072B2",
+    "reward": "#F0E442",
+    "old_log_prob": "#56B4E9",
+    "ref": "#CC79A7",
+    "values": "#5E3267",
+    "adv": "#E69F00",
+    "update_critic": "#7A3B10",
+    "update_actor": "#D55E00",
+    "save_checkpoint": "#222222",
+    "update_weights": "#009E73",
+    "testing": "#241C85",
+    "unaccounted": _REST,
+}
+
+# What a generate call consists of; `outside` is transport and what the engine does not account for.
+ENGINE_COLORS: dict[str, str] = {
+    "queue": "#CC79A7",
+    "prefill": "#56B4E9",
+    "decode": "#0072B2",
+    "outside": "#D55E00",
+}
+
+# The parts of a request; where the engine's parts are known they stand for `engine`.
+PART_COLORS: dict[str, str] = {
+    "prompt_build": "#241C85",
+    "engine": "#0072B2",
+    **ENGINE_COLORS,
+    "tool": "#E69F00",
+    "tool_parsing": "#7A3B10",
+    "token_merge": "#5E3267",
+    "postprocess": "#009E73",
+    "reward": "#F0E442",
+    "other": _REST,
+}
+
+# Other names of the same work, or of work inside it.
+_SAME = {
+    "agent_loop": "engine",
+    "async_generate": "gen",
+    "compute_log_prob": "old_log_prob",
+    "compute_ref_log_prob": "ref",
+    "compute_values": "values",
+    "engine_call": "engine",
+    "engine_request": "engine",
+    "generate": "gen",
+    "infer_batch": "old_log_prob",
+    "reward_score": "reward",
+    "rollout": "gen",
+    "sample_wait": "gen",
+    "server_acquire": "outside",
+    "tool_call": "tool",
+    "tool_execution": "tool",
+    "train_batch": "update_actor",
+    "train_mini_batch": "update_actor",
+    "unrecorded": "unaccounted",
+    "validation": "testing",
+    "weight_transfer": "update_weights",
+}
+
+# For names of no known phase, such as timers of a user's own.
+_SPARE = ("#8FA3BF", "#A8917D", "#7FA58A", "#B59BB0", "#9B9B7A", "#86A7A5")
+
+
+def color(name: str) -> str:
+    """Return the color of a phase, part or event; the same one in every process and run."""
+    known = _SAME.get(name, name)
+    for family in (PHASE_COLORS, PART_COLORS):
+        if known in family:
+            return family[known]
+    return _SPARE[zlib.crc32(name.encode("utf-8", "replace")) % len(_SPARE)]
