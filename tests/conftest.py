@@ -1,0 +1,51 @@
+"""Every test leaves nothing behind: no probe, no writer thread, no variable, no recording."""
+
+import os
+import threading
+
+import pytest
+
+from verl_profiler import context, instrument, recorder
+from verl_profiler.clock import take_anchor
+from verl_profiler.recorder import Identity
+from verl_profiler.settings import Carried, EventSettings
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind():
+    environment = dict(os.environ)
+    yield
+    left = []
+    if recorder.active() is not None:
+        left.append("a running recorder")
+        recorder.stop("left behind by a test")
+    if instrument.status.installed:
+        left.append(f"probes: {instrument.status.installed}")
+        instrument.uninstall()
+    if any(thread.name == "verl-profiler writer" for thread in threading.enumerate()):
+        left.append("a writer thread")
+    context.process.reset()
+    context.current_request.set(None)
+    context.current_engine_call.set(None)
+    instrument.status.clear()
+    os.environ.clear()
+    os.environ.update(environment)
+
+    assert [] == left
+
+
+@pytest.fixture
+def carried(tmp_path):
+    """What a process gets from the driver: a run directory that exists, quick flushes."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    events = EventSettings(flush_interval_s=0.01, announce=False)
+    return Carried(str(directory), str(directory), events, take_anchor())
+
+
+@pytest.fixture
+def recording(carried):
+    """A recorder that runs in this process as `worker_0`; stopped when the test ends."""
+    active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+    yield active
+    recorder.stop()

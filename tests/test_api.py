@@ -1,0 +1,182 @@
+"""Users' own events: `span` and `log_manager.log`."""
+
+import asyncio
+import inspect
+
+import pytest
+from reading_back import lines_of
+
+from verl_profiler import context, log_manager, recorder, span, start, stop
+from verl_profiler.context import Request
+from verl_profiler.testing import recorded_events
+
+
+def in_a_request():
+    request = Request(5, validate=True)
+    request.request_id, request.turn, request.sample, request.session = "r1", 2, 7, 1
+    context.current_request.set(request)
+
+
+def test_a_span_takes_its_identity_from_the_context():
+    """Request, turn, sample, session, step and validation are not the caller's business."""
+    in_a_request()
+    with recorded_events() as events, span("database_lookup", table="users") as lookup:
+        lookup.add(rows=3)
+
+    (event,) = events
+    assert 5 == event["step"]
+    assert {
+        "request_id": "r1",
+        "turn": 2,
+        "sample": 7,
+        "session": 1,
+        "validate": True,
+        "table": "users",
+        "rows": 3,
+    } == event["extra"]
+
+
+def test_a_span_works_in_every_form():
+    """With, async with, decorator with and without a name, sync and async."""
+
+    @span
+    def plain(x):
+        return x
+
+    @span("named", kind="k")
+    async def coroutine(x):
+        async with span("inner"):
+            return x
+
+    with recorded_events() as events:
+        assert 1 == plain(1)
+        assert 2 == asyncio.run(coroutine(2))
+
+    assert ["plain", "inner", "named"] == [event["event"] for event in events]
+    assert inspect.iscoroutinefunction(coroutine)
+    assert ["x"] == list(inspect.signature(coroutine).parameters)
+
+
+def test_a_decorated_function_may_run_at_once_in_many_tasks():
+    """Each call has its own begin and its own fields."""
+
+    @span("work")
+    async def work(n):
+        await asyncio.sleep(0)
+        return n
+
+    async def many():
+        return await asyncio.gather(*(work(n) for n in range(50)))
+
+    with recorded_events() as events:
+        assert list(range(50)) == asyncio.run(many())
+
+    assert 50 == len(events)
+
+
+def test_the_users_exception_passes_and_is_named():
+    """The very same object."""
+    error = ValueError("x")
+    with recorded_events() as events:
+        with pytest.raises(ValueError) as caught, span("risky"):
+            raise error
+
+    assert error is caught.value
+    assert {"status": "error", "error": "ValueError"} == events[0]["extra"]
+
+
+def test_a_cancelled_span_says_so():
+    """Cancellation is no error of the user's."""
+
+    async def cancelled():
+        task = asyncio.ensure_future(waiting())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def waiting():
+        async with span("wait"):
+            await asyncio.sleep(60)
+
+    with recorded_events() as events:
+        asyncio.run(cancelled())
+
+    assert "cancelled" == events[0]["extra"]["status"]
+
+
+def test_a_generator_cannot_be_decorated():
+    """Its body runs while the caller iterates; the time would be wrong."""
+    with pytest.raises(TypeError, match="Put `with span"):
+
+        @span("rows")
+        def rows():
+            yield 1
+
+
+def test_the_original_call_shape_writes_the_original_line(tmp_path):
+    """The users' own calls need no change."""
+    directory = start(tmp_path / "logs", role="agent_loop", rank=0)
+    log_manager.log(
+        str(tmp_path / "logs" / "step_4" / "worker_0.jsonl"),
+        event="tool_execution",
+        duration=0.25,
+        extra={"request_id": "r", "turn": 1},
+        workid=3,
+        step=4,
+        note="mine",
+    )
+    stop()
+
+    (line,) = lines_of(directory)
+    line.pop("timestamp")
+
+    assert {
+        "event": "tool_execution",
+        "duration_sec": 0.25,
+        "extra": {"request_id": "r", "turn": 1},
+        "workid": 3,
+        "step": 4,
+        "note": "mine",
+    } == line
+
+
+def test_a_path_under_the_output_dir_goes_into_this_launchs_directory(tmp_path):
+    """The second launch's directory has a number that the user's path does not know."""
+    start(tmp_path / "logs")
+    stop()
+    directory = start(tmp_path / "logs")
+    log_manager.log(tmp_path / "logs" / "step_1" / "mine.jsonl", event="e", step=1)
+    stop()
+
+    assert "logs-2" == directory.name
+    assert (directory / "step_1" / "mine.jsonl").exists()
+
+
+def test_without_a_path_the_process_writes_to_its_own_file(tmp_path):
+    """Everything from the context."""
+    in_a_request()
+    directory = start(tmp_path / "logs", role="reward", rank=2)
+    log_manager.log(None, event="e")
+    stop()
+
+    (line,) = lines_of(directory)
+    assert (directory / "step_5" / "reward_2.jsonl").exists()
+    assert ("r1", 2) == (line["extra"]["request_id"], line["workid"])
+
+
+def test_without_a_profiler_nothing_happens(tmp_path, monkeypatch):
+    """The user's code runs the same outside a profiled run."""
+    monkeypatch.chdir(tmp_path)
+    with span("x"):
+        log_manager.log("step_1/worker_0.jsonl", event="e", duration=1)
+
+    assert [] == list(tmp_path.iterdir())
+    assert None is recorder.active()
+
+
+def test_a_second_start_is_refused(tmp_path):
+    """Two recorders in one process would share names."""
+    start(tmp_path / "a")
+    with pytest.raises(RuntimeError, match="records already"):
+        start(tmp_path / "b")
+    stop()

@@ -1,0 +1,127 @@
+"""The Nsight guide's keys: checked, translated, removed."""
+
+import pytest
+
+from verl_profiler.captures import Capture, translate
+from verl_profiler.errors import ConfigError
+
+omegaconf = pytest.importorskip("omegaconf")
+
+
+def config(**changes):
+    """Return verl 0.9's nodes that matter here, with `changes` by dotted path."""
+    made = omegaconf.OmegaConf.create(
+        {
+            "trainer": {"profile_steps": None, "nnodes": 1, "n_gpus_per_node": 4},
+            "actor_rollout_ref": {
+                name: {"profiler": {"enable": False, "all_ranks": False, "ranks": []}}
+                for name in ("actor", "rollout", "ref")
+            },
+            "critic": {"profiler": {"enable": False, "all_ranks": False, "ranks": []}},
+            "global_profiler": {
+                "tool": None,
+                "steps": None,
+                "global_tool_config": {"nsys": {"discrete": False}},
+            },
+        }
+    )
+    for path, value in changes.items():
+        omegaconf.OmegaConf.update(made, path.replace("__", "."), value, force_add=True)
+    return made
+
+
+def test_keys_become_verls_own_settings():
+    """The hybrid worker reads the actor's node, so the ranks of its parts are united there."""
+    made = config(
+        trainer__profile_steps=[5, 1, 2],
+        actor_rollout_ref__actor__profile_ranks=[0, 1],
+        actor_rollout_ref__rollout__profile_ranks=[3],
+        actor_rollout_ref__actor__profile_discrete=True,
+        critic__profile_ranks_all=True,
+    )
+
+    capture = translate(made)
+
+    assert Capture((1, 2, 5), {"actor": (0, 1), "rollout": (3,), "critic": None}, True) == capture
+    assert [1, 2, 5] == made.global_profiler.steps
+    assert "nsys" == made.global_profiler.tool
+    assert made.global_profiler.global_tool_config.nsys.discrete
+    assert {"enable": True, "all_ranks": False, "ranks": [0, 1, 3]} == made.actor_rollout_ref.actor.profiler
+    assert {"enable": True, "all_ranks": True, "ranks": []} == made.critic.profiler
+
+
+def test_verl_never_sees_our_keys():
+    """Its dataclasses refuse what they do not know."""
+    made = config(
+        actor_rollout_ref__actor__profile_ranks=[0],
+        actor_rollout_ref__actor__profile_ranks_all=False,
+        actor_rollout_ref__ref__profile_discrete=False,
+        actor_rollout_ref__critic__profile_ranks=[0],
+        actor_rollout_ref__rm__profile_discrete=False,
+        reward_model__profile_ranks=None,
+    )
+
+    translate(made)
+
+    assert "profile_" not in omegaconf.OmegaConf.to_yaml(made)
+    assert {"actor", "rollout", "ref"} == set(made.actor_rollout_ref)
+
+
+def test_null_and_empty_mean_no_ranks():
+    """The guide's prose wins over the comment in its example."""
+    made = config(
+        trainer__profile_steps=[1],
+        actor_rollout_ref__actor__profile_ranks=None,
+        actor_rollout_ref__ref__profile_ranks=[],
+    )
+
+    assert Capture((1,), {}, False) == translate(made)
+    assert not made.actor_rollout_ref.actor.profiler.enable
+
+
+def test_a_tool_that_the_user_chose_stays():
+    """Only an unset tool becomes nsys."""
+    made = config(trainer__profile_steps=[1], global_profiler__tool="torch")
+
+    translate(made)
+
+    assert "torch" == made.global_profiler.tool
+
+
+def test_without_steps_nothing_is_captured():
+    """And verl's own settings stay as they were."""
+    made = config(actor_rollout_ref__actor__profile_ranks=[0])
+
+    assert None is translate(made)
+    assert None is made.global_profiler.steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"trainer__profile_steps": [0]}, "counted from 1"),
+        ({"trainer__profile_steps": 3}, "trainer.profile_steps is 3"),
+        ({"trainer__profile_steps": [True]}, "must be a list of steps"),
+        ({"actor_rollout_ref__actor__profile_ranks": [4]}, "ranks go from 0 to 3"),
+        ({"actor_rollout_ref__ref__profile_ranks": "all"}, "profile_ranks_all=true"),
+        ({"critic__profile_ranks_all": "yes"}, "must be true or false"),
+        ({"critic__profile_discrete": 1}, "must be true or false"),
+        (
+            {
+                "actor_rollout_ref__actor__profile_discrete": True,
+                "actor_rollout_ref__ref__profile_discrete": False,
+            },
+            "must be the same for all components",
+        ),
+        (
+            {"critic__profile_ranks": [0], "actor_rollout_ref__critic__profile_ranks": [1]},
+            "both name the same component",
+        ),
+    ],
+)
+def test_a_wrong_key_ends_the_run_before_training(changes, says):
+    """With the value and what it may be."""
+    with pytest.raises(ConfigError, match="capture-keys") as caught:
+        translate(config(**changes))
+
+    assert says in str(caught.value)

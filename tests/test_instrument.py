@@ -1,0 +1,346 @@
+"""Placing probes: on which object, when, and what happens if the target has moved."""
+
+import asyncio
+import functools
+import inspect
+import sys
+import types
+
+import pytest
+from reading_back import lines_of
+
+from verl_profiler import instrument, recorder
+from verl_profiler.probes import Probe
+
+SOURCE = '''
+import functools
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    inner.marker = 1
+    return inner
+
+class Base:
+    def inherited(self, x):
+        return x
+
+class Host(Base):
+    def plain(self, x, *, y=2):
+        if x == "raise":
+            raise self.error
+        return self.result
+
+    async def coroutine(self, x):
+        if x == "raise":
+            raise self.error
+        return self.result
+
+    def generator(self, x):
+        sent = yield x
+        return sent
+
+    async def items(self, x):
+        for n in range(x):
+            got = yield n
+            self.got.append(got)
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @classmethod
+    def of(cls, x):
+        return cls, x
+
+    @decorated
+    def marked(self, x):
+        return x
+
+def function(x):
+    return x
+'''
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """A module `probed_host`, as if it had been imported."""
+    module = types.ModuleType("probed_host")
+    exec(SOURCE, module.__dict__)
+    monkeypatch.setitem(sys.modules, "probed_host", module)
+    yield module
+    instrument.uninstall()
+
+
+def probe(path, event="seen", **hooks):
+    return Probe(event, "rollout", (f"probed_host:{path}",), **hooks)
+
+
+KINDS = ["plain", "coroutine", "generator", "items", "static", "of", "marked", "inherited"]
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_kind_signature_and_attributes_stay(host, recording, method):
+    """A caller, Ray's dispatcher and `inspect` see what they saw before."""
+    before = getattr(host.Host, method)
+    static = inspect.getattr_static(host.Host, method)
+    instrument.install([probe(f"Host.{method}")])
+    after = getattr(host.Host, method)
+
+    assert after is not before
+    assert inspect.signature(before) == inspect.signature(after)
+    for question in ("iscoroutinefunction", "isasyncgenfunction", "isgeneratorfunction"):
+        assert getattr(inspect, question)(before) == getattr(inspect, question)(after)
+    assert type(static) is type(inspect.getattr_static(host.Host, method))
+    assert (before.__name__, before.__qualname__, before.__doc__) == (
+        after.__name__,
+        after.__qualname__,
+        after.__doc__,
+    )
+    assert getattr(before, "marker", None) == getattr(after, "marker", None)
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_uninstalling_restores_the_very_same_object(host, recording, method):
+    """Also for static and class methods, and on the class that defines it."""
+    owner = host.Base if method == "inherited" else host.Host
+    before = vars(owner)[method]
+    instrument.install([probe(f"Host.{method}")])
+    instrument.uninstall()
+
+    assert before is vars(owner)[method]
+    assert method not in vars(host.Host) or owner is host.Host
+
+
+def test_installing_twice_wraps_once(host, recording, carried):
+    """The entry point and Ray's hook may both load the plugin."""
+    probes = [probe("Host.plain")]
+    instrument.install(probes)
+    first = host.Host.plain
+    instrument.install(probes)
+    one = host.Host()
+    one.result = 1
+    one.plain(1)
+    recorder.stop()
+
+    assert first is host.Host.plain
+    assert 1 == len(lines_of(carried.directory))
+
+
+@pytest.mark.parametrize("method", ["plain", "coroutine"])
+def test_the_result_is_the_same_object(host, recording, method):
+    """Never a copy or a proxy."""
+    instrument.install([probe(f"Host.{method}")])
+    one = host.Host()
+    one.result = object()
+    got = getattr(one, method)(1)
+
+    assert one.result is (asyncio.run(got) if inspect.iscoroutine(got) else got)
+
+
+@pytest.mark.parametrize("method", ["plain", "coroutine"])
+def test_the_exception_is_the_same_object_and_is_recorded(host, recording, carried, method):
+    """The host's error handling sees what it always saw."""
+    instrument.install([probe(f"Host.{method}")])
+    one = host.Host()
+    one.error = KeyError("k")
+    with pytest.raises(KeyError) as caught:
+        got = getattr(one, method)("raise")
+        asyncio.run(got)
+    recorder.stop()
+
+    assert one.error is caught.value
+    assert {"status": "error", "error": "KeyError"} == lines_of(carried.directory)[0]["extra"]
+
+
+def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried):
+    """And stays cancelled."""
+    instrument.install([probe("Host.coroutine")])
+    one = host.Host()
+    one.error = asyncio.CancelledError()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(one.coroutine("raise"))
+    recorder.stop()
+
+    assert "cancelled" == lines_of(carried.directory)[0]["extra"]["status"]
+
+
+def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, carried):
+    """Nothing is left open."""
+    instrument.install([probe("Host.coroutine")])
+
+    class Never:
+        def __await__(self):
+            yield
+
+    async def endless(self, x):
+        await Never()
+
+    instrument.uninstall()
+    host.Host.coroutine = endless
+    instrument.install([probe("Host.coroutine")])
+    coroutine = host.Host().coroutine(1)
+    coroutine.send(None)
+    coroutine.close()
+    recorder.stop()
+
+    assert "unfinished" == lines_of(carried.directory)[0]["extra"]["status"]
+
+
+def test_a_generator_passes_values_both_ways(host, recording, carried):
+    """verl's timers are generators behind `contextmanager`."""
+    instrument.install([probe("Host.generator")])
+    generator = host.Host().generator("x")
+
+    assert "x" == next(generator)
+    with pytest.raises(StopIteration) as stopped:
+        generator.send("back")
+    recorder.stop()
+
+    assert "back" == stopped.value.value
+    assert 1 == len(lines_of(carried.directory))
+
+
+def test_an_async_generator_passes_items_sends_and_throws(host, recording, carried):
+    """Every item also reaches the probe."""
+    seen = []
+    instrument.install([probe("Host.items", item=lambda call, item: seen.append(item))])
+    one = host.Host()
+    one.got = []
+
+    async def use():
+        items = one.items(3)
+        first = await items.__anext__()
+        second = await items.asend("a")
+        with pytest.raises(KeyError):
+            await items.athrow(KeyError("k"))
+        return first, second
+
+    assert (0, 1) == asyncio.run(use())
+    recorder.stop()
+
+    assert [0, 1] == seen
+    assert ["a"] == one.got
+    assert "KeyError" == lines_of(carried.directory)[0]["extra"]["error"]
+
+
+def test_an_async_generator_that_is_dropped_is_closed(host, recording):
+    """verl takes one item of SGLang's generator and lets it go."""
+    closed = []
+
+    async def items(self, x):
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.append(True)
+
+    host.Host.items = items
+    instrument.install([probe("Host.items")])
+
+    async def take_one():
+        generator = host.Host().items(2)
+        await generator.__anext__()
+        await generator.aclose()
+
+    asyncio.run(take_one())
+
+    assert [True] == closed
+
+
+def test_a_probe_that_fails_costs_itself_only(host, recording, carried, capsys):
+    """Counted, printed once, and the host goes on."""
+
+    def broken(call, *result):
+        raise RuntimeError("ours")
+
+    instrument.install([probe("Host.plain", leave=broken), probe("function", "f", enter=broken)])
+    one = host.Host()
+    one.result = 3
+
+    assert [3, 3, 3] == [one.plain(1) for _ in range(3)]
+    assert 4 == host.function(4)
+    assert {"seen": 3, "f": 1} == dict(instrument.status.errors)
+    assert 2 == capsys.readouterr().err.count("probe-failed")
+
+
+def test_arguments_reach_the_hooks_by_name(host, recording):
+    """However the caller passed them."""
+    seen = []
+    instrument.install([probe("Host.plain", enter=lambda call: seen.append(dict(call.arguments)))])
+    one = host.Host()
+    one.result = None
+    one.plain(1, y=5)
+    one.plain(x=2)
+
+    assert [{"self": one, "x": 1, "y": 5}, {"self": one, "x": 2}] == seen
+
+
+def test_a_target_that_moved_costs_one_line_and_that_probe_only(host, recording, capsys):
+    """Training is not affected, and the header says what is missing."""
+    instrument.install([probe("Host.gone", "gone"), probe("Host.plain")])
+
+    assert {"gone": "probed_host has no Host.gone"} == instrument.status.missed
+    assert ["seen"] == list(instrument.status.installed)
+    line = capsys.readouterr().err
+    assert 1 == line.count("\n")
+    assert "Training is not affected" in line
+
+
+def test_a_parameter_that_is_gone_is_named(host, recording, capsys):
+    """The time is still measured."""
+    instrument.install([probe("Host.plain", reads=("x", "priority"))])
+
+    assert "no longer takes priority" in capsys.readouterr().err
+    assert ["seen"] == list(instrument.status.installed)
+
+
+def test_of_several_targets_in_one_module_the_first_that_exists_is_used(host, recording):
+    """Newest verl first."""
+    both = Probe("seen", "rollout", ("probed_host:Host.newer", "probed_host:Host.plain"))
+    instrument.install([both])
+
+    assert {"seen": ["probed_host:Host.plain"]} == instrument.status.installed
+    assert {} == instrument.status.missed
+
+
+def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, monkeypatch):
+    """By-name imports of it already get the wrapper."""
+    (tmp_path / "later_host.py").write_text("def work():\n    return 1\n")
+    (tmp_path / "later_user.py").write_text("from later_host import work\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    instrument.install([Probe("work", "rollout", ("later_host:work",))])
+    import later_user
+
+    assert hasattr(later_user.work, "__wrapped__")
+    instrument.uninstall()
+    del sys.modules["later_user"], sys.modules["later_host"]
+
+
+def test_without_a_recorder_nothing_is_wrapped(host):
+    """Off means the original function object."""
+    before = host.Host.plain
+    instrument.install([probe("Host.plain")])
+
+    assert before is host.Host.plain
+
+
+def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
+    """A class may be unpickled where nothing records."""
+    instrument.install([probe("Host.plain")])
+    recorder.stop()
+    one = host.Host()
+    one.result = "r"
+
+    assert "r" == one.plain(1)
+
+
+def test_a_partial_is_no_obstacle(host, recording, carried):
+    """Callables without names are wrapped by what they are."""
+    host.bound = functools.partial(host.function, 3)
+    instrument.install([probe("bound")])
+
+    assert 3 == host.bound()
+    recorder.stop()
+    assert 1 == len(lines_of(carried.directory))

@@ -1,0 +1,422 @@
+"""The recorder: what reaches the files, in which form, and what is said of the rest."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from reading_back import headers_of, lines_of
+
+from verl_profiler import context, recorder
+from verl_profiler.clock import now
+from verl_profiler.recorder import Identity
+from verl_profiler.settings import Carried, EventSettings
+
+
+def test_a_line_has_the_original_loggers_keys_in_its_order(recording, carried):
+    """`jq` recipes and the users' own scripts go on working."""
+    recorder.record("tool_call", 1_000_000, 3_500_000, {"request_id": "r", "turn": 0}, 3)
+    recorder.record("request_start", None, 4_000_000, None, 3)
+    recorder.stop()
+
+    span, instant = lines_of(carried.directory)
+
+    assert ["timestamp", "event", "duration_sec", "extra", "workid", "step"] == list(span)
+    assert ["timestamp", "event", "workid", "step"] == list(instant)
+    assert (0.0025, 0, 3) == (span["duration_sec"], span["workid"], span["step"])
+    assert recording.name == "worker_0"
+    assert ["step_3/worker_0.jsonl"] == [
+        str(file.relative_to(carried.directory))
+        for file in recording.directory.glob("step_*/*.jsonl")
+    ]
+
+
+def test_intervals_of_one_process_nest_to_the_microsecond(recording, carried):
+    """Rounding never makes a child stick out of its parent."""
+    recorder.record("outer", 1_000_999, 9_000_001, None, 0)
+    recorder.record("inner", 1_000_999, 9_000_001, None, 0)
+    recorder.record("later", 9_000_001, 9_000_001, None, 0)
+    recorder.stop()
+
+    outer, inner, later = lines_of(carried.directory)
+
+    assert outer["duration_sec"] == inner["duration_sec"]
+    assert outer["timestamp"] == inner["timestamp"] == later["timestamp"]
+    assert 0 == later["duration_sec"]
+
+
+def test_steps_that_are_not_wanted_are_not_recorded(tmp_path):
+    """`profiler.events.steps` keeps the rest out of memory too."""
+    carried = Carried(str(tmp_path), str(tmp_path), EventSettings(steps=(2,), announce=False))
+    recorder.start(carried, lambda: Identity("agent_loop", 0))
+    for step in (1, 2, 3):
+        recorder.record("turn", 0, 1, None, step)
+    recorder.stop()
+
+    assert [2] == [line["step"] for line in lines_of(tmp_path)]
+
+
+def test_without_a_step_the_process_says_which_one(recording, carried):
+    """Code outside a request belongs to the step that its process is in."""
+    context.process.step = 7
+    recorder.record("tq_put", 0, 1)
+    recorder.stop()
+
+    assert [7] == [line["step"] for line in lines_of(carried.directory)]
+
+
+def test_a_full_queue_drops_counts_and_reports(tmp_path):
+    """Memory stays bounded, and nobody is told that everything is there."""
+    settings = EventSettings(max_pending=1000, flush_interval_s=60, announce=False)
+    recorder.start(Carried(str(tmp_path), str(tmp_path), settings), lambda: Identity("actor", 1))
+    for number in range(1500):
+        recorder.record("turn", 0, number, None, 1)
+    recorder.stop()
+
+    lines = lines_of(tmp_path, own=True)
+
+    assert 1000 == sum(line["event"] == "turn" for line in lines)
+    assert 500 == sum(
+        line["extra"]["dropped"] for line in lines if line["event"] == "profiler_cost"
+    )
+    assert 500 == headers_of(tmp_path)["actor_1"]["counters"]["dropped"]
+
+
+def test_what_json_does_not_know_costs_no_event(recording, carried):
+    """Scalars by value, other objects by repr, a cycle as one field."""
+
+    class Scalar:
+        def item(self):
+            return 3
+
+    class Text(str):
+        __slots__ = ()
+
+    cycle: dict = {}
+    cycle["self"] = cycle
+    recorder.record("a", 0, 1, {"scalar": Scalar(), "text": Text("x"), ("a", "b"): {1}}, 0)
+    recorder.record("b", 0, 1, cycle, 0)
+    recorder.record("c", 0, 1, {"object": object}, 0)
+    recorder.stop()
+
+    a, b, c = lines_of(carried.directory)
+
+    assert {"scalar": 3, "text": "x", "('a', 'b')": [1]} == a["extra"]
+    assert ["unencodable"] == list(b["extra"])
+    assert "<class 'object'>" == c["extra"]["object"]
+
+
+def test_the_profiler_accounts_for_itself_per_step(recording, carried):
+    """Events and bytes of its own lines are those of the file."""
+    for step in (1, 1, 2):
+        recorder.record("turn", 0, 1, {"request_id": "r"}, step)
+    recorder.stop()
+
+    lines = lines_of(carried.directory, own=True)
+    costs = {line["step"]: line["extra"] for line in lines if line["event"] == "profiler_cost"}
+    size = len(json.dumps(lines[0], separators=(",", ":"))) + 1
+
+    assert {1: 2, 2: 1} == {step: cost["events"] for step, cost in costs.items()}
+    assert 2 * size == costs[1]["bytes"]
+    assert costs[1]["writer_s"] > 0
+
+
+def test_the_header_ends_with_the_reason(recording, carried):
+    """Who reads it knows that nothing is missing at the end."""
+    recorder.record("turn", 0, 1, None, 4)
+    recorder.stop("exit")
+
+    header = headers_of(carried.directory)["worker_0"]
+
+    assert "exit" == header["end_reason"]
+    assert header["ended"] >= header["started"]
+    assert header["clock"]["shared"]
+    assert ("agent_loop", 0, os.getpid()) == (header["role"], header["rank"], header["pid"])
+
+
+def test_two_processes_of_one_name_never_share_a_file(carried):
+    """An actor that was restarted gets a name of its own."""
+    names = []
+    for _ in range(3):
+        active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+        recorder.record("turn", 0, 1, None, 1)
+        recorder.stop()
+        names.append(active.name)
+
+    assert ["worker_0", "worker_0-2", "worker_0-3"] == names
+    assert 3 == len(lines_of(carried.directory))
+
+
+def test_events_wait_until_the_process_is_known(carried):
+    """An actor's first events come before Ray has named it."""
+    known = []
+    recorder.start(carried, lambda: known[0] if known else None)
+    recorder.record("load", 0, 1, None, 0)
+    known.append(Identity("actor", 3))
+    recorder.stop()
+
+    assert [3] == [line["workid"] for line in lines_of(carried.directory)]
+
+
+def test_a_process_that_never_learns_its_role_still_writes(carried):
+    """Under its host and pid."""
+    recorder.start(carried, lambda: None)
+    recorder.record("turn", 0, 1, None, 0)
+    recorder.stop()
+
+    assert [f"process_{os.uname().nodename}_{os.getpid()}"] == list(headers_of(carried.directory))
+
+
+def test_a_process_without_events_or_role_leaves_no_file(carried):
+    """Ray starts workers ahead of need; they are not part of the run."""
+    recorder.start(carried, lambda: None)
+    recorder.stop()
+
+    assert {} == headers_of(carried.directory)
+
+
+def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
+    """The events of that host are not lost, and the header says where they were meant to go."""
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    carried = Carried(str(tmp_path / "file" / "run"), "run", EventSettings(announce=False))
+    recorder.start(carried, lambda: Identity("engine", 0))
+    recorder.record("engine_request", 0, 1, None, 1)
+    recorder.stop()
+
+    fallback = tmp_path / "tmp" / "verl_profiler" / "run"
+
+    assert 1 == len(lines_of(fallback))
+    assert "cannot be written" in headers_of(fallback)["engine_0"]["fallback"]
+    assert f"go to {fallback}" in capsys.readouterr().err
+
+
+class FullDisk:
+    """Stands in for `os.write`: writes half of what is asked, then fails, while it is full."""
+
+    def __init__(self, monkeypatch):
+        self.full = True
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor, data):
+        if self.full and bytes(data).startswith(b'{"timestamp"'):
+            self._write(descriptor, bytes(data)[: len(data) // 2])
+            self.full = "again"
+            raise OSError(28, "No space left on device")
+        return self._write(descriptor, data)
+
+
+def test_a_full_disk_leaves_whole_lines_and_loses_nothing_when_space_returns(
+    carried, monkeypatch, capsys
+):
+    """A torn line is taken back; the events wait in memory and are written later."""
+    active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+    disk = FullDisk(monkeypatch)
+    recorder.record("turn", 0, 1, {"n": 1}, 1)
+    while not active._counts["write_errors"]:
+        pass
+    file = active.directory / "step_1" / "worker_0.jsonl"
+    torn = file.read_bytes()
+    disk.full = False
+    recorder.record("turn", 0, 1, {"n": 2}, 1)
+    recorder.stop()
+
+    assert b"" == torn
+    assert [1, 2] == [line["extra"]["n"] for line in lines_of(carried.directory)]
+    assert "No space left on device; they are kept in memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_a_write_that_fails_once_never_breaks_a_file(carried, monkeypatch, failing):
+    """Whichever write it is, every line is whole and every event there."""
+    calls = iter(range(1, 10**9))
+    write = os.write
+
+    def flaky(descriptor, data):
+        if next(calls) == failing:
+            write(descriptor, bytes(data)[:7])
+            raise OSError(5, "Input/output error")
+        return write(descriptor, data)
+
+    active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+    monkeypatch.setattr(os, "write", flaky)
+    for number in range(20):
+        recorder.record("turn", 0, 1, {"n": number}, number % 3)
+        with active._flush_lock:
+            active._flush()
+    monkeypatch.setattr(os, "write", write)
+    recorder.stop()
+
+    assert list(range(20)) == sorted(line["extra"]["n"] for line in lines_of(carried.directory))
+
+
+def test_handles_of_finished_steps_are_closed(recording, carried):
+    """A run of thousands of steps needs no `ulimit -n`."""
+    for step in range(40):
+        recorder.record("turn", 0, 1, None, step)
+    while recording._queue or not recording._files:
+        pass
+    with recording._flush_lock:
+        open_files = len(recording._files)
+
+    assert open_files <= 4
+
+
+def test_recording_from_many_threads_loses_nothing(recording, carried):
+    """The queue is shared; the writer is alone."""
+
+    def work(thread):
+        for number in range(500):
+            recorder.record("turn", 0, 1, {"thread": thread, "number": number}, 1)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.stop()
+
+    got = {(line["extra"]["thread"], line["extra"]["number"]) for line in lines_of(carried.directory)}
+
+    assert 8 * 500 == len(got)
+
+
+def run_child(carried, body):
+    """Run `body` in a process of its own that records as `worker_0`; return it finished."""
+    code = textwrap.dedent(
+        """
+        import os, signal, sys, time
+        from verl_profiler import recorder
+        from verl_profiler.recorder import Identity
+        from verl_profiler.settings import Carried
+
+        carried = Carried.decode(sys.argv[1])
+        active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+
+        def written(count):
+            while active._counts["events"] < count:
+                time.sleep(0.005)
+        """
+    ) + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-c", code, carried.encode()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_process_that_exits_has_written_everything(carried):
+    """Also what it recorded in its last millisecond."""
+    run_child(
+        carried, "for n in range(100): recorder.record('turn', 0, 1, {'n': n}, 1)\nsys.exit(3)"
+    )
+
+    assert 100 == len(lines_of(carried.directory))
+    assert "exit" == headers_of(carried.directory)["worker_0"]["end_reason"]
+
+
+def test_sigterm_ends_the_files_and_then_the_process(carried):
+    """The exit status stays that of the signal."""
+    finished = run_child(
+        carried,
+        "recorder.record('turn', 0, 1, None, 1)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
+    )
+
+    assert -15 == finished.returncode
+    assert 1 == len(lines_of(carried.directory))
+    assert "sigterm" == headers_of(carried.directory)["worker_0"]["end_reason"]
+
+
+def test_the_hosts_own_sigterm_handler_stays(carried):
+    """Ray's, for example."""
+    finished = run_child(
+        carried,
+        """
+        recorder.stop()
+        recorder._exit_hooks = False
+        mine = lambda *_: sys.exit(9)
+        signal.signal(signal.SIGTERM, mine)
+        recorder.start(carried, lambda: Identity("agent_loop", 0))
+        assert signal.getsignal(signal.SIGTERM) is mine
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        """,
+    )
+
+    assert 9 == finished.returncode, finished.stderr
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_killed_process_leaves_whole_lines_and_no_end(carried, ending):
+    """What was flushed is there; the header does not claim that it ended."""
+    run_child(
+        carried,
+        f"""
+        for n in range(1000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
+        written(1000)
+        for n in range(1000, 5000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
+        {ending}
+        """,
+    )
+
+    got = [line["extra"]["n"] for line in lines_of(carried.directory)]
+
+    assert list(range(len(got))) == got
+    assert len(got) >= 1000
+    assert None is headers_of(carried.directory)["worker_0"]["ended"]
+
+
+@pytest.mark.parametrize("delay_ms", [1, 3, 7, 15, 40])
+def test_sigkill_at_any_moment_never_tears_a_line(carried, delay_ms):
+    """The kill comes from outside while events stream to the disk."""
+    finished = run_child(
+        carried,
+        f"""
+        import threading
+        threading.Timer({delay_ms / 1000}, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        n = 0
+        while True:
+            recorder.record('turn', 0, 1, {{'n': n}}, n % 3)
+            n += 1
+        """,
+    )
+
+    assert -9 == finished.returncode
+    lines_of(carried.directory)
+
+
+def test_a_forked_child_writes_files_of_its_own(carried):
+    """It repeats nothing of its parent and disturbs nothing of it."""
+    finished = run_child(
+        carried,
+        """
+        recorder.record('turn', 0, 1, {'who': 'parent', 'n': 0}, 1)
+        pid = os.fork()
+        who = 'parent' if pid else 'child'
+        for n in range(1, 4): recorder.record('turn', 0, 1, {'who': who, 'n': n}, 1)
+        if pid == 0:
+            recorder.stop('child done')
+            os._exit(0)
+        os.waitpid(pid, 0)
+        """,
+    )
+
+    got = sorted((line["extra"]["who"], line["extra"]["n"]) for line in lines_of(carried.directory))
+
+    assert [("child", 1), ("child", 2), ("child", 3)] + [("parent", n) for n in range(4)] == got, (
+        finished.stderr
+    )
+    assert 2 == len(headers_of(carried.directory))
+
+
+def test_the_clock_is_monotonic_time():
+    """A wall clock that is set back must not make a duration negative."""
+    first = now()
+
+    assert now() >= first

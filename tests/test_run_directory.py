@@ -1,0 +1,72 @@
+"""The run directory: one per launch."""
+
+import json
+import threading
+
+import pytest
+
+from verl_profiler import run_directory
+from verl_profiler.clock import take_anchor
+from verl_profiler.errors import ConfigError
+from verl_profiler.settings import EventSettings
+
+CLOCK = take_anchor()
+
+
+def make(path):
+    return run_directory.make(str(path), CLOCK, EventSettings(), {"model": "m"})
+
+
+def test_a_second_launch_with_one_name_gets_its_own(tmp_path):
+    """Runs never mix."""
+    made = [make(tmp_path / "logs" / "name") for _ in range(3)]
+
+    assert ["name", "name-2", "name-3"] == [directory.name for directory in made]
+
+
+def test_launches_at_the_same_moment_get_their_own(tmp_path):
+    """Whoever creates run.json has the name."""
+    made = []
+    threads = [
+        threading.Thread(target=lambda: made.append(make(tmp_path / "name"))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert 8 == len(set(made))
+
+
+def test_an_older_loggers_files_are_left_alone(tmp_path):
+    """Step folders without a run.json are the original logger's."""
+    (tmp_path / "name" / "step_1").mkdir(parents=True)
+
+    assert "name-2" == make(tmp_path / "name").name
+
+
+def test_run_json_says_what_was_launched(tmp_path):
+    """Versions, command, settings, training, clock."""
+    content = json.loads((make(tmp_path / "name") / "run.json").read_bytes())
+
+    assert {"verl_profiler", "python"} <= content["versions"].keys()
+    assert {"model": "m"} == content["training"]
+    assert CLOCK.wall_ns == content["clock"]["wall_ns"]
+    assert content["settings"]["families"]["rollout"]
+    assert content["command"]
+
+
+def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
+    """Workers run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+
+    assert tmp_path / "logs" / "x" == make("logs/x")
+
+
+@pytest.mark.parametrize("path", ["file", "file/below"])
+def test_a_path_that_cannot_be_made_says_so(tmp_path, path):
+    """Before training."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match=r"profiler.output_dir=DIR.* \(output-dir\)"):
+        make(tmp_path / path)

@@ -1,0 +1,61 @@
+"""Settings: wrong ones name the place and the mend."""
+
+import pytest
+
+from verl_profiler.clock import take_anchor
+from verl_profiler.errors import ConfigError
+from verl_profiler.events import FAMILIES
+from verl_profiler.settings import Carried, EventSettings, parse
+
+
+def test_what_travels_comes_back_the_same():
+    """The one-line form loses nothing."""
+    carried = Carried("/runs/a", "runs/a", EventSettings(steps=(1, 2)), take_anchor())
+
+    assert carried == Carried.decode(carried.encode())
+
+
+def test_all_families_are_on_unless_switched_off():
+    """A family that is off is not among the active ones."""
+    settings = parse({"output_dir": "x", "events": {"families": {"memory": False}}})
+
+    assert frozenset(FAMILIES) - {"memory"} == settings.events.active_families()
+
+
+def test_nothing_is_active_when_events_are_off():
+    """`enabled: false` wins over the families."""
+    assert frozenset() == parse({"output_dir": "x", "events": {"enabled": False}}).events.active_families()
+
+
+@pytest.mark.parametrize(
+    ("node", "slug", "says"),
+    [
+        ({"output_dir": "x", "evnts": {}}, "unknown-key", "Did you mean profiler.events?"),
+        ({"output_dir": "x", "zzz": 1}, "unknown-key", "profiler has: events, output_dir."),
+        (
+            {"output_dir": "x", "events": {"families": {"memry": True}}},
+            "unknown-key",
+            "Did you mean profiler.events.families.memory?",
+        ),
+        ({"output_dir": 3}, "config-value", "profiler.output_dir: Expected `str`, got `int`"),
+        ({}, "config-value", "output_dir"),
+        (
+            {"output_dir": "x", "events": {"steps": [1, "a"]}},
+            "config-value",
+            "profiler.events.steps[1]: Expected `int`, got `str`",
+        ),
+        ({"output_dir": "x", "events": {"steps": [-1]}}, "config-value", "counted from 1"),
+        ({"output_dir": "x", "events": {"max_pending": 5}}, "config-value", "between 1000 and"),
+        ({"output_dir": "x", "events": {"flush_interval_s": 0}}, "config-value", "between 0.01"),
+        ("multiturn", "config-group-not-found", "Hydra did not find verl-profiler's configs"),
+        (None, "config-group-not-found", "hydra.searchpath"),
+    ],
+)
+def test_a_wrong_setting_names_its_place_and_the_mend(node, slug, says):
+    """The message is enough to mend the command."""
+    with pytest.raises(ConfigError) as caught:
+        parse(node)
+
+    assert slug == caught.value.slug
+    assert says in str(caught.value)
+    assert str(caught.value).endswith(f"({slug})")
