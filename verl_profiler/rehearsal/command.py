@@ -1,0 +1,86 @@
+"""Build the command of a rehearsal: what `verl-profiler rehearse` runs, and prints when asked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_profiler.rehearsal.environment import environment
+
+__all__ = ["ENGINES", "Command", "build"]
+
+# Engine → the option of the `rehearsal` group, and what a person calls it.
+ENGINES = {
+    "sglang": ("cpu", "the real SGLang on its CPU path"),
+    "standin": ("standin", "a small stand-in for the engine"),
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, and the variables that are set for it beside those that exist."""
+
+    arguments: tuple[str, ...]
+    variables: dict[str, str]
+
+    def shell(self) -> str:
+        """Return the command as a shell takes it."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        lines = ["env", *variables, shlex.join(self.arguments[:3])]
+        lines += [shlex.quote(argument) for argument in self.arguments[3:]]
+        return " \\\n    ".join(lines)
+
+
+def build(
+    *,
+    engine: str,
+    profiler: str,
+    output: Path,
+    steps: int,
+    ranks: int,
+    workers: int,
+    overrides: Sequence[str],
+    current: Mapping[str, str],
+) -> Command:
+    """Return the command that rehearses.
+
+    Args:
+        engine: A key of `ENGINES`.
+        profiler: An option of the `profiler` group, or "none".
+        output: The run directory.
+        steps: Training steps.
+        ranks: Ranks of the trainer; as many engine replicas.
+        workers: Agent-loop workers.
+        overrides: Hydra overrides, which win over all of the above.
+        current: The environment to start from.
+    """
+    option, _ = ENGINES[engine]
+    arguments = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        f"+rehearsal={option}",
+    ]
+    if profiler != "none":
+        arguments += [f"+profiler={profiler}", f"profiler.output_dir={_quoted(output)}"]
+    arguments += [
+        f"hydra.run.dir={_quoted(output / 'hydra')}",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.n_gpus_per_node={ranks}",
+        f"actor_rollout_ref.rollout.agent.num_workers={workers}",
+        *overrides,
+    ]
+    return Command(tuple(arguments), environment(engine, current))
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as a value of a Hydra override; its grammar gives `=`, `,` and more a meaning."""
+    text = str(path)
+    if re.fullmatch(r"[\w/.+-]+", text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,116 @@
+"""Turn the console of a run of verl into the few lines that a person wants to follow."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Progress", "relevant_tail"]
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RAY_PREFIX = re.compile(r"^\([^()]*pid=\d+[^()]*\) ")
+_NUMBER = r"(?:np\.\w+\()?(-?[\d.]+(?:e-?\d+)?)"
+_STEP = re.compile(r"^step:(\d+) - ")
+_TOTAL = re.compile(r"Total training steps: (\d+)")
+_PHASES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
+
+# What verl 0.9, Ray and SGLang print, and what it means; each is told once.
+_MILESTONES: tuple[tuple[str, str], ...] = (
+    (r"All configuration checks passed", "settings checked; starting Ray"),
+    (r"Started a local Ray instance", "Ray runs; starting the task runner"),
+    (r"Total training steps:", "prompts loaded; starting the trainer's ranks"),
+    (r"actor and ref model engine initialized", "trainer ranks ready; starting the engine"),
+    (r"all initialize finished, ready to fit", "engine ready; starting agent-loop workers"),
+    (r"Using dataset class: RLHFDataset.*", ""),
+)
+
+
+class Progress:
+    """Reads console lines one by one, and remembers where the run is."""
+
+    def __init__(self) -> None:
+        self.stage = "starting verl"
+        self.steps_done = 0
+        self._total = 0
+        self._told: set[str] = set()
+
+    def read(self, line: str) -> str | None:
+        """Return what to tell about a line, or None."""
+        text = plain(line)
+        if text.startswith("[rehearsal] "):
+            return self._now(text.removeprefix("[rehearsal] "))
+        if text.startswith("[verl-profiler] WARNING"):
+            return text
+        total = _TOTAL.search(text)
+        if total:
+            self._total = int(total[1])
+        step = _STEP.match(text)
+        if step:
+            return self._step(int(step[1]), text)
+        for pattern, message in _MILESTONES:
+            if message and message not in self._told and re.search(pattern, text):
+                self._told.add(message)
+                return self._now(message)
+        return None
+
+    def _now(self, message: str) -> str:
+        self.stage = message
+        return message
+
+    def _step(self, number: int, text: str) -> str:
+        turns = _metric(text, "val-aux/num_turns/mean")
+        if number == 0:
+            self.stage = "first training step"
+            return f"validation before training: {turns or 0:.1f} turns per request"
+        self.steps_done = number
+        last = number == self._total
+        self.stage = "ending" if last else f"step {number + 1} of {self._total}"
+        seconds = _metric(text, "timing_s/step")
+        parts = [
+            f"{phase} {value:.1f}"
+            for phase in _PHASES
+            if (value := _metric(text, f"timing_s/{phase}")) is not None
+        ]
+        message = f"step {number} of {self._total}"
+        if seconds is not None:
+            message += f": {seconds:.1f} s ({', '.join(parts)})"
+        mean = _metric(text, "training/num_turns/mean") or _metric(text, " num_turns/mean")
+        if mean is not None:
+            message += f", {mean:.1f} turns per request"
+        if _metric(text, "timing_s/testing") is not None:
+            message += f"; then validation, {_metric(text, 'timing_s/testing'):.1f} s"
+        return message
+
+
+def plain(line: str) -> str:
+    """Return a line without colors, carriage returns and Ray's prefix."""
+    text = _ANSI.sub("", line).rstrip()
+    text = text.rsplit("\r", 1)[-1]
+    return _RAY_PREFIX.sub("", text)
+
+
+def _metric(text: str, name: str) -> float | None:
+    found = re.search(rf"{re.escape(name)}:{_NUMBER}", text)
+    return float(found[1]) if found else None
+
+
+def relevant_tail(lines: deque[str], limit: int = 40) -> list[str]:
+    """Return the end of a console that says why the run failed.
+
+    From the last traceback on where there is one, at most `limit` lines, without what is known to
+    say nothing.
+    """
+    texts = [plain(line) for line in lines]
+    noise: tuple[Callable[[str], bool], ...] = (
+        lambda text: not text,
+        lambda text: "[repeated " in text,
+        lambda text: "target_num_threads" in text,
+        lambda text: set(text) <= set(" ^~"),
+        lambda text: "UserWarning" in text or "warnings.warn" in text,
+    )
+    texts = [text for text in texts if not any(is_noise(text) for is_noise in noise)]
+    begins = [
+        number for number, text in enumerate(texts) if text.startswith("Traceback (most recent")
+    ]
+    return texts[begins[-1] if begins else 0 :][-limit:]
