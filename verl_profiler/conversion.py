@@ -89,22 +89,29 @@ _IDENTITY = json.dumps(
 _KEYS = ("timestamp", "event", "duration_sec", "extra", "workid", "step")
 _WITHOUT_KEYS = json.dumps(dict.fromkeys(_KEYS))
 
+# A cast to TIMESTAMP drops the offset from UTC without a word; one to TIMESTAMPTZ takes twice as
+# long (duckdb 2.0).  Times without an offset are taken for UTC.
+_MOMENT = """CASE
+        WHEN ends_with(timestamp, '+00:00') AND length(timestamp) >= 25
+            THEN epoch_us(try_cast(timestamp AS TIMESTAMP))
+        WHEN length(timestamp) >= 19 THEN epoch_us(try_cast(timestamp AS TIMESTAMPTZ))
+    END"""
+
 # Lines as the recorder writes them, whose last key is the step of the folder.
 _REGULAR = """
-    SELECT filename, timestamp AS moment, event AS recorded_event, duration_sec AS duration_s,
-        extra, workid, step AS line_step, false AS mistyped
+    SELECT filename, {moment} AS moment_us, event AS recorded_event,
+        try_cast(duration_sec AS DOUBLE) AS duration_s, extra, workid, step AS line_step,
+        duration_sec IS NOT NULL AND try_cast(duration_sec AS DOUBLE) IS NULL AS mistyped
     FROM read_json([{paths}], format = 'newline_delimited', filename = true,
         maximum_object_size = {limit},
-        columns = {{timestamp: 'TIMESTAMP', event: 'VARCHAR', duration_sec: 'DOUBLE',
+        columns = {{timestamp: 'VARCHAR', event: 'VARCHAR', duration_sec: 'VARCHAR',
             extra: 'JSON', workid: 'VARCHAR', step: 'INTEGER'}})
 """
 
 # Any other lines: values are read as text and cast one by one, and keys that the format does not
 # know (keywords of the caller of `log_manager.log`) go into `extra`.
 _IRREGULAR = """
-    SELECT filename,
-        CASE WHEN length(top.timestamp) >= 19 THEN try_cast(top.timestamp AS TIMESTAMP) END
-            AS moment,
+    SELECT filename, {text_moment} AS moment_us,
         top.event AS recorded_event,
         try_cast(top.duration_sec AS DOUBLE) AS duration_s,
         CASE
@@ -128,8 +135,8 @@ WITH lines AS ({lines}
 ), typed AS (
     SELECT f.*, lines.* EXCLUDE (filename, duration_s, workid),
         nullif(workid, f.rank::VARCHAR) AS workid,
-        CASE WHEN moment BETWEEN '1970-01-01' AND '2262-01-01'
-            THEN epoch_us(moment) + f.shift_us END AS end_us,
+        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + f.shift_us END
+            AS end_us,
         CASE WHEN duration_s BETWEEN 0 AND 1e9 THEN round(duration_s * 1e6)::BIGINT END
             AS duration_us,
         duration_s IS NOT NULL AND NOT coalesce(duration_s BETWEEN 0 AND 1e9, false)
@@ -299,6 +306,9 @@ def _build(
                 "Give more, for example memory_limit='4GB'",
                 "memory-limit",
             ) from error
+        except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
+            # The query itself is wrong, not the files.
+            raise
         except (OSError, duckdb.Error) as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -370,6 +380,8 @@ def _shape(file: EventFile) -> str:
 
 def _select(regular: list[Path], irregular: list[Path]) -> str:
     words = {
+        "moment": _MOMENT,
+        "text_moment": re.sub(r"\btimestamp\b", "top.timestamp", _MOMENT),
         "top": _TOP,
         "identity": _IDENTITY,
         "without_keys": _WITHOUT_KEYS,

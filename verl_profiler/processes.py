@@ -168,11 +168,11 @@ def _align(found: dict[str, Process], source: Source) -> None:
 def _missing_files(
     source: Source, found: dict[str, Process], counts: dict[str, int]
 ) -> Iterator[str]:
+    headless = [name for name, process in found.items() if not process.has_header]
+    if headless:
+        yield f"no header in processes/ for {_some(headless)}; their host, clock and losses are not known"
     for name, process in found.items():
         if not process.has_header:
-            yield (
-                f"processes/{name}.json is missing; host, clock and losses of {name} are not known"
-            )
             continue
         read, recorded = counts.get(name, 0), process.recorded_events or 0
         if recorded and not read:

@@ -12,6 +12,7 @@ Files are never trusted: what cannot be read is named in `Run.problems`, and cos
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -95,6 +96,9 @@ class Run:
         connection.execute(f"SET temp_directory = '{spill}'")
         connection.execute("SET preserve_insertion_order = false")
         connection.execute("SET enable_progress_bar = false")
+        with contextlib.suppress(duckdb.Error):
+            # Only where duckdb knows time zones does it need to be told.
+            connection.execute("SET TimeZone = 'UTC'")
         if threads is not None:
             connection.execute(f"SET threads = {int(threads)}")
         self.tables = Tables(connection)

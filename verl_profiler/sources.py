@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import re
 import tarfile
 from collections.abc import Iterator
@@ -123,11 +124,11 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         if path.name.endswith(_ARCHIVES):
             _unpack(path, scratch, problems)
             source = _directory(_run_directory(scratch, path), problems)
-            source.label = re.sub(r"(\.tar(\.gz|\.zst)?|\.tgz)$", "", path.name)
+            source.label = _text(re.sub(r"(\.tar(\.gz|\.zst)?|\.tgz)$", "", path.name))
             source.whole = True
             return source
         if path.suffix == ".parquet":
-            return Source(path.parent, path.stem, whole=False, parquet=[path])
+            return Source(path.parent, _text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
     if _STEP_FOLDER.fullmatch(path.resolve().name) and not _step_folders(path):
         return _single_step(path.resolve(), problems)
@@ -174,16 +175,16 @@ def _single_file(path: Path, problems: list[str]) -> Source:
 
 def _described(root: Path, problems: list[str]) -> Source:
     """Read what a run says about itself; both parts may be missing."""
-    source = Source(root, root.resolve().name or str(root))
+    source = Source(root, _text(root.resolve().name or str(root)))
     launch = root / RUN_FILE
     if launch.is_file():
         source.launch = _json_object(launch, RUN_FILE, problems) or {}
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
-            shown = f"{PROCESSES}/{path.name}"
+            shown = _text(f"{PROCESSES}/{path.name}")
             header = _json_object(path, shown, problems)
             if header is not None:
-                source.headers[path.stem] = header
+                source.headers[_text(path.stem)] = header
     for shown, content in [
         (RUN_FILE, source.launch),
         *((f"{PROCESSES}/{name}.json", header) for name, header in source.headers.items()),
@@ -235,7 +236,13 @@ def _event_file(path: Path, root: Path, step: int | None) -> EventFile | None:
     if not path.is_file():
         return None
     shown = str(path.relative_to(root)) if path.is_relative_to(root) else path.name
-    return EventFile(path, shown, path.stem, step, status.st_size, status.st_mtime_ns)
+    size, modified = status.st_size, status.st_mtime_ns
+    return EventFile(path, _text(shown), _text(path.stem), step, size, modified)
+
+
+def _text(name: str) -> str:
+    """Return a file name as text that can be encoded; names on disk are bytes."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _is_run(folder: Path) -> bool:

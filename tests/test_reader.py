@@ -1,0 +1,797 @@
+"""The reader: whatever state a run left its files in, good lines are read and the rest is named."""
+
+import gzip
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from verl_profiler import conversion, reader
+from verl_profiler.errors import ReadingError
+from verl_profiler.reader import load
+
+DATA = Path(__file__).parent / "data"
+SMALL = DATA / "small_run"
+MICROSECONDS = "2026-11-21T02:33:22.{:06d}+00:00"
+
+
+def line(number=0, event="engine_call", **more):
+    content = {
+        "timestamp": MICROSECONDS.format(number),
+        "event": event,
+        "duration_sec": 0.25,
+        "extra": {"request_id": "r1", "turn": 0},
+        "workid": 0,
+        "step": 1,
+        **more,
+    }
+    return json.dumps({key: value for key, value in content.items() if value is not None})
+
+
+def write_run(folder, lines, name="worker_0", step=1, *, end="\n", header=None, launch=True):
+    """Write one event file, and what a healthy run has beside it."""
+    path = folder / f"step_{step}" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = end.join(lines) + end
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if launch and not (folder / "run.json").exists():
+        (folder / "run.json").write_text(
+            json.dumps({"format": 1, "launched": folder.name, "host": "n", "pid": 1})
+        )
+    if header is not False:
+        write_header(folder, name, **(header or {}))
+    return path
+
+
+def write_header(folder, name, **changes):
+    (folder / "processes").mkdir(exist_ok=True)
+    content = {
+        "format": 1,
+        "name": name,
+        "role": "agent_loop" if name.startswith("worker") else name.split("_")[0],
+        "rank": 0,
+        "host": "n",
+        "pid": 7,
+        "clock": {},
+        "probes": {"installed": {}, "missed": {}, "errors": {}},
+        "counters": {"events": 0, "dropped": 0, "write_errors": 0},
+        "ended": "2026-11-21T02:40:00+00:00",
+        "updated": "2026-11-21T02:40:00+00:00",
+    }
+    (folder / "processes" / f"{name}.json").write_text(json.dumps({**content, **changes}))
+
+
+def read(folder, query="SELECT * FROM events ORDER BY end_us", **options):
+    with load(folder, cache=False, **options) as run:
+        return run.rows(query), run.problems
+
+
+def problems_of(folder):
+    """Return the problems of the files, without those about requests that lines here never end."""
+    with load(folder, cache=False) as run:
+        return [p for p in run.problems if "did not end" not in p]
+
+
+@pytest.fixture
+def expected():
+    return json.loads((DATA / "small_run.tables.json").read_text())
+
+
+def test_the_small_run_gives_the_expected_tables(expected):
+    """A change to any table of the golden run is a change to review."""
+    spec = importlib.util.spec_from_file_location("expect", DATA / "expect.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert expected == module.tables()
+
+
+def test_the_small_run_is_what_was_generated():
+    """Counts, steps and requests are those that the generator says it wrote."""
+    path = SMALL / "truth.json"
+    if not path.exists():
+        pytest.skip("small_run was not generated")
+    truth = json.loads(path.read_text())
+
+    with load(SMALL, cache=False) as run:
+        counts = run.rows("SELECT event, count(*) AS n FROM events GROUP BY event ORDER BY event")
+        steps = run.rows("SELECT * FROM steps WHERE finished ORDER BY step")
+        slowest = run.rows(
+            "SELECT step, arg_max(request_id, duration_us) AS id, max(duration_us) AS us "
+            "FROM requests WHERE NOT validate GROUP BY step ORDER BY step"
+        )
+
+        assert truth["events"] == {row["event"]: row["n"] for row in counts}
+        assert [
+            (step["duration_us"], step["unaccounted_us"], step["requests"], step["validation_requests"])
+            for step in truth["steps"].values()
+        ] == [
+            (s["duration_us"], s["unaccounted_us"], s["requests"], s["validation_requests"])
+            for s in steps
+        ]
+        assert [
+            (step["slowest"]["request_id"], step["slowest"]["duration_us"])
+            for step in truth["steps"].values()
+        ] == [(row["id"], row["us"]) for row in slowest]
+        assert [] == run.problems
+
+
+def test_the_parts_of_every_request_add_up_to_its_duration():
+    """Nothing of a request's time is counted twice or lost."""
+    rows, _ = read(
+        SMALL,
+        "SELECT duration_us, prompt_build_us + engine_us + tool_us + tool_parsing_us + "
+        "token_merge_us + postprocess_us + reward_us + other_us - overlap_us AS parts "
+        "FROM requests",
+    )
+
+    assert rows
+    assert all(row["duration_us"] == row["parts"] for row in rows)
+
+
+def test_phases_and_the_rest_add_up_to_the_step():
+    """Top-level phases and `unaccounted` make the whole step."""
+    rows, _ = read(SMALL, "SELECT * FROM steps WHERE finished")
+
+    assert rows
+    assert all(row["duration_us"] == row["phases_us"] + row["unaccounted_us"] for row in rows)
+
+
+def test_every_engine_call_finds_its_server():
+    """The client's call is joined with the engine's request, replica and queue time."""
+    rows, _ = read(SMALL, "SELECT * FROM engine_calls")
+
+    assert rows
+    assert all(row["engine_name"].startswith("engine_") for row in rows)
+    assert all(row["queue_us"] + row["prefill_us"] + row["decode_us"] <= row["duration_us"] for row in rows)
+
+
+def test_a_repeated_engine_request_id_is_joined_by_time(tmp_path):
+    """Under full_determinism one id serves all turns; each call gets its own server interval."""
+    calls = [
+        line(number * 500_000, extra={"request_id": "d", "turn": number, "engine_request_id": "d"})
+        for number in (0, 1)
+    ]
+    served = [
+        line(
+            number * 500_000 - (0 if number == 0 else 10_000),
+            "engine_request",
+            duration_sec=0.1,
+            extra={"engine_request_id": "d", "queue_s": number / 10},
+        )
+        for number in (0, 1)
+    ]
+    write_run(tmp_path, calls)
+    write_run(tmp_path, served, "engine_0")
+
+    rows, _ = read(tmp_path, "SELECT turn, queue_us FROM engine_calls ORDER BY turn")
+
+    assert [{"turn": 0, "queue_us": 0}, {"turn": 1, "queue_us": 100_000}] == rows
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ("{not json", "step_1/worker_0.jsonl:2: not JSON, dropped"),
+        ("[1, 2]", "step_1/worker_0.jsonl:2: not a JSON object, dropped"),
+        ("17", "step_1/worker_0.jsonl:2: not a JSON object, dropped"),
+        ('{"event": "x", "step": 1}', "step_1/worker_0.jsonl:2: no readable `timestamp`, dropped"),
+        (line(timestamp="yesterday"), "2: no readable `timestamp`, dropped"),
+        (line(timestamp=12), "2: no readable `timestamp`, dropped"),
+        (line(event=None), "2: no `event` name, dropped"),
+        (line(event=""), "2: no `event` name, dropped"),
+        (line(event={"a": 1}), "2: no `event` name, dropped"),
+        (line(duration_sec="long"), "2: `duration_sec` is not a length of time, dropped"),
+        (line(duration_sec=-1), "2: `duration_sec` is not a length of time, dropped"),
+        (line(duration_sec=1e300), "2: `duration_sec` is not a length of time, dropped"),
+        (line(duration_sec=True), "2: `duration_sec` is not a length of time, dropped"),
+        ("\0" * 40, "2: zero bytes instead of a line"),
+        ('{"a":' * 900 + "1" + "}" * 900, "2: "),
+    ],
+)
+def test_a_bad_line_is_named_and_costs_no_other(tmp_path, bad, sentence):
+    """Lines before and after a line that cannot be read are there."""
+    write_run(tmp_path, [line(1), bad, line(3)])
+
+    rows, problems = read(tmp_path)
+
+    assert [1, 3] == [row["end_us"] % 1_000_000 for row in rows]
+    assert any(sentence in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        (line(2, step="three"), "2: `step` is not a whole number; the folder's number is used"),
+        (line(2, extra={"turn": "x"}), "2: `turn` is not a whole number; it is not used"),
+        (line(2, extra=[1]), "2: `extra` is not an object; it is not used"),
+        (line(2, extra={"validate": 3}), "2: `validate` is neither true nor false"),
+    ],
+)
+def test_a_wrong_value_in_a_good_line_is_named_and_not_used(tmp_path, kept, sentence):
+    """The event itself is kept."""
+    write_run(tmp_path, [line(1), kept, line(3)])
+
+    rows, problems = read(tmp_path)
+
+    assert [1, 2, 3] == [row["end_us"] % 1_000_000 for row in rows]
+    assert [1, 1, 1] == [row["step"] for row in rows]
+    assert rows[1]["turn"] is None or "step" in sentence
+    assert any(sentence in problem for problem in problems), problems
+
+
+def test_an_unfinished_last_line_is_dropped_and_named(tmp_path):
+    """A killed process leaves its last line cut; the ones before are read."""
+    path = write_run(tmp_path, [line(1), line(2)])
+    path.write_bytes(path.read_bytes()[:-20])
+
+    rows, problems = read(tmp_path)
+
+    assert [1] == [row["end_us"] % 1_000_000 for row in rows]
+    assert "step_1/worker_0.jsonl:2: unfinished line, dropped (was the process killed?)" in problems
+
+
+def test_a_whole_last_line_without_its_newline_is_read(tmp_path):
+    """Only the newline is missing: nothing is lost, nothing is said."""
+    path = write_run(tmp_path, [line(1), line(2)])
+    path.write_bytes(path.read_bytes()[:-1])
+
+    rows, _ = read(tmp_path)
+
+    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
+    assert [] == problems_of(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_other_encodings_are_read(tmp_path, encoding):
+    """Files that went through an editor keep their events."""
+    path = write_run(tmp_path, [])
+    path.write_bytes("".join(f"{line(number)}\n" for number in (1, 2)).encode(encoding))
+
+    rows, _ = read(tmp_path)
+
+    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
+
+
+def test_invalid_utf_8_is_replaced_and_named(tmp_path):
+    """A stray byte in a text costs that byte."""
+    path = write_run(tmp_path, [])
+    path.write_bytes(f"{line(1)}\n{line(2, event='caf~')}\n".encode().replace(b"~", b"\xe9"))
+
+    rows, problems = read(tmp_path)
+
+    assert ["engine_call", "caf\N{REPLACEMENT CHARACTER}"] == [row["event"] for row in rows]
+    assert any("2: not UTF-8" in problem for problem in problems)
+
+
+def test_a_lone_surrogate_in_a_text_does_not_cost_the_line(tmp_path):
+    """JSON permits what UTF-8 forbids."""
+    write_run(tmp_path, [line(1), line(2, extra={"request_id": "r", "tool": "\ud800"})])
+
+    rows, _ = read(tmp_path)
+
+    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
+
+
+def test_windows_line_ends_are_read(tmp_path):
+    """A carriage return before the newline changes nothing."""
+    write_run(tmp_path, [line(1), line(2)], end="\r\n")
+
+    rows, _ = read(tmp_path)
+
+    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
+    assert [] == problems_of(tmp_path)
+
+
+def test_a_line_too_long_for_memory_is_dropped(tmp_path, monkeypatch):
+    """A file without newlines does not fill the memory."""
+    monkeypatch.setattr("verl_profiler.repair.LINE_LIMIT_BYTES", 1 << 20)
+    write_run(tmp_path, [line(1), "x" * (3 << 20), line(3)])
+
+    rows, problems = read(tmp_path)
+
+    assert [1, 3] == [row["end_us"] % 1_000_000 for row in rows]
+    assert any("2: longer than 1 MiB, dropped" in problem for problem in problems)
+
+
+def test_many_bad_lines_are_said_once_with_their_number(tmp_path):
+    """A flood of one fault is one sentence."""
+    write_run(tmp_path, [line(1), "x", "y", "z"])
+
+    _, problems = read(tmp_path)
+
+    said = [problem for problem in problems if "not JSON" in problem]
+    assert len(said) == 1
+    assert "worker_0.jsonl:2:" in said[0]
+    assert said[0].endswith("2 more lines of this file likewise")
+
+
+def test_an_empty_file_is_named(tmp_path):
+    """A process that opened its file and wrote nothing is not passed over."""
+    write_run(tmp_path, [line(1)])
+    (tmp_path / "step_1" / "worker_1.jsonl").touch()
+    write_header(tmp_path, "worker_1", rank=1)
+
+    assert ["step_1/worker_1.jsonl is empty"] == problems_of(tmp_path)
+
+
+def test_keywords_of_the_caller_are_kept_in_extra(tmp_path):
+    """`log_manager.log(…, color="red")` is not lost, whichever line it is in."""
+    write_run(tmp_path, [line(1), line(2, color="red", request=[1, {"step": 1}])])
+
+    rows, _ = read(tmp_path)
+
+    assert {"request_id": "r1", "turn": 0} == json.loads(rows[0]["extra"])
+    assert {"request_id": "r1", "turn": 0, "color": "red", "request": [1, {"step": 1}]} == (
+        json.loads(rows[1]["extra"])
+    )
+    assert [] == problems_of(tmp_path)
+
+
+def test_begin_is_timestamp_minus_duration_to_the_microsecond(tmp_path):
+    """Offsets are honored and nothing is rounded away."""
+    stamp = "2026-11-21T04:33:22.123457+02:00"
+    write_run(tmp_path, [line(timestamp=stamp, duration_sec=0.123456), line(2, duration_sec=None)])
+
+    rows, _ = read(tmp_path)
+
+    assert [
+        (1795228402000002, 1795228402000002, None),
+        (1795228402000001, 1795228402123457, 123456),
+    ] == [(row["begin_us"], row["end_us"], row["duration_us"]) for row in rows]
+
+
+def test_times_that_are_none_are_named(tmp_path):
+    """Times that duckdb knows and calendars do not cost their line."""
+    write_run(tmp_path, [line(1), *(line(timestamp=each) for each in ("infinity", "epoch", "x" * 25))])
+
+    rows, problems = read(tmp_path)
+
+    assert 1 == len(rows)
+    assert any("2: no readable `timestamp`" in problem for problem in problems)
+
+
+def test_numbers_that_are_not_json_are_kept(tmp_path):
+    """Python writes NaN; the line is read."""
+    write_run(tmp_path, [line(1), line(2, extra={"turn": 3, "score": float("nan")}), "bad"])
+
+    rows, _ = read(tmp_path)
+
+    assert [0, 3] == [row["turn"] for row in rows]
+
+
+def test_families_follow_the_vocabulary_and_the_role(tmp_path):
+    """Unknown names are the user's, except intervals of the trainer: those are verl's timers."""
+    names = ["update_actor", "my_timer", "tq_get"]
+    write_run(tmp_path, [line(event=name) for name in names], "trainer_0")
+    write_run(tmp_path, [line(event=name) for name in names], "actor_0")
+
+    rows, _ = read(tmp_path, "SELECT role, event, family FROM events")
+
+    assert {
+        ("trainer", "update_actor", "trainer"),
+        ("trainer", "my_timer", "trainer"),
+        ("trainer", "tq_get", "transfer_queue"),
+        ("actor", "update_actor", "workers"),
+        ("actor", "my_timer", "user"),
+        ("actor", "tq_get", "transfer_queue"),
+    } == {tuple(row.values()) for row in rows}
+
+
+def test_a_request_start_without_its_request_is_unfinished(tmp_path):
+    """Starts have no id yet; sample and session say which of them ended, and which never came so far."""
+    start = {"event": "request_start", "duration_sec": None}
+    ended = {"request_id": "a", "sample": 1, "session": 0, "turns": 1}
+    seen = {"request_id": "b", "turn": 0, "sample": 2, "session": 0}
+    write_run(
+        tmp_path,
+        [
+            line(1, **start, extra={"sample": 1, "session": 0}),
+            line(2, **start, extra={"sample": 2, "session": 0}),
+            line(3, **start, extra={"sample": 2, "session": 1}),
+            line(4, "request", duration_sec=3e-6, extra=ended),
+            line(5, "engine_call", duration_sec=1e-6, extra=seen),
+        ],
+    )
+
+    rows, problems = read(
+        tmp_path,
+        "SELECT request_id, session, finished, duration_us, begin_us % 1000000 AS begin, "
+        "last_us % 1000000 AS last FROM requests ORDER BY begin_us",
+    )
+
+    assert [
+        ("a", "0", True, 3, 1, 4),
+        ("b", "0", False, None, 2, 5),
+        (None, "1", False, None, 3, 3),
+    ] == [tuple(row.values()) for row in rows]
+    assert any(p.startswith("2 requests began and did not end (step 1") for p in problems)
+
+
+def test_a_users_event_alone_makes_no_request(tmp_path):
+    """A request id in a user's line does not invent a request that never ended."""
+    write_run(tmp_path, [line(event="tool_execution")])
+
+    rows, problems = read(tmp_path, "SELECT * FROM requests")
+
+    assert ([], []) == (rows, problems)
+
+
+def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
+    """verl's full_determinism gives requests the same ids in every step."""
+    for step in (1, 2):
+        write_run(
+            tmp_path,
+            [line(1, "request", extra={"request_id": "det-0", "sample": 0, "session": 0}, step=step)],
+            step=step,
+        )
+
+    rows, problems = read(tmp_path, "SELECT step FROM requests ORDER BY step")
+
+    assert ([{"step": 1}, {"step": 2}], []) == (rows, problems)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"counters": {"events": 5}}, "worker_0 wrote 5 events and 1 were found"),
+        ({"counters": {"dropped": 3}}, "worker_0 dropped 3 events because its queue was full"),
+        ({"counters": {"write_errors": 2}}, "worker_0 had 2 write errors"),
+        ({"probes": {"missed": {"turn": "gone"}}}, "probe turn is off in worker_0: gone"),
+        ({"probes": {"errors": {"turn": 4}}}, "probe turn failed 4 times in worker_0"),
+        ({"ended": None}, "1 of 1 processes did not end in order"),
+        ({"format": 9}, "has format 9; this version of verl-profiler reads format 1"),
+        ({"fallback": "disk full"}, "could not write into the run directory: worker_0 (disk full)"),
+        (
+            {
+                "clock": {
+                    "wall_ns": 0,
+                    "monotonic_ns": 0,
+                    "last_wall_ns": 9_000_000_000,
+                    "last_monotonic_ns": 1_000_000_000,
+                }
+            },
+            "the wall clock of host n was set by +8.000 s during the run",
+        ),
+    ],
+)
+def test_headers_tell_what_is_missing(tmp_path, changes, sentence):
+    """What a process knows about its own losses reaches the reader."""
+    write_run(tmp_path, [line(1)], header=changes)
+
+    problems = problems_of(tmp_path) + read(tmp_path)[1]
+
+    assert any(sentence in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '"x"', "\xff", '{"clock": 3, "probes": []}'])
+def test_a_broken_header_is_no_obstacle(tmp_path, content):
+    """Events are read without it."""
+    write_run(tmp_path, [line(1)])
+    (tmp_path / "processes" / "worker_0.json").write_text(content, encoding="latin-1")
+    (tmp_path / "run.json").write_text(content, encoding="latin-1")
+
+    rows, problems = read(tmp_path)
+
+    assert 1 == len(rows)
+    assert problems
+
+
+def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
+    """Files that stayed on another host are missed; processes that left no header are named."""
+    write_run(tmp_path, [line(1)], header=False)
+    write_header(tmp_path, "engine_0", counters={"events": 12}, host="far")
+
+    problems = problems_of(tmp_path)
+
+    assert any("engine_0 has a header (12 events written on host far) but no" in p for p in problems)
+    assert any(p.startswith("no header in processes/ for worker_0;") for p in problems)
+
+
+def test_a_gap_in_the_ranks_is_named(tmp_path):
+    """A worker that left nothing at all is missed."""
+    for rank in (0, 2):
+        write_run(tmp_path, [line(1)], f"worker_{rank}", header={"rank": rank})
+
+    assert ["nothing was left by worker_1"] == problems_of(tmp_path)
+
+
+def test_processes_of_one_boot_share_the_best_anchor(tmp_path):
+    """Anchors of one kernel differ by the error of reading them; one of them is used for all."""
+    clock = {"boot_id": "b", "monotonic_ns": 0}
+    for rank, (wall, uncertainty) in enumerate([(1_000_000, 900), (4_000_000, 50)]):
+        write_run(
+            tmp_path,
+            [line(10_000)],
+            f"worker_{rank}",
+            header={"rank": rank, "clock": {**clock, "wall_ns": wall, "uncertainty_ns": uncertainty}},
+        )
+
+    rows, _ = read(tmp_path, "SELECT name, end_us % 1000000 AS end FROM events ORDER BY name")
+
+    assert [{"name": "worker_0", "end": 13_000}, {"name": "worker_1", "end": 10_000}] == rows
+
+
+def test_hosts_of_different_boots_are_not_moved_but_named(tmp_path):
+    """Nothing is known about two wall clocks."""
+    for rank, boot in enumerate("ab"):
+        clock = {"boot_id": boot, "monotonic_ns": 0, "wall_ns": rank * 10**9, "uncertainty_ns": 1}
+        write_run(tmp_path, [line(1)], f"worker_{rank}", header={"rank": rank, "clock": clock})
+
+    rows, _ = read(tmp_path)
+
+    assert [1, 1] == [row["end_us"] % 1_000_000 for row in rows]
+    assert any("the run used 2 hosts" in problem for problem in problems_of(tmp_path))
+
+
+def test_hostile_names_are_only_names(tmp_path):
+    """Patterns, quotes and spaces in paths are not taken for anything else."""
+    folder = tmp_path / "it's [a] *run* {x}"
+    write_run(folder, [line(1)], "worker_0'; DROP TABLE events; --")
+    write_run(folder, [line(2)], "worker_[0-9]*")
+
+    rows, _ = read(folder, "SELECT run, name FROM events ORDER BY end_us")
+
+    assert [
+        {"run": folder.name, "name": "worker_0'; DROP TABLE events; --"},
+        {"run": folder.name, "name": "worker_[0-9]*"},
+    ] == rows
+
+
+def test_a_name_that_is_not_utf_8_is_read(tmp_path):
+    """File systems hold bytes."""
+    path = write_run(tmp_path, [line(1)], header=False)
+    try:
+        path.rename(path.with_name("worker_\udcff.jsonl"))
+    except OSError:
+        pytest.skip("this file system allows text only")
+
+    rows, _ = read(tmp_path)
+
+    assert 1 == len(rows)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz"])
+def test_an_archive_is_read_like_its_directory(tmp_path, suffix):
+    """A run sent by mail opens as it is."""
+    path = tmp_path / f"sent{suffix}"
+    with tarfile.open(path, "w" if suffix == ".tar" else "w:gz") as tar:
+        tar.add(SMALL, "my-run")
+
+    rows, problems = read(path, "SELECT run, count(*) AS n FROM events GROUP BY run")
+    whole, _ = read(SMALL, "SELECT count(*) AS n FROM events")
+
+    assert ([{"run": "sent", "n": whole[0]["n"]}], []) == (rows, problems)
+
+
+def test_an_archive_cannot_write_outside_its_folder(tmp_path):
+    """Absolute paths, `..` and links are left out and named."""
+    path = tmp_path / "bad.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("../evil.json", "/tmp/evil.json", "run/step_1/worker_0.jsonl"):
+            content = f"{line(1)}\n".encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("run/step_1/worker_1.jsonl")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+
+    rows, problems = read(path)
+
+    assert 1 == len(rows)
+    assert "bad.tar: 3 links or unsafe paths were left out" in problems
+
+
+def test_a_cut_archive_gives_what_came_before_the_cut(tmp_path):
+    """A download that broke off is not worthless."""
+    write_run(tmp_path / "run", [line(number) for number in range(20_000)])
+    whole = tmp_path / "whole.tar.gz"
+    with tarfile.open(whole, "w:gz") as tar:
+        tar.add(tmp_path / "run" / "run.json", "run/run.json")
+        tar.add(tmp_path / "run" / "step_1", "run/step_1")
+    content = gzip.decompress(whole.read_bytes())
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(content[: len(content) // 2])
+
+    rows, problems = read(cut, "SELECT count(*) AS n FROM events")
+
+    assert 0 < rows[0]["n"] < 20_000
+    assert any("cut.tar breaks off" in problem for problem in problems)
+
+
+def test_zstd_needs_a_module_and_says_which(tmp_path, monkeypatch):
+    """The message can be copied."""
+    path = tmp_path / "run.tar.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd")
+    monkeypatch.setattr(
+        "verl_profiler.sources.importlib.import_module",
+        lambda name: (_ for _ in ()).throw(ImportError(name)),
+    )
+
+    with pytest.raises(ReadingError, match="pip install zstandard"):
+        load(path)
+
+
+def test_a_step_folder_and_a_file_open_alone(tmp_path):
+    """The run's headers are used, its other files are not, and none is called missing."""
+    whole, _ = read(SMALL, "SELECT count(*) AS n FROM events WHERE step = 1")
+
+    step, problems = read(SMALL / "step_1", "SELECT count(*) AS n FROM events")
+    file, more = read(SMALL / "step_1" / "trainer_0.jsonl", "SELECT DISTINCT role, host FROM events")
+
+    assert whole == step
+    assert [{"role": "trainer", "host": "node-1"}] == file
+    assert [] == problems
+    assert [] == more
+
+
+def test_a_folder_with_one_run_is_that_run_and_with_two_is_asked_about(tmp_path):
+    """`logs` is enough while there is one run in it."""
+    write_run(tmp_path / "one", [line(1)])
+
+    rows, _ = read(tmp_path)
+    write_run(tmp_path / "two", [line(1)])
+
+    assert ["one"] == [row["run"] for row in rows]
+    with pytest.raises(ReadingError, match="holds 2 runs"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_nothing_to_read_is_an_error_that_says_what_to_name(tmp_path, make):
+    """A wrong path is the user's error, with the next step."""
+    make(tmp_path / "nothing")
+
+    with pytest.raises(ReadingError, match="such as logs/my-run"):
+        load(tmp_path / "nothing")
+
+
+def test_a_resumed_run_is_read_as_one_and_its_repeated_steps_are_named(tmp_path):
+    """Steps that were done twice stay apart."""
+    for name, steps in (("run", (1, 2)), ("run-2", (2, 3))):
+        for step in steps:
+            write_run(tmp_path / name, [line(1, "request", step=step)], step=step)
+
+    with load([tmp_path / "run", tmp_path / "run-2"], cache=False) as run:
+        rows = run.rows("SELECT run, step FROM steps ORDER BY run, step")
+        problems = run.problems
+
+    assert [("run", 1), ("run", 2), ("run-2", 2), ("run-2", 3)] == [
+        tuple(row.values()) for row in rows
+    ]
+    assert ["1 step (such as 2) are in run and run-2; they are kept apart"] == problems
+
+
+def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
+    """Sums are not doubled."""
+    write_run(tmp_path / "run", [line(1)])
+    copy = tmp_path / "copy"
+    write_run(copy, [line(1)])
+    (copy / "run.json").write_bytes((tmp_path / "run" / "run.json").read_bytes())
+
+    with load([tmp_path / "run", tmp_path / "run", copy], cache=False) as run:
+        rows = run.rows("SELECT count(*) AS n FROM events")
+        problems = run.problems
+
+    assert [{"n": 1}] == rows
+    assert any("was named twice" in problem for problem in problems)
+    assert any("is a copy of the run in" in problem for problem in problems)
+
+
+def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
+    """The second opening converts nothing; a longer file is converted again."""
+    built = []
+    original = conversion._build
+    monkeypatch.setattr(
+        conversion, "_build", lambda *args: built.append(args[4].name) or original(*args)
+    )
+    path = write_run(tmp_path, [line(1), "bad"])
+
+    def opened():
+        with load(tmp_path) as run:
+            return run.rows("SELECT count(*) AS n FROM events")[0]["n"], run.problems
+
+    first = opened()
+    second = opened()
+    with path.open("a") as file:
+        file.write(line(3) + "\n")
+    third = opened()
+
+    assert (1, 2) == (first[0], third[0])
+    assert first == second
+    assert 2 == len(built)
+    assert 1 == len(list((tmp_path / ".cache" / "events-1").glob("part-*.parquet")))
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 not really", None])
+def test_a_damaged_cache_is_made_again(tmp_path, damage):
+    """The cache is never trusted against what it says of itself."""
+    write_run(tmp_path, [line(1)])
+    with load(tmp_path):
+        pass
+    for part in (tmp_path / ".cache" / "events-1").glob("part-*.parquet"):
+        if damage is None:
+            part.unlink()
+        else:
+            part.write_bytes(damage)
+
+    with load(tmp_path) as run:
+        rows = run.rows("SELECT count(*) AS n FROM events")
+
+    assert [{"n": 1}] == rows
+
+
+@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"version": 1, "parts": {"part-x": 3}}'])
+def test_a_damaged_stamp_is_ignored(tmp_path, stamp):
+    """Whatever is in the stamp, the events are read from the files."""
+    write_run(tmp_path, [line(1)])
+    with load(tmp_path):
+        pass
+    (tmp_path / ".cache" / "events-1" / "stamp.json").write_text(stamp)
+
+    with load(tmp_path) as run:
+        rows = run.rows("SELECT count(*) AS n FROM events")
+
+    assert [{"n": 1}] == rows
+
+
+def test_a_directory_that_cannot_be_written_costs_the_cache_only(tmp_path):
+    """Reading someone else's run works, and says nothing about it."""
+    write_run(tmp_path, [line(1)])
+    (tmp_path / ".cache").write_text("in the way")
+
+    with load(tmp_path) as run:
+        rows = run.rows("SELECT count(*) AS n FROM events")
+        problems = run.problems
+
+    assert [{"n": 1}] == rows
+    assert ["1 request began and did not end (step 1; for example r1); they are left out of percentiles"] == problems
+
+
+def test_converted_events_open_without_their_files(tmp_path):
+    """A Parquet file of events is a run of its own."""
+    write_run(tmp_path / "run", [line(1), line(2)])
+    with load(tmp_path / "run"):
+        pass
+    (part,) = (tmp_path / "run" / ".cache" / "events-1").glob("part-*.parquet")
+    copy = tmp_path / "events.parquet"
+    copy.write_bytes(part.read_bytes())
+
+    rows, _ = read(copy, "SELECT count(*) AS n FROM events")
+
+    assert [{"n": 2}] == rows
+
+
+def test_a_parquet_file_of_something_else_is_refused(tmp_path):
+    """The message says what is missing in it."""
+    with reader.duckdb.connect() as connection:
+        connection.execute(f"COPY (SELECT 1 AS x) TO '{tmp_path}/x.parquet' (FORMAT parquet)")
+
+    with pytest.raises(ReadingError, match="is not a table of events"):
+        load(tmp_path / "x.parquet")
+
+
+def test_the_memory_limit_must_be_an_amount(tmp_path):
+    """A wrong argument is named with a right one."""
+    write_run(tmp_path, [line(1)])
+
+    with pytest.raises(ReadingError, match="Write for example 2GB"):
+        load(tmp_path, memory_limit="much")
+
+
+def test_reading_imports_nothing_of_the_host():
+    """A laptop without torch, Ray or verl is enough."""
+    code = (
+        "import sys, verl_profiler.reader, verl_profiler.analysis, verl_profiler.report.text\n"
+        "print(sorted({'torch', 'ray', 'verl', 'wrapt', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]" == done.stdout.strip()
