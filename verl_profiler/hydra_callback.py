@@ -10,9 +10,10 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from hydra.core.utils import JobStatus
 from hydra.experimental.callback import Callback
 
-from verl_profiler import launch, recorder
+from verl_profiler import launch
 from verl_profiler.errors import ConfigError
 
 __all__ = ["ProfilerCallback"]
@@ -40,9 +41,7 @@ class ProfilerCallback(Callback):
 
     def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Say where the files are."""
-        active = recorder.active()
-        if active is not None:
-            recorder.say(f"events are in {active.directory}")
+        launch.end(failed=job_return.status is not JobStatus.COMPLETED)
 
 
 def _end(message: str) -> NoReturn:

@@ -16,9 +16,11 @@ from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
 
-__all__ = ["make_hook", "prepare"]
+__all__ = ["end", "make_hook", "prepare"]
 
 NODE = "profiler"
+
+_ray_started = False
 
 
 def prepare(config: Any) -> Any:
@@ -65,6 +67,24 @@ def prepare(config: Any) -> Any:
     activate("driver")
     recorder.say(f"recording to {directory}")
     return config
+
+
+def end(*, failed: bool) -> None:
+    """End the driver's part: say where the events are, or take back a directory that has none.
+
+    Args:
+        failed: Whether the command ended with an error.
+    """
+    active = recorder.active()
+    if active is None:
+        return
+    directory = active.directory
+    recorder.stop("exit")
+    if failed and not _ray_started:
+        run_directory.discard(directory)
+        recorder.say("the run failed before it started; nothing was recorded")
+    else:
+        recorder.say(f"events are in {directory}")
 
 
 def _training(config: Any) -> dict[str, Any]:
@@ -142,6 +162,8 @@ def _hook_ray_init() -> None:
         return
 
     def init(*args: Any, **kwargs: Any) -> Any:
+        global _ray_started
+        _ray_started = True
         runtime_env = kwargs.get("runtime_env")
         if runtime_env is None or isinstance(runtime_env, dict):
             runtime_env = dict(runtime_env or {})

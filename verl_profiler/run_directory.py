@@ -17,7 +17,7 @@ from verl_profiler.clock import Anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.events import FORMAT_VERSION, RUN_FILE
 
-__all__ = ["make", "versions"]
+__all__ = ["discard", "make", "versions"]
 
 
 def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, Any]) -> Path:
@@ -94,6 +94,18 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
         "Set EXPERIMENT_NAME or profiler.output_dir to a name of this launch's own.",
         "output-dir",
     )
+
+
+def discard(directory: Path) -> None:
+    """Remove a run directory that holds nothing but what this process made."""
+    headers = directory / "processes"
+    if any(directory.glob("step_*")) or len(list(headers.glob("*.json"))) > 1:
+        return
+    for file in (directory / RUN_FILE, *headers.glob("*.json")):
+        file.unlink(missing_ok=True)
+    for folder in (headers, directory):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _command() -> list[str]:
