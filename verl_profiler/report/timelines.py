@@ -1,0 +1,556 @@
+"""What the page draws request by request: timelines of some steps, and the requests in them.
+
+A small run is drawn whole.  Of a large one, steps are chosen (the longest, and others spread
+evenly), and requests within them: the slowest, those that failed or never ended, the slowest of
+each worker, and every n-th of the rest.  Each timeline says how many of how many it draws.
+
+Times are in units of 10 us after the begin of their step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler import analysis
+from verl_profiler.analysis.selection import in_steps
+from verl_profiler.report.frames import frame, short_text
+from verl_profiler.report.style import color
+from verl_profiler.tables import REQUEST_PARTS, Tables
+
+__all__ = ["UNIT_US", "timelines"]
+
+Rows = analysis.Rows
+Steps = analysis.Steps
+
+UNIT_US = 10
+_SCENES = 12
+_VALIDATION_SCENES = 3
+_REQUESTS = 1_500
+_SPANS = 48_000
+_SLOWEST = 20
+_FAILED = 20
+# Of steps that are not drawn, the table still has the slowest requests.
+_OTHER_STEPS_REQUESTS = 300
+_PROCESSES = 16
+_LANE_SPANS = 60
+_LANE_LAGS = 30
+_PARTS = 160
+
+_DRAWN = (
+    "prompt_build",
+    "turn",
+    "server_acquire",
+    "engine_call",
+    "tool_parsing",
+    "tool_call",
+    "tool_execution",
+    "token_merge",
+    "postprocess",
+    "reward",
+)
+
+
+def timelines(
+    tables: Tables, steps: Steps, listed: Rows, places: Mapping[tuple[Any, Any], int]
+) -> dict[str, Any]:
+    """Choose steps and requests, and gather what is drawn of them.
+
+    Args:
+        tables: The tables of the run.
+        steps: First and last step to show.
+        listed: The rows of `step_times`.
+        places: Place in `listed` by run and step.
+
+    Returns:
+        `names` (event, tool, failed, color) that spans refer to; `scenes` with their lanes;
+        `requests` (columns and rows), with the spans and engine calls of each; `of`, how many
+        requests there are in all.
+    """
+    scenes = _scenes(tables, steps, places)
+    total = tables.row(f"SELECT count(*) AS requests FROM requests WHERE {in_steps(steps)}")[
+        "requests"
+    ]
+    connection = tables.connection
+    try:
+        _choose_requests(tables, steps, scenes)
+        names = _Names()
+        requests = _requests(tables, places, names)
+        for scene in scenes:
+            scene["lanes"] = _lanes(tables, scene, names)
+    finally:
+        for name in ("drawn_scenes", "drawn_requests", "drawn_spans"):
+            connection.execute(f"DROP TABLE IF EXISTS {name}")
+    for scene in scenes:
+        base = scene.pop("base_us")
+        scene["begin"] = (scene.pop("begin_us") - base) // UNIT_US
+        scene["end"] = (scene.pop("end_us") - base) // UNIT_US
+        del scene["run"], scene["step"]
+    return {
+        "unit_s": UNIT_US / 1e6,
+        "names": names.listed,
+        "scenes": scenes,
+        "requests": requests,
+        "of": total,
+        "steps_of": len({(row["run"], row["step"]) for row in listed if row["requests"]}),
+    }
+
+
+class _Names:
+    """Numbers the kinds of spans that are drawn."""
+
+    def __init__(self) -> None:
+        self.listed: list[list[Any]] = []
+        self._codes: dict[tuple[str, str | None, bool], int] = {}
+
+    def code(self, event: str, tool: str | None = None, *, failed: bool = False) -> int:
+        key = (event, tool, failed)
+        if key not in self._codes:
+            self._codes[key] = len(self.listed)
+            shown = None if tool is None else short_text(tool)
+            self.listed.append([short_text(event), shown, int(failed), color(event)])
+        return self._codes[key]
+
+
+def _scenes(
+    tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]
+) -> list[dict[str, Any]]:
+    """Choose what is drawn: training steps, and validation passes."""
+    rows = tables.rows(
+        f"""
+        SELECT run, step, validate, count(*) AS requests, min(begin_us) AS begin_us,
+            max(coalesce(end_us, last_us)) AS end_us
+        FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
+        GROUP BY run, step, validate
+        """
+    )
+    ends = {(row["run"], row["step"]): row for row in tables.rows("FROM steps")}
+    training, validation = [], []
+    seen = set()
+    for row in rows:
+        key = (row["run"], row["step"])
+        if key not in places:
+            continue
+        step = ends[key]
+        scene = {
+            "s": places[key],
+            "validate": row["validate"],
+            "run": row["run"],
+            "step": row["step"],
+            "base_us": step["begin_us"],
+            "requests": row["requests"],
+            "begin_us": row["begin_us"],
+            "end_us": row["end_us"],
+        }
+        if row["validate"]:
+            margin = max((scene["end_us"] - scene["begin_us"]) // 50, 1_000)
+            scene["begin_us"] -= margin
+            scene["end_us"] += margin
+            validation.append(scene)
+            continue
+        seen.add(key)
+        # An unfinished step spans everything that was seen in it.
+        scene["begin_us"] = min(scene["begin_us"], step["begin_us"])
+        if step["finished"]:
+            scene["end_us"] = max(scene["end_us"], step["end_us"])
+        training.append(scene)
+    for key, place in places.items():
+        # Steps without requests still have phases.
+        step = ends.get(key)
+        if step is not None and step["finished"] and key not in seen:
+            training.append(
+                {
+                    "s": place,
+                    "validate": False,
+                    "run": key[0],
+                    "step": key[1],
+                    "base_us": step["begin_us"],
+                    "requests": 0,
+                    "begin_us": step["begin_us"],
+                    "end_us": step["end_us"],
+                }
+            )
+    chosen = _spread(validation, _VALIDATION_SCENES)
+    chosen += _spread(training, _SCENES - len(chosen))
+    return sorted(chosen, key=lambda scene: (scene["s"], scene["validate"]))
+
+
+def _spread(scenes: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Choose the longest half, and the other half spread evenly."""
+    scenes = sorted(scenes, key=lambda scene: scene["s"])
+    if len(scenes) <= count:
+        return scenes
+    by_length = sorted(scenes, key=lambda scene: scene["begin_us"] - scene["end_us"])
+    chosen = by_length[: count // 2]
+    rest = [scene for scene in scenes if not any(scene is each for each in chosen)]
+    wanted = count - len(chosen)
+    step = (len(rest) - 1) / max(1, wanted - 1)
+    return chosen + [rest[round(place * step)] for place in range(wanted)]
+
+
+def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str, Any]]) -> None:
+    """Make the tables of the chosen scenes and of the chosen requests."""
+    connection = tables.connection
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE drawn_scenes (scene INTEGER, run VARCHAR, step INTEGER, "
+        "validate BOOLEAN, begin_us BIGINT, end_us BIGINT, base_us BIGINT)"
+    )
+    keys = ("run", "step", "validate", "begin_us", "end_us", "base_us")
+    for number, scene in enumerate(scenes):
+        connection.execute(
+            "INSERT INTO drawn_scenes VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [number, *(scene[key] for key in keys)],
+        )
+    sizes = tables.row(
+        "SELECT count(*) AS requests, coalesce(avg(turns), 1) AS turns FROM requests WHERE finished"
+    )
+    # A turn is about six spans, and a request three more.
+    limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (sizes["turns"] or 1))))
+    each = max(30, limit // max(1, len(scenes)) - _SLOWEST)
+    others = tables.row(
+        "SELECT count(*) AS groups FROM (SELECT DISTINCT run, step, validate FROM requests)"
+    )["groups"]
+    slowest_of_others = max(1, min(3, _OTHER_STEPS_REQUESTS // max(1, others)))
+    tables.rows("SELECT 1 FROM steps LIMIT 0")
+    tables.connection.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE drawn_requests AS
+        WITH ranked AS (
+            SELECT r.*, s.scene,
+                row_number() OVER (PARTITION BY run, step, validate
+                    ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow,
+                row_number() OVER (PARTITION BY run, step, validate, name
+                    ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow_in_worker,
+                row_number() OVER (PARTITION BY run, step, validate
+                    ORDER BY begin_us, request_id, sample, session) AS place,
+                row_number() OVER (PARTITION BY run, step, validate,
+                    status IN ('error', 'unfinished', 'cancelled')
+                    ORDER BY begin_us, request_id, sample, session) AS odd,
+                count(*) OVER (PARTITION BY run, step, validate) AS count
+            FROM requests AS r LEFT JOIN (SELECT scene, run, step, validate FROM drawn_scenes)
+                AS s USING (run, step, validate)
+            WHERE step IS NOT NULL AND {in_steps(steps)}
+        )
+        SELECT row_number() OVER (ORDER BY r.run, r.step, r.validate, place) - 1 AS number,
+            t.begin_us AS base_us, r.*
+        FROM ranked AS r JOIN steps AS t USING (run, step)
+        WHERE CASE WHEN scene IS NOT NULL THEN
+            slow <= {_SLOWEST} OR (slow_in_worker = 1 AND {each} >= 60)
+            OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
+            OR place * least({each}, count) // count <> (place - 1) * least({each}, count) // count
+            ELSE slow <= {slowest_of_others} END
+        """
+    )
+
+
+_COLUMNS = (
+    "s",
+    "scene",
+    "validate",
+    "name",
+    "request_id",
+    "sample",
+    "session",
+    "agent",
+    "status",
+    "error",
+    "begin",
+    "length",
+    "duration_s",
+    "turns",
+    "tool_calls",
+    "prompt_tokens",
+    "response_tokens",
+    "reward",
+    *(f"{part}_s" for part in (*REQUEST_PARTS, "other")),
+)
+
+
+def _requests(
+    tables: Tables, places: Mapping[tuple[Any, Any], int], names: _Names
+) -> dict[str, Any]:
+
+    parts = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
+    rows = tables.rows(
+        f"""
+        SELECT run, step, scene, validate, name, request_id, sample, session, agent,
+            status, error, (begin_us - base_us) // {UNIT_US} AS begin,
+            (coalesce(end_us, last_us) - begin_us) // {UNIT_US} AS length,
+            duration_us / 1e6 AS duration_s, turns, tool_calls, prompt_tokens, response_tokens,
+            reward, {parts}
+        FROM drawn_requests ORDER BY number
+        """
+    )
+    for row in rows:
+        row["s"] = places.get((row["run"], row["step"]), -1)
+    table = frame([{column: row[column] for column in _COLUMNS} for row in rows])
+    table["spans"] = _request_spans(tables, len(rows), names)
+    table["calls"], table["servers"] = _request_calls(tables, len(rows))
+    return table
+
+
+def _request_spans(tables: Tables, count: int, names: _Names) -> list[list[int]]:
+    """List the spans of each request, flat: name, turn (or -1), begin after the request's, length."""
+    listed = ", ".join(f"'{event}'" for event in _DRAWN)
+    tables.connection.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE drawn_spans AS
+        SELECT r.number, e.event, e.turn, e.status IS NOT NULL AS failed,
+            CASE WHEN e.event = 'tool_call' THEN coalesce(e.extra->>'$.tool', '(no name)') END
+                AS tool,
+            (e.begin_us - r.begin_us) // {UNIT_US} AS begin, e.duration_us // {UNIT_US} AS length
+        FROM events AS e JOIN drawn_requests AS r
+            ON e.run = r.run AND e.step = r.step AND e.name = r.name
+            AND e.validate = r.validate AND e.request_id = r.request_id
+        WHERE e.family = 'rollout' AND e.event IN ({listed}) AND e.duration_us IS NOT NULL
+        """
+    )
+    kinds = tables.rows("SELECT DISTINCT event, tool, failed FROM drawn_spans ORDER BY ALL")
+    codes = [names.code(kind["event"], kind["tool"], failed=kind["failed"]) for kind in kinds]
+    rows = tables.rows(
+        """
+        WITH coded AS (
+            SELECT *, dense_rank() OVER (ORDER BY event, tool, failed) - 1 AS code FROM drawn_spans
+        )
+        SELECT number, flatten(list([code, coalesce(turn, -1), begin, length]
+            ORDER BY begin, length DESC)) AS spans
+        FROM coded GROUP BY number
+        """
+    )
+    # The same order as DISTINCT … ORDER BY ALL gives: NULL tools last in both.
+    spans: list[list[int]] = [[] for _ in range(count)]
+    for row in rows:
+        flat = row["spans"]
+        flat[::4] = [codes[code] for code in flat[::4]]
+        spans[row["number"]] = flat
+    return spans
+
+
+def _request_calls(tables: Tables, count: int) -> tuple[list[list[Any]], list[str]]:
+    """List the engine calls of each request and the servers that they name.
+
+    Each call: turn, begin, length, server, engine begin, engine length, queue, prefill, decode,
+    prompt, response and cached tokens; the Nones at its end are left out.
+    """
+    rows = tables.rows(
+        f"""
+        SELECT r.number, c.turn, (c.begin_us - r.begin_us) // {UNIT_US} AS begin,
+            c.duration_us // {UNIT_US} AS length, coalesce(c.engine_name, c.server) AS server,
+            (c.engine_begin_us - r.begin_us) // {UNIT_US} AS engine_begin,
+            c.engine_duration_us // {UNIT_US} AS engine_length,
+            c.queue_us // {UNIT_US} AS queue, c.prefill_us // {UNIT_US} AS prefill,
+            c.decode_us // {UNIT_US} AS decode,
+            c.prompt_tokens, c.response_tokens, c.cached_tokens
+        FROM engine_calls AS c JOIN drawn_requests AS r
+            USING (run, step, name, validate, request_id)
+        ORDER BY r.number, c.begin_us, c.turn
+        """
+    )
+    calls: list[list[Any]] = [[] for _ in range(count)]
+    servers: dict[str, int] = {}
+    for row in rows:
+        server = row["server"]
+        call = [row["turn"], row["begin"], row["length"]]
+        call.append(None if server is None else servers.setdefault(server, len(servers)))
+        call += [
+            row[key]
+            for key in (
+                "engine_begin",
+                "engine_length",
+                "queue",
+                "prefill",
+                "decode",
+                "prompt_tokens",
+                "response_tokens",
+                "cached_tokens",
+            )
+        ]
+        while call and call[-1] is None:
+            call.pop()
+        calls[row["number"]].append(call)
+    return calls, [short_text(server) for server in servers]
+
+
+def _lanes(tables: Tables, scene: Mapping[str, Any], names: _Names) -> list[dict[str, Any]]:
+    """Gather the lanes of a scene, from the trainer down to the trainer workers."""
+    lanes = [
+        *_span_lanes(tables, scene, names, trainer=True),
+        *_worker_lanes(tables, scene),
+        *_count_lanes(tables, scene, names),
+        *_span_lanes(tables, scene, names, trainer=False),
+    ]
+    _add_lags(tables, scene, lanes)
+    return lanes
+
+
+def _span_lanes(
+    tables: Tables, scene: Mapping[str, Any], names: _Names, *, trainer: bool
+) -> list[dict[str, Any]]:
+    source = (
+        "SELECT name, 'trainer' AS role, rank, phase AS event, NULL AS status, begin_us, end_us, "
+        "duration_us FROM phases WHERE phase <> 'step'"
+        if trainer
+        else "SELECT name, role, rank, event, status, begin_us, end_us, duration_us "
+        "FROM rank_spans WHERE true"
+    )
+    rows = tables.rows(
+        f"""
+        WITH inside AS ({source} AND run = ? AND begin_us < ? AND end_us > ?),
+        ranked AS (
+            SELECT *, row_number() OVER (PARTITION BY name ORDER BY duration_us DESC, begin_us)
+                AS place, count(*) OVER (PARTITION BY name) AS count,
+                sum(duration_us) OVER (PARTITION BY name) AS total_us
+            FROM inside
+        )
+        SELECT name, role, rank, event, status IS NOT NULL AS failed, begin_us, duration_us, count,
+            total_us
+        FROM ranked WHERE place <= {_LANE_SPANS}
+        ORDER BY role, rank, name, begin_us, duration_us DESC
+        """,
+        [scene["run"], scene["end_us"], scene["begin_us"]],
+    )
+    lanes: dict[str, dict[str, Any]] = {}
+    totals: dict[str, int] = {}
+    for row in rows:
+        lane = lanes.setdefault(
+            row["name"],
+            {
+                "kind": "spans",
+                "name": row["name"],
+                "role": row["role"],
+                "of": row["count"],
+                "spans": [],
+            },
+        )
+        totals[row["name"]] = row["total_us"]
+        code = names.code(row["event"], failed=row["failed"])
+        begin = (row["begin_us"] - scene["base_us"]) // UNIT_US
+        lane["spans"].append([code, begin, row["duration_us"] // UNIT_US])
+    return _some_lanes(list(lanes.values()), totals)
+
+
+def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Keep at most `_PROCESSES` lanes of a role: the busiest, the idlest and some between."""
+    kept = []
+    for role in dict.fromkeys(lane["role"] for lane in lanes):
+        those = [lane for lane in lanes if lane["role"] == role]
+        if len(those) > _PROCESSES:
+            ordered = sorted(those, key=lambda lane: totals[lane["name"]])
+            step = (len(ordered) - 1) / (_PROCESSES - 1)
+            chosen = {ordered[round(place * step)]["name"] for place in range(_PROCESSES)}
+            of = len(those)
+            those = [lane for lane in those if lane["name"] in chosen]
+            those[0]["role_of"] = [len(those), of]
+        kept += those
+    return kept
+
+
+def _worker_lanes(tables: Tables, scene: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the agent-loop workers; the page packs their requests into rows."""
+    rows = tables.rows(
+        """
+        SELECT r.name, min(rank) AS rank, count(*) AS requests, any_value(drawn) AS drawn
+        FROM requests AS r
+        LEFT JOIN (
+            SELECT name, count(*) AS drawn FROM drawn_requests
+            WHERE run = $run AND step = $step AND validate = $validate GROUP BY name
+        ) AS d USING (name)
+        WHERE run = $run AND step = $step AND validate = $validate
+        GROUP BY r.name ORDER BY rank, r.name
+        """,
+        {key: scene[key] for key in ("run", "step", "validate")},
+    )
+    return [
+        {
+            "kind": "requests",
+            "name": row["name"],
+            "role": "agent_loop",
+            "drawn": row["drawn"] or 0,
+            "of": row["requests"],
+        }
+        for row in rows
+    ]
+
+
+def _count_lanes(tables: Tables, scene: Mapping[str, Any], names: _Names) -> list[dict[str, Any]]:
+    """Count the calls that are open at a time: in each engine, in the rewards, in the queue."""
+    served = tables.row("SELECT count(*) AS rows FROM engine_requests")["rows"]
+    engines = (
+        "SELECT name AS lane, 'engine_request' AS event, begin_us, end_us FROM engine_requests"
+        if served
+        else "SELECT coalesce(server, 'engine') AS lane, 'engine_call' AS event, begin_us, end_us "
+        "FROM engine_calls"
+    )
+    rows = tables.rows(
+        f"""
+        WITH spans AS MATERIALIZED (
+            SELECT * FROM (
+                {engines} WHERE run = $run AND begin_us < $end_us AND end_us > $begin_us
+                UNION ALL
+                SELECT 'reward functions', 'reward_score', begin_us, end_us FROM reward_scores
+                WHERE run = $run AND begin_us < $end_us AND end_us > $begin_us
+                UNION ALL
+                SELECT 'TransferQueue', 'tq_get', begin_us, end_us FROM transfers
+                WHERE run = $run AND begin_us < $end_us AND end_us > $begin_us
+            ) WHERE end_us IS NOT NULL
+        ), changes AS (
+            SELECT lane, event, greatest(begin_us, $begin_us) AS at_us, 1 AS change FROM spans
+            UNION ALL SELECT lane, event, least(end_us, $end_us), -1 FROM spans
+        ), running AS (
+            SELECT lane, event, at_us, sum(change) OVER (PARTITION BY lane, event
+                ORDER BY at_us, change DESC ROWS UNBOUNDED PRECEDING) AS open
+            FROM changes
+        ), parts AS (
+            SELECT lane, event, least(floor((at_us - $begin_us) * {_PARTS}.0
+                / greatest($end_us - $begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
+                max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
+            FROM running GROUP BY ALL
+        )
+        SELECT lane, event, max(most) AS most, list([part, most, last] ORDER BY part) AS counts
+        FROM parts GROUP BY lane, event
+        ORDER BY event <> 'engine_request' AND event <> 'engine_call', event, lane
+        """,
+        {key: scene[key] for key in ("run", "begin_us", "end_us")},
+    )
+
+    kept = [row for row in rows if row["event"].startswith("engine")]
+    kept.sort(key=lambda row: (-row["most"], row["lane"]))
+    shown = {row["lane"] for row in kept[:_PROCESSES]}
+    return [
+        {
+            "kind": "count",
+            "name": short_text(row["lane"]),
+            "role": row["event"],
+            "code": names.code(row["event"]),
+            "most": row["most"],
+            "counts": row["counts"],
+        }
+        for row in rows
+        if not row["event"].startswith("engine") or row["lane"] in shown
+    ]
+
+
+def _add_lags(tables: Tables, scene: Mapping[str, Any], lanes: list[dict[str, Any]]) -> None:
+    """Mark on each lane when its process's event loop stood still."""
+    rows = tables.rows(
+        f"""
+        SELECT name, (begin_us - $base_us) // {UNIT_US} AS begin,
+            duration_us // {UNIT_US} AS length, extra->>'$.during' AS during
+        FROM events
+        WHERE family = 'event_loop' AND duration_us IS NOT NULL AND run = $run
+            AND begin_us < $end_us AND end_us > $begin_us
+        QUALIFY row_number() OVER (PARTITION BY name ORDER BY duration_us DESC) <= {_LANE_LAGS}
+        ORDER BY name, begin_us
+        """,
+        {key: scene[key] for key in ("run", "begin_us", "end_us", "base_us")},
+    )
+    by_name: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        during = row["during"]
+        lag = [row["begin"], row["length"]]
+        by_name.setdefault(row["name"], []).append(
+            lag if during is None else [*lag, short_text(during)]
+        )
+    for lane in lanes:
+        if lane["name"] in by_name:
+            lane["lags"] = by_name[lane["name"]]
