@@ -1,0 +1,125 @@
+"""What single requests spent their time on, and everything that happened in one of them."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.rows_of import rows_of
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.tables import REQUEST_PARTS, Tables
+
+__all__ = ["request_breakdown", "request_timeline"]
+
+
+def request_breakdown(
+    tables: Tables,
+    steps: Steps = None,
+    *,
+    worker: int | None = None,
+    validate: bool | None = False,
+    request_id: str | None = None,
+    count: int | None = 20,
+) -> Rows:
+    """Cut the time of the slowest requests, over all selected steps and workers, into parts.
+
+    Args:
+        validate: False for training, True for validation, None for both.
+        request_id: Only requests whose id begins so.
+        count: How many; None for all.
+
+    Returns:
+        One row per request, slowest first, unfinished ones last: run, step, name, validate,
+        request_id, sample, session, agent, status, error, finished, turns, tool_calls,
+        prompt_tokens, response_tokens, reward, begin_us, duration_s (None when unfinished), seen_s
+        (from begin to the last event); then `<part>_s` for every part of a request, other_s and
+        overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
+        prefill_s, decode_s and outside_s, which add up to engine_s and are None unless the engine
+        reported them for every call.
+    """
+    parts = ", ".join(
+        f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other", "overlap")
+    )
+    narrowed = "" if request_id is None else "AND starts_with(request_id, $1)"
+    limit = "" if count is None else f"LIMIT {int(count)}"
+    return tables.rows(
+        f"""
+        WITH chosen AS (
+            SELECT * FROM requests
+            WHERE {rows_of(steps, worker=worker, validate=validate)} {narrowed}
+            ORDER BY finished DESC, duration_us DESC, begin_us, run, step, name, request_id {limit}
+        ), engines AS (
+            SELECT e.run, e.step, e.name, e.validate, e.request_id,
+                count(*) AS calls, count(queue_us + prefill_us + decode_us) AS reported,
+                sum(queue_us) AS queue_us, sum(prefill_us) AS prefill_us,
+                sum(decode_us) AS decode_us,
+                sum(duration_us) - sum(queue_us + prefill_us + decode_us) AS outside_us
+            FROM engine_calls AS e
+            WHERE request_id IN (SELECT request_id FROM chosen) GROUP BY ALL
+        )
+        SELECT c.run, c.step, c.name, c.validate, c.request_id, sample, session, agent, status,
+            error, finished, turns, tool_calls, prompt_tokens, response_tokens, reward, begin_us,
+            duration_us / 1e6 AS duration_s, (last_us - begin_us) / 1e6 AS seen_s, {parts},
+            CASE WHEN reported = calls THEN e.queue_us / 1e6 END AS queue_s,
+            CASE WHEN reported = calls THEN e.prefill_us / 1e6 END AS prefill_s,
+            CASE WHEN reported = calls THEN e.decode_us / 1e6 END AS decode_s,
+            CASE WHEN reported = calls THEN e.outside_us / 1e6 END AS outside_s
+        FROM chosen AS c LEFT JOIN engines AS e ON e.run = c.run
+            AND e.step IS NOT DISTINCT FROM c.step AND e.name = c.name
+            AND e.validate IS NOT DISTINCT FROM c.validate AND e.request_id = c.request_id
+        ORDER BY finished DESC, c.duration_us DESC, begin_us, c.run, c.step, c.name, c.request_id
+        """,
+        None if request_id is None else [request_id],
+    )
+
+
+def request_timeline(
+    tables: Tables, request_id: str, step: int | None = None, *, validate: bool | None = None
+) -> Rows:
+    """List everything that happened in one request, in order.
+
+    Args:
+        request_id: The whole id.
+        step: Needed where ids repeat from step to step.
+        validate: Needed where ids repeat in validation.
+
+    Returns:
+        One row per interval: run, step, name, validate, event, turn, what (the tool or the replica),
+        status, error, begin_s and end_s (from the request's begin), duration_s, tokens, and for
+        `engine_request` queue_s, prefill_s, decode_s.  Events of other processes (the engine's)
+        have those processes' names.
+    """
+    steps = None if step is None else (step, step)
+    return tables.rows(
+        f"""
+        WITH own AS (
+            SELECT run, step, name, validate, event, turn,
+                coalesce(extra->>'$.tool', extra->>'$.server', extra->>'$.of', extra->>'$.op') AS what,
+                status, error, begin_us, end_us, duration_us,
+                try_cast(extra->>'$.response_tokens' AS BIGINT) AS tokens,
+                NULL::BIGINT AS queue_us, NULL::BIGINT AS prefill_us, NULL::BIGINT AS decode_us
+            FROM events WHERE request_id = $1 AND duration_us IS NOT NULL
+                AND role = 'agent_loop' AND {rows_of(steps, validate=validate)}
+        ), served AS (
+            SELECT run, step, engine_name AS name, validate, 'engine_request' AS event, turn,
+                server AS what, status, error, engine_begin_us AS begin_us,
+                engine_end_us AS end_us, engine_duration_us AS duration_us,
+                response_tokens AS tokens, queue_us, prefill_us, decode_us
+            FROM engine_calls WHERE request_id = $1 AND engine_name IS NOT NULL
+                AND {rows_of(steps, validate=validate)}
+        ), every AS (
+            SELECT * FROM own UNION ALL SELECT * FROM served
+        ), starts AS (
+            SELECT run, step, name, validate, begin_us AS start_us, last_us FROM requests
+            WHERE request_id = $1 AND {rows_of(steps, validate=validate)}
+        )
+        SELECT e.run, e.step, e.name, e.validate, event, turn, what, status, error,
+            (begin_us - start_us) / 1e6 AS begin_s, (end_us - start_us) / 1e6 AS end_s,
+            duration_us / 1e6 AS duration_s, tokens, queue_us / 1e6 AS queue_s,
+            prefill_us / 1e6 AS prefill_s, decode_us / 1e6 AS decode_s
+        FROM every AS e JOIN (
+            SELECT run, step, validate, min(start_us) AS start_us FROM starts
+            GROUP BY run, step, validate
+        ) AS s ON e.run = s.run AND e.step IS NOT DISTINCT FROM s.step
+            AND e.validate IS NOT DISTINCT FROM s.validate
+        ORDER BY e.run, e.step, begin_us, end_us DESC, event
+        """,
+        [request_id],
+    )

@@ -1,0 +1,119 @@
+"""How many requests were under way at each moment of a rollout, and how long its tail was."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.rows_of import rows_of
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.tables import Tables
+
+__all__ = ["requests_in_flight", "rollout_tail"]
+
+# Beyond this many changes, a step is cut into this many equal spans of time.
+_POINTS = 2000
+
+_CHANGES = """
+    chosen AS (
+        SELECT run, step, name, begin_us, end_us, duration_us FROM requests
+        WHERE finished AND {selection}
+    ), changes AS (
+        SELECT run, step, at_us, sum(change) AS change FROM (
+            SELECT run, step, begin_us AS at_us, 1 AS change FROM chosen
+            UNION ALL SELECT run, step, end_us, -1 FROM chosen
+        ) GROUP BY run, step, at_us
+    ), flights AS (
+        SELECT run, step, at_us, sum(change) OVER (PARTITION BY run, step ORDER BY at_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)::BIGINT AS in_flight,
+            min(at_us) OVER (PARTITION BY run, step) AS first_us,
+            max(at_us) OVER (PARTITION BY run, step) AS last_us,
+            count(*) OVER (PARTITION BY run, step) AS points
+        FROM changes
+    )
+"""
+
+
+def requests_in_flight(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Count the requests under way, from the first one's begin to the last one's end.
+
+    Returns:
+        One row per run, step and change, in order: at_s (since the first begin), in_flight (from
+        then on), fewest and most.  A step with more than 2,000 changes is cut into 2,000 equal
+        spans: in_flight is the last count of the span, fewest and most are the extremes in it (so
+        no peak is lost), and merged is how many changes the row stands for (else 1).  Only
+        finished requests.
+    """
+    return tables.rows(
+        f"""
+        WITH {_CHANGES.format(selection=rows_of(steps, worker=worker, validate=validate))},
+        placed AS (
+            SELECT *, CASE WHEN points <= {_POINTS} THEN at_us - first_us
+                ELSE least((at_us - first_us) * {_POINTS} // greatest(last_us - first_us, 1),
+                    {_POINTS} - 1) END AS place,
+                coalesce(lag(in_flight) OVER (PARTITION BY run, step ORDER BY at_us), 0) AS before
+            FROM flights
+        )
+        SELECT run, step,
+            CASE WHEN any_value(points) <= {_POINTS} THEN min(at_us) - any_value(first_us)
+                WHEN bool_or(at_us = last_us) THEN any_value(last_us) - any_value(first_us)
+                ELSE place * (any_value(last_us) - any_value(first_us)) / {_POINTS}
+            END / 1e6 AS at_s,
+            arg_max(in_flight, at_us) AS in_flight,
+            CASE WHEN any_value(points) <= {_POINTS} THEN min(in_flight)
+                ELSE least(min(in_flight), arg_min(before, at_us)) END AS fewest,
+            CASE WHEN any_value(points) <= {_POINTS} THEN max(in_flight)
+                ELSE greatest(max(in_flight), arg_min(before, at_us)) END AS most,
+            count(*) AS merged
+        FROM placed GROUP BY run, step, place ORDER BY run, step, place
+        """
+    )
+
+
+def rollout_tail(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Measure how much of a rollout was spent on its last requests.
+
+    Returns:
+        One row per run and step: requests, rollout_s (from the first begin to the last end),
+        tail80_s, tail95_s and tail99_s (the time after 80, 95 and 99 % of the requests were done),
+        tail80_share, tail95_share and tail99_share (of rollout_s), peak (most requests in flight),
+        bubble_share (the part of `peak` times rollout_s in which no request was in flight: 0 when
+        all requests end together), workers, idle_share (the part of the workers' time after each
+        one's own last request), last_request_id and last_name (the request that ended last).
+        Only finished requests.
+    """
+    return tables.rows(
+        f"""
+        WITH {_CHANGES.format(selection=rows_of(steps, worker=worker, validate=validate))},
+        peaks AS (
+            SELECT run, step, max(in_flight) AS peak FROM flights GROUP BY run, step
+        ), workers AS (
+            SELECT run, step, name, max(end_us) AS end_us FROM chosen GROUP BY run, step, name
+        ), idle AS (
+            SELECT run, step, count(*) AS workers, max(end_us) * count(*) - sum(end_us) AS idle_us
+            FROM workers GROUP BY run, step
+        ), ends AS (
+            SELECT run, step, count(*) AS requests, sum(duration_us) AS total_us,
+                min(begin_us) AS first_us, max(end_us) AS last_us,
+                quantile_disc(end_us, [0.8, 0.95, 0.99]) AS q
+            FROM chosen GROUP BY run, step
+        ), lasts AS (
+            SELECT run, step, request_id, name FROM requests
+            WHERE finished AND {rows_of(steps, worker=worker, validate=validate)}
+            QUALIFY row_number() OVER (PARTITION BY run, step
+                ORDER BY end_us DESC, duration_us DESC, name, request_id) = 1
+        )
+        SELECT e.run, e.step, requests, (last_us - first_us) / 1e6 AS rollout_s,
+            (last_us - q[1]) / 1e6 AS tail80_s, (last_us - q[2]) / 1e6 AS tail95_s,
+            (last_us - q[3]) / 1e6 AS tail99_s,
+            (last_us - q[1]) / nullif(last_us - first_us, 0) AS tail80_share,
+            (last_us - q[2]) / nullif(last_us - first_us, 0) AS tail95_share,
+            (last_us - q[3]) / nullif(last_us - first_us, 0) AS tail99_share,
+            peak, 1 - total_us / nullif(peak * (last_us - first_us), 0) AS bubble_share,
+            workers, idle_us / nullif(workers * (last_us - first_us), 0) AS idle_share,
+            l.request_id AS last_request_id, l.name AS last_name
+        FROM ends AS e JOIN peaks USING (run, step) JOIN idle USING (run, step)
+        JOIN lasts AS l USING (run, step) ORDER BY e.run, e.step
+        """
+    )

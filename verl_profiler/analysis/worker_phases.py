@@ -1,0 +1,91 @@
+"""What every process worked on in a step, phase by phase, and who waited for whom."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.tables import Tables
+
+__all__ = ["worker_balance", "worker_phases"]
+
+
+def _spans(steps: Steps) -> str:
+    """Return the spans of phases that several processes share, each with its process.
+
+    An agent-loop worker's rollout lasts from the step's first request to its own last.  Of the
+    ranks, only intervals that no other interval of the same process contains count.  The files of
+    the original logger have phases of each rollout worker instead.
+    """
+    return f"""
+    WITH firsts AS (
+        SELECT run, step, min(begin_us) AS first_us FROM requests
+        WHERE NOT validate AND {in_steps(steps)} GROUP BY run, step
+    ), rollouts AS (
+        SELECT r.run, r.step, 'agent_loop' AS role, r.name, 'rollout' AS phase,
+            max(r.end_us) - any_value(f.first_us) AS duration_us
+        FROM requests AS r JOIN firsts AS f USING (run, step)
+        WHERE r.finished AND NOT r.validate GROUP BY r.run, r.step, r.name
+    ), tops AS (
+        SELECT run, step, role, name, event, duration_us FROM rank_spans
+        WHERE {in_steps(steps)}
+        QUALIFY coalesce(max(end_us) OVER (
+            PARTITION BY run, step, name ORDER BY begin_us, end_us DESC, event
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) <= begin_us
+    ), ranks AS (
+        SELECT run, step, role, name, event AS phase, sum(duration_us) AS duration_us
+        FROM tops GROUP BY run, step, role, name, event
+    ), originals AS (
+        SELECT p.run, p.step, o.role, p.name, p.phase, sum(p.duration_us) AS duration_us
+        FROM phases AS p JOIN processes AS o USING (run, name)
+        WHERE o.role = 'agent_loop' AND p.parent = 'gen' AND {in_steps(steps, "p.step")}
+        GROUP BY p.run, p.step, o.role, p.name, p.phase
+    ), spans AS (
+        SELECT * FROM rollouts
+        WHERE (run, step) NOT IN (SELECT (run, step) FROM originals)
+        UNION ALL SELECT * FROM ranks UNION ALL SELECT * FROM originals
+    )
+    """
+
+
+def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
+    """List what each process spent on each phase that it shares with others.
+
+    Returns:
+        One row per run, step, role, process and phase: name, phase, duration_s, waited_s (how much
+        less than the slowest process of that role: what it waits if the next phase needs all),
+        slowest (True for one process per phase).  The phase of agent-loop workers is `rollout`,
+        from the step's first request to the worker's last end.
+    """
+    return tables.rows(
+        f"""
+        {_spans(steps)}
+        SELECT run, step, role, name, phase, duration_us / 1e6 AS duration_s,
+            (max(duration_us) OVER same - duration_us) / 1e6 AS waited_s,
+            row_number() OVER (PARTITION BY run, step, role, phase
+                ORDER BY duration_us DESC, name) = 1 AS slowest
+        FROM spans WINDOW same AS (PARTITION BY run, step, role, phase)
+        ORDER BY run, step, role, name, duration_us DESC, phase
+        """
+    )
+
+
+def worker_balance(tables: Tables, steps: Steps = None) -> Rows:
+    """Compare the processes of a role, phase by phase.
+
+    Returns:
+        One row per run, step, role and phase, most waiting first: processes, slowest (name),
+        slowest_s, median_s, fastest_s, waited_s (of all others together, for the slowest),
+        waited_share (of the time of all processes until the slowest was done).
+    """
+    return tables.rows(
+        f"""
+        {_spans(steps)}
+        SELECT run, step, role, phase, count(*) AS processes,
+            arg_min(name, (-duration_us, name)) AS slowest,
+            max(duration_us) / 1e6 AS slowest_s, median(duration_us) / 1e6 AS median_s,
+            min(duration_us) / 1e6 AS fastest_s,
+            (count(*) * max(duration_us) - sum(duration_us)) / 1e6 AS waited_s,
+            1 - sum(duration_us) / nullif(count(*) * max(duration_us), 0) AS waited_share
+        FROM spans GROUP BY run, step, role, phase
+        ORDER BY run, step, waited_s DESC, role, phase
+        """
+    )
