@@ -56,14 +56,17 @@ def prepare(config: Any) -> Any:
     directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
     carried = Carried(str(directory), settings.output_dir, settings.events, clock)
     text = carried.encode()
+    # A driver that another recorded run started inherits that run's settings; they end here.
+    os.environ.pop(ENVIRONMENT_VARIABLE, None)
+    recorder.stop("another run")
+    from verl_profiler.plugin import activate
+
     os.environ[ENVIRONMENT_VARIABLE] = text
     with open_dict(config):
         _put_into_runtime_env(config, text)
         if settings.events.engine_timing:
             _ask_engine_for_times(config)
     _hook_ray_init()
-    from verl_profiler.plugin import activate
-
     activate("driver")
     recorder.say(f"recording to {directory}")
     return config

@@ -1,0 +1,86 @@
+"""A Ray cluster of two raylets that ran before the driver, and drivers of three kinds on it.
+
+    python injection_cluster.py FOLDER
+
+Prints one line of JSON: what the actors of each driver found.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+DRIVER = str(Path(__file__).parent / "injection_driver.py")
+
+
+def found_in(text):
+    """Return what a driver printed."""
+    lines = [line for line in text.splitlines() if line.startswith("FOUND ")]
+    return json.loads(lines[0].removeprefix("FOUND ")) if lines else text[-3000:]
+
+
+def attach(folder, address):
+    """Run a driver beside the cluster."""
+    done = subprocess.run(
+        [sys.executable, DRIVER, f"{folder}/attached", address],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    return found_in(done.stdout + done.stderr)
+
+
+def submit(folder, dashboard, runtime_env):
+    """Run a driver under `ray job submit`."""
+    client = JobSubmissionClient(f"http://{dashboard}")
+    name = "job_with_hook" if "worker_process_setup_hook" in runtime_env else "job"
+    job = client.submit_job(
+        entrypoint=f"{sys.executable} {DRIVER} {folder}/{name} auto", runtime_env=runtime_env
+    )
+    for _ in range(600):
+        status = client.get_job_status(job)
+        if status.is_terminal():
+            break
+        time.sleep(0.2)
+    logs = client.get_job_logs(job)
+    return found_in(logs) if status is JobStatus.SUCCEEDED else f"{status}: {logs[-3000:]}"
+
+
+def main():
+    """Start the cluster, run the drivers, stop the cluster."""
+    folder = sys.argv[1]
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 4,
+            "include_dashboard": True,
+            "dashboard_port": int(os.environ.get("INJECTION_DASHBOARD_PORT", "28265")),
+        },
+    )
+    try:
+        cluster.add_node(num_cpus=4)
+        cluster.wait_for_nodes()
+        results = {"attached": attach(folder, cluster.address)}
+        dashboard = cluster.head_node.webui_url
+        path = os.environ.get("PYTHONPATH", "")
+        results["job"] = submit(folder, dashboard, {"env_vars": {"PYTHONPATH": path}})
+        results["job_with_hook"] = submit(
+            folder,
+            dashboard,
+            {
+                "env_vars": {"PYTHONPATH": path},
+                "worker_process_setup_hook": "injection_hook.hook",
+            },
+        )
+        print("RESULTS " + json.dumps(results), flush=True)
+    finally:
+        cluster.shutdown()
+
+
+main()

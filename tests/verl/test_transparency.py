@@ -1,0 +1,98 @@
+"""What verl sees of the probes: nothing.  One test per property, over all probes, on the real classes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.probes import all_probes
+
+# Where another engine or trainer would be; not installed together with this one.
+ELSEWHERE = ("vllm", "trtllm", "megatron")
+
+
+@pytest.fixture(scope="module")
+def report(verl_environment):
+    """The report of transparency.py, which runs in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "transparency.py")],
+        env=verl_environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("REPORT "))
+
+
+def probed(targets, word):
+    """Return the targets whose problems contain the word."""
+    return {target: problems for target, problems in targets.items() if any(word in p for p in problems)}
+
+
+def test_every_probe_that_this_verl_has_is_placed(report):
+    """Else the other tests would check less than they say."""
+    expected = {
+        target
+        for probe in all_probes()
+        for target in probe.targets[:1]
+        if not any(word in target for word in ELSEWHERE) and not probe.optional
+    }
+    placed = {target for targets in report["installed"].values() for target in targets}
+
+    assert set() == expected - placed, report["absent"]
+    assert {} == report["missed"]
+    assert len(report["targets"]) >= 60
+
+
+def test_off_means_off(report):
+    """Importing verl with the plugin installed but no settings leaves every function alone."""
+    assert report["untouched"]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "the result is another object",
+        "was swallowed",
+        "became",
+        "another signature",
+        "another kind",
+        "no longer a static",
+        "lost attributes",
+        "lost MAGIC_ATTR",
+    ],
+)
+def test_a_property_holds_for_every_probe(report, word):
+    """The report lists for each target what a caller, or Ray, could notice."""
+    assert {} == probed(report["targets"], word)
+
+
+def test_the_workers_registered_methods_are_among_them(report):
+    """verl finds a worker's methods by MAGIC_ATTR; the check above must have met some."""
+    assert [target for target in report["registered"] if "update_actor" in target]
+
+
+def test_installing_twice_wraps_once(report):
+    """The entry point and Ray's hook both load the plugin."""
+    assert [] == report["wrapped_twice"]
+
+
+def test_uninstalling_restores_the_very_same_object(report):
+    """Everywhere."""
+    assert [] == report["not_restored"]
+
+
+def test_every_wrapper_survives_pickling_by_value_and_by_reference(report):
+    """In a process that records nothing, as on a node that is not profiled."""
+    here = {
+        target: error
+        for target, error in report["unpicklable"].items()
+        if not any(word in target for word in ELSEWHERE)
+    }
+
+    assert {} == here

@@ -1,0 +1,238 @@
+"""Put all probes on the real verl in one process and report what changed, as JSON on stdout.
+
+    python transparency.py
+
+A child of its own, because importing verl, SGLang and the agent loops takes seconds and changes
+the process.  `test_transparency.py` reads the report.
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import cloudpickle
+
+from verl_profiler import instrument, recorder
+from verl_profiler.clock import take_anchor
+from verl_profiler.probes import all_probes
+from verl_profiler.recorder import Identity
+from verl_profiler.settings import Carried, EventSettings
+
+MAGIC_ATTR = "attrs_3141562937"
+
+
+def import_hosts():
+    """Import every module that a probe names; return those that are not to be had here."""
+    absent = {}
+    for module in sorted({t.partition(":")[0] for p in all_probes() for t in p.targets}):
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            absent[module] = repr(error)
+    return absent
+
+
+def places():
+    """Return (target, probe, owner, attribute, static attribute) of every target that exists."""
+    found = []
+    for probe in all_probes():
+        for target in probe.targets:
+            module, _, path = target.partition(":")
+            if module not in sys.modules:
+                continue
+            place = instrument._resolve(sys.modules[module], path)
+            if place is not None:
+                found.append((target, probe, *place))
+    return found
+
+
+def function_of(static):
+    return static.__func__ if isinstance(static, (staticmethod, classmethod)) else static
+
+
+def mimic(function, outcome):
+    """Return a function of the same kind and signature that returns or raises `outcome`."""
+
+    def act():
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    if inspect.iscoroutinefunction(function):
+
+        async def fake(*args, **kwargs):
+            return act()
+    elif inspect.isasyncgenfunction(function):
+
+        async def fake(*args, **kwargs):
+            yield act()
+    elif inspect.isgeneratorfunction(function):
+
+        def fake(*args, **kwargs):
+            yield
+            return act()
+    else:
+
+        def fake(*args, **kwargs):
+            return act()
+
+    fake.__signature__ = inspect.signature(function)
+    fake.__name__ = function.__name__
+    return fake
+
+
+def use(function, arguments):
+    """Run a callable of any kind to its end; return its result."""
+    got = function(**arguments)
+    if inspect.isasyncgen(got):
+
+        async def first():
+            return [item async for item in got][0]
+
+        return asyncio.run(first())
+    if inspect.iscoroutine(got):
+        return asyncio.run(got)
+    if inspect.isgenerator(got):
+        try:
+            while True:
+                next(got)
+        except StopIteration as stop:
+            return stop.value
+    return got
+
+
+def arguments_for(function):
+    """Return one object per required parameter; what it is must not matter."""
+    return {
+        parameter.name: object()
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+
+def kind(function):
+    return [
+        inspect.iscoroutinefunction(function),
+        inspect.isasyncgenfunction(function),
+        inspect.isgeneratorfunction(function),
+    ]
+
+
+def check_behavior(probe, function):
+    """Return what a call through the probe gets wrong: result, exception."""
+    problems = []
+    sentinel = object()
+    wrapped = instrument.wrap(probe, mimic(function, sentinel))
+    if use(wrapped, arguments_for(function)) is not sentinel:
+        problems.append("the result is another object")
+    for error in (KeyError("k"), asyncio.CancelledError()):
+        wrapped = instrument.wrap(probe, mimic(function, error))
+        try:
+            use(wrapped, arguments_for(function))
+            problems.append(f"{error!r} was swallowed")
+        except BaseException as caught:
+            if caught is not error:
+                problems.append(f"{error!r} became {caught!r}")
+    return problems
+
+
+def check_pickles(wrappers):
+    """Unpickle every wrapper in a process that records nothing; return the ones that fail there."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "wrappers.pickle"
+        by_value = {}
+        for target, function in wrappers.items():
+            # A class of `__main__` travels by value, as `@ray.remote` classes do.
+            carrier = type("Carrier", (), {"probed": function})
+            carrier.__module__ = "__main__"
+            by_value[target] = (cloudpickle.dumps(carrier), cloudpickle.dumps(function))
+        file.write_bytes(pickle.dumps(by_value))
+        code = (
+            "import pickle, sys, json\n"
+            "bad = {}\n"
+            "for target, parts in pickle.load(open(sys.argv[1], 'rb')).items():\n"
+            "    try:\n"
+            "        carrier, function = map(pickle.loads, parts)\n"
+            "        assert callable(carrier.probed) and callable(function)\n"
+            "    except Exception as error:\n"
+            "        bad[target] = repr(error)\n"
+            "print(json.dumps(bad))\n"
+        )
+        environment = {k: v for k, v in os.environ.items() if k != "VERL_PROFILER_SETTINGS"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(file)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    """Run all checks and print the report."""
+    report = {"absent": import_hosts()}
+    before = places()
+    report["untouched"] = not any(
+        hasattr(function_of(static), "__wrapped__")
+        and "verl_profiler" in function_of(static).__code__.co_filename
+        for *_, static in before
+    )
+    folder = tempfile.mkdtemp()
+    settings = EventSettings(announce=False, flush_interval_s=60)
+    recorder.start(
+        Carried(folder, folder, settings, take_anchor()), lambda: Identity("agent_loop", 0)
+    )
+    instrument.install(all_probes())
+    report["installed"] = dict(instrument.status.installed)
+    report["missed"] = dict(instrument.status.missed)
+    first = {target: vars(owner)[name] for target, _, owner, name, _ in before}
+    instrument.install(all_probes())
+    report["wrapped_twice"] = [
+        target
+        for target, _, owner, name, _ in before
+        if vars(owner)[name] is not first[target]
+    ]
+    targets = {}
+    for target, probe, owner, name, static in before:
+        original, wrapper = function_of(static), function_of(vars(owner)[name])
+        if wrapper is original:
+            continue
+        problems = check_behavior(probe, original)
+        if inspect.signature(original) != inspect.signature(wrapper):
+            problems.append("another signature")
+        if kind(original) != kind(wrapper):
+            problems.append("another kind")
+        if type(static) is not type(vars(owner)[name]):
+            problems.append("no longer a static or class method")
+        lost = vars(original).keys() - vars(wrapper).keys()
+        if lost:
+            problems.append(f"lost attributes {sorted(lost)}")
+        if getattr(original, MAGIC_ATTR, None) is not getattr(wrapper, MAGIC_ATTR, None):
+            problems.append("lost MAGIC_ATTR")
+        targets[target] = problems
+    report["targets"] = targets
+    report["registered"] = [
+        target for target, *_, static in before if hasattr(function_of(static), MAGIC_ATTR)
+    ]
+    report["unpicklable"] = check_pickles(
+        {target: function_of(vars(owner)[name]) for target, _, owner, name, _ in before}
+    )
+    instrument.uninstall()
+    report["not_restored"] = [
+        target for target, _, owner, name, static in before if vars(owner)[name] is not static
+    ]
+    recorder.stop()
+    print("\nREPORT " + json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
