@@ -82,5 +82,6 @@ def _quoted(path: Path) -> str:
     text = str(path)
     if re.fullmatch(r"[\w/.+-]+", text):
         return text
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    # A backslash means itself there, except before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text)
     return f"'{escaped}'"

@@ -18,7 +18,7 @@ _NAMES = ("Ann", "Ben", "Eva", "Max", "Mia", "Tom")
 _THINGS = ("apples", "books", "coins", "pens")
 
 # How many tool calls a dialogue makes; a few make many, as real ones do.
-_CALLS = (0, 1, 1, 1, 2, 2, 2, 3, 3, 5)
+_CALLS = (0, 1, 1, 2, 2, 2, 3, 3, 4, 5)
 
 # Parameters of these names are given the result, other strings an expression.
 _RESULT_NAMES = ("answer", "number", "result", "value")

@@ -5,15 +5,18 @@ Ray's workers, and the processes that SGLang spawns, inherit it from the process
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["IMPORT_PATH", "environment"]
+__all__ = ["FOR_SGLANG", "FOR_TORCHVISION", "environment"]
 
 WORKER_MODULE = "verl_profiler.rehearsal.worker"
 
-# Packages that must be found before the installed ones of the same name.
-IMPORT_PATH = Path(__file__).parent / "import_path"
+# Folders of packages that must be found before the installed ones of the same name.
+FOR_SGLANG = Path(__file__).parent / "import_path" / "for_sglang"
+FOR_TORCHVISION = Path(__file__).parent / "import_path" / "for_torchvision"
 
 
 def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
@@ -34,10 +37,15 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    folders = [name for name in current.get("PYTHONPATH", "").split(":") if name]
-    if str(IMPORT_PATH) not in folders:
-        folders.insert(0, str(IMPORT_PATH))
-    variables["PYTHONPATH"] = ":".join(folders)
+    first = []
     if engine == "sglang":
         variables["SGLANG_USE_CPU_ENGINE"] = "1"
+        first.append(str(FOR_SGLANG))
+    # Transformers takes torchvision for installed where it finds any package of that name.
+    if importlib.util.find_spec("torchvision") is not None:
+        first.append(str(FOR_TORCHVISION))
+    if first:
+        others = [name for name in current.get("PYTHONPATH", "").split(os.pathsep) if name]
+        others = [name for name in others if name not in first]
+        variables["PYTHONPATH"] = os.pathsep.join([*first, *others])
     return variables

@@ -12,7 +12,11 @@ __all__ = ["latency_s"]
 
 
 def latency_s(
-    key: str, median_s: float = 0.03, sigma: float = 0.6, tail_share: float = 0.02, tail_s: float = 0.5
+    key: str,
+    median_s: float = 0.06,
+    sigma: float = 0.6,
+    tail_share: float = 0.02,
+    tail_s: float = 0.7,
 ) -> float:
     """Return the latency of one call.
 

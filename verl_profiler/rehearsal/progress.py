@@ -22,7 +22,6 @@ _MILESTONES: tuple[tuple[str, str], ...] = (
     (r"Total training steps:", "prompts loaded; starting the trainer's ranks"),
     (r"actor and ref model engine initialized", "trainer ranks ready; starting the engine"),
     (r"all initialize finished, ready to fit", "engine ready; starting agent-loop workers"),
-    (r"Using dataset class: RLHFDataset.*", ""),
 )
 
 
@@ -49,7 +48,7 @@ class Progress:
         if step:
             return self._step(int(step[1]), text)
         for pattern, message in _MILESTONES:
-            if message and message not in self._told and re.search(pattern, text):
+            if message not in self._told and re.search(pattern, text):
                 self._told.add(message)
                 return self._now(message)
         return None

@@ -1,0 +1,11 @@
+"""A reward function of one's own, as verl calls it: half a point for the form, half for the answer."""
+
+import re
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """Return 0, 0.5 or 1."""
+    found = re.findall(r"#### (-?\d+)", solution_str)
+    if not found:
+        return 0.0
+    return 1.0 if found[-1] == ground_truth else 0.5

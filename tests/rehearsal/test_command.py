@@ -1,0 +1,119 @@
+"""The command of a rehearsal: overrides, environment, and how both are printed."""
+
+import importlib.util
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.rehearsal import command as command_module
+from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
+
+
+def _build(**changes):
+    settings = {
+        "engine": "sglang",
+        "profiler": "multiturn",
+        "output": Path("/runs/one"),
+        "steps": 3,
+        "ranks": 2,
+        "workers": 2,
+        "overrides": [],
+        "current": {},
+    }
+    return command_module.build(**{**settings, **changes})
+
+
+def test_it_runs_verls_own_entry_point_with_this_interpreter():
+    """`python` on PATH may be another one."""
+    assert (sys.executable, "-m", "verl.trainer.main_ppo") == _build().arguments[:3]
+
+
+@pytest.mark.parametrize(("engine", "option"), [("sglang", "cpu"), ("standin", "standin")])
+def test_each_engine_has_its_option(engine, option):
+    """The engine decides which option of the rehearsal group is added."""
+    assert f"+rehearsal={option}" in _build(engine=engine).arguments
+
+
+def test_the_profiler_records_into_the_run_directory():
+    """The option and the directory are handed over together."""
+    arguments = _build().arguments
+
+    assert "+profiler=multiturn" in arguments
+    assert "profiler.output_dir=/runs/one" in arguments
+
+
+def test_without_a_profiler_its_node_is_not_touched():
+    """Without the option, Hydra would refuse `profiler.output_dir`."""
+    assert not [part for part in _build(profiler="none").arguments if "profiler" in part]
+
+
+def test_overrides_come_last():
+    """Hydra lets the last one win."""
+    overrides = ["trainer.total_training_steps=9", "data.train_files=a.parquet"]
+
+    assert overrides == list(_build(overrides=overrides).arguments[-2:])
+
+
+@pytest.mark.parametrize("name", ["a b", "a=b", "a,b", "it's", "a\\b", "{a}", "[a]", "a'b\\'c", "a b\\"])
+def test_hydra_reads_any_path_back(name):
+    """A path is one value, whatever its characters mean to Hydra's grammar."""
+    parser = pytest.importorskip("hydra.core.override_parser.overrides_parser")
+    arguments = _build(output=Path("/runs") / name).arguments
+    (override,) = [part for part in arguments if part.startswith("profiler.output_dir=")]
+
+    assert f"/runs/{name}" == parser.OverridesParser.create().parse_override(override).value()
+
+
+def test_the_printed_command_is_what_would_run():
+    """A shell splits it into the same words."""
+    built = _build(output=Path("/runs/a b"), overrides=["a='b c'"])
+    words = shlex.split(built.shell().replace("\\\n", ""))
+
+    assert "env" == words[0]
+    assert [f"{name}={value}" for name, value in built.variables.items()] == words[
+        1 : 1 + len(built.variables)
+    ]
+    assert list(built.arguments) == words[1 + len(built.variables) :]
+
+
+def test_the_environment_asks_for_a_cpu():
+    """verl's platform, and the module that registers it, are named in the environment."""
+    variables = environment("standin", {})
+
+    assert "cpu" == variables["VERL_PLATFORM"]
+    assert "verl_profiler.rehearsal.worker" == variables["VERL_USE_EXTERNAL_MODULES"]
+    assert "SGLANG_USE_CPU_ENGINE" not in variables
+
+
+def test_modules_and_folders_of_the_user_are_kept():
+    """What verl and Python already load comes along."""
+    current = {"VERL_USE_EXTERNAL_MODULES": "mine", "PYTHONPATH": "/mine"}
+    variables = environment("sglang", current)
+
+    assert "mine,verl_profiler.rehearsal.worker" == variables["VERL_USE_EXTERNAL_MODULES"]
+    assert variables["PYTHONPATH"].startswith(str(FOR_SGLANG))
+    assert variables["PYTHONPATH"].endswith(os.pathsep + "/mine")
+
+
+def test_setting_the_environment_twice_changes_nothing():
+    """The command sets it, and so does the Hydra callback in the process that it starts."""
+    once = environment("sglang", {"PYTHONPATH": "/mine"})
+
+    assert once == environment("sglang", once)
+
+
+def test_a_package_that_is_not_installed_is_not_stood_in_for(monkeypatch):
+    """Transformers would take torchvision for installed, and fail to import it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    assert "PYTHONPATH" not in environment("standin", {})
+    assert str(FOR_TORCHVISION) not in environment("sglang", {})["PYTHONPATH"]
+
+
+def test_the_folders_exist():
+    """They are found beside the module, in every kind of installation."""
+    assert (FOR_SGLANG / "sgl_kernel" / "__init__.py").is_file()
+    assert (FOR_TORCHVISION / "torchvision" / "__init__.py").is_file()

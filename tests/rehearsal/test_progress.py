@@ -1,0 +1,90 @@
+"""What is told of a console: milestones, steps, and the end of one that failed."""
+
+from collections import deque
+
+import pytest
+
+from verl_profiler.rehearsal.progress import Progress, plain, relevant_tail
+
+STEP = (
+    "\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m step:{} - training/num_turns/mean:np.float64(3.75) - "
+    "timing_s/gen:4.02 - timing_s/update_actor:np.float64(2.25) - timing_s/step:7.5{}\n"
+)
+
+
+def test_colors_and_rays_prefix_are_removed():
+    """Ray colors the name of the process that a line comes from."""
+    assert "hello" == plain("\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m hello\n")
+    assert "hello" == plain("\x1b[36m(WorkerDict pid=1, ip=10.0.0.1)\x1b[0m hello\n")
+
+
+def test_only_the_last_state_of_a_progress_bar_is_read():
+    """tqdm writes one over the other."""
+    assert "100%" == plain("0%\r50%\r100%\n")
+
+
+def test_a_step_is_told_with_its_phases():
+    """Numbers are read with and without numpy's names around them."""
+    progress = Progress()
+    progress.read("(TaskRunnerV1 pid=11) INFO:…:Total training steps: 3\n")
+
+    told = progress.read(STEP.format(1, ""))
+
+    assert "step 1 of 3: 7.5 s (gen 4.0, update_actor 2.2), 3.8 turns per request" == told
+    assert 1 == progress.steps_done
+    assert "step 2 of 3" == progress.stage
+
+
+def test_the_validation_of_a_step_is_told():
+    """It is not part of the step's own time."""
+    progress = Progress()
+
+    assert progress.read(STEP.format(3, " - timing_s/testing:2.1")).endswith("; then validation, 2.1 s")
+
+
+def test_the_validation_before_training_is_told_apart():
+    """verl logs it as step 0."""
+    line = "(TaskRunnerV1 pid=11) step:0 - val-aux/num_turns/mean:np.float64(3.0)\n"
+
+    assert "validation before training: 3.0 turns per request" == Progress().read(line)
+
+
+def test_a_milestone_is_told_once():
+    """Two ranks may print the same line."""
+    progress = Progress()
+    line = "2026-11-21 INFO worker.py:2038 -- Started a local Ray instance.\n"
+
+    assert progress.read(line) is not None
+    assert progress.read(line) is None
+
+
+@pytest.mark.parametrize("line", ["", "\n", "dataset len: 64\n", "step:x - \n", "a step:1 - b\n"])
+def test_other_lines_are_not_told(line):
+    """A console has a thousand lines."""
+    assert Progress().read(line) is None
+
+
+def test_lines_of_the_rehearsal_itself_are_told_as_they_are():
+    """Teaching a model is told by the process that does it."""
+    assert "teaching" == Progress().read("[rehearsal] teaching\n")
+
+
+def test_the_tail_begins_at_the_last_traceback():
+    """What came before it is not why the run ended."""
+    lines = deque(["early\n", "Traceback (most recent call last):\n", "  File …\n", "ValueError: a\n"])
+
+    assert ["Traceback (most recent call last):", "  File …", "ValueError: a"] == relevant_tail(lines)
+
+
+def test_a_tail_without_a_traceback_is_the_last_lines():
+    """A process that was killed leaves none."""
+    lines = deque(f"line {number}\n" for number in range(100))
+
+    assert [f"line {number}" for number in range(90, 100)] == relevant_tail(lines, limit=10)
+
+
+def test_the_tail_leaves_noise_out():
+    """Repetitions and blank lines hide the reason."""
+    lines = deque(["", "x [repeated 3x across cluster]\n", "   ^^^^\n", "reason\n"])
+
+    assert ["reason"] == relevant_tail(lines)
