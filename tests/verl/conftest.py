@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-IMPORT_PATH = Path(__file__).parents[2] / "verl_profiler" / "rehearsal" / "import_path"
+from verl_profiler.rehearsal.environment import environment
 
 
 def pytest_collection_modifyitems(items):
@@ -22,12 +22,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def verl_environment():
     """Return the environment of a child that imports verl here."""
-    folders = [str(IMPORT_PATH), str(Path(__file__).parent)]
-    return {
-        **{k: v for k, v in os.environ.items() if not k.startswith("VERL_")},
-        "PYTHONPATH": ":".join(folders),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "RAY_DEDUP_LOGS": "0",
-    }
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("VERL_")}
+    needed = environment("sglang", clean)
+    # The rehearsal's platform and adjustments stay out: these tests want verl as it is.
+    wanted = {k: v for k, v in needed.items() if not k.startswith("VERL_")}
+    wanted["PYTHONPATH"] = ":".join([wanted.get("PYTHONPATH", ""), str(Path(__file__).parent)])
+    return {**clean, **wanted, "RAY_DEDUP_LOGS": "0"}

@@ -67,7 +67,7 @@ def main():
     found = ray.get([actor.look.remote() for actor in actors])
     print("FOUND " + json.dumps(found), flush=True)
     directory = json.loads(os.environ["VERL_PROFILER_SETTINGS"])["directory"]
-    for _ in range(200):
+    for _ in range(1200):
         if all(os.path.exists(f"{directory}/step_0/worker_{n}.jsonl") for n in range(len(actors))):
             break
         time.sleep(0.05)
