@@ -26,6 +26,7 @@ _JUMP_S = 0.05
 _SLEW = 0.0005
 # Headers are written again every 5 s, and later where the process was busy.
 _SILENCE_S = 60.0
+_RANK_LIMIT = 100_000
 
 
 @dataclass
@@ -120,14 +121,14 @@ def _describe(process: Process, header: dict[str, Any]) -> None:
     process.has_header = True
     process.header = json.dumps(header, default=str)
     process.role = _text(header.get("role")) or process.role
-    process.rank = _integer(header.get("rank"))
-    process.replica = _integer(header.get("replica"))
+    process.rank = _small(header.get("rank"))
+    process.replica = _small(header.get("replica"))
     for key in ("host", "ip", "actor_name", "actor_class", "python"):
         setattr(process, key, _text(header.get(key)))
     for key in ("started", "updated", "ended", "end_reason"):
         setattr(process, key, _text(header.get(key)))
-    process.pid = _integer(header.get("pid"))
-    process.ppid = _integer(header.get("ppid"))
+    process.pid = _small(header.get("pid"))
+    process.ppid = _small(header.get("ppid"))
     process.boot_id = _text(clock.get("boot_id")) or None
     process.clock_shared = clock.get("shared") if isinstance(clock.get("shared"), bool) else None
     process.uncertainty_ns = _integer(clock.get("uncertainty_ns"))
@@ -183,7 +184,9 @@ def _missing_files(
         elif read < recorded:
             yield f"{name} wrote {recorded} events and {read} were found; the rest is missing"
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
-    gaps = sorted(set(range(max(ranks, default=-1))) - ranks)
+    # Whoever claims a rank in the millions did not count from 0.
+    highest = max(ranks, default=-1)
+    gaps = sorted(set(range(highest)) - ranks) if highest < _RANK_LIMIT else []
     if gaps:
         names = ", ".join(f"worker_{rank}" for rank in gaps[:8])
         yield f"nothing was left by {names}{' and others' if len(gaps) > 8 else ''}"
@@ -302,6 +305,11 @@ def _text(value: Any) -> str | None:
 def _integer(value: Any) -> int | None:
     valid = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
     return value if valid else None
+
+
+def _small(value: Any) -> int | None:
+    number = _integer(value)
+    return number if number is not None and 0 <= number < 1 << 31 else None
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,94 @@
+"""What holds for every analysis: empty tables, one request, shuffled rows, only the steps asked for."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.analysis import ANALYSES
+from verl_profiler.reader import load
+from verl_profiler.tables import SCHEMAS, Tables
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+
+
+@pytest.fixture(scope="module")
+def events():
+    """All events of the small run, and its processes, as rows."""
+    with load(SMALL, cache=False) as run:
+        return {
+            name: run.rows(f"SELECT * FROM {name}") for name in ("events", "processes")
+        }
+
+
+def results(tables, steps=None):
+    made = {name: analysis(tables, steps) for name, analysis in ANALYSES.items()}
+    return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 9))
+
+
+def test_no_events_give_no_rows():
+    """An empty run is not an error."""
+    assert dict.fromkeys(ANALYSES, []) == results(Tables.of())
+
+
+def test_one_unfinished_request_gives_no_durations():
+    """A request that never ended counts as one, and is in no percentile."""
+    tables = Tables.of(
+        {
+            "events": [
+                {
+                    "run": "r", "name": "worker_0", "role": "agent_loop", "step": 1,
+                    "event": "request_start", "family": "rollout", "begin_us": 5, "end_us": 5,
+                    "validate": False, "request_id": "a",
+                }
+            ]
+        }
+    )
+
+    made = results(tables)
+
+    assert (1, 1, None) == tuple(
+        made["request_times"][0][key] for key in ("requests", "unfinished", "p50_s")
+    )
+    assert [] == made["slowest_requests"]
+    assert [] == made["step_tail"]
+    assert [] == made["request_parts"]
+    assert [False] == [row["finished"] for row in made["step_times"]]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_shuffled_rows_give_the_same_answers(events, seed):
+    """Events of concurrent processes come in any order."""
+    shuffled = {name: random.Random(seed).sample(rows, len(rows)) for name, rows in events.items()}
+
+    assert results(Tables.of(events)) == results(Tables.of(shuffled))
+
+
+def test_only_the_steps_that_are_asked_for_are_in_the_answers(events):
+    """`steps` includes both ends and nothing else; it does not change what is in them."""
+    tables = Tables.of(events)
+    whole = results(tables)
+    part = results(tables, (1, 1))
+
+    for name, rows in part.items():
+        expected = [row for row in whole[name] if row["step"] == 1]
+        assert expected == rows, name
+        assert rows or not [row for row in whole[name] if row["step"] == 1], name
+
+
+def test_every_derived_table_has_the_columns_that_are_documented(events):
+    """`SCHEMAS` and the tables that are made agree in names, order and types."""
+    tables = Tables.of(events)
+
+    for name, columns in SCHEMAS.items():
+        relation = tables.relation(name)
+        found = dict(zip(relation.columns, map(str, relation.types), strict=True))
+        assert columns == found, name
+
+
+def test_every_table_is_in_the_documentation():
+    """docs/reading.md names each table."""
+    text = (Path(__file__).parents[2] / "docs" / "reading.md").read_text(encoding="utf-8")
+
+    assert [] == [name for name in SCHEMAS if f"| `{name}` |" not in text]

@@ -1,0 +1,216 @@
+"""The summary: the conclusion first, problems last, and nothing made up in between."""
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.cli import summary
+from verl_profiler.errors import ReadingError
+from verl_profiler.report.text import seconds, share, size
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    summary.add_arguments(parser)
+    return summary.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+
+
+def event(number, name="request", **more):
+    extra = {"request_id": f"q{number}", "sample": number, "session": 0, **more.pop("extra", {})}
+    return {
+        "timestamp": f"2026-11-21T02:33:{22 + number}.000000+00:00",
+        "event": name, "duration_sec": 1.5, "extra": extra, "workid": 0, "step": 1, **more,
+    }
+
+
+def write(folder, events, name="worker_0", step=1):
+    path = folder / f"step_{step}" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(each) + "\n" for each in events))
+    return folder
+
+
+def test_the_conclusion_comes_first_and_the_problems_last(capsys):
+    """A tired reader needs the first lines only."""
+    status = run(SMALL)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert 0 == status
+    assert lines[0].startswith("small_run: 2 finished steps, 16 requests; ")
+    assert lines[2].startswith("step 1: 6.67 s, 60 % gen; slowest request ")
+    assert "No problems found in the files." == lines[-1]
+
+
+def test_every_part_of_a_step_is_there(capsys):
+    """Phases, requests, tail, engine, tools, workers, transfers, memory, cost."""
+    run(SMALL, "--step", "2")
+
+    text = capsys.readouterr().out
+    for word in (
+        "gen ", "update_actor", "unaccounted", "requests ", "turns ", "their time", "tail ",
+        "slowest ", "engine ", "tools ", "workers ", "ranks ", "weight sync", "TransferQueue",
+        "event loop    worker_0 stood still 1 time, 1.50 s at most", "memory peak", "profiler ",
+        "validation (apart from the steps above)",
+    ):
+        assert word in text
+    assert "step 1" not in text
+
+
+def test_what_was_not_recorded_is_said_and_never_zero(tmp_path, capsys):
+    """A run of which only one event is left."""
+    write(tmp_path, [event(0)])
+
+    run(tmp_path)
+
+    text = capsys.readouterr().out
+    assert "step 1: not finished or trainer not recorded, 1.50 s seen" in text
+    assert "phases  not recorded (no trainer events)" in text
+    assert "engine        not recorded" in text
+    assert "tools         no tool call recorded" in text
+    assert "profiler      its cost was not recorded" in text
+    assert "engine 0 %" not in text
+
+
+def test_engine_times_that_the_engine_does_not_report_are_said(tmp_path, capsys):
+    """Queue, prefill and decode need an engine that measures them."""
+    call = event(0, "engine_call", extra={"turn": 0, "engine_request_id": "e"})
+    write(tmp_path, [call, event(0)])
+    write(tmp_path, [event(0, "engine_request", extra={"engine_request_id": "e"})], "engine_0")
+
+    run(tmp_path)
+
+    assert "queue, prefill, decode time not reported by the engine" in capsys.readouterr().out
+
+
+def test_many_steps_get_a_line_each_and_the_longest_a_block(tmp_path, capsys):
+    """A long run stays readable, and says what it leaves out."""
+    for step in range(1, 9):
+        write(tmp_path, [event(number, step=step) for number in range(step)], step=step)
+
+    run(tmp_path)
+
+    text = capsys.readouterr().out
+    assert "The 5 longest of 8 steps follow; --step N shows any other." in text
+    assert 8 == sum(line.split()[:1] == [str(step)] for step in range(1, 9) for line in text.splitlines())
+    assert "\nstep 8" in text
+    assert "\nstep 1 " not in text
+
+
+def test_json_holds_every_table_and_all_problems(capsys):
+    """Programs get the numbers without rounding."""
+    run(SMALL, "--json")
+
+    content = json.loads(capsys.readouterr().out)
+    assert ["small_run"] == content["runs"]
+    assert [] == content["problems"]
+    assert json.loads((SMALL.parent / "small_run.tables.json").read_text()).keys() == (
+        content["tables"].keys()
+    )
+
+
+def test_summarize_writes_to_any_stream():
+    """The rehearsal ends with it."""
+    stream = io.StringIO()
+
+    summary.summarize(SMALL, stream)
+
+    assert stream.getvalue().startswith("small_run: 2 finished steps")
+
+
+def test_control_characters_from_the_run_do_not_reach_the_terminal(tmp_path, capsys):
+    """Names come from models and users; escape sequences stay text."""
+    hostile = "\x1b[2J\x1b]0;owned\x07\r\n"
+    tool = event(0, "tool_call", extra={"turn": 0, "tool": hostile})
+    write(tmp_path, [tool, event(0, extra={"request_id": hostile}), event(1, hostile)])
+
+    run(tmp_path)
+
+    text = capsys.readouterr().out
+    assert "owned" in text
+    assert not set(text) & {"\x1b", "\x07", "\r"}
+
+
+def test_nothing_to_report_is_status_1(tmp_path, capsys):
+    """The message goes to stderr, with what was wrong."""
+    write(tmp_path, [])
+
+    assert 1 == run(tmp_path)
+    captured = capsys.readouterr()
+    assert "" == captured.out
+    assert "no events were found" in captured.err
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are():
+    """The message ends with a line that can be copied."""
+    with pytest.raises(ReadingError, match="it has 0 to 2.\nFor example --step 2") as caught:
+        run(SMALL, "--step", "9")
+
+    assert 2 == caught.value.exit_code
+
+
+@pytest.mark.parametrize(("text", "expected"), [("3", (3, 3)), ("3:10", (3, 10)), (" 0 ", (0, 0))])
+def test_steps_are_one_or_a_range(text, expected):
+    """Both ends are included."""
+    assert expected == summary.step_range(text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "3:", "-1", "5:2", "1:2:3", "1.5"])
+def test_a_wrong_step_is_refused(text):
+    """With how to write it."""
+    with pytest.raises(argparse.ArgumentTypeError, match="write|ends before"):
+        summary.step_range(text)
+
+
+def test_a_missing_duckdb_names_the_extra():
+    """The command line works with the core dependencies; reading says what it needs."""
+    code = (
+        "import sys; sys.modules['duckdb'] = None\n"
+        "import argparse\n"
+        "from verl_profiler.cli import summary\n"
+        "from verl_profiler.errors import ReadingError\n"
+        "parser = argparse.ArgumentParser(); summary.add_arguments(parser)\n"
+        "try: summary.run(parser.parse_args(['x']))\n"
+        "except ReadingError as error: print(error.exit_code, error)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "pip install 'verl-profiler[analysis]' (missing-extra)" in done.stdout
+    assert done.stdout.startswith("2 ")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"), (0, "0 s"), (0.000_012, "12 us"), (0.0004, "400 us"), (0.0012, "1.2 ms"),
+        (0.312, "312 ms"), (0.9996, "1.00 s"), (6.7, "6.70 s"), (61.04, "61.0 s"),
+        (725, "12 min 5 s"), (9000, "2 h 30 min"), (-0.5, "-500 ms"),
+    ],
+)
+def test_lengths_of_time_have_few_digits_and_a_unit(value, text):
+    """Never more digits than the eye takes in."""
+    assert text == seconds(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0, "0 %"), (0.0001, "<0.1 %"), (0.031, "3.1 %"), (0.61, "61 %"), (1, "100 %")],
+)
+def test_shares_are_percent_for_people(value, text):
+    """Tables keep 0 to 1."""
+    assert text == share(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0, "0 B"), (999, "999 B"), (1400, "1.4 kB"), (8e10, "80 GB")]
+)
+def test_sizes_are_in_powers_of_1000(value, text):
+    """As storage is sold and memory is reported."""
+    assert text == size(value)
