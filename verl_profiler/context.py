@@ -19,6 +19,9 @@ class Request:
 
     __slots__ = (
         "__weakref__",
+        "_identity",
+        "_identity_id",
+        "_identity_turn",
         "agent",
         "begin_ns",
         "calls_open",
@@ -60,9 +63,22 @@ class Request:
         self.prompt_tokens: int | None = None
         self.response_tokens: int | None = None
         self.reward: float | None = None
+        self._identity: dict[str, Any] | None = None
+        self._identity_id: str | None = None
+        self._identity_turn: int | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity keys of an event's `extra`, as far as they are known."""
+        """Return the identity keys of an event's `extra`, as far as they are known, as a new dict."""
+        if (
+            self._identity is None
+            or self._identity_turn is not self.turn
+            or self._identity_id is not self.request_id
+        ):
+            self._identity = self._make_identity()
+            self._identity_turn, self._identity_id = self.turn, self.request_id
+        return self._identity.copy()
+
+    def _make_identity(self) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         if self.request_id is not None:
             extra["request_id"] = self.request_id

@@ -170,7 +170,7 @@ def find_targets(probes: Iterable[Probe]) -> list[tuple[Probe, str, str]]:
             if tree is None:
                 rows.append((probe, targets[0], "no module"))
                 continue
-            found = next((t for t in targets if _defines(tree, t.partition(":")[2])), None)
+            found = next((t for t in targets if _defines(tree, t.partition(":")[2], known)), None)
             rows.append((probe, found or targets[0], "found" if found else "missing"))
     return rows
 
@@ -190,22 +190,43 @@ def _source(module: str) -> ast.Module | None:
     return None
 
 
-def _defines(tree: ast.AST, path: str) -> bool:
-    body = getattr(tree, "body", [])
-    for name in path.split("."):
-        node = next(
-            (
-                item
-                for item in body
-                if isinstance(item, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-                and item.name == name
-            ),
-            None,
-        )
-        if node is None:
-            return False
-        body = node.body
-    return True
+def _defines(tree: ast.AST, path: str, known: dict[str, ast.Module | None]) -> bool:
+    """Whether a module defines `Class.attribute`, itself or in a base class that it imports."""
+    first, _, rest = path.partition(".")
+    node = _member(tree, first)
+    if node is None:
+        return False
+    if not rest or _member(node, rest) is not None:
+        return True
+    for base in getattr(node, "bases", []):
+        name = base.id if isinstance(base, ast.Name) else ""
+        if name and _member(tree, name) is not None:
+            if _defines(tree, f"{name}.{rest}", known):
+                return True
+            continue
+        module = _imported_from(tree, name)
+        if module is None:
+            continue
+        if module not in known:
+            known[module] = _source(module)
+        origin = known[module]
+        if origin is not None and _defines(origin, f"{name}.{rest}", known):
+            return True
+    return False
+
+
+def _member(node: ast.AST, name: str) -> ast.AST | None:
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    body = getattr(node, "body", [])
+    return next((item for item in body if isinstance(item, kinds) and item.name == name), None)
+
+
+def _imported_from(tree: ast.AST, name: str) -> str | None:
+    for item in ast.walk(tree):
+        if isinstance(item, ast.ImportFrom) and item.module and not item.level:
+            if any((alias.asname or alias.name) == name for alias in item.names):
+                return item.module
+    return None
 
 
 def _probes() -> list[Finding]:

@@ -55,6 +55,8 @@ class _Place:
     wrapper: Any
 
 
+_NOTHING: dict[str, Any] = {}
+
 status = Status()
 _places: dict[tuple[int, str], _Place] = {}
 _hooked: set[tuple[int, str]] = set()
@@ -265,12 +267,17 @@ def _enter(
         return None
     begin = now()
     try:
-        call = Call(probe.event, dict(zip(names, args, strict=False), **kwargs))
-        call.begin_ns = begin
         if in_loop:
             watch_running_loop()
-        if probe.enter is not None:
-            probe.enter(call)
+        enter = probe.enter
+        if enter is None and probe.leave is None and probe.item is None:
+            return Call(probe.event, _NOTHING, begin)
+        arguments = dict(zip(names, args, strict=False))
+        if kwargs:
+            arguments.update(kwargs)
+        call = Call(probe.event, arguments, begin)
+        if enter is not None:
+            enter(call)
             # What the hook took counts as ours, not as the host's.
             call.begin_ns = end = now()
             active.wrapper_ns += end - begin
@@ -296,32 +303,38 @@ def _leave(
     end = now()
     try:
         call.end_ns = end
-        call.error = error
         status.hits[probe.name] += 1
         if blocking:
-            note_blocking_call(probe.name, call.begin_ns, end)
+            note_blocking_call(probe.name, call.begin_ns or end, end)
+        if error is not None:
+            call.error = error
         if probe.leave is not None:
             probe.leave(call, result)
         event = call.event
         if event is not None:
-            request = call.request if call.request is not None else context.current_request.get()
+            request = call.request or context.current_request.get()
             step = call.step
+            extra = call.extra
             if request is None:
-                extra = call.extra or {}
                 if step is None:
                     step = context.process.current_step()
                 if context.process.validate:
-                    extra["validate"] = True
+                    extra = {**(extra or _NOTHING), "validate": True}
             else:
-                extra = request.identity()
-                if call.extra:
-                    extra.update(call.extra)
+                identity = request.identity()
+                if extra:
+                    identity.update(extra)
+                extra = identity
                 if step is None:
                     step = request.step
             if error is not None:
-                extra["status"] = status_of(error)
-                extra["error"] = type(error).__name__
-            recorder.record(event, call.begin_ns, end, extra, step)
+                extra = {
+                    **(extra or _NOTHING),
+                    "status": status_of(error),
+                    "error": type(error).__name__,
+                }
+            if active.steps is None or step in active.steps:
+                active.append((event, call.begin_ns, end, extra, step))
         active.wrapper_ns += now() - end
     except Exception as failure:  # noqa: BLE001
         _failed(probe, failure)

@@ -26,14 +26,14 @@ def activate(role: str | None = None) -> bool:
     Returns:
         Whether this process records now.
     """
-    from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried
-
-    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    # `settings.ENVIRONMENT_VARIABLE`; importing it would cost every run that is not profiled.
+    text = os.environ.get("VERL_PROFILER_SETTINGS")
     if not text:
         return False
     try:
         from verl_profiler import recorder, roles
         from verl_profiler.recorder import Identity
+        from verl_profiler.settings import Carried
 
         carried = Carried.decode(text)
         if recorder.active() is not None:

@@ -129,7 +129,7 @@ class Recorder:
         self._identify = identify
         self._describe = describe
         self._timestamps = Timestamps(self.anchor)
-        self._steps = frozenset(carried.events.steps) if carried.events.steps is not None else None
+        self.steps = frozenset(carried.events.steps) if carried.events.steps is not None else None
         self._limit = carried.events.max_pending
         self._queue: deque[tuple[Any, ...]] = deque()
         self._files: dict[Path, _StepFile] = {}
@@ -165,7 +165,7 @@ class Recorder:
 
     def wants(self, step: Any) -> bool:
         """Whether events of this step are kept."""
-        return self._steps is None or step in self._steps
+        return self.steps is None or step in self.steps
 
     def start_writer(self) -> None:
         """Start the writer thread; a forked child does so with its first event."""

@@ -41,28 +41,18 @@ class Call:
         end_ns: When it ended.
     """
 
-    __slots__ = (
-        "arguments",
-        "begin_ns",
-        "end_ns",
-        "error",
-        "event",
-        "extra",
-        "request",
-        "state",
-        "step",
-    )
+    # Defaults of the class: storing nine of them per call would cost more than all else here.
+    end_ns: int = 0
+    extra: dict[str, Any] | None = None
+    request: Any = None
+    step: int | None = None
+    state: Any = None
+    error: BaseException | None = None
 
-    def __init__(self, event: str | None, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, event: str | None, arguments: Mapping[str, Any], begin_ns: int) -> None:
         self.event = event
         self.arguments = arguments
-        self.begin_ns = 0
-        self.end_ns = 0
-        self.extra: dict[str, Any] | None = None
-        self.request: Any = None
-        self.step: int | None = None
-        self.state: Any = None
-        self.error: BaseException | None = None
+        self.begin_ns: int | None = begin_ns
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def _read_memory(call: Call) -> None:
 
 
 def _make_instant(call: Call, _result: Any) -> None:
-    call.begin_ns = None  # type: ignore[assignment]
+    call.begin_ns = None
 
 
 PROBES = (

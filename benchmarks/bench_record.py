@@ -1,0 +1,294 @@
+"""What recording costs, beside what users would otherwise use; all measured in one run.
+
+    python benchmarks/bench_record.py [--json FILE]
+
+Needs no verl for the first table's own rows; verl's timer and OpenTelemetry are measured where they are
+installed.  Figures are nanoseconds per event on the calling thread, median and p99 over batches;
+the writer thread runs meanwhile, as it does in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import io
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+from verl_profiler import instrument, recorder, span
+from verl_profiler.clock import now, take_anchor
+from verl_profiler.context import Request, current_request
+from verl_profiler.probes import Probe
+from verl_profiler.recorder import Identity
+from verl_profiler.settings import Carried, EventSettings
+
+BATCH = 200
+BATCHES = 300
+
+
+def measure(body, batches=BATCHES, pause=0.0):
+    """Return (median, p99) nanoseconds per call of `body`, over batches of BATCH calls."""
+    for _ in range(BATCH):
+        body()
+    times = []
+    gc.disable()
+    for _ in range(batches):
+        begin = now()
+        for _ in range(BATCH):
+            body()
+        times.append((now() - begin) / BATCH)
+        if pause:
+            time.sleep(pause)
+    gc.enable()
+    times.sort()
+    return statistics.median(times), times[int(len(times) * 0.99)]
+
+
+def single(body, calls=20_000):
+    """Return the p99 of single calls, in nanoseconds, with the clock's own cost in it."""
+    times = []
+    for _ in range(calls):
+        begin = now()
+        body()
+        times.append(now() - begin)
+    times.sort()
+    return times[int(len(times) * 0.99)]
+
+
+class Original:
+    """The original multi-turn logger's way: json.dumps and a flush per event."""
+
+    def __init__(self, path):
+        self.file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+    def log(self, event, duration, extra, workid, step):
+        record = {"timestamp": datetime.now().isoformat(), "event": event}  # noqa: DTZ005
+        record["duration_sec"] = duration
+        record["extra"] = extra
+        record["workid"] = workid
+        record["step"] = step
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+
+
+def start(folder):
+    """Start recording into a new directory below `folder`."""
+    directory = tempfile.mkdtemp(dir=folder)
+    settings = EventSettings(announce=False, max_pending=5_000_000)
+    recorder.start(
+        Carried(directory, directory, settings, take_anchor()), lambda: Identity("agent_loop", 0)
+    )
+    return Path(directory)
+
+
+def bench_spans(folder):
+    """One span with four fields, as each tool would record it."""
+    rows = {}
+    extra = {"request_id": "0123456789abcdef0123456789abcdef", "turn": 2, "tokens": 55, "ok": 1}
+
+    def floor():
+        held.append((now(), now()))
+
+    held = []
+    rows["floor: two clock reads, one append"] = measure(floor)
+
+    directory = start(folder)
+
+    def ours():
+        begin = now()
+        recorder.record("tool_call", begin, now(), {**extra}, 3)
+
+    rows["recorder.record, 4 fields"] = measure(ours, pause=0.01)
+    rows["  single call"] = (None, single(ours))
+
+    def ours_span():
+        with span("tool_call", request_id="0123456789abcdef", turn=2, tokens=55, ok=1):
+            pass
+
+    rows["span(...), 4 fields"] = measure(ours_span, pause=0.01)
+    rows["  single call "] = (None, single(ours_span))
+    recorder.stop()
+    size, count = size_of(directory)
+
+    original = Original(folder / "original.jsonl")
+
+    def theirs():
+        begin = time.time()
+        original.log("tool_call", time.time() - begin, {**extra}, 0, 3)
+
+    rows["original logger (json + flush)"] = measure(theirs, batches=60)
+
+    try:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+        provider = TracerProvider()
+        sink = ConsoleSpanExporter(out=io.StringIO(), formatter=lambda _: "")
+        provider.add_span_processor(BatchSpanProcessor(sink))
+        tracer = provider.get_tracer("bench")
+
+        def otel():
+            with tracer.start_as_current_span("tool_call", attributes=extra):
+                pass
+
+        rows["OpenTelemetry SDK span"] = measure(otel, batches=40)
+        provider.shutdown()
+    except ImportError:
+        print("OpenTelemetry is not installed; that row is left out", file=sys.stderr)
+
+    with contextlib.suppress(Exception):
+        from verl.utils.profiler.performance import marked_timer
+
+        raw = {}
+
+        def verls():
+            with marked_timer("tool_call", raw):
+                pass
+
+        rows["verl marked_timer (a sum, no event)"] = measure(verls, batches=60)
+    return rows, size / count
+
+
+def size_of(directory):
+    """Return bytes and lines of all event files."""
+    size = count = 0
+    for file in directory.glob("step_*/*.jsonl"):
+        data = file.read_bytes()
+        size += len(data)
+        count += data.count(b"\n")
+    return size, count
+
+
+class Host:
+    """Two methods like verl's, one of each kind."""
+
+    def method(self, request_id, prompt_ids):
+        return prompt_ids
+
+    async def coroutine(self, request_id, prompt_ids):
+        return prompt_ids
+
+
+def _fields(call, result):
+    call.extra = {"prompt_tokens": len(call.arguments["prompt_ids"]), "response_tokens": len(result)}
+
+
+def bench_calls(folder):
+    """What a probe adds to a call, with fields read from it and a request's identity."""
+    probe = Probe("engine_call", "rollout", ("x:y",), leave=_fields)
+    request = Request(3)
+    request.request_id, request.turn, request.sample, request.session = "0123456789abcdef", 1, 7, 0
+    host, ids = Host(), list(range(50))
+    wrapped_sync = instrument.wrap(probe, Host.method)
+    wrapped_async = instrument.wrap(probe, Host.coroutine)
+    rows = {}
+
+    def run_async(function):
+        async def many():
+            current_request.set(request)
+            times = []
+            for _ in range(BATCHES):
+                begin = now()
+                for _ in range(BATCH):
+                    await function(host, "r", ids)
+                times.append((now() - begin) / BATCH)
+                await asyncio.sleep(0.01)
+            times.sort()
+            return statistics.median(times), times[int(len(times) * 0.99)]
+
+        return asyncio.run(many())
+
+    bare_sync = measure(lambda: Host.method(host, "r", ids))
+    bare_async = run_async(Host.coroutine)
+    off = measure(lambda: wrapped_sync(host, "r", ids))
+    start(folder)
+    current_request.set(request)
+    on_sync = measure(lambda: wrapped_sync(host, "r", ids), pause=0.01)
+    on_async = run_async(wrapped_async)
+    recorder.stop()
+    current_request.set(None)
+    rows["method, bare"] = bare_sync
+    rows["method, wrapped, no recorder"] = off
+    rows["method, probed"] = on_sync
+    rows["coroutine, bare"] = bare_async
+    rows["coroutine, probed"] = on_async
+    added = {
+        "method": on_sync[0] - bare_sync[0],
+        "coroutine": on_async[0] - bare_async[0],
+    }
+    return rows, added
+
+
+def bench_import():
+    """Milliseconds that the plugin adds to a worker, of which the caller waits."""
+    code = (
+        "import time, sys; b = time.perf_counter(); import verl_profiler.plugin; "
+        "print((time.perf_counter() - b) * 1e3)"
+    )
+    folder = tempfile.mkdtemp()
+    carried = Carried(folder, folder, EventSettings(announce=False), take_anchor()).encode()
+    times = {"off": [], "on": []}
+    for _ in range(9):
+        for name, environment in (("off", {}), ("on", {"VERL_PROFILER_SETTINGS": carried})):
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env={"PATH": "", **environment},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            times[name].append(float(done.stdout))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="bench_record_"))
+    spans, line_bytes = bench_spans(folder)
+    calls, added = bench_calls(folder)
+    imports = bench_import()
+
+    ours = spans["recorder.record, 4 fields"][0]
+    print(f"Python {platform.python_version()}, {platform.machine()}, {time.strftime('%Y-%m-%d')}\n")
+    print(f"{'per event, calling thread':<40}{'median':>10}{'p99':>10}{'ratio':>8}")
+    for name, (median, p99) in spans.items():
+        shown = f"{median:,.0f} ns" if median is not None else ""
+        ratio = f"{median / ours:.1f}x" if median is not None else ""
+        print(f"{name:<40}{shown:>10}{p99:>7,.0f} ns{ratio:>8}")
+    print()
+    for name, (median, p99) in calls.items():
+        print(f"{name:<40}{median:>7,.0f} ns{p99:>7,.0f} ns")
+    for name, nanoseconds in added.items():
+        print(f"{'added to a ' + name:<40}{nanoseconds:>7,.0f} ns")
+    print(f"\nbytes per line with 4 fields: {line_bytes:.0f}")
+    print(f"import of the plugin: off {imports['off']:.1f} ms, on {imports['on']:.1f} ms")
+    if args.json:
+        Path(args.json).write_text(
+            json.dumps(
+                {
+                    "spans_ns": spans,
+                    "calls_ns": calls,
+                    "added_ns": added,
+                    "line_bytes": line_bytes,
+                    "import_ms": imports,
+                },
+                indent=2,
+            )
+        )
+        print(f"Wrote {args.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What importing each half brings into a process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from verl_profiler.clock import take_anchor
+from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+
+READING = {"duckdb", "matplotlib", "jinja2", "pandas", "numpy"}
+HOSTS = {"torch", "ray", "verl", "sglang", "vllm", "transfer_queue", "hydra", "omegaconf"}
+
+
+def imported_by(statement, **environment):
+    """Return the top-level modules that a statement brings in, beyond what Python starts with."""
+    code = (
+        "import sys, json; before = set(sys.modules)\n"
+        f"{statement}\n"
+        "print(json.dumps(sorted({m.partition('.')[0] for m in set(sys.modules) - before})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_the_package_has_no_effects():
+    """`import verl_profiler` in a notebook patches nothing and starts nothing."""
+    assert {"verl_profiler"} == imported_by("import verl_profiler") & (
+        READING | HOSTS | {"verl_profiler", "wrapt", "msgspec"}
+    )
+
+
+def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
+    """Also when it records, with every probe registered."""
+    carried = Carried(str(tmp_path), "x", EventSettings(announce=False), take_anchor())
+    found = imported_by(
+        "import verl_profiler.plugin; import verl_profiler.recorder as r; assert r.active()",
+        **{ENVIRONMENT_VARIABLE: carried.encode()},
+    )
+
+    assert {"wrapt", "msgspec"} <= found
+    assert set() == found & (READING | HOSTS)
+
+
+def test_the_plugin_does_nothing_without_settings():
+    """verl imports it in every run of the environment, profiled or not."""
+    found = imported_by(
+        "import verl_profiler.plugin as p, threading\n"
+        "assert p.activate() is False\n"
+        "assert threading.active_count() == 1"
+    )
+
+    assert "VERL_PROFILER_SETTINGS" == ENVIRONMENT_VARIABLE
+    assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
+
+
+@pytest.mark.parametrize(
+    "module", ["verl_profiler.reader", "verl_profiler.analysis", "verl_profiler.report.text"]
+)
+def test_the_reading_half_brings_in_none_of_the_hosts(module):
+    """A laptop is enough."""
+    assert set() == imported_by(f"import {module}") & (HOSTS | {"wrapt"})
+
+
+def test_analyses_draw_nothing():
+    """Tables come first; plots are made of them."""
+    assert set() == imported_by("import verl_profiler.analysis") & {"matplotlib", "jinja2"}
+
+
+def test_the_command_line_needs_only_the_core(tmp_path):
+    """`--help` and `check` work on a training node."""
+    found = imported_by(
+        "import verl_profiler.cli as cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0"
+    )
+
+    assert set() == found & (READING | HOSTS)

@@ -1,0 +1,54 @@
+"""Every probe's target is in the installed verl, TransferQueue and SGLang, by reading their sources."""
+
+import importlib.util
+
+import pytest
+
+from verl_profiler.doctor import find_targets
+from verl_profiler.events import EVENTS, FAMILIES
+from verl_profiler.probes import all_probes, select
+
+# The event of these probes is chosen per call, or they record none of their own.
+CONTEXT_ONLY = {"timer"}
+
+
+def test_every_event_of_a_probe_is_in_the_vocabulary():
+    """A reader knows what it finds."""
+    unknown = {probe.event for probe in all_probes()} - EVENTS.keys() - CONTEXT_ONLY - {None}
+
+    assert set() == unknown
+
+
+def test_every_family_has_probes_and_a_switch():
+    """`event_loop` is no probe; the heartbeat asks for the switch itself."""
+    assert set(FAMILIES) - {"event_loop"} == {probe.family for probe in all_probes()}
+
+
+def test_a_family_that_is_off_selects_nothing():
+    """Off means that the original stays in place."""
+    assert [] == select(())
+    assert {"memory"} == {probe.family for probe in select(["memory"])}
+
+
+def test_parents_are_events_and_make_no_circle():
+    """The containment tree has roots."""
+    for name, event in EVENTS.items():
+        seen = {name}
+        parent = event.parent
+        while parent is not None:
+            assert parent in EVENTS, name
+            assert parent not in seen, name
+            seen.add(parent)
+            parent = EVENTS[parent].parent
+
+
+@pytest.mark.verl
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+def test_every_target_is_in_the_installed_sources():
+    """For verl 0.9 all of them; a newer verl shows here first what has moved."""
+    rows = find_targets(all_probes())
+
+    assert [] == [
+        target for probe, target, state in rows if state == "missing" and not probe.optional
+    ]
+    assert sum(state == "found" for _, _, state in rows) >= 60
