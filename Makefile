@@ -1,9 +1,9 @@
 # `make rehearsal` runs the real trainer on this machine's CPU, profiled; docs/rehearsal.md.
 
-PYTHON ?= python3.11
+PYTHON ?= python3
 VENV ?= .venv
 ENGINE ?= sglang
-# Handed to pip, for example --index-url https://download.pytorch.org/whl/cpu --extra-index-url https://pypi.org/simple
+# Handed to pip, for example to name an index that has CPU builds of torch.
 PIP_FLAGS ?=
 # Handed to `verl-profiler rehearse`, for example --steps 5.
 REHEARSE_FLAGS ?=

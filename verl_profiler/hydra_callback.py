@@ -36,7 +36,7 @@ class ProfilerCallback(Callback):
         """Refuse a sweep: Hydra would not let the callback change its jobs' configs."""
         _end(
             "+profiler=… does not work with Hydra's multirun (-m): its callbacks cannot prepare "
-            "the jobs of a sweep.\nStart the runs one by one. (multirun)"
+            "the jobs of a sweep.\nStart the runs one by one. (hydra-multirun)"
         )
 
     def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:  # noqa: ARG002

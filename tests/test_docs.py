@@ -1,0 +1,102 @@
+"""The docs know every message, setting, event, command and role that the code has."""
+
+import ast
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verl_profiler.cli import COMMANDS
+from verl_profiler.events import EVENTS, FAMILIES
+from verl_profiler.settings import EventSettings, Settings
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [
+    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import_path" not in file.parts
+]
+DOCS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").rglob("*.md")))
+
+
+def slugs_in_code():
+    """Return the slugs that errors are raised with or that warnings end in."""
+    found = set()
+    for file in SOURCES:
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Error"):
+                words = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if len(words) == 2 and isinstance(words[1], ast.Constant):
+                    found.add(words[1].value)
+        found |= set(re.findall(r"\(([a-z]+(?:-[a-z]+)+)\)[\"\\]", text))
+    return {slug for slug in found if isinstance(slug, str) and re.fullmatch(r"[a-z-]+", slug)}
+
+
+def test_every_slug_has_an_entry_and_every_entry_a_slug():
+    """Who searches for a message finds what to do."""
+    documented = set(re.findall(r"^### ([a-z-]+)$", (ROOT / "docs/messages.md").read_text(), re.M))
+
+    assert documented == slugs_in_code()
+
+
+@pytest.mark.parametrize("struct", [EventSettings, Settings])
+def test_every_setting_is_documented(struct):
+    """In the table, and above its line in the YAML."""
+    table = (ROOT / "docs/configuration.md").read_text()
+    yaml = (ROOT / "configs/profiler/multiturn.yaml").read_text()
+
+    for field in msgspec.structs.fields(struct):
+        assert field.name in table
+        assert re.search(rf"^ +{field.name}:", yaml, re.M), field.name
+
+
+def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():
+    """So that `profiler.events.families.<name>=false` is found."""
+    yaml = (ROOT / "configs/profiler/multiturn.yaml").read_text()
+
+    for family in FAMILIES:
+        assert f"      {family}: true" in yaml
+        assert f"`{family}`" in DOCS
+
+
+def test_the_yaml_says_what_the_code_assumes():
+    """A default that differs would hold only on one of the two ways in."""
+    omegaconf = pytest.importorskip("omegaconf")
+    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler.events
+    said = omegaconf.OmegaConf.to_container(node)
+
+    assert msgspec.to_builtins(EventSettings()) == said
+
+
+def test_every_event_is_documented():
+    """docs/events.md has the table."""
+    page = (ROOT / "docs/events.md").read_text()
+
+    assert [] == [name for name in EVENTS if f"`{name}`" not in page]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_readme(command):
+    """Nobody looks for what he does not know of."""
+    assert f"verl-profiler {command}" in (ROOT / "README.md").read_text()
+
+
+def test_the_project_speaks_of_itself_alone():
+    """No path of a machine, no host of a registry."""
+    files = [
+        file
+        for pattern in ("*.md", "*.py", "*.yaml", "*.toml", "*.sh", "Makefile", "run")
+        for file in ROOT.rglob(pattern)
+        if not any(part.startswith(".venv") or part == ".git" for part in file.parts)
+    ]
+    pattern = re.compile(r"/(?:work|root|home/\w+)/|pypi\.org|pytorch\.org/whl|files\.pythonhosted")
+
+    found = {
+        str(file.relative_to(ROOT)): match.group()
+        for file in files
+        if file != Path(__file__)
+        for match in [pattern.search(file.read_text(errors="replace"))]
+        if match
+    }
+
+    assert {} == found

@@ -1,0 +1,95 @@
+"""The wheel, in an environment that has nothing else: configs, plugin, entry point, command."""
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A venv with the wheel and Hydra; return a function that runs its Python in an empty folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run(
+        [str(python), "-m", "pip", "install", "-q", str(wheel), "hydra-core"],
+        check=True,
+        capture_output=True,
+    )
+    (folder / "empty").mkdir()
+
+    def run(*words):
+        done = subprocess.run(
+            [str(python), *words], capture_output=True, text=True, cwd=folder / "empty", check=False
+        )
+        assert 0 == done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_hydra_composes_the_option_from_the_wheel(bare):
+    """For any Hydra application, without a search path on its command line."""
+    code = (
+        "import hydra, json, pathlib\n"
+        "from omegaconf import OmegaConf\n"
+        "pathlib.Path('app.yaml').write_text('trainer: {}\\nactor_rollout_ref: {actor: {}, rollout: {}, "
+        "ref: {}}\\ncritic: {}\\n')\n"
+        "hydra.initialize_config_dir(str(pathlib.Path.cwd()), version_base=None)\n"
+        "config = hydra.compose('app', ['+profiler=multiturn', 'profiler.events.max_pending=5000'])\n"
+        "print(json.dumps(OmegaConf.to_container(config)))\n"
+    )
+    config = json.loads(bare("-c", code))
+
+    assert 5000 == config["profiler"]["events"]["max_pending"]
+    assert None is config["trainer"]["profile_steps"]
+    assert "profile_ranks" in config["actor_rollout_ref"]["actor"]
+
+
+def test_the_callback_and_the_entry_point_are_in_the_wheel(bare):
+    """verl looks in the group `verl.plugins`."""
+    out = bare(
+        "-c",
+        "from importlib.metadata import entry_points\n"
+        "import verl_profiler.hydra_callback\n"
+        "print([p.load().__name__ for p in entry_points(group='verl.plugins')])",
+    )
+
+    assert "['verl_profiler.plugin']\n" == out
+
+
+def test_the_command_prints_its_help(bare):
+    """With the core dependencies alone."""
+    out = bare(
+        "-c",
+        "import pathlib, subprocess, sys\n"
+        "command = pathlib.Path(sys.executable).parent / 'verl-profiler'\n"
+        "subprocess.run([command, '--help'], check=True)",
+    )
+
+    assert "summary" in out
+    assert "+profiler=multiturn" in out
+
+
+def test_a_command_without_its_extra_says_how_to_get_it(bare):
+    """Not by a traceback."""
+    code = (
+        "import sys, os; os.makedirs('run/step_1'); open('run/run.json', 'w').write('{}')\n"
+        "from verl_profiler.cli import main; sys.exit(0 if main(['summary', 'run']) == 2 else 1)"
+    )
+
+    bare("-c", code)
