@@ -170,13 +170,13 @@ def _waiting(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> str:
         step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
         poll, tail = row["poll_s"], row["after_p80_s"]
         if poll is not None:
-            text = f"In {step} the last request ended {seconds(poll)} before gen did"
+            text = f"In {step}, the last request ended {seconds(poll)} before gen did"
             if poll <= _POLL_S + 0.1:
                 text += f": the replay buffer polls every {seconds(_POLL_S).replace('.00', '')}"
             best = max(best, (poll / length, text + "."))
         if tail is not None and row["requests"] > 1:
             text = (
-                f"In {step} 80 % of the requests were done {seconds(tail)} before the last one: "
+                f"In {step}, 80 % of the requests were done {seconds(tail)} before the last one: "
                 f"{share(tail / length)} of the step went to the tail."
             )
             best = max(best, (tail / length, text))

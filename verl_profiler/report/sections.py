@@ -30,6 +30,8 @@ WHOLE = -1
 _DETAILED_STEPS = 240
 _LONGEST_STEPS = 80
 _ROWS = 4_000
+# These compute inside their event loops: that a loop stands still says nothing there.
+_COMPUTING = ("actor", "critic", "ref", "rollout")
 _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 
 
@@ -61,6 +63,8 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
         "about": _about(run, tables, listed, recorded),
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
+        "fractions": _CDF,
+        "computing": list(_COMPUTING),
         "timelines": drawn,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }
@@ -293,6 +297,7 @@ def _longest_lags(tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any],
         SELECT run, step, name, role, extra->>'$.loop' AS loop, extra->>'$.during' AS during,
             duration_us / 1e6 AS duration_s, begin_us
         FROM events WHERE family = 'event_loop' AND duration_us IS NOT NULL AND {in_steps(steps)}
+            AND coalesce(role, '') NOT IN {_COMPUTING}
         ORDER BY duration_us DESC, begin_us, name LIMIT 40
         """
     )

@@ -1,0 +1,155 @@
+"""Write a run's report: one HTML file that opens anywhere, offline.
+
+    verl-profiler report logs/my-run
+    verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
+
+The file holds everything that it shows; nothing is fetched when it is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl_profiler.cli.summary import step_range
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.analysis import Steps
+    from verl_profiler.reader import Run
+
+__all__ = ["add_arguments", "run", "write_report"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="run directory, archive of one, step folder or event file; several for a resumed run",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="the file to write (default: RUN/report.html)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    parser.add_argument(
+        "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
+    )
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report; return 0, or 1 when there is nothing to report.
+
+    Raises:
+        ReadingError: The paths or the arguments cannot be used (exit code 2).
+    """
+    written = _write(args.runs, args.out, args.steps, force=args.force, cache=not args.no_cache)
+    if written is None:
+        return 1
+    print(f"Wrote {written}")
+    return 0
+
+
+def write_report(run_dir: Path, out: Path | None = None, force: bool = False) -> Path:
+    """Write the report of a run; return where it is.
+
+    Args:
+        run_dir: The run.
+        out: The file to write; `report.html` in the run when None.
+        force: Replace the file if it exists.
+
+    Raises:
+        ReadingError: There is nothing to report, or the file cannot be written.
+    """
+    written = _write([run_dir], out, None, force=force, cache=True)
+    if written is None:
+        raise ReadingError(f"{run_dir} has no events to report", "no-events")
+    return written
+
+
+def _write(
+    runs: Sequence[Path], out: Path | None, steps: Steps, *, force: bool, cache: bool
+) -> Path | None:
+    from verl_profiler.reader import load
+    from verl_profiler.report.html import page
+    from verl_profiler.report.sections import document
+
+    target = _target(runs, out)
+    if target.exists() and not force:
+        raise ReadingError(
+            f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
+            "file-exists",
+        )
+    with load(runs, cache=cache) as opened:
+        if steps is not None:
+            _check_steps(opened, steps)
+        gathered = document(opened, steps)
+    if not gathered["steps"]["rows"]:
+        print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
+        return None
+    _replace(target, page(gathered, made=_made()))
+    return target
+
+
+def _check_steps(opened: Run, steps: tuple[int, int]) -> None:
+    """Refuse steps that the run does not have, and name those that it has."""
+    known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+    if known and not any(steps[0] <= step <= steps[1] for step in known):
+        wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
+        raise ReadingError(
+            f"step {wanted} is not in this run; it has {known[0]} to {known[-1]}.\n"
+            f"For example --steps {known[-1]}",
+            "no-such-step",
+        )
+
+
+def _target(runs: Sequence[Path], out: Path | None) -> Path:
+    if out is not None:
+        return out / "report.html" if out.is_dir() else out
+    first = runs[0]
+    if first.is_dir():
+        return first / "report.html"
+    # An archive or a single file: beside it.
+    return first.with_name(first.name.split(".")[0] + "-report.html")
+
+
+def _replace(target: Path, text: str) -> None:
+    """Write the file whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".report-", suffix=".html", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise ReadingError(
+            f"{target} cannot be written: {error.strerror}.\nName another file with --out",
+            "cannot-write",
+        ) from error
+
+
+def _made() -> str:
+    from datetime import datetime, timezone
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        number = version("verl-profiler")
+    except PackageNotFoundError:
+        number = "(not installed)"
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return f"Written by verl-profiler {number} on {now}."

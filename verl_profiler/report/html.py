@@ -1,0 +1,113 @@
+"""One self-contained HTML file per run: data, style and script inlined, nothing fetched.
+
+Everything that comes from event files reaches the page as JSON in a data block, and from there as
+text nodes; a content security policy with the hashes of the page's own script and style forbids
+everything else, requests to the network included.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.report.style import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color
+
+try:
+    import jinja2
+    from markupsafe import Markup
+except ImportError as error:
+    raise ReadingError(
+        "the report needs jinja2, which is not installed.\npip install 'verl-profiler[report]'",
+        "missing-extra",
+    ) from error
+
+__all__ = ["page", "script_json"]
+
+_PAGE = Path(__file__).with_name("page")
+_SCRIPTS = ("format.js", "table.js", "charts.js", "timeline.js", "request.js", "report.js")
+
+# Inside <script> only these can end the block or start a comment, and U+2028 and U+2029 were no
+# part of JavaScript strings before ES2019.  All of them are as good as their escapes.
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
+
+
+def page(document: Mapping[str, Any], *, made: str) -> str:
+    """Write the page.
+
+    Args:
+        document: What `sections.document` returns.
+        made: When and by which version, for the foot of the page.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = _part("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_part, _SCRIPTS)) + "})();\n"
+    data = {**document, "colors": _colors(document)}
+    return environment.get_template("report.html").render(
+        title=", ".join(document["about"]["runs"]),
+        sentences=document["sentences"],
+        made=made,
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(script_json(data)),
+        policy="; ".join(
+            (
+                "default-src 'none'",
+                f"script-src '{_hash(script)}'",
+                f"style-src '{_hash(style)}'",
+                "img-src data:",
+                "base-uri 'none'",
+                "form-action 'none'",
+            )
+        ),
+    )
+
+
+def script_json(value: Any) -> str:
+    """Write JSON that can stand inside a <script> element.
+
+    Raises:
+        ValueError: A number is not finite; JSON has no such numbers.
+    """
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    for character, escape in _ESCAPES.items():
+        text = text.replace(character, escape)
+    return text
+
+
+def _part(name: str) -> str:
+    text = (_PAGE / name).read_text(encoding="utf-8")
+    if "</" in text or "<!--" in text:
+        raise AssertionError(f"{name} cannot be inlined: it holds a tag")
+    return text
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _colors(document: Mapping[str, Any]) -> dict[str, str]:
+    """Give each phase and part that occurs its color."""
+    colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
+    table = document["step_phases"]
+    if table["columns"]:
+        place = table["columns"].index("phase")
+        colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
+    return colors
