@@ -13,7 +13,8 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
     """Compare the time of every event with the whole that it is a part of.
 
     Events contain each other (`docs/events.md` says which), so shares of one whole add up to more
-    than 1; `exclusive_times` has those that add up.
+    than 1; `exclusive_times` has those that add up.  What lies outside of steps (start-up,
+    validation) is left out.
 
     Returns:
         One row per run, step, role and event, most time first: whole (`step` for the trainer's
@@ -32,6 +33,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
                 sum(duration_us) AS total_us
             FROM events
             WHERE duration_us IS NOT NULL AND family NOT IN ('profiler', 'engine')
+                AND event NOT IN ('init', 'testing', 'validation')
                 AND {rows_of(steps, validate=validate)}
             GROUP BY ALL
             UNION ALL

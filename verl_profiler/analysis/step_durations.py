@@ -8,7 +8,8 @@ from verl_profiler.tables import Tables
 __all__ = ["step_durations", "step_trend"]
 
 # A step is unusual when it is this many spreads (1.4826 times the median distance to the median)
-# away from the median, and a tenth of it.
+# away from the median, and three tenths of it: verl looks for finished samples every 2 s, so that
+# the rollouts of most steps may have the very same length.
 _SPREADS = 4
 
 _DURATIONS = """
@@ -89,7 +90,7 @@ def step_durations(tables: Tables, steps: Steps = None) -> Rows:
             CASE WHEN NOT finished AND to_next_us >= rollout_us
                 THEN (to_next_us - rollout_us) / 1e6 END AS outside_rollout_s,
             abs(measure_us - middle_us) > {_SPREADS} * spread_us
-                AND abs(measure_us - middle_us) > 0.1 * middle_us AS unusual
+                AND abs(measure_us - middle_us) > 0.3 * middle_us AS unusual
         FROM spread WHERE {in_steps(steps)} ORDER BY run, step
         """
     )

@@ -1,0 +1,35 @@
+"""The figures: each is named after the table that it draws, and computes nothing that it lacks.
+
+from verl_profiler.report.plots import PLOTS
+from verl_profiler.report.plots.choice import Choice
+
+plot = PLOTS["request_duration_cdf"]
+choice = Choice(run="my-run", steps=(3, 10))
+figure = plot.figure(plot.tables(run.tables, choice), choice)
+"""
+
+from __future__ import annotations
+
+from verl_profiler.report.plots import (
+    engines,
+    processes,
+    requests,
+    rollouts,
+    steps,
+    tools,
+    transfers,
+)
+from verl_profiler.report.plots.choice import Choice, NothingToDraw, Plot
+
+__all__ = ["PLOTS", "Choice", "NothingToDraw", "Plot"]
+
+# In reading order.
+PLOTS: dict[str, Plot] = {
+    **steps.PLOTS,
+    **rollouts.PLOTS,
+    **requests.PLOTS,
+    **engines.PLOTS,
+    **tools.PLOTS,
+    **transfers.PLOTS,
+    **processes.PLOTS,
+}
