@@ -99,13 +99,9 @@ class _Writer:
 
     def span(self, process: _Process, event: str, begin: int, end: int, extra: str = "") -> None:
         body = f',"extra":{{{extra}}}' if extra else ""
-        process.lines.append(
-            (
-                end,
-                f'","event":"{event}","duration_sec":{(end - begin) / 1e6!r}{body},'
-                f'"workid":{process.rank},"step":{self.step}}}\n',
-            )
-        )
+        duration = repr((end - begin) / 1e6)
+        tail = f'"workid":{process.rank},"step":{self.step}}}\n'
+        process.lines.append((end, f'","event":"{event}","duration_sec":{duration}{body},{tail}'))
 
     def instant(self, process: _Process, event: str, moment: int, extra: str = "") -> None:
         body = f',"extra":{{{extra}}}' if extra else ""
@@ -191,7 +187,9 @@ def _step(writer: _Writer, begin: int, step: int) -> tuple[int, dict[str, Any]]:
     ]
     last = max(request["end_us"] for request in requests)
     gen_end = begin + math.ceil((last - begin) / POLL_US) * POLL_US
-    writer.span(trainer, "sample_wait", begin + 5_000, gen_end - 1_000, f'"samples":{len(requests)}')
+    writer.span(
+        trainer, "sample_wait", begin + 5_000, gen_end - 1_000, f'"samples":{len(requests)}'
+    )
     writer.span(trainer, "sleep_replicas", gen_end - 900, gen_end - 100)
     writer.span(trainer, "gen", begin, gen_end)
     for engine in range(shape.engines):
@@ -217,7 +215,7 @@ def _step(writer: _Writer, begin: int, step: int) -> tuple[int, dict[str, Any]]:
         writer.span(process, "memory_resume", now - 60_000, now - 20_000, '"tags":["kv_cache"]')
     end = now + 700
     writer.span(trainer, "step", begin, end)
-    writer.instant(trainer, "metrics", end + 50, '"metrics":{"training/global_step":%d}' % step)
+    writer.instant(trainer, "metrics", end + 50, f'"metrics":{{"training/global_step":{step}}}')
     result: dict[str, Any] = {
         "duration_us": end - begin,
         "phases_us": phases,
@@ -280,7 +278,9 @@ def _request(writer: _Writer, begin: int, number: int, *, validate: bool) -> dic
         served_end = served + queue + prefill + decode
         now = writer.after(now, 1_500 + queue + prefill + decode + 1_200, stalls=stalls)
         server = f'"server":"engine-{engine_number}"'
-        writer.span(process, "server_acquire", turn_begin + 100, turn_begin + 900, f"{here},{server}")
+        writer.span(
+            process, "server_acquire", turn_begin + 100, turn_begin + 900, f"{here},{server}"
+        )
         reason = "stop" if turn == turns - 1 else "tool_calls"
         counts = f'"prompt_tokens":{context},"response_tokens":{tokens},"finish_reason":"{reason}"'
         writer.span(
@@ -319,7 +319,9 @@ def _request(writer: _Writer, begin: int, number: int, *, validate: bool) -> dic
                     tools_begin, round(rng.lognormvariate(median, 1.0)), stalls=stalls
                 )
                 status = ',"status":"error","error":"tool_error"' if rng.random() < 0.02 else ""
-                writer.span(process, "tool_call", tools_begin, end, f'{here},"tool":"{tool}"{status}')
+                writer.span(
+                    process, "tool_call", tools_begin, end, f'{here},"tool":"{tool}"{status}'
+                )
                 slowest_tool = max(
                     slowest_tool, (end - tools_begin, tool, turn), key=lambda each: each[0]
                 )
@@ -487,7 +489,7 @@ def _write_headers(writer: _Writer, now: int) -> None:
 
 def shape_for(events: int) -> Shape:
     """Return a run of about `events` lines: 16 workers and at most 20,000 requests a step."""
-    per_request = 31
+    per_request = 23
     requests = max(16, min(2_048, events // per_request // 4))
     steps = max(1, round(events / per_request / requests))
     return Shape(steps=steps, workers=16, requests=requests, turns=8, engines=4, ranks=8)
@@ -500,8 +502,10 @@ def multiply(base: Path, folder: Path, events: int) -> int:
     from verl_profiler.reader import load
 
     with load(base) as run:
-        counted = run.rows("SELECT count(*) AS events, max(step) AS steps, "
-                           "max(end_us) - min(begin_us) AS span_us FROM events")[0]
+        counted = run.rows(
+            "SELECT count(*) AS events, max(step) AS steps, "
+            "max(end_us) - min(begin_us) AS span_us FROM events"
+        )[0]
     parts = sorted((base / ".cache" / "events-1").glob("part-*.parquet"))
     listed = ", ".join(f"'{part}'" for part in parts)
     (folder / "events").mkdir(parents=True)
@@ -530,8 +534,15 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="the run directory to make")
     parser.add_argument("--events", type=float, help="about how many lines; decides the rest")
     parser.add_argument("--parquet", action="store_true", help="write Parquet, for 1e8 events")
-    for name, default in (("steps", 2), ("workers", 2), ("requests", 8), ("turns", 4),
-                          ("engines", 1), ("ranks", 2), ("seed", 0)):
+    for name, default in (
+        ("steps", 2),
+        ("workers", 2),
+        ("requests", 8),
+        ("turns", 4),
+        ("engines", 1),
+        ("ranks", 2),
+        ("seed", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     if arguments.out.exists():
@@ -546,8 +557,20 @@ def main() -> int:
         shape = (
             shape_for(int(arguments.events))
             if arguments.events
-            else Shape(**{name: getattr(arguments, name) for name in
-                          ("steps", "workers", "requests", "turns", "engines", "ranks", "seed")})
+            else Shape(
+                **{
+                    name: getattr(arguments, name)
+                    for name in (
+                        "steps",
+                        "workers",
+                        "requests",
+                        "turns",
+                        "engines",
+                        "ranks",
+                        "seed",
+                    )
+                }
+            )
         )
         total = generate(arguments.out, shape)["total"]
     print(f"Wrote {total} events to {arguments.out}")

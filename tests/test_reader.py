@@ -108,7 +108,12 @@ def test_the_small_run_is_what_was_generated():
 
         assert truth["events"] == {row["event"]: row["n"] for row in counts}
         assert [
-            (step["duration_us"], step["unaccounted_us"], step["requests"], step["validation_requests"])
+            (
+                step["duration_us"],
+                step["unaccounted_us"],
+                step["requests"],
+                step["validation_requests"],
+            )
             for step in truth["steps"].values()
         ] == [
             (s["duration_us"], s["unaccounted_us"], s["requests"], s["validation_requests"])
@@ -148,7 +153,9 @@ def test_every_engine_call_finds_its_server():
 
     assert rows
     assert all(row["engine_name"].startswith("engine_") for row in rows)
-    assert all(row["queue_us"] + row["prefill_us"] + row["decode_us"] <= row["duration_us"] for row in rows)
+    assert all(
+        row["queue_us"] + row["prefill_us"] + row["decode_us"] <= row["duration_us"] for row in rows
+    )
 
 
 def test_a_repeated_engine_request_id_is_joined_by_time(tmp_path):
@@ -348,7 +355,9 @@ def test_begin_is_timestamp_minus_duration_to_the_microsecond(tmp_path):
 
 def test_times_that_are_none_are_named(tmp_path):
     """Times that duckdb knows and calendars do not cost their line."""
-    write_run(tmp_path, [line(1), *(line(timestamp=each) for each in ("infinity", "epoch", "x" * 25))])
+    write_run(
+        tmp_path, [line(1), *(line(timestamp=each) for each in ("infinity", "epoch", "x" * 25))]
+    )
 
     rows, problems = read(tmp_path)
 
@@ -423,11 +432,18 @@ def test_a_users_event_alone_makes_no_request(tmp_path):
 
 
 def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
-    """verl's full_determinism gives requests the same ids in every step."""
+    """Under full_determinism verl gives requests the same ids in every step."""
     for step in (1, 2):
         write_run(
             tmp_path,
-            [line(1, "request", extra={"request_id": "det-0", "sample": 0, "session": 0}, step=step)],
+            [
+                line(
+                    1,
+                    "request",
+                    extra={"request_id": "det-0", "sample": 0, "session": 0},
+                    step=step,
+                )
+            ],
             step=step,
         )
 
@@ -469,7 +485,9 @@ def test_headers_tell_what_is_missing(tmp_path, changes, sentence):
     assert any(sentence in problem for problem in problems), problems
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "null", '"x"', "\xff", '{"clock": 3, "probes": []}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "null", '"x"', "\xff", '{"clock": 3, "probes": []}']
+)
 def test_a_broken_header_is_no_obstacle(tmp_path, content):
     """Events are read without it."""
     write_run(tmp_path, [line(1)])
@@ -489,7 +507,9 @@ def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
 
     problems = problems_of(tmp_path)
 
-    assert any("engine_0 has a header (12 events written on host far) but no" in p for p in problems)
+    assert any(
+        "engine_0 has a header (12 events written on host far) but no" in p for p in problems
+    )
     assert any(p.startswith("no header in processes/ for worker_0;") for p in problems)
 
 
@@ -509,7 +529,10 @@ def test_processes_of_one_boot_share_the_best_anchor(tmp_path):
             tmp_path,
             [line(10_000)],
             f"worker_{rank}",
-            header={"rank": rank, "clock": {**clock, "wall_ns": wall, "uncertainty_ns": uncertainty}},
+            header={
+                "rank": rank,
+                "clock": {**clock, "wall_ns": wall, "uncertainty_ns": uncertainty},
+            },
         )
 
     rows, _ = read(tmp_path, "SELECT name, end_us % 1000000 AS end FROM events ORDER BY name")
@@ -623,7 +646,9 @@ def test_a_step_folder_and_a_file_open_alone(tmp_path):
     whole, _ = read(SMALL, "SELECT count(*) AS n FROM events WHERE step = 1")
 
     step, problems = read(SMALL / "step_1", "SELECT count(*) AS n FROM events")
-    file, more = read(SMALL / "step_1" / "trainer_0.jsonl", "SELECT DISTINCT role, host FROM events")
+    file, more = read(
+        SMALL / "step_1" / "trainer_0.jsonl", "SELECT DISTINCT role, host FROM events"
+    )
 
     assert whole == step
     assert [{"role": "trainer", "host": "node-1"}] == file
@@ -751,7 +776,9 @@ def test_a_directory_that_cannot_be_written_costs_the_cache_only(tmp_path):
         problems = run.problems
 
     assert [{"n": 1}] == rows
-    assert ["1 request began and did not end (step 1; for example r1); they are left out of percentiles"] == problems
+    assert [
+        "1 request began and did not end (step 1; for example r1); they are left out of percentiles"
+    ] == problems
 
 
 def test_converted_events_open_without_their_files(tmp_path):

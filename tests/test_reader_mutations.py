@@ -35,7 +35,9 @@ json_values = st.recursive(
     | st.floats()
     | st.text(max_size=8)
     | st.sampled_from(["2026-11-21T02:33:22+00:00", "infinity", "3", "", "\x00", "{", "["]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 keys = st.sampled_from(["timestamp", "event", "duration_sec", "extra", "workid", "step", "more"])
@@ -114,9 +116,26 @@ def test_any_value_of_any_type_in_any_field_is_survived(changes):
 
 
 @quick
-@given(st.dictionaries(st.sampled_from(
-    ["format", "name", "role", "rank", "clock", "probes", "counters", "ended", "updated", "host", "pid"]
-), json_values))
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "format",
+                "name",
+                "role",
+                "rank",
+                "clock",
+                "probes",
+                "counters",
+                "ended",
+                "updated",
+                "host",
+                "pid",
+            ]
+        ),
+        json_values,
+    )
+)
 def test_any_header_is_survived(header):
     """Headers are evidence, not truth."""
     read_at, _ = read(WHOLE, json.dumps(header))

@@ -110,8 +110,14 @@ def test_the_latest_vocabulary_fills_the_parts_of_a_request(tmp_path):
         assert row["duration_us"] == sum(
             row[f"{part}_us"] or 0
             for part in (
-                "engine", "tool", "tool_parsing", "token_merge", "reward", "postprocess",
-                "prompt_build", "other",
+                "engine",
+                "tool",
+                "tool_parsing",
+                "token_merge",
+                "reward",
+                "postprocess",
+                "prompt_build",
+                "other",
             )
         )
         assert (9, 77) == (row["prompt_tokens"], row["response_tokens"])

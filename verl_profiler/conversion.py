@@ -294,7 +294,7 @@ def _build(
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             connection.execute(
-                f"COPY ({query}) TO '{_quoted(partial)}' (FORMAT parquet, COMPRESSION zstd)"
+                f"COPY ({query}) TO '{_quoted(partial)}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
             )
             counts = connection.execute(
                 "SELECT file_id, count(*), count(*) FILTER (flawed) "
@@ -542,9 +542,7 @@ def _usable(connection: duckdb.DuckDBPyConnection, path: Path, part: Any) -> boo
             return True
         if path.stat().st_size != size:
             return False
-        row = connection.execute(
-            f"SELECT count(*) FROM read_parquet('{_quoted(path)}')"
-        ).fetchone()
+        row = connection.execute(f"SELECT count(*) FROM read_parquet('{_quoted(path)}')").fetchone()
     except (OSError, KeyError, TypeError, duckdb.Error):
         return False
     return row is not None and row[0] == sum(counts.values())

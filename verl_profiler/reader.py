@@ -5,7 +5,8 @@
     with load("logs/my-run") as run:
         for row in run.rows("SELECT step, count(*) AS requests FROM requests GROUP BY step"):
             print(row)
-        print(*run.problems, sep="\\n")
+        for problem in run.problems:
+            print(problem)
 
 Files are never trusted: what cannot be read is named in `Run.problems`, and costs nothing else.
 """
@@ -129,7 +130,8 @@ class Run:
         self.tables.connection.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def __enter__(self) -> Run:
+    # typing.Self is not in Python 3.10.
+    def __enter__(self) -> Run:  # noqa: PYI034
         return self
 
     def __exit__(
@@ -147,9 +149,7 @@ class Run:
         for source in sources:
             found = processes(source)
             everyone += found.values()
-            converted = convert(
-                self.tables.connection, source, found, self._scratch, cache=cache
-            )
+            converted = convert(self.tables.connection, source, found, self._scratch, cache=cache)
             several = len(sources) > 1
             problems = [
                 *converted.problems,

@@ -22,9 +22,7 @@ LINE_LIMIT_BYTES = 8 << 20
 _DEPTH_LIMIT = 60
 _DURATION_LIMIT_S = 1e9
 # What both duckdb and this module take as a time, and nothing else.
-_TIMESTAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?"
-)
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 
 
 class Complaints:
@@ -113,7 +111,9 @@ def _checked(
             if not growing:
                 complaints.add(number, "unfinished line, dropped (was the process killed?)")
         elif not line.strip(b"\0"):
-            complaints.add(number, "zero bytes instead of a line (disk full or power loss?), dropped")
+            complaints.add(
+                number, "zero bytes instead of a line (disk full or power loss?), dropped"
+            )
         else:
             reason = getattr(error, "msg", type(error).__name__)
             complaints.add(number, "not JSON, dropped", f" ({reason})")

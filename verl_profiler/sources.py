@@ -262,9 +262,7 @@ def _run_directory(path: Path, named: Path) -> Path:
             return path
         runs = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
         if not runs:
-            runs = sorted(
-                child for child in path.glob("*/*") if child.is_dir() and _is_run(child)
-            )
+            runs = sorted(child for child in path.glob("*/*") if child.is_dir() and _is_run(child))
     except OSError as error:
         raise ReadingError(f"{named} cannot be read: {error.strerror}", "unreadable") from error
     if len(runs) == 1:

@@ -277,33 +277,20 @@ def _first(kind: str, *fields: str) -> str:
     return f"coalesce({', '.join(_number(field, kind) for field in fields)})"
 
 
-def _microseconds(field: str) -> str:
-    return f"CASE WHEN {_number(field, 'DOUBLE')} BETWEEN 0 AND 1e9 THEN round({_number(field, 'DOUBLE')} * 1e6)::BIGINT END"
-
-
 _RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
 
 # `request_start` is written before verl has given the request its id; it is matched to its request
-# by sample and session, or stands for a request that never came so far.
+# by sample and session, or stands for a request that never came so far.  `extra` is read only where
+# it is needed: for all rows it would double the time.
 _REQUESTS = f"""
-WITH grouped AS MATERIALIZED (
+WITH children AS (
     SELECT run, step, name, validate, request_id,
-        CASE WHEN request_id IS NULL THEN sample END AS loose_sample,
-        CASE WHEN request_id IS NULL THEN session END AS loose_session,
         any_value(rank) AS rank,
         max(sample) AS sample,
         max(session) AS session,
-        count(*) FILTER (event = 'request') AS endings,
-        count(*) FILTER (event = 'request_start') AS starts,
-        max(status) FILTER (event = 'request') AS status,
-        max(error) FILTER (event = 'request') AS error,
-        coalesce(min(begin_us) FILTER (event = 'request'),
-            min(begin_us) FILTER (event = 'request_start'), min(begin_us)) AS begin_us,
-        max(end_us) FILTER (event = 'request') AS end_us,
+        min(begin_us) AS begin_us,
         max(end_us) AS last_us,
         max(turn) FILTER (event IN ('turn', 'engine_call')) + 1 AS turns_seen,
-        max(extra::VARCHAR) FILTER (event = 'request')::JSON AS extra,
-        max(extra::VARCHAR) FILTER (event = 'request_start')::JSON AS start_extra,
         count(*) FILTER (event = 'engine_call') AS engine_calls,
         count(*) FILTER (event = 'tool_call') AS tool_calls,
         count(*) FILTER (event = 'tool_execution') AS tool_executions,
@@ -312,49 +299,80 @@ WITH grouped AS MATERIALIZED (
         count(*) FILTER (event = 'token_merge') AS token_merges,
         count(*) FILTER (event = 'postprocess') AS postprocesses,
         count(*) FILTER (event = 'reward') AS rewards,
-        coalesce(sum(duration_us) FILTER (event = 'engine_call'), 0) AS engine_sum,
+        sum(duration_us) FILTER (event = 'engine_call') AS engine_sum,
         coalesce(sum(duration_us) FILTER (event = 'tool_execution'),
-            sum(duration_us) FILTER (event = 'tool_call'), 0) AS tool_sum,
-        coalesce(sum(duration_us) FILTER (event = 'prompt_build'), 0) AS prompt_build_sum,
-        coalesce(sum(duration_us) FILTER (event = 'tool_parsing'), 0) AS tool_parsing_sum,
-        coalesce(sum(duration_us) FILTER (event = 'token_merge'), 0) AS token_merge_sum,
-        coalesce(max(end_us) FILTER (event = 'postprocess')
-            - min(begin_us) FILTER (event = 'postprocess'), 0) AS postprocess_sum,
-        coalesce(sum(duration_us) FILTER (event = 'reward'), 0) AS reward_sum,
-        coalesce(min(begin_us) FILTER (event = 'reward')
-            >= min(begin_us) FILTER (event = 'postprocess')
-            AND max(end_us) FILTER (event = 'reward')
-            <= max(end_us) FILTER (event = 'postprocess'), false) AS reward_inside
+            sum(duration_us) FILTER (event = 'tool_call')) AS tool_sum,
+        sum(duration_us) FILTER (event = 'prompt_build') AS prompt_build_sum,
+        sum(duration_us) FILTER (event = 'tool_parsing') AS tool_parsing_sum,
+        sum(duration_us) FILTER (event = 'token_merge') AS token_merge_sum,
+        max(end_us) FILTER (event = 'postprocess')
+            - min(begin_us) FILTER (event = 'postprocess') AS postprocess_sum,
+        sum(duration_us) FILTER (event = 'reward') AS reward_sum,
+        min(begin_us) FILTER (event = 'reward') >= min(begin_us) FILTER (event = 'postprocess')
+            AND max(end_us) FILTER (event = 'reward') <= max(end_us) FILTER (event = 'postprocess')
+            AS reward_inside
     FROM events
-    WHERE family = 'rollout'
-        AND (request_id IS NOT NULL OR event IN ('request', 'request_start'))
+    WHERE family = 'rollout' AND request_id IS NOT NULL AND event <> 'request'
+    GROUP BY run, step, name, validate, request_id
+), ended AS MATERIALIZED (
+    SELECT run, step, name, validate, request_id,
+        CASE WHEN request_id IS NULL THEN sample END AS loose_sample,
+        CASE WHEN request_id IS NULL THEN session END AS loose_session,
+        any_value(rank) AS rank, max(sample) AS sample, max(session) AS session,
+        count(*) AS endings, max(status) AS status, max(error) AS error,
+        min(begin_us) AS begin_us, max(end_us) AS end_us, max(extra::VARCHAR)::JSON AS extra
+    FROM events WHERE event = 'request' AND family = 'rollout'
     GROUP BY run, step, name, validate, request_id, loose_sample, loose_session
-), started AS (
-    SELECT run, step, name, validate, sample, session, min(begin_us) AS start_us,
-        min(start_extra::VARCHAR) AS start_extra
-    FROM grouped WHERE request_id IS NULL AND endings = 0
-    GROUP BY run, step, name, validate, sample, session
-), named AS (
-    SELECT g.* REPLACE (
-        CASE WHEN g.endings = 0 THEN coalesce(s.start_us, g.begin_us) ELSE g.begin_us END
-            AS begin_us,
-        coalesce(g.start_extra, s.start_extra::JSON) AS start_extra)
-    FROM grouped AS g LEFT JOIN started AS s
-        ON g.run = s.run AND g.step IS NOT DISTINCT FROM s.step AND g.name = s.name
-        AND g.validate = s.validate AND g.sample = s.sample
-        AND g.session IS NOT DISTINCT FROM s.session
-    WHERE g.request_id IS NOT NULL
-        AND (g.endings > 0 OR g.engine_calls > 0 OR s.start_us IS NOT NULL
-            OR g.start_extra IS NOT NULL OR g.starts > 0)
-), every AS MATERIALIZED (
-    SELECT * FROM named
+), started AS MATERIALIZED (
+    SELECT run, step, name, validate, request_id, sample, session, any_value(rank) AS rank,
+        min(begin_us) AS begin_us, min(extra::VARCHAR)::JSON AS extra
+    FROM events WHERE event = 'request_start' AND family = 'rollout'
+    GROUP BY run, step, name, validate, request_id, sample, session
+), named AS MATERIALIZED (
+    SELECT coalesce(e.run, c.run) AS run, coalesce(e.step, c.step) AS step,
+        coalesce(e.name, c.name) AS name, coalesce(e.validate, c.validate) AS validate,
+        coalesce(e.request_id, c.request_id) AS request_id, coalesce(e.rank, c.rank) AS rank,
+        coalesce(e.sample, c.sample) AS sample, coalesce(e.session, c.session) AS session,
+        coalesce(e.endings, 0) AS endings, e.status, e.error,
+        coalesce(e.begin_us, c.begin_us) AS begin_us, e.end_us,
+        greatest(e.end_us, c.last_us) AS last_us, e.extra,
+        c.* EXCLUDE (run, step, name, validate, request_id, rank, sample, session, begin_us, last_us)
+    FROM (SELECT * FROM ended WHERE request_id IS NOT NULL) AS e
+    FULL JOIN children AS c ON e.run = c.run AND e.step IS NOT DISTINCT FROM c.step
+        AND e.name = c.name AND e.validate = c.validate AND e.request_id = c.request_id
+), loose_starts AS (
+    SELECT * FROM started WHERE request_id IS NULL
+), begun AS MATERIALIZED (
+    SELECT n.* REPLACE (CASE WHEN n.endings = 0 THEN coalesce(s.begin_us, l.begin_us, n.begin_us)
+            ELSE n.begin_us END AS begin_us),
+        coalesce(s.extra, l.extra) AS start_extra
+    FROM named AS n
+    LEFT JOIN started AS s
+        ON n.run = s.run AND n.step IS NOT DISTINCT FROM s.step AND n.name = s.name
+        AND n.validate = s.validate AND n.request_id = s.request_id
+    LEFT JOIN loose_starts AS l
+        ON n.run = l.run AND n.step IS NOT DISTINCT FROM l.step AND n.name = l.name
+        AND n.validate = l.validate AND n.sample = l.sample
+        AND n.session IS NOT DISTINCT FROM l.session
+    WHERE n.endings > 0 OR n.engine_calls > 0 OR s.begin_us IS NOT NULL OR l.begin_us IS NOT NULL
+), matched AS (
+    SELECT run, step, name, validate, sample, session FROM begun
     UNION ALL
-    SELECT g.* FROM grouped AS g
-    WHERE g.request_id IS NULL AND (g.endings > 0 OR NOT EXISTS (
-        SELECT 1 FROM named AS n
-        WHERE g.run = n.run AND g.step IS NOT DISTINCT FROM n.step AND g.name = n.name
-        AND g.validate = n.validate AND g.sample IS NOT DISTINCT FROM n.sample
-        AND g.session IS NOT DISTINCT FROM n.session))
+    SELECT run, step, name, validate, sample, session FROM ended WHERE request_id IS NULL
+), every AS MATERIALIZED (
+    SELECT * FROM begun
+    UNION ALL BY NAME
+    SELECT * EXCLUDE (loose_sample, loose_session), end_us AS last_us
+    FROM ended WHERE request_id IS NULL
+    UNION ALL BY NAME
+    SELECT s.run, s.step, s.name, s.validate, s.request_id, s.sample, s.session, s.rank,
+        0 AS endings, s.begin_us, s.begin_us AS last_us, s.extra AS start_extra
+    FROM loose_starts AS s
+    WHERE NOT EXISTS (
+        SELECT 1 FROM matched AS m
+        WHERE s.run = m.run AND s.step IS NOT DISTINCT FROM m.step AND s.name = m.name
+        AND s.validate = m.validate AND s.sample IS NOT DISTINCT FROM m.sample
+        AND s.session IS NOT DISTINCT FROM m.session)
 ), seen AS (
     SELECT run, sum(engine_calls) > 0 AS engine, sum(tool_calls + tool_executions) > 0 AS tool,
         sum(prompt_builds) > 0 AS prompt_build, sum(tool_parsings) > 0 AS tool_parsing,
@@ -362,20 +380,22 @@ WITH grouped AS MATERIALIZED (
         sum(rewards) > 0 AS reward
     FROM every GROUP BY run
 ), parts AS (
-    SELECT g.*,
+    SELECT g.*, s.tool AS tools_seen,
         endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
-        postprocess_sum - CASE WHEN reward_inside THEN reward_sum ELSE 0 END AS postprocess_own,
+        coalesce(postprocess_sum, 0) - CASE WHEN reward_inside THEN reward_sum ELSE 0 END
+            AS postprocess_own,
         CASE WHEN endings > 0 AND coalesce(status, '') <> 'unfinished'
             THEN end_us - begin_us END AS duration_us,
-        CASE WHEN s.engine THEN engine_sum END AS engine_us,
-        CASE WHEN s.tool THEN tool_sum END AS tool_us,
-        CASE WHEN s.prompt_build THEN prompt_build_sum END AS prompt_build_us,
-        CASE WHEN s.tool_parsing THEN tool_parsing_sum END AS tool_parsing_us,
-        CASE WHEN s.token_merge THEN token_merge_sum END AS token_merge_us,
+        CASE WHEN s.engine THEN coalesce(engine_sum, 0) END AS engine_us,
+        CASE WHEN s.tool THEN coalesce(tool_sum, 0) END AS tool_us,
+        CASE WHEN s.prompt_build THEN coalesce(prompt_build_sum, 0) END AS prompt_build_us,
+        CASE WHEN s.tool_parsing THEN coalesce(tool_parsing_sum, 0) END AS tool_parsing_us,
+        CASE WHEN s.token_merge THEN coalesce(token_merge_sum, 0) END AS token_merge_us,
         CASE WHEN s.postprocess THEN postprocess_own END AS postprocess_us,
-        CASE WHEN s.reward THEN reward_sum END AS reward_us,
-        engine_sum + tool_sum + prompt_build_sum + tool_parsing_sum + token_merge_sum
-            + postprocess_own + reward_sum AS known_us
+        CASE WHEN s.reward THEN coalesce(reward_sum, 0) END AS reward_us,
+        coalesce(engine_sum, 0) + coalesce(tool_sum, 0) + coalesce(prompt_build_sum, 0)
+            + coalesce(tool_parsing_sum, 0) + coalesce(token_merge_sum, 0) + postprocess_own
+            + coalesce(reward_sum, 0) AS known_us
     FROM every AS g JOIN seen AS s USING (run)
 )
 SELECT run, step, name, validate, request_id, rank, sample, session,
@@ -386,8 +406,8 @@ SELECT run, step, name, validate, request_id, rank, sample, session,
     CASE WHEN finished THEN end_us END AS end_us,
     duration_us, last_us,
     coalesce({_number("turns", "INTEGER")}, turns_seen) AS turns,
-    CASE WHEN tool_us IS NOT NULL AND (tool_calls > 0 OR tool_executions = 0)
-        THEN tool_calls END AS tool_calls,
+    CASE WHEN tools_seen AND (coalesce(tool_calls, 0) > 0 OR coalesce(tool_executions, 0) = 0)
+        THEN coalesce(tool_calls, 0) END AS tool_calls,
     coalesce({_number("prompt_tokens")},
         try_cast(start_extra->>'$.initial_prompt_length' AS BIGINT)) AS prompt_tokens,
     {_RESPONSE_TOKENS} AS response_tokens,
@@ -442,61 +462,94 @@ SELECT run, step, name, validate, request_id, turn, extra->>'$.tool' AS tool, st
 FROM events WHERE event = 'tool_call' AND family = 'rollout'
 """
 
+
+def _fields(**kinds: str) -> str:
+    """Return SQL that parses `extra` once into a struct of these fields."""
+    return f"json_transform(extra, '{json.dumps(kinds)}')"
+
+
+def _field_microseconds(name: str) -> str:
+    return f"CASE WHEN f.{name} BETWEEN 0 AND 1e9 THEN round(f.{name} * 1e6)::BIGINT END"
+
+
+_ENGINE_FIELDS = _fields(
+    engine_request_id="VARCHAR",
+    prompt_tokens="BIGINT",
+    response_tokens="BIGINT",
+    cached_tokens="BIGINT",
+    finish_reason="VARCHAR",
+    queue_s="DOUBLE",
+    prefill_s="DOUBLE",
+    decode_s="DOUBLE",
+    e2e_s="DOUBLE",
+    weight_version="VARCHAR",
+)
+
 _ENGINE_REQUESTS = f"""
-SELECT e.run, e.step, e.name, p.replica, e.extra->>'$.engine_request_id' AS engine_request_id,
-    e.request_id, e.validate, e.status, e.begin_us, e.end_us, e.duration_us,
-    {_number("prompt_tokens")} AS prompt_tokens,
-    {_number("response_tokens")} AS response_tokens,
-    {_number("cached_tokens")} AS cached_tokens,
-    e.extra->>'$.finish_reason' AS finish_reason,
-    {_microseconds("queue_s")} AS queue_us,
-    {_microseconds("prefill_s")} AS prefill_us,
-    {_microseconds("decode_s")} AS decode_us,
-    {_microseconds("e2e_s")} AS e2e_us,
-    e.extra->>'$.weight_version' AS weight_version
-FROM events AS e LEFT JOIN processes AS p USING (run, name)
-WHERE e.event = 'engine_request' AND e.family = 'engine'
+SELECT e.run, e.step, e.name, p.replica, f.engine_request_id, e.request_id, e.validate, e.status,
+    e.begin_us, e.end_us, e.duration_us,
+    f.prompt_tokens, f.response_tokens, f.cached_tokens, f.finish_reason,
+    {_field_microseconds("queue_s")} AS queue_us,
+    {_field_microseconds("prefill_s")} AS prefill_us,
+    {_field_microseconds("decode_s")} AS decode_us,
+    {_field_microseconds("e2e_s")} AS e2e_us,
+    f.weight_version
+FROM (
+    SELECT *, {_ENGINE_FIELDS} AS f FROM events
+    WHERE event = 'engine_request' AND family = 'engine'
+) AS e LEFT JOIN processes AS p USING (run, name)
 """
+
+_CALL_FIELDS = _fields(
+    engine_request_id="VARCHAR",
+    server="VARCHAR",
+    prompt_tokens="BIGINT",
+    response_tokens="BIGINT",
+    generated_tokens="BIGINT",
+    finish_reason="VARCHAR",
+)
 
 # One engine request id may stand for several calls (verl's full_determinism passes the request's
 # own id every turn); then the server's interval that overlaps the client's most is its own.
 _ENGINE_CALLS = f"""
-WITH calls AS (
-    SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn,
-        extra->>'$.engine_request_id' AS engine_request_id,
-        extra->>'$.server' AS server, status, error, begin_us, end_us, duration_us,
-        {_number("prompt_tokens")} AS prompt_tokens,
-        {_RESPONSE_TOKENS} AS response_tokens,
-        extra->>'$.finish_reason' AS finish_reason
-    FROM events WHERE event = 'engine_call' AND family = 'rollout'
-), unique_served AS (
-    SELECT run, engine_request_id FROM engine_requests
+WITH calls AS MATERIALIZED (
+    SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn, status,
+        error, begin_us, end_us, duration_us, f, f.engine_request_id AS id
+    FROM (
+        SELECT *, {_CALL_FIELDS} AS f FROM events
+        WHERE event = 'engine_call' AND family = 'rollout'
+    )
+), served AS MATERIALIZED (
+    SELECT row_number() OVER () AS served_number, * FROM engine_requests
     WHERE engine_request_id IS NOT NULL
-    GROUP BY run, engine_request_id HAVING count(*) = 1
-), candidates AS (
-    SELECT c.number, s.*,
-        u.engine_request_id IS NOT NULL AS certain,
-        least(c.end_us, s.end_us) - greatest(c.begin_us, s.begin_us) AS overlap_us
-    FROM calls AS c
-    JOIN engine_requests AS s USING (run, engine_request_id)
-    LEFT JOIN unique_served AS u USING (run, engine_request_id)
-), served AS (
-    SELECT * FROM candidates WHERE certain
+), repeated AS MATERIALIZED (
+    SELECT run, engine_request_id FROM served
+    GROUP BY run, engine_request_id HAVING count(*) > 1
+), pairs AS (
+    SELECT c.number, s.served_number
+    FROM calls AS c JOIN served AS s ON s.run = c.run AND s.engine_request_id = c.id
+    WHERE NOT EXISTS (
+        SELECT 1 FROM repeated AS r WHERE r.run = c.run AND r.engine_request_id = c.id)
     UNION ALL
-    (SELECT DISTINCT ON (number) * FROM candidates
-    WHERE NOT certain AND overlap_us > 0 ORDER BY number, overlap_us DESC)
+    (SELECT DISTINCT ON (c.number) c.number, s.served_number
+    FROM repeated AS r
+    JOIN calls AS c ON c.run = r.run AND c.id = r.engine_request_id
+    JOIN served AS s ON s.run = r.run AND s.engine_request_id = r.engine_request_id
+    WHERE c.end_us > s.begin_us AND s.end_us > c.begin_us
+    ORDER BY c.number,
+        least(c.end_us, s.end_us) - greatest(c.begin_us, s.begin_us) DESC, s.begin_us)
 )
-SELECT c.run, c.step, c.name, c.validate, c.request_id, c.turn, c.engine_request_id, c.server,
-    c.status, c.error, c.begin_us, c.end_us, c.duration_us,
-    coalesce(c.prompt_tokens, s.prompt_tokens) AS prompt_tokens,
-    coalesce(c.response_tokens, s.response_tokens) AS response_tokens,
-    coalesce(c.finish_reason, s.finish_reason) AS finish_reason,
+SELECT c.run, c.step, c.name, c.validate, c.request_id, c.turn, c.id AS engine_request_id,
+    c.f.server, c.status, c.error, c.begin_us, c.end_us, c.duration_us,
+    coalesce(c.f.prompt_tokens, s.prompt_tokens) AS prompt_tokens,
+    coalesce(c.f.response_tokens, c.f.generated_tokens, s.response_tokens) AS response_tokens,
+    coalesce(c.f.finish_reason, s.finish_reason) AS finish_reason,
     s.name AS engine_name, s.replica,
     s.begin_us AS engine_begin_us, s.end_us AS engine_end_us,
     s.duration_us AS engine_duration_us, s.cached_tokens,
     s.queue_us, s.prefill_us, s.decode_us,
     c.duration_us - s.duration_us AS outside_us, s.weight_version
-FROM calls AS c LEFT JOIN served AS s ON c.number = s.number
+FROM calls AS c LEFT JOIN pairs AS p USING (number) LEFT JOIN served AS s USING (served_number)
 """
 
 _PHASES = """

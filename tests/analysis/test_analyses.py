@@ -17,9 +17,7 @@ SMALL = Path(__file__).parent.parent / "data" / "small_run"
 def events():
     """All events of the small run, and its processes, as rows."""
     with load(SMALL, cache=False) as run:
-        return {
-            name: run.rows(f"SELECT * FROM {name}") for name in ("events", "processes")
-        }
+        return {name: run.rows(f"SELECT * FROM {name}") for name in ("events", "processes")}
 
 
 def results(tables, steps=None):
@@ -29,7 +27,7 @@ def results(tables, steps=None):
 
 def test_no_events_give_no_rows():
     """An empty run is not an error."""
-    assert dict.fromkeys(ANALYSES, []) == results(Tables.of())
+    assert {name: [] for name in ANALYSES} == results(Tables.of())
 
 
 def test_one_unfinished_request_gives_no_durations():
@@ -38,9 +36,16 @@ def test_one_unfinished_request_gives_no_durations():
         {
             "events": [
                 {
-                    "run": "r", "name": "worker_0", "role": "agent_loop", "step": 1,
-                    "event": "request_start", "family": "rollout", "begin_us": 5, "end_us": 5,
-                    "validate": False, "request_id": "a",
+                    "run": "r",
+                    "name": "worker_0",
+                    "role": "agent_loop",
+                    "step": 1,
+                    "event": "request_start",
+                    "family": "rollout",
+                    "begin_us": 5,
+                    "end_us": 5,
+                    "validate": False,
+                    "request_id": "a",
                 }
             ]
         }

@@ -22,8 +22,13 @@ SECOND = 1_000_000
 def row(duration_s=None, **more):
     length = None if duration_s is None else round(duration_s * SECOND)
     return {
-        "run": "r", "step": 1, "name": "worker_0", "begin_us": 0, "end_us": length or 0,
-        "duration_us": length, **more,
+        "run": "r",
+        "step": 1,
+        "name": "worker_0",
+        "begin_us": 0,
+        "end_us": length or 0,
+        "duration_us": length,
+        **more,
     }
 
 
@@ -53,10 +58,22 @@ def test_tools_are_told_apart_with_their_failures():
 
 
 CALLS = [
-    row(2.0, validate=False, engine_name="engine_0", engine_duration_us=1_500_000,
-        outside_us=500_000, response_tokens=10),
-    row(4.0, validate=False, engine_name="engine_1", engine_duration_us=4_000_000,
-        outside_us=0, response_tokens=10),
+    row(
+        2.0,
+        validate=False,
+        engine_name="engine_0",
+        engine_duration_us=1_500_000,
+        outside_us=500_000,
+        response_tokens=10,
+    ),
+    row(
+        4.0,
+        validate=False,
+        engine_name="engine_1",
+        engine_duration_us=4_000_000,
+        outside_us=0,
+        response_tokens=10,
+    ),
 ]
 
 
@@ -95,7 +112,12 @@ def test_the_slowest_rank_of_each_piece_of_work_is_named():
     """Waste is what the other ranks wait for it."""
     spans = [
         row(seconds, name=name, role="actor", event="update_actor", family="workers")
-        for name, seconds in (("actor_0", 1.0), ("actor_1", 1.0), ("actor_2", 4.0), ("actor_0", 1.0))
+        for name, seconds in (
+            ("actor_0", 1.0),
+            ("actor_1", 1.0),
+            ("actor_2", 4.0),
+            ("actor_0", 1.0),
+        )
     ]
 
     (balance,) = rank_balance(Tables.of({"rank_spans": spans}))
@@ -112,8 +134,16 @@ def test_a_weight_sync_without_the_trainer_is_still_one():
         Tables.of(
             {
                 "rank_spans": [
-                    row(2.0, name="actor_0", role="actor", event="update_weights", family="weights"),
-                    row(0.5, name="engine_0", role="engine", event="memory_release", family="weights"),
+                    row(
+                        2.0, name="actor_0", role="actor", event="update_weights", family="weights"
+                    ),
+                    row(
+                        0.5,
+                        name="engine_0",
+                        role="engine",
+                        event="memory_release",
+                        family="weights",
+                    ),
                 ]
             }
         )
@@ -122,7 +152,12 @@ def test_a_weight_sync_without_the_trainer_is_still_one():
     assert (None, 2.0, "actor_0", None, 0.5, None) == tuple(
         sync[key]
         for key in (
-            "trainer_s", "slowest_rank_s", "slowest_rank", "transfer_s", "release_s", "resume_s"
+            "trainer_s",
+            "slowest_rank_s",
+            "slowest_rank",
+            "transfer_s",
+            "release_s",
+            "resume_s",
         )
     )
 
@@ -134,7 +169,9 @@ def test_transfers_sum_up_bytes_and_failures():
             {
                 "transfers": [
                     row(1.0, role="agent_loop", event="tq_put", size_bytes=5, rows=1),
-                    row(3.0, role="agent_loop", event="tq_put", size_bytes=7, rows=2, status="error"),
+                    row(
+                        3.0, role="agent_loop", event="tq_put", size_bytes=7, rows=2, status="error"
+                    ),
                     row(0.5, role="trainer", event="tq_meta"),
                 ]
             }
@@ -166,12 +203,22 @@ def test_the_worst_loop_comes_first():
 
 
 def test_memory_peaks_name_where_and_leave_cpus_out():
-    """verl reports 1 byte of 1 on a CPU: that is no memory."""
+    """On a CPU verl reports 1 byte of 1 on a CPU: that is no memory."""
     readings = [
-        {"run": "r", "step": 1, "name": name, "role": "actor", "at": at, "end_us": 1,
-         "used_bytes": used, "total_bytes": total}
+        {
+            "run": "r",
+            "step": 1,
+            "name": name,
+            "role": "actor",
+            "at": at,
+            "end_us": 1,
+            "used_bytes": used,
+            "total_bytes": total,
+        }
         for name, at, used, total in (
-            ("actor_0", "before", 10, 80), ("actor_1", "after", 30, 80), ("actor_2", "after", 1, 1)
+            ("actor_0", "before", 10, 80),
+            ("actor_1", "after", 30, 80),
+            ("actor_2", "after", 1, 1),
         )
     ]
 
@@ -185,12 +232,26 @@ def test_the_cost_is_that_of_the_dearest_process():
     tables = Tables.of(
         {
             "steps": [
-                {"run": "r", "step": 1, "finished": True, "begin_us": 0, "end_us": 10 * SECOND,
-                 "duration_us": 10 * SECOND}
+                {
+                    "run": "r",
+                    "step": 1,
+                    "finished": True,
+                    "begin_us": 0,
+                    "end_us": 10 * SECOND,
+                    "duration_us": 10 * SECOND,
+                }
             ],
             "costs": [
-                {"run": "r", "step": 1, "name": name, "events": 10, "size_bytes": 100,
-                 "dropped": 0, "wrapper_s": cost, "writer_s": 0.1}
+                {
+                    "run": "r",
+                    "step": 1,
+                    "name": name,
+                    "events": 10,
+                    "size_bytes": 100,
+                    "dropped": 0,
+                    "wrapper_s": cost,
+                    "writer_s": 0.1,
+                }
                 for name, cost in (("worker_0", 0.001), ("worker_0", 0.001), ("worker_1", 0.0015))
             ],
         }

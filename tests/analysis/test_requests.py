@@ -16,20 +16,36 @@ SECOND = 1_000_000
 def request(number, duration_s, **more):
     finished = duration_s is not None
     return {
-        "run": "r", "step": 1, "name": "worker_0", "validate": False, "request_id": f"q{number}",
-        "finished": finished, "begin_us": 0, "turns": 1,
+        "run": "r",
+        "step": 1,
+        "name": "worker_0",
+        "validate": False,
+        "request_id": f"q{number}",
+        "finished": finished,
+        "begin_us": 0,
+        "turns": 1,
         "end_us": round(duration_s * SECOND) if finished else None,
         "duration_us": round(duration_s * SECOND) if finished else None,
-        "status": None if finished else "unfinished", **more,
+        "status": None if finished else "unfinished",
+        **more,
     }
 
 
 def call(number, event, duration_s, turn, *, begin_s=0.0, tool=None):
     begin, length = round(begin_s * SECOND), round(duration_s * SECOND)
     return {
-        "run": "r", "step": 1, "name": "worker_0", "validate": False, "request_id": f"q{number}",
-        "event": event, "family": "rollout", "role": "agent_loop", "turn": turn,
-        "begin_us": begin, "end_us": begin + length, "duration_us": length,
+        "run": "r",
+        "step": 1,
+        "name": "worker_0",
+        "validate": False,
+        "request_id": f"q{number}",
+        "event": event,
+        "family": "rollout",
+        "role": "agent_loop",
+        "turn": turn,
+        "begin_us": begin,
+        "end_us": begin + length,
+        "duration_us": length,
         "extra": None if tool is None else {"tool": tool},
     }
 
@@ -91,8 +107,7 @@ def test_the_slowest_are_the_slowest_and_say_what_took_longest():
 
     assert [("q1", 5.0, "calc", 2, 3.5), ("q2", 3.0, "engine", 1, 2.0)] == [
         tuple(
-            row[key]
-            for key in ("request_id", "duration_s", "longest", "longest_turn", "longest_s")
+            row[key] for key in ("request_id", "duration_s", "longest", "longest_turn", "longest_s")
         )
         for row in rows
     ]
@@ -130,7 +145,7 @@ def test_parallel_calls_show_as_overlap():
 
 
 def test_reward_inside_postprocess_is_counted_once():
-    """verl scores inside its post-processing; the original logger did it before."""
+    """Today verl scores inside its post-processing; the original logger did it before."""
     tables = Tables.of(
         {
             "events": [

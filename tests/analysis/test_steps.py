@@ -10,15 +10,29 @@ SECOND = 1_000_000
 
 def span(event, begin, end, *, name="trainer_0", role="trainer", family="trainer", step=1, **more):
     return {
-        "run": "r", "name": name, "role": role, "event": event, "family": family, "step": step,
-        "begin_us": begin * SECOND, "end_us": end * SECOND, "duration_us": (end - begin) * SECOND,
-        "validate": False, **more,
+        "run": "r",
+        "name": name,
+        "role": role,
+        "event": event,
+        "family": family,
+        "step": step,
+        "begin_us": begin * SECOND,
+        "end_us": end * SECOND,
+        "duration_us": (end - begin) * SECOND,
+        "validate": False,
+        **more,
     }
 
 
 def request(begin, end, number, *, validate=False, step=1):
     return span(
-        "request", begin, end, name="worker_0", role="agent_loop", family="rollout", step=step,
+        "request",
+        begin,
+        end,
+        name="worker_0",
+        role="agent_loop",
+        family="rollout",
+        step=step,
         request_id=f"q{number}",
     ) | {"validate": validate}
 
@@ -78,9 +92,7 @@ def test_the_phases_of_an_unfinished_step_have_no_share():
     """There is no whole to take a share of."""
     rows = step_phases(Tables.of({"events": STEP[1:2]}))
 
-    assert [("gen", 6.0, None)] == [
-        (row["phase"], row["duration_s"], row["share"]) for row in rows
-    ]
+    assert [("gen", 6.0, None)] == [(row["phase"], row["duration_s"], row["share"]) for row in rows]
 
 
 def test_stray_events_make_no_step():

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,12 @@ def event(number, name="request", **more):
     extra = {"request_id": f"q{number}", "sample": number, "session": 0, **more.pop("extra", {})}
     return {
         "timestamp": f"2026-11-21T02:33:{22 + number}.000000+00:00",
-        "event": name, "duration_sec": 1.5, "extra": extra, "workid": 0, "step": 1, **more,
+        "event": name,
+        "duration_sec": 1.5,
+        "extra": extra,
+        "workid": 0,
+        "step": 1,
+        **more,
     }
 
 
@@ -54,9 +60,23 @@ def test_every_part_of_a_step_is_there(capsys):
 
     text = capsys.readouterr().out
     for word in (
-        "gen ", "update_actor", "unaccounted", "requests ", "turns ", "their time", "tail ",
-        "slowest ", "engine ", "tools ", "workers ", "ranks ", "weight sync", "TransferQueue",
-        "event loop    worker_0 stood still 1 time, 1.50 s at most", "memory peak", "profiler ",
+        "gen ",
+        "update_actor",
+        "unaccounted",
+        "requests ",
+        "turns ",
+        "their time",
+        "tail ",
+        "slowest ",
+        "engine ",
+        "tools ",
+        "workers ",
+        "ranks ",
+        "weight sync",
+        "TransferQueue",
+        "event loop    worker_0 stood still 1 time, 1.50 s at most",
+        "memory peak",
+        "profiler ",
         "validation (apart from the steps above)",
     ):
         assert word in text
@@ -98,7 +118,9 @@ def test_many_steps_get_a_line_each_and_the_longest_a_block(tmp_path, capsys):
 
     text = capsys.readouterr().out
     assert "The 5 longest of 8 steps follow; --step N shows any other." in text
-    assert 8 == sum(line.split()[:1] == [str(step)] for step in range(1, 9) for line in text.splitlines())
+    assert 8 == sum(
+        line.split()[:1] == [str(step)] for step in range(1, 9) for line in text.splitlines()
+    )
     assert "\nstep 8" in text
     assert "\nstep 1 " not in text
 
@@ -115,11 +137,13 @@ def test_json_holds_every_table_and_all_problems(capsys):
     )
 
 
-def test_summarize_writes_to_any_stream():
+def test_summarize_writes_to_any_stream(tmp_path):
     """The rehearsal ends with it."""
     stream = io.StringIO()
+    copy = tmp_path / "small_run"
+    shutil.copytree(SMALL, copy)
 
-    summary.summarize(SMALL, stream)
+    summary.summarize(copy, stream)
 
     assert stream.getvalue().startswith("small_run: 2 finished steps")
 
@@ -149,7 +173,7 @@ def test_nothing_to_report_is_status_1(tmp_path, capsys):
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are():
     """The message ends with a line that can be copied."""
-    with pytest.raises(ReadingError, match="it has 0 to 2.\nFor example --step 2") as caught:
+    with pytest.raises(ReadingError, match=r"it has 0 to 2\.\nFor example --step 2") as caught:
         run(SMALL, "--step", "9")
 
     assert 2 == caught.value.exit_code
@@ -164,7 +188,7 @@ def test_steps_are_one_or_a_range(text, expected):
 @pytest.mark.parametrize("text", ["", "a", "3:", "-1", "5:2", "1:2:3", "1.5"])
 def test_a_wrong_step_is_refused(text):
     """With how to write it."""
-    with pytest.raises(argparse.ArgumentTypeError, match="write|ends before"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"write|ends before"):
         summary.step_range(text)
 
 
@@ -189,9 +213,18 @@ def test_a_missing_duckdb_names_the_extra():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "-"), (0, "0 s"), (0.000_012, "12 us"), (0.0004, "400 us"), (0.0012, "1.2 ms"),
-        (0.312, "312 ms"), (0.9996, "1.00 s"), (6.7, "6.70 s"), (61.04, "61.0 s"),
-        (725, "12 min 5 s"), (9000, "2 h 30 min"), (-0.5, "-500 ms"),
+        (None, "-"),
+        (0, "0 s"),
+        (0.000_012, "12 us"),
+        (0.0004, "400 us"),
+        (0.0012, "1.2 ms"),
+        (0.312, "312 ms"),
+        (0.9996, "1.00 s"),
+        (6.7, "6.70 s"),
+        (61.04, "61.0 s"),
+        (725, "12 min 5 s"),
+        (9000, "2 h 30 min"),
+        (-0.5, "-500 ms"),
     ],
 )
 def test_lengths_of_time_have_few_digits_and_a_unit(value, text):

@@ -1,8 +1,8 @@
 """Say where the time of a run went: step by step, the conclusion first.
 
-    verl-profiler summary logs/my-run
-    verl-profiler summary logs/my-run --step 10:20
-    verl-profiler summary logs/my-run logs/my-run-2 --json
+verl-profiler summary logs/my-run
+verl-profiler summary logs/my-run --step 10:20
+verl-profiler summary logs/my-run logs/my-run-2 --json
 """
 
 from __future__ import annotations

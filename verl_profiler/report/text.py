@@ -15,7 +15,7 @@ _PROBLEMS = 40
 _MANY = 40
 # These compute inside their event loops: that a loop stands still says nothing there.
 _COMPUTING_ROLES = {"actor", "critic", "ref", "rollout"}
-_UNPRINTABLE = {code: "?" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+_UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 8232, 8233), "?")
 
 
 def seconds(value: float | None) -> str:
@@ -185,11 +185,10 @@ def _step_block(
     row: Mapping[str, Any], tables: Mapping[str, Rows], about: Mapping[str, Any], *, several: bool
 ) -> str:
     """Write everything about one step."""
-    lines: list[list[str]] = []
-    for phase in _of(tables["step_phases"], row):
-        lines.append([phase["phase"], seconds(phase["duration_s"]), share(phase["share"])])
-    if not lines:
-        lines.append(["phases", "not recorded (no trainer events)"])
+    lines = [
+        [phase["phase"], seconds(phase["duration_s"]), share(phase["share"])]
+        for phase in _of(tables["step_phases"], row)
+    ] or [["phases", "not recorded (no trainer events)"]]
     parts = [align(lines, left=(0,)), *_request_lines(row, tables, about)]
     parts += [
         *_engine_lines(row, tables, about),
@@ -199,7 +198,9 @@ def _step_block(
     ]
     title = _step_name(row, several=several)
     duration = row["duration_s"]
-    total = f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
+    total = (
+        f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
+    )
     return _plain(title + total) + "\n" + "\n".join(parts)
 
 
@@ -218,7 +219,9 @@ def _request_lines(
         counted += f" ({time['failed']} failed)"
     result = []
     if time["p50_s"] is not None:
-        quantiles = "  ".join(f"{q} {seconds(time[f'{q}_s'])}" for q in ("p50", "p95", "p99", "max"))
+        quantiles = "  ".join(
+            f"{q} {seconds(time[f'{q}_s'])}" for q in ("p50", "p95", "p99", "max")
+        )
         counted += f"  {quantiles}"
     result.append(_fact("requests", counted))
     if time["mean_turns"] is not None:
