@@ -26,8 +26,8 @@ Steps = analysis.Steps
 UNIT_US = 10
 _SCENES = 12
 _VALIDATION_SCENES = 3
-_REQUESTS = 1_500
-_SPANS = 48_000
+_REQUESTS = 2_400
+_SPANS = 75_000
 _SLOWEST = 20
 _FAILED = 20
 # Of steps that are not drawn, the table still has the slowest requests.
@@ -76,12 +76,13 @@ def timelines(
         _choose_requests(tables, steps, scenes)
         names = _Names()
         requests = _requests(tables, places, names)
-        for scene in scenes:
-            scene["lanes"] = _lanes(tables, scene, names)
+        _add_lanes(tables, scenes, names)
     finally:
         for name in ("drawn_scenes", "drawn_requests", "drawn_spans"):
             connection.execute(f"DROP TABLE IF EXISTS {name}")
     for scene in scenes:
+        for lane in scene["lanes"]:
+            lane["name"] = short_text(lane["name"])
         base = scene.pop("base_us")
         scene["begin"] = (scene.pop("begin_us") - base) // UNIT_US
         scene["end"] = (scene.pop("end_us") - base) // UNIT_US
@@ -371,48 +372,60 @@ def _request_calls(tables: Tables, count: int) -> tuple[list[list[Any]], list[st
     return calls, [short_text(server) for server in servers]
 
 
-def _lanes(tables: Tables, scene: Mapping[str, Any], names: _Names) -> list[dict[str, Any]]:
-    """Gather the lanes of a scene, from the trainer down to the trainer workers."""
-    lanes = [
-        *_span_lanes(tables, scene, names, trainer=True),
-        *_worker_lanes(tables, scene),
-        *_count_lanes(tables, scene, names),
-        *_span_lanes(tables, scene, names, trainer=False),
-    ]
-    _add_lags(tables, scene, lanes)
-    return lanes
+# Spans that overlap a drawn stretch of time, whatever step they were written under: an engine
+# counts its step by the weights that it has.
+_OVERLAP = "x.run = s.run AND x.begin_us < s.end_us AND x.end_us > s.begin_us"
 
 
-def _span_lanes(
-    tables: Tables, scene: Mapping[str, Any], names: _Names, *, trainer: bool
-) -> list[dict[str, Any]]:
-    source = (
-        "SELECT name, 'trainer' AS role, rank, phase AS event, NULL AS status, begin_us, end_us, "
-        "duration_us FROM phases WHERE phase <> 'step'"
-        if trainer
-        else "SELECT name, role, rank, event, status, begin_us, end_us, duration_us "
-        "FROM rank_spans WHERE true"
+def _add_lanes(tables: Tables, scenes: Sequence[dict[str, Any]], names: _Names) -> None:
+    """Give each scene its lanes, from the trainer down to the trainer workers."""
+    trainers = _span_lanes(
+        tables,
+        names,
+        "SELECT s.scene, s.base_us, x.name, 'trainer' AS role, x.rank, x.phase AS event, "
+        "NULL AS status, x.begin_us, x.duration_us "
+        f"FROM phases AS x JOIN drawn_scenes AS s ON {_OVERLAP} WHERE x.phase <> 'step'",
     )
+    ranks = _span_lanes(
+        tables,
+        names,
+        "SELECT s.scene, s.base_us, x.name, x.role, x.rank, x.event, x.status, x.begin_us, "
+        f"x.duration_us FROM rank_spans AS x JOIN drawn_scenes AS s ON {_OVERLAP}",
+    )
+    workers = _worker_lanes(tables)
+    counts = _count_lanes(tables, names)
+    lags = _lags(tables)
+    for number, scene in enumerate(scenes):
+        lanes = [each for kind in (trainers, workers, counts, ranks) for each in kind.get(number, ())]
+        for lane in lanes:
+            marks = lags.get((number, lane["name"]))
+            if marks:
+                lane["lags"] = marks
+        scene["lanes"] = lanes
+
+
+def _span_lanes(tables: Tables, names: _Names, source: str) -> dict[int, list[dict[str, Any]]]:
+    """List the spans of each process, the longest ones where there are many."""
     rows = tables.rows(
         f"""
-        WITH inside AS ({source} AND run = ? AND begin_us < ? AND end_us > ?),
-        ranked AS (
-            SELECT *, row_number() OVER (PARTITION BY name ORDER BY duration_us DESC, begin_us)
-                AS place, count(*) OVER (PARTITION BY name) AS count,
-                sum(duration_us) OVER (PARTITION BY name) AS total_us
+        WITH inside AS ({source}), ranked AS (
+            SELECT *, row_number() OVER (PARTITION BY scene, name
+                    ORDER BY duration_us DESC, begin_us) AS place,
+                count(*) OVER (PARTITION BY scene, name) AS count,
+                sum(duration_us) OVER (PARTITION BY scene, name) AS total_us
             FROM inside
         )
-        SELECT name, role, rank, event, status IS NOT NULL AS failed, begin_us, duration_us, count,
-            total_us
+        SELECT scene, name, role, event, status IS NOT NULL AS failed,
+            (begin_us - base_us) // {UNIT_US} AS begin, duration_us // {UNIT_US} AS length,
+            count, total_us
         FROM ranked WHERE place <= {_LANE_SPANS}
-        ORDER BY role, rank, name, begin_us, duration_us DESC
-        """,
-        [scene["run"], scene["end_us"], scene["begin_us"]],
+        ORDER BY scene, role, rank, name, begin_us, duration_us DESC
+        """
     )
-    lanes: dict[str, dict[str, Any]] = {}
-    totals: dict[str, int] = {}
+    lanes: dict[int, dict[str, dict[str, Any]]] = {}
+    totals: dict[tuple[int, str], int] = {}
     for row in rows:
-        lane = lanes.setdefault(
+        lane = lanes.setdefault(row["scene"], {}).setdefault(
             row["name"],
             {
                 "kind": "spans",
@@ -422,11 +435,13 @@ def _span_lanes(
                 "spans": [],
             },
         )
-        totals[row["name"]] = row["total_us"]
+        totals[row["scene"], row["name"]] = row["total_us"]
         code = names.code(row["event"], failed=row["failed"])
-        begin = (row["begin_us"] - scene["base_us"]) // UNIT_US
-        lane["spans"].append([code, begin, row["duration_us"] // UNIT_US])
-    return _some_lanes(list(lanes.values()), totals)
+        lane["spans"].append([code, row["begin"], row["length"]])
+    return {
+        scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
+        for scene, those in lanes.items()
+    }
 
 
 def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -445,112 +460,123 @@ def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[
     return kept
 
 
-def _worker_lanes(tables: Tables, scene: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _worker_lanes(tables: Tables) -> dict[int, list[dict[str, Any]]]:
     """List the agent-loop workers; the page packs their requests into rows."""
     rows = tables.rows(
         """
-        SELECT r.name, min(rank) AS rank, count(*) AS requests, any_value(drawn) AS drawn
-        FROM requests AS r
-        LEFT JOIN (
-            SELECT name, count(*) AS drawn FROM drawn_requests
-            WHERE run = $run AND step = $step AND validate = $validate GROUP BY name
-        ) AS d USING (name)
-        WHERE run = $run AND step = $step AND validate = $validate
-        GROUP BY r.name ORDER BY rank, r.name
-        """,
-        {key: scene[key] for key in ("run", "step", "validate")},
+        WITH drawn AS (
+            SELECT scene, name, count(*) AS drawn FROM drawn_requests
+            WHERE scene IS NOT NULL GROUP BY scene, name
+        ), every AS (
+            SELECT s.scene, r.name, min(r.rank) AS rank, count(*) AS requests
+            FROM requests AS r JOIN drawn_scenes AS s
+                ON r.run = s.run AND r.step = s.step AND r.validate = s.validate
+            GROUP BY s.scene, r.name
+        )
+        SELECT scene, name, requests, coalesce(drawn, 0) AS drawn
+        FROM every LEFT JOIN drawn USING (scene, name) ORDER BY scene, rank, name
+        """
     )
-    return [
-        {
-            "kind": "requests",
-            "name": row["name"],
-            "role": "agent_loop",
-            "drawn": row["drawn"] or 0,
-            "of": row["requests"],
-        }
-        for row in rows
-    ]
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        lanes.setdefault(row["scene"], []).append(
+            {
+                "kind": "requests",
+                "name": row["name"],
+                "role": "agent_loop",
+                "drawn": row["drawn"],
+                "of": row["requests"],
+            }
+        )
+    return lanes
 
 
-def _count_lanes(tables: Tables, scene: Mapping[str, Any], names: _Names) -> list[dict[str, Any]]:
+def _count_lanes(tables: Tables, names: _Names) -> dict[int, list[dict[str, Any]]]:
     """Count the calls that are open at a time: in each engine, in the rewards, in the queue."""
     served = tables.row("SELECT count(*) AS rows FROM engine_requests")["rows"]
     engines = (
-        "SELECT name AS lane, 'engine_request' AS event, begin_us, end_us FROM engine_requests"
+        "SELECT s.*, x.name AS lane, 'engine_request' AS event, x.begin_us AS from_us, "
+        "x.end_us AS to_us FROM engine_requests AS x"
         if served
-        else "SELECT coalesce(server, 'engine') AS lane, 'engine_call' AS event, begin_us, end_us "
-        "FROM engine_calls"
+        else "SELECT s.*, coalesce(x.server, 'engine'), 'engine_call', x.begin_us, x.end_us "
+        "FROM engine_calls AS x"
     )
     rows = tables.rows(
         f"""
         WITH spans AS MATERIALIZED (
-            SELECT * FROM (
-                {engines} WHERE run = $run AND begin_us < $end_us AND end_us > $begin_us
-                UNION ALL
-                SELECT 'reward functions', 'reward_score', begin_us, end_us FROM reward_scores
-                WHERE run = $run AND begin_us < $end_us AND end_us > $begin_us
-                UNION ALL
-                SELECT 'TransferQueue', 'tq_get', begin_us, end_us FROM transfers
-                WHERE run = $run AND begin_us < $end_us AND end_us > $begin_us
-            ) WHERE end_us IS NOT NULL
+            {engines} JOIN drawn_scenes AS s ON {_OVERLAP}
+            UNION ALL
+            SELECT s.*, 'reward functions' AS lane, 'reward_score' AS event, x.begin_us AS from_us,
+                x.end_us AS to_us FROM reward_scores AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+            UNION ALL
+            SELECT s.*, 'TransferQueue', 'tq_get', x.begin_us, x.end_us
+            FROM transfers AS x JOIN drawn_scenes AS s ON {_OVERLAP}
         ), changes AS (
-            SELECT lane, event, greatest(begin_us, $begin_us) AS at_us, 1 AS change FROM spans
-            UNION ALL SELECT lane, event, least(end_us, $end_us), -1 FROM spans
+            SELECT scene, lane, event, begin_us, end_us, greatest(from_us, begin_us) AS at_us,
+                1 AS change FROM spans
+            UNION ALL
+            SELECT scene, lane, event, begin_us, end_us, least(to_us, end_us), -1 FROM spans
         ), running AS (
-            SELECT lane, event, at_us, sum(change) OVER (PARTITION BY lane, event
-                ORDER BY at_us, change DESC ROWS UNBOUNDED PRECEDING) AS open
+            SELECT scene, lane, event, begin_us, end_us, at_us,
+                sum(change) OVER (PARTITION BY scene, lane, event
+                    ORDER BY at_us, change DESC ROWS UNBOUNDED PRECEDING) AS open
             FROM changes
         ), parts AS (
-            SELECT lane, event, least(floor((at_us - $begin_us) * {_PARTS}.0
-                / greatest($end_us - $begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
+            SELECT scene, lane, event, least(floor((at_us - begin_us) * {_PARTS}.0
+                / greatest(end_us - begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
                 max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
             FROM running GROUP BY ALL
         )
-        SELECT lane, event, max(most) AS most, list([part, most, last] ORDER BY part) AS counts
-        FROM parts GROUP BY lane, event
-        ORDER BY event <> 'engine_request' AND event <> 'engine_call', event, lane
-        """,
-        {key: scene[key] for key in ("run", "begin_us", "end_us")},
+        SELECT scene, lane, event, max(most) AS most, list([part, most, last] ORDER BY part)
+            AS counts
+        FROM parts GROUP BY scene, lane, event
+        ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
+        """
     )
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        lanes.setdefault(row["scene"], []).append(
+            {
+                "kind": "count",
+                "name": row["lane"],
+                "role": row["event"],
+                "code": names.code(row["event"]),
+                "most": row["most"],
+                "counts": row["counts"],
+            }
+        )
+    for scene, those in lanes.items():
+        engines = [lane for lane in those if lane["role"].startswith("engine")]
+        if len(engines) > _PROCESSES:
+            busiest = sorted(engines, key=lambda lane: -lane["most"])[:_PROCESSES]
+            kept = {lane["name"] for lane in busiest}
+            lanes[scene] = [
+                lane
+                for lane in those
+                if not lane["role"].startswith("engine") or lane["name"] in kept
+            ]
+            lanes[scene][0]["role_of"] = [_PROCESSES, len(engines)]
+    return lanes
 
-    kept = [row for row in rows if row["event"].startswith("engine")]
-    kept.sort(key=lambda row: (-row["most"], row["lane"]))
-    shown = {row["lane"] for row in kept[:_PROCESSES]}
-    return [
-        {
-            "kind": "count",
-            "name": short_text(row["lane"]),
-            "role": row["event"],
-            "code": names.code(row["event"]),
-            "most": row["most"],
-            "counts": row["counts"],
-        }
-        for row in rows
-        if not row["event"].startswith("engine") or row["lane"] in shown
-    ]
 
-
-def _add_lags(tables: Tables, scene: Mapping[str, Any], lanes: list[dict[str, Any]]) -> None:
-    """Mark on each lane when its process's event loop stood still."""
+def _lags(tables: Tables) -> dict[tuple[int, str], list[list[Any]]]:
+    """List when the event loop of each process stood still: the longest of each scene."""
     rows = tables.rows(
         f"""
-        SELECT name, (begin_us - $base_us) // {UNIT_US} AS begin,
-            duration_us // {UNIT_US} AS length, extra->>'$.during' AS during
-        FROM events
-        WHERE family = 'event_loop' AND duration_us IS NOT NULL AND run = $run
-            AND begin_us < $end_us AND end_us > $begin_us
-        QUALIFY row_number() OVER (PARTITION BY name ORDER BY duration_us DESC) <= {_LANE_LAGS}
-        ORDER BY name, begin_us
-        """,
-        {key: scene[key] for key in ("run", "begin_us", "end_us", "base_us")},
+        SELECT s.scene, x.name, (x.begin_us - s.base_us) // {UNIT_US} AS begin,
+            x.duration_us // {UNIT_US} AS length, x.extra->>'$.during' AS during
+        FROM events AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+        WHERE x.family = 'event_loop' AND x.duration_us IS NOT NULL
+        QUALIFY row_number() OVER (PARTITION BY s.scene, x.name ORDER BY x.duration_us DESC)
+            <= {_LANE_LAGS}
+        ORDER BY s.scene, x.name, x.begin_us
+        """
     )
-    by_name: dict[str, list[list[Any]]] = {}
+    lags: dict[tuple[int, str], list[list[Any]]] = {}
     for row in rows:
         during = row["during"]
         lag = [row["begin"], row["length"]]
-        by_name.setdefault(row["name"], []).append(
+        lags.setdefault((row["scene"], row["name"]), []).append(
             lag if during is None else [*lag, short_text(during)]
         )
-    for lane in lanes:
-        if lane["name"] in by_name:
-            lane["lags"] = by_name[lane["name"]]
+    return lags

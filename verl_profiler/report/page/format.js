@@ -76,7 +76,7 @@ function element(name, attributes, ...children) {
     else if (value === true) made.setAttribute(key, '');
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined) made.append(child);
   }
   return made;
@@ -87,7 +87,7 @@ function svg(name, attributes, ...children) {
   for (const [key, value] of Object.entries(attributes || {})) {
     if (value !== null && value !== undefined) made.setAttribute(key, value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined) made.append(child);
   }
   return made;

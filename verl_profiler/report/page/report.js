@@ -92,7 +92,7 @@ function rolloutSection() {
   const other = flight ? element('div', {}, element('h3', {}, 'Requests in flight, step ' + clean(step.label) + (chosen === ALL ? ' (the longest rollout)' : '')),
     flightChart(flight, step),
     note('At most ' + number(flight.most) + ' at once, ' + number(flight.mean) + ' on average: ' +
-      share(1 - flight.mean / flight.most) + ' of the room is empty (bubble). Shown is the highest count in each 1/160.')) : null;
+      share(1 - flight.mean / flight.most) + ' of the room is empty (bubble). Shown is the highest count in each 1/160 of the time.')) : null;
   const percentiles = [['p50_s', 'P50'], ['p80_s', 'P80'], ['p90_s', 'P90'], ['p95_s', 'P95'], ['p99_s', 'P99'], ['p999_s', 'P99.9'], ['max_s', 'slowest']];
   return [
     about([plural(times.requests, 'request') + ' in ' + chosenName() + (times.unfinished ? ', ' + number(times.unfinished) + ' without an end' : '') +
