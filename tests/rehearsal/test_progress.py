@@ -30,7 +30,7 @@ def test_a_step_is_told_with_its_phases():
 
     told = progress.read(STEP.format(1, ""))
 
-    assert "step 1 of 3: 7.5 s (gen 4.0, update_actor 2.2), 3.8 turns per request" == told
+    assert "step 1 of 3: 7.5 s (gen 4.0, update_actor 2.2), 1.9 turns per request" == told
     assert 1 == progress.steps_done
     assert "step 2 of 3" == progress.stage
 
@@ -46,7 +46,7 @@ def test_the_validation_before_training_is_told_apart():
     """verl logs it as step 0."""
     line = "(TaskRunnerV1 pid=11) step:0 - val-aux/num_turns/mean:np.float64(3.0)\n"
 
-    assert "validation before training: 3.0 turns per request" == Progress().read(line)
+    assert "validation before training, 1.5 turns per request" == Progress().read(line)
 
 
 def test_a_milestone_is_told_once():

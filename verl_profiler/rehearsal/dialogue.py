@@ -86,8 +86,9 @@ def dialogue(rng: random.Random, tools: list[Tool]) -> list[tuple[str, str]]:
 
 
 def _thought(rng: random.Random) -> str:
-    """Return none or many sentences: response lengths get a long tail."""
-    return "Let me think about it. " * min(int(rng.expovariate(0.25)), 24)
+    """Return none, some or, for one in eight, many sentences: lengths get a tail."""
+    count = rng.randrange(8, 17) if rng.random() < 0.125 else int(rng.expovariate(0.6))
+    return "Let me think about it. " * count
 
 
 def _value(rng: random.Random, name: str, schema: dict[str, Any], asked: Question) -> Any:

@@ -3,8 +3,8 @@
     python -m verl_profiler.rehearsal.model --out DIR --function-tools FILE --tool-config FILE
 
 A random model never writes a tool call, so a rehearsal with one would have a single turn.  This one
-has 0.3 million parameters, reads bytes, and writes well-formed calls nearly always after `STEPS`
-steps on dialogues made on the spot.  It does not reason: its numbers are mostly wrong.
+has 0.3 million parameters and reads bytes; after `STEPS` steps on dialogues made on the spot, about
+nine calls of ten are well-formed.  It does not reason: its numbers are mostly wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["make"]
 
-STEPS = 80
+STEPS = 120
+LEARNING_RATE = 8e-3
+WARMUP_STEPS = 10
 DIALOGUES_PER_STEP = 16
 VOCABULARY = 400
 TOKENIZER_DIALOGUES = 1000
@@ -120,7 +122,10 @@ def _text(messages: list[tuple[str, str]], tools: list[Tool]) -> str:
 def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) -> None:
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min((done + 1) / WARMUP_STEPS, 1.0) * (1 - done / STEPS)
+    )
     begin = time.monotonic()
     for step in range(1, STEPS + 1):
         batch = []
@@ -143,6 +148,7 @@ def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) ->
         loss = model(input_ids=input_ids, attention_mask=mask, labels=targets).loss
         loss.backward()
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
         if step % 20 == 0:
             elapsed = time.monotonic() - begin

@@ -58,10 +58,9 @@ class Progress:
         return message
 
     def _step(self, number: int, text: str) -> str:
-        turns = _metric(text, "val-aux/num_turns/mean")
         if number == 0:
             self.stage = "first training step"
-            return f"validation before training: {turns or 0:.1f} turns per request"
+            return f"validation before training{_turns(text, 'val-aux/num_turns/mean')}"
         self.steps_done = number
         last = number == self._total
         self.stage = "ending" if last else f"step {number + 1} of {self._total}"
@@ -74,11 +73,10 @@ class Progress:
         message = f"step {number} of {self._total}"
         if seconds is not None:
             message += f": {seconds:.1f} s ({', '.join(parts)})"
-        mean = _metric(text, "training/num_turns/mean") or _metric(text, " num_turns/mean")
-        if mean is not None:
-            message += f", {mean:.1f} turns per request"
-        if _metric(text, "timing_s/testing") is not None:
-            message += f"; then validation, {_metric(text, 'timing_s/testing'):.1f} s"
+        message += _turns(text, "training/num_turns/mean")
+        validation = _metric(text, "timing_s/testing")
+        if validation is not None:
+            message += f"; then validation, {validation:.1f} s"
         return message
 
 
@@ -87,6 +85,12 @@ def plain(line: str) -> str:
     text = _ANSI.sub("", line).rstrip()
     text = text.rsplit("\r", 1)[-1]
     return _RAY_PREFIX.sub("", text)
+
+
+def _turns(text: str, metric: str) -> str:
+    # verl counts the messages of user, assistant and tools: two for each turn of ours.
+    messages = _metric(text, metric)
+    return "" if messages is None else f", {messages / 2:.1f} turns per request"
 
 
 def _metric(text: str, name: str) -> float | None:
