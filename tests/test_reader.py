@@ -712,9 +712,9 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
 def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
     """The second opening converts nothing; a longer file is converted again."""
     built = []
-    original = conversion._build
+    original = conversion.build_part
     monkeypatch.setattr(
-        conversion, "_build", lambda *args: built.append(args[4].name) or original(*args)
+        conversion, "build_part", lambda *args: built.append(args[4].name) or original(*args)
     )
     path = write_run(tmp_path, [line(1), "bad"])
 

@@ -33,7 +33,8 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-from verl_profiler.conversion import PART_COLUMNS, Converted, convert
+from verl_profiler.conversion import Converted, convert
+from verl_profiler.event_query import PART_COLUMNS
 from verl_profiler.processes import Process, process_problems, processes
 from verl_profiler.sources import Source, find_sources
 from verl_profiler.tables import SCHEMAS, Tables

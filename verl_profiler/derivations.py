@@ -1,0 +1,424 @@
+"""The SQL that makes each table from `events` and `processes`.
+
+`DERIVATIONS` names the tables.  A derivation may read the events, the processes and other derived
+tables, and gives at least the columns of `SCHEMAS`, under the same names.
+"""
+
+from __future__ import annotations
+
+import json
+
+from verl_profiler.schemas import REQUEST_PARTS
+
+__all__ = ["DERIVATIONS"]
+
+
+def _number(field: str, kind: str = "BIGINT") -> str:
+    return f"try_cast(extra->>'$.{field}' AS {kind})"
+
+
+def _first(kind: str, *fields: str) -> str:
+    return f"coalesce({', '.join(_number(field, kind) for field in fields)})"
+
+
+_RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
+
+# `request_start` is written before verl has given the request its id; it is matched to its request
+# by sample and session, or stands for a request that never came so far.  `extra` is read only where
+# it is needed: for all rows it would double the time.
+_REQUESTS = f"""
+WITH children AS (
+    SELECT run, step, name, validate, request_id,
+        any_value(rank) AS rank,
+        max(sample) AS sample,
+        max(session) AS session,
+        min(begin_us) AS begin_us,
+        max(end_us) AS last_us,
+        max(turn) FILTER (event IN ('turn', 'engine_call')) + 1 AS turns_seen,
+        count(*) FILTER (event = 'engine_call') AS engine_calls,
+        count(*) FILTER (event = 'tool_call') AS tool_calls,
+        count(*) FILTER (event = 'tool_execution') AS tool_executions,
+        count(*) FILTER (event = 'prompt_build') AS prompt_builds,
+        count(*) FILTER (event = 'tool_parsing') AS tool_parsings,
+        count(*) FILTER (event = 'token_merge') AS token_merges,
+        count(*) FILTER (event = 'postprocess') AS postprocesses,
+        count(*) FILTER (event = 'reward') AS rewards,
+        sum(duration_us) FILTER (event = 'engine_call') AS engine_sum,
+        coalesce(sum(duration_us) FILTER (event = 'tool_execution'),
+            sum(duration_us) FILTER (event = 'tool_call')) AS tool_sum,
+        sum(duration_us) FILTER (event = 'prompt_build') AS prompt_build_sum,
+        sum(duration_us) FILTER (event = 'tool_parsing') AS tool_parsing_sum,
+        sum(duration_us) FILTER (event = 'token_merge') AS token_merge_sum,
+        max(end_us) FILTER (event = 'postprocess')
+            - min(begin_us) FILTER (event = 'postprocess') AS postprocess_sum,
+        sum(duration_us) FILTER (event = 'reward') AS reward_sum,
+        min(begin_us) FILTER (event = 'reward') >= min(begin_us) FILTER (event = 'postprocess')
+            AND max(end_us) FILTER (event = 'reward') <= max(end_us) FILTER (event = 'postprocess')
+            AS reward_inside
+    FROM events
+    WHERE family = 'rollout' AND request_id IS NOT NULL AND event <> 'request'
+    GROUP BY run, step, name, validate, request_id
+), ended AS MATERIALIZED (
+    SELECT run, step, name, validate, request_id,
+        CASE WHEN request_id IS NULL THEN sample END AS loose_sample,
+        CASE WHEN request_id IS NULL THEN session END AS loose_session,
+        any_value(rank) AS rank, max(sample) AS sample, max(session) AS session,
+        count(*) AS endings, max(status) AS status, max(error) AS error,
+        min(begin_us) AS begin_us, max(end_us) AS end_us, max(extra::VARCHAR)::JSON AS extra
+    FROM events WHERE event = 'request' AND family = 'rollout'
+    GROUP BY run, step, name, validate, request_id, loose_sample, loose_session
+), started AS MATERIALIZED (
+    SELECT run, step, name, validate, request_id, sample, session, any_value(rank) AS rank,
+        min(begin_us) AS begin_us, min(extra::VARCHAR)::JSON AS extra
+    FROM events WHERE event = 'request_start' AND family = 'rollout'
+    GROUP BY run, step, name, validate, request_id, sample, session
+), named AS MATERIALIZED (
+    SELECT coalesce(e.run, c.run) AS run, coalesce(e.step, c.step) AS step,
+        coalesce(e.name, c.name) AS name, coalesce(e.validate, c.validate) AS validate,
+        coalesce(e.request_id, c.request_id) AS request_id, coalesce(e.rank, c.rank) AS rank,
+        coalesce(e.sample, c.sample) AS sample, coalesce(e.session, c.session) AS session,
+        coalesce(e.endings, 0) AS endings, e.status, e.error,
+        coalesce(e.begin_us, c.begin_us) AS begin_us, e.end_us,
+        greatest(e.end_us, c.last_us) AS last_us, e.extra,
+        c.* EXCLUDE (run, step, name, validate, request_id, rank, sample, session, begin_us, last_us)
+    FROM (SELECT * FROM ended WHERE request_id IS NOT NULL) AS e
+    FULL JOIN children AS c ON e.run = c.run AND e.step IS NOT DISTINCT FROM c.step
+        AND e.name = c.name AND e.validate = c.validate AND e.request_id = c.request_id
+), loose_starts AS (
+    SELECT * FROM started WHERE request_id IS NULL
+), begun AS MATERIALIZED (
+    SELECT n.* REPLACE (CASE WHEN n.endings = 0 THEN coalesce(s.begin_us, l.begin_us, n.begin_us)
+            ELSE n.begin_us END AS begin_us),
+        coalesce(s.extra, l.extra) AS start_extra
+    FROM named AS n
+    LEFT JOIN started AS s
+        ON n.run = s.run AND n.step IS NOT DISTINCT FROM s.step AND n.name = s.name
+        AND n.validate = s.validate AND n.request_id = s.request_id
+    LEFT JOIN loose_starts AS l
+        ON n.run = l.run AND n.step IS NOT DISTINCT FROM l.step AND n.name = l.name
+        AND n.validate = l.validate AND n.sample = l.sample
+        AND n.session IS NOT DISTINCT FROM l.session
+    WHERE n.endings > 0 OR n.engine_calls > 0 OR s.begin_us IS NOT NULL OR l.begin_us IS NOT NULL
+), matched AS (
+    SELECT run, step, name, validate, sample, session FROM begun
+    UNION ALL
+    SELECT run, step, name, validate, sample, session FROM ended WHERE request_id IS NULL
+), every AS MATERIALIZED (
+    SELECT * FROM begun
+    UNION ALL BY NAME
+    SELECT * EXCLUDE (loose_sample, loose_session), end_us AS last_us
+    FROM ended WHERE request_id IS NULL
+    UNION ALL BY NAME
+    SELECT s.run, s.step, s.name, s.validate, s.request_id, s.sample, s.session, s.rank,
+        0 AS endings, s.begin_us, s.begin_us AS last_us, s.extra AS start_extra
+    FROM loose_starts AS s
+    WHERE NOT EXISTS (
+        SELECT 1 FROM matched AS m
+        WHERE s.run = m.run AND s.step IS NOT DISTINCT FROM m.step AND s.name = m.name
+        AND s.validate = m.validate AND s.sample IS NOT DISTINCT FROM m.sample
+        AND s.session IS NOT DISTINCT FROM m.session)
+), seen AS (
+    SELECT run, sum(engine_calls) > 0 AS engine, sum(tool_calls + tool_executions) > 0 AS tool,
+        sum(prompt_builds) > 0 AS prompt_build, sum(tool_parsings) > 0 AS tool_parsing,
+        sum(token_merges) > 0 AS token_merge, sum(postprocesses) > 0 AS postprocess,
+        sum(rewards) > 0 AS reward
+    FROM every GROUP BY run
+), parts AS (
+    SELECT g.*, s.tool AS tools_seen,
+        endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
+        coalesce(postprocess_sum, 0) - CASE WHEN reward_inside THEN reward_sum ELSE 0 END
+            AS postprocess_own,
+        CASE WHEN endings > 0 AND coalesce(status, '') <> 'unfinished'
+            THEN end_us - begin_us END AS duration_us,
+        CASE WHEN s.engine THEN coalesce(engine_sum, 0) END AS engine_us,
+        CASE WHEN s.tool THEN coalesce(tool_sum, 0) END AS tool_us,
+        CASE WHEN s.prompt_build THEN coalesce(prompt_build_sum, 0) END AS prompt_build_us,
+        CASE WHEN s.tool_parsing THEN coalesce(tool_parsing_sum, 0) END AS tool_parsing_us,
+        CASE WHEN s.token_merge THEN coalesce(token_merge_sum, 0) END AS token_merge_us,
+        CASE WHEN s.postprocess THEN postprocess_own END AS postprocess_us,
+        CASE WHEN s.reward THEN coalesce(reward_sum, 0) END AS reward_us,
+        coalesce(engine_sum, 0) + coalesce(tool_sum, 0) + coalesce(prompt_build_sum, 0)
+            + coalesce(tool_parsing_sum, 0) + coalesce(token_merge_sum, 0) + postprocess_own
+            + coalesce(reward_sum, 0) AS known_us
+    FROM every AS g JOIN seen AS s USING (run)
+)
+SELECT run, step, name, validate, request_id, rank, sample, session,
+    extra->>'$.agent' AS agent,
+    coalesce(extra->>'$.uid', start_extra->>'$.uid') AS uid,
+    coalesce(status, CASE WHEN endings = 0 THEN 'unfinished' END) AS status,
+    error, finished, begin_us,
+    CASE WHEN finished THEN end_us END AS end_us,
+    duration_us, last_us,
+    coalesce({_number("turns", "INTEGER")}, turns_seen) AS turns,
+    CASE WHEN tools_seen AND (coalesce(tool_calls, 0) > 0 OR coalesce(tool_executions, 0) = 0)
+        THEN coalesce(tool_calls, 0) END AS tool_calls,
+    coalesce({_number("prompt_tokens")},
+        try_cast(start_extra->>'$.initial_prompt_length' AS BIGINT)) AS prompt_tokens,
+    {_RESPONSE_TOKENS} AS response_tokens,
+    {_number("reward", "DOUBLE")} AS reward,
+    {", ".join(f"{part}_us" for part in REQUEST_PARTS)},
+    greatest(duration_us - known_us, 0) AS other_us,
+    CASE WHEN duration_us IS NOT NULL THEN greatest(known_us - duration_us, 0) END AS overlap_us
+FROM parts
+"""
+
+_TURNS = f"""
+WITH chosen AS (
+    SELECT *, CASE WHEN event = 'engine_call' THEN {_RESPONSE_TOKENS} END AS response_tokens,
+        CASE WHEN event = 'engine_call' THEN {_number("prompt_tokens")} END AS prompt_tokens
+    FROM events
+    WHERE turn IS NOT NULL AND family = 'rollout' AND event IN
+        ('turn', 'engine_call', 'tool_call', 'tool_execution', 'tool_parsing', 'token_merge')
+), grouped AS (
+    SELECT run, step, name, validate, request_id, turn,
+        count(*) FILTER (event = 'turn' AND coalesce(status, '') <> 'unfinished') > 0 AS finished,
+        min(begin_us) AS begin_us,
+        max(end_us) AS end_us,
+        count(*) FILTER (event = 'engine_call') AS engine_calls,
+        count(*) FILTER (event = 'tool_call') AS tool_calls,
+        min(prompt_tokens) AS prompt_tokens,
+        sum(response_tokens)::BIGINT AS response_tokens,
+        coalesce(sum(duration_us) FILTER (event = 'engine_call'), 0)::BIGINT AS engine_us,
+        coalesce(sum(duration_us) FILTER (event = 'tool_execution'),
+            sum(duration_us) FILTER (event = 'tool_call'), 0)::BIGINT AS tool_us,
+        coalesce(sum(duration_us) FILTER (event = 'tool_parsing'), 0)::BIGINT AS tool_parsing_us,
+        coalesce(sum(duration_us) FILTER (event = 'token_merge'), 0)::BIGINT AS token_merge_us
+    FROM chosen WHERE request_id IS NOT NULL
+    GROUP BY run, step, name, validate, request_id, turn
+)
+SELECT run, step, name, validate, request_id, turn, finished, begin_us,
+    CASE WHEN finished THEN end_us END AS end_us,
+    CASE WHEN finished THEN end_us - begin_us END AS duration_us,
+    engine_calls, tool_calls, prompt_tokens, response_tokens,
+    engine_us, tool_us, tool_parsing_us, token_merge_us,
+    CASE WHEN finished THEN greatest(end_us - begin_us
+        - engine_us - tool_us - tool_parsing_us - token_merge_us, 0) END AS other_us
+FROM grouped
+UNION ALL BY NAME
+SELECT run, step, name, validate, request_id, turn, true AS finished, begin_us, end_us,
+    duration_us
+FROM chosen WHERE request_id IS NULL AND event = 'turn'
+"""
+
+_TOOL_CALLS = """
+SELECT run, step, name, validate, request_id, turn, extra->>'$.tool' AS tool, status, error,
+    begin_us, end_us, duration_us
+FROM events WHERE event = 'tool_call' AND family = 'rollout'
+"""
+
+
+def _fields(**kinds: str) -> str:
+    """Return SQL that parses `extra` once into a struct of these fields."""
+    return f"json_transform(extra, '{json.dumps(kinds)}')"
+
+
+def _field_microseconds(name: str) -> str:
+    return f"CASE WHEN f.{name} BETWEEN 0 AND 1e9 THEN round(f.{name} * 1e6)::BIGINT END"
+
+
+_ENGINE_FIELDS = _fields(
+    engine_request_id="VARCHAR",
+    prompt_tokens="BIGINT",
+    response_tokens="BIGINT",
+    cached_tokens="BIGINT",
+    finish_reason="VARCHAR",
+    queue_s="DOUBLE",
+    prefill_s="DOUBLE",
+    decode_s="DOUBLE",
+    e2e_s="DOUBLE",
+    weight_version="VARCHAR",
+)
+
+_ENGINE_REQUESTS = f"""
+SELECT e.run, e.step, e.name, p.replica, f.engine_request_id, e.request_id, e.validate, e.status,
+    e.begin_us, e.end_us, e.duration_us,
+    f.prompt_tokens, f.response_tokens, f.cached_tokens, f.finish_reason,
+    {_field_microseconds("queue_s")} AS queue_us,
+    {_field_microseconds("prefill_s")} AS prefill_us,
+    {_field_microseconds("decode_s")} AS decode_us,
+    {_field_microseconds("e2e_s")} AS e2e_us,
+    f.weight_version
+FROM (
+    SELECT *, {_ENGINE_FIELDS} AS f FROM events
+    WHERE event = 'engine_request' AND family = 'engine'
+) AS e LEFT JOIN processes AS p USING (run, name)
+"""
+
+_CALL_FIELDS = _fields(
+    engine_request_id="VARCHAR",
+    server="VARCHAR",
+    prompt_tokens="BIGINT",
+    response_tokens="BIGINT",
+    generated_tokens="BIGINT",
+    finish_reason="VARCHAR",
+)
+
+# One engine request id may stand for several calls (verl's full_determinism passes the request's
+# own id every turn); then the server's interval that overlaps the client's most is its own.
+_ENGINE_CALLS = f"""
+WITH calls AS MATERIALIZED (
+    SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn, status,
+        error, begin_us, end_us, duration_us, f, f.engine_request_id AS id
+    FROM (
+        SELECT *, {_CALL_FIELDS} AS f FROM events
+        WHERE event = 'engine_call' AND family = 'rollout'
+    )
+), served AS MATERIALIZED (
+    SELECT row_number() OVER () AS served_number, * FROM engine_requests
+    WHERE engine_request_id IS NOT NULL
+), repeated AS MATERIALIZED (
+    SELECT run, engine_request_id FROM served
+    GROUP BY run, engine_request_id HAVING count(*) > 1
+), pairs AS (
+    SELECT c.number, s.served_number
+    FROM calls AS c JOIN served AS s ON s.run = c.run AND s.engine_request_id = c.id
+    WHERE NOT EXISTS (
+        SELECT 1 FROM repeated AS r WHERE r.run = c.run AND r.engine_request_id = c.id)
+    UNION ALL
+    (SELECT DISTINCT ON (c.number) c.number, s.served_number
+    FROM repeated AS r
+    JOIN calls AS c ON c.run = r.run AND c.id = r.engine_request_id
+    JOIN served AS s ON s.run = r.run AND s.engine_request_id = r.engine_request_id
+    WHERE c.end_us > s.begin_us AND s.end_us > c.begin_us
+    ORDER BY c.number,
+        least(c.end_us, s.end_us) - greatest(c.begin_us, s.begin_us) DESC, s.begin_us)
+)
+SELECT c.run, c.step, c.name, c.validate, c.request_id, c.turn, c.id AS engine_request_id,
+    c.f.server, c.status, c.error, c.begin_us, c.end_us, c.duration_us,
+    coalesce(c.f.prompt_tokens, s.prompt_tokens) AS prompt_tokens,
+    coalesce(c.f.response_tokens, c.f.generated_tokens, s.response_tokens) AS response_tokens,
+    coalesce(c.f.finish_reason, s.finish_reason) AS finish_reason,
+    s.name AS engine_name, s.replica,
+    s.begin_us AS engine_begin_us, s.end_us AS engine_end_us,
+    s.duration_us AS engine_duration_us, s.cached_tokens,
+    s.queue_us, s.prefill_us, s.decode_us,
+    c.duration_us - s.duration_us AS outside_us, s.weight_version
+FROM calls AS c LEFT JOIN pairs AS p USING (number) LEFT JOIN served AS s USING (served_number)
+"""
+
+_PHASES = """
+WITH spans AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us DESC, event)
+        AS number, run, step, name, rank, event, validate, begin_us, end_us, duration_us
+    FROM events WHERE family = 'trainer' AND duration_us IS NOT NULL
+), nested AS (
+    SELECT child.number, arg_min(parent.number, (parent.duration_us, -parent.number)) AS parent
+    FROM spans AS child JOIN spans AS parent
+        ON parent.run = child.run AND parent.name = child.name
+        AND parent.step IS NOT DISTINCT FROM child.step
+        AND parent.begin_us <= child.begin_us AND parent.end_us >= child.end_us
+        AND (parent.duration_us > child.duration_us
+            OR (parent.duration_us = child.duration_us AND parent.number < child.number))
+    GROUP BY child.number
+), children AS (
+    SELECT nested.parent AS number, sum(spans.duration_us) AS inside_us
+    FROM nested JOIN spans USING (number) GROUP BY nested.parent
+)
+SELECT s.run, s.step, s.name, s.rank, s.event AS phase, p.event AS parent, s.validate,
+    s.begin_us, s.end_us, s.duration_us,
+    greatest(s.duration_us - coalesce(c.inside_us, 0), 0)::BIGINT AS self_us
+FROM spans AS s
+LEFT JOIN nested AS n ON n.number = s.number
+LEFT JOIN spans AS p ON p.number = n.parent
+LEFT JOIN children AS c ON c.number = s.number
+"""
+
+# A step that has no `step` event (the trainer was not recorded, or was killed in it) gets the span
+# of its phases and requests, or of all its events, and is marked as not finished.  Stray events do
+# not make a step: an engine counts its step by the weights it has, and so is one ahead at times.
+_STEPS = """
+WITH recorded AS (
+    SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
+    FROM phases WHERE phase = 'step' GROUP BY run, step
+), worked AS (
+    SELECT run, step, begin_us, end_us FROM phases
+    UNION ALL
+    SELECT run, step, begin_us, coalesce(end_us, last_us) FROM requests
+), spanned AS (
+    SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
+    FROM worked WHERE step IS NOT NULL GROUP BY run, step
+    UNION ALL
+    SELECT run, step, min(begin_us), max(end_us) FROM events
+    WHERE step IS NOT NULL AND run NOT IN (SELECT DISTINCT run FROM worked)
+    GROUP BY run, step
+), inside AS (
+    SELECT run, step, sum(duration_us)::BIGINT AS phases_us
+    FROM phases WHERE parent = 'step' GROUP BY run, step
+), counted AS (
+    SELECT run, step,
+        count(*) FILTER (NOT validate) AS requests,
+        count(*) FILTER (NOT validate AND NOT finished) AS unfinished_requests,
+        count(*) FILTER (validate) AS validation_requests
+    FROM requests GROUP BY run, step
+)
+SELECT run, step, r.step IS NOT NULL AS finished,
+    coalesce(r.begin_us, e.begin_us) AS begin_us,
+    coalesce(r.end_us, e.end_us) AS end_us,
+    coalesce(r.end_us, e.end_us) - coalesce(r.begin_us, e.begin_us) AS duration_us,
+    CASE WHEN r.step IS NOT NULL THEN coalesce(i.phases_us, 0) END AS phases_us,
+    CASE WHEN r.step IS NOT NULL
+        THEN r.end_us - r.begin_us - coalesce(i.phases_us, 0) END AS unaccounted_us,
+    coalesce(c.requests, 0) AS requests,
+    coalesce(c.unfinished_requests, 0) AS unfinished_requests,
+    coalesce(c.validation_requests, 0) AS validation_requests
+FROM spanned AS e
+LEFT JOIN recorded AS r USING (run, step)
+LEFT JOIN inside AS i USING (run, step)
+LEFT JOIN counted AS c USING (run, step)
+ORDER BY run, step
+"""
+
+_RANK_SPANS = """
+SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, duration_us
+FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
+"""
+
+_TRANSFERS = f"""
+SELECT run, step, name, validate, request_id, role, event,
+    extra->>'$.op' AS op, extra->>'$.partition' AS partition, status,
+    begin_us, end_us, duration_us,
+    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows
+FROM events WHERE family = 'transfer_queue'
+"""
+
+_REWARD_SCORES = f"""
+SELECT run, step, name, request_id, extra->>'$.uid' AS uid, validate, status,
+    begin_us, end_us, duration_us, {_number("score", "DOUBLE")} AS score
+FROM events WHERE family = 'reward' AND event = 'reward_score'
+"""
+
+_MEMORY = f"""
+SELECT run, step, name, role, rank, end_us, extra->>'$.at' AS "at",
+    {_number("allocated_bytes")} AS allocated_bytes, {_number("reserved_bytes")} AS reserved_bytes,
+    {_number("used_bytes")} AS used_bytes, {_number("total_bytes")} AS total_bytes
+FROM events WHERE event = 'memory' AND family = 'memory'
+"""
+
+_LAGS = """
+SELECT run, step, name, role, extra->>'$.loop' AS loop, begin_us, end_us, duration_us
+FROM events WHERE family = 'event_loop' AND duration_us IS NOT NULL
+"""
+
+_COSTS = f"""
+SELECT run, step, name, role, {_number("events")} AS events, {_number("bytes")} AS size_bytes,
+    {_number("dropped")} AS dropped, {_number("wrapper_s", "DOUBLE")} AS wrapper_s,
+    {_number("writer_s", "DOUBLE")} AS writer_s
+FROM events WHERE family = 'profiler' AND event = 'profiler_cost'
+"""
+
+# Name → its SQL, and whether it is kept as a table or read from the events again each time.
+DERIVATIONS: dict[str, tuple[str, bool]] = {
+    "requests": (_REQUESTS, True),
+    "turns": (_TURNS, True),
+    "tool_calls": (_TOOL_CALLS, False),
+    "engine_requests": (_ENGINE_REQUESTS, False),
+    "engine_calls": (_ENGINE_CALLS, True),
+    "phases": (_PHASES, True),
+    "steps": (_STEPS, True),
+    "rank_spans": (_RANK_SPANS, False),
+    "transfers": (_TRANSFERS, False),
+    "reward_scores": (_REWARD_SCORES, False),
+    "memory": (_MEMORY, False),
+    "lags": (_LAGS, False),
+    "costs": (_COSTS, False),
+}

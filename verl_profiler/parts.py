@@ -1,0 +1,232 @@
+"""Convert some event files into one Parquet part, whatever is wrong with them.
+
+Files are read in three ways, each slower and more patient than the one before: lines as the
+recorder writes them, any other lines, and a repaired copy (`repair`).  A file goes to the next way
+when the one before says that it is not for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.event_query import event_query, list_files, quoted
+from verl_profiler.processes import Process
+from verl_profiler.repair import LINE_LIMIT_BYTES, repair
+from verl_profiler.sources import EventFile
+
+__all__ = ["build_part", "can_write"]
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./ ,:+@=%~-]+")
+
+
+def build_part(
+    connection: duckdb.DuckDBPyConnection,
+    group: list[EventFile],
+    processes: dict[str, Process],
+    original: bool,
+    target: Path,
+    scratch: Path,
+) -> dict[str, Any] | None:
+    """Write one part; return its entry in the stamp, or None if `target` cannot be written."""
+    problems: list[str] = []
+    paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
+    repaired: set[int] = set()
+
+    def mend(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            file = group[number]
+            copy = scratch / f"repaired-{target.stem}-{number}.jsonl"
+            repaired.add(number)
+            try:
+                running = processes[file.name].has_header and processes[file.name].ended is None
+                growing = running and _changed(file)
+                problems.extend(repair(file.path, copy, file.shown, growing=growing))
+                empty = not copy.stat().st_size
+            except OSError as error:
+                problems.append(f"{file.shown} cannot be read: {error.strerror or error}")
+                empty = True
+            if empty:
+                paths.pop(number)
+            else:
+                paths[number] = copy
+
+    shapes = {number: _shape(file) for number, file in enumerate(group)}
+    regular = {number for number, shape in shapes.items() if shape == "regular"}
+    mend([number for number, shape in shapes.items() if shape == "unfinished"])
+    counts: list[tuple[int, int, int]] = []
+    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
+    while paths:
+        list_files(connection, _listing(group, paths, processes, original), scratch)
+        query = event_query(
+            [path for number, path in paths.items() if number in regular - repaired],
+            [path for number, path in paths.items() if number not in regular - repaired],
+        )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            connection.execute(
+                f"COPY ({query}) TO '{quoted(partial)}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+            )
+            counts = connection.execute(
+                "SELECT file_id, count(*), count(*) FILTER (flawed) "
+                f"FROM read_parquet('{quoted(partial)}') GROUP BY file_id"
+            ).fetchall()
+        except duckdb.OutOfMemoryException as error:
+            raise ReadingError(
+                f"the events do not fit into the memory limit: {_first_line(error)}\n"
+                "Give more, for example memory_limit='4GB'",
+                "memory-limit",
+            ) from error
+        except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
+            # The query itself is wrong, not the files.
+            raise
+        except (OSError, duckdb.Error) as error:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            if not can_write(target.parent):
+                return None
+            mistyped = _named_in(error, paths) & (regular - repaired)
+            unreadable = {
+                number
+                for number, path in paths.items()
+                if number not in repaired and not _readable(connection, path)
+            }
+            if unreadable:
+                mend(sorted(unreadable))
+            elif mistyped:
+                regular -= mistyped
+            elif regular - repaired:
+                regular.clear()
+            elif set(paths) - repaired:
+                mend(sorted(set(paths) - repaired))
+            else:
+                for number in _named_in(error, paths) or set(paths):
+                    problems.append(f"{group[number].shown} cannot be read ({_first_line(error)})")
+                    paths.pop(number)
+            continue
+        flawed = {number for number, _, faults in counts if faults} - repaired
+        if not flawed:
+            partial.replace(target)
+            break
+        mend(sorted(flawed))
+    with contextlib.suppress(OSError):
+        partial.unlink()
+    by_process: dict[str, int] = {}
+    for number, count, _ in counts if paths else []:
+        name = group[number].name
+        by_process[name] = by_process.get(name, 0) + count
+    for leftover in scratch.glob(f"repaired-{target.stem}-*.jsonl"):
+        leftover.unlink()
+    return {
+        "size_bytes": target.stat().st_size if paths else 0,
+        "counts": by_process,
+        "problems": problems,
+    }
+
+
+def _listing(
+    group: list[EventFile],
+    paths: dict[int, Path],
+    processes: dict[str, Process],
+    original: bool,
+) -> list[dict[str, Any]]:
+    rows = []
+    for number, path in paths.items():
+        file, process = group[number], processes[group[number].name]
+        rows.append(
+            {
+                "file_id": number,
+                "path": str(path),
+                "name": file.name,
+                "role": process.role,
+                "rank": process.rank,
+                "host": process.host,
+                "pid": process.pid,
+                "step": file.step,
+                "shift_us": process.shift_us,
+                "original": original,
+            }
+        )
+    return rows
+
+
+def _shape(file: EventFile) -> str:
+    """Return whether all lines of a file end as the recorder ends them, in one fast look.
+
+    Returns:
+        `regular`, `irregular`, or `unfinished` when the last line has no end.
+    """
+    compact, spaced = f'"step":{file.step}}}\n'.encode(), f'"step": {file.step}}}\n'.encode()
+    lines = ended = 0
+    last = b"\n"
+    try:
+        with file.path.open("rb") as opened:
+            while chunk := opened.read(1 << 20):
+                chunk += opened.readline(LINE_LIMIT_BYTES)
+                found = chunk.count(b"\n")
+                lines += found
+                matched = chunk.count(compact)
+                ended += matched if matched == found else matched + chunk.count(spaced)
+                last = chunk[-1:]
+    except OSError:
+        return "unfinished"
+    if last != b"\n":
+        return "unfinished"
+    return "regular" if lines == ended else "irregular"
+
+
+def _named_in(error: Exception, paths: dict[int, Path]) -> set[int]:
+    text = str(error)
+    return {number for number, path in paths.items() if f'"{path}"' in text}
+
+
+def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
+    try:
+        connection.execute(
+            f"SELECT count(json) FROM read_ndjson_objects('{quoted(path)}', "
+            f"maximum_object_size = {2 * LINE_LIMIT_BYTES})"
+        )
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _plain_path(file: EventFile, scratch: Path) -> Path:
+    """Return a path without characters that duckdb takes for patterns."""
+    if _PLAIN_PATH.fullmatch(str(file.path)):
+        return file.path
+    digest = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
+    link = scratch / f"link-{digest}.jsonl"
+    if not link.exists():
+        link.symlink_to(file.path.resolve())
+    return link
+
+
+def _changed(file: EventFile) -> bool:
+    try:
+        return file.path.stat().st_size != file.size_bytes
+    except OSError:
+        return False
+
+
+def can_write(folder: Path) -> bool:
+    """Try to write a page of bytes into a folder."""
+    probe = folder / f"probe.{os.getpid()}.partial"
+    try:
+        probe.write_bytes(b"\0" * 4096)
+        probe.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
