@@ -7,6 +7,7 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -390,13 +391,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(each, dict) and each:
             yield from _flat(each, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", "none" if each is None else str(each)
+            text = each if isinstance(each, str) else json.dumps(each, default=str)
+            yield f"{prefix}{key}", text
 
 
 def _missed(rows: Rows) -> list[list[str]]:
     """Say which probes were not placed, and in how many processes."""
-    import json
-
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         try:

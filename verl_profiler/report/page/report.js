@@ -384,7 +384,8 @@ function stallsSection() {
     longest.length ? element('h3', {}, 'The longest') : null,
     longest.length ? table({caption: 'The longest stalls', rows: longest, limit: 8, columns: [
       {key: 'label', label: 'step', format: 'text'}, {key: 'name', label: 'process', format: 'text'}, {key: 'duration_s', label: 'stood still', format: 's', bar: true},
-      {key: 'during', label: 'in', format: 'text', title: 'The call that held the loop, where it is known'}, {key: 'at_s', label: 'after the begin of the step', format: 's'}]}) : null,
+      ...(longest.some((row) => row.during !== null) ? [{key: 'during', label: 'in', format: 'text', title: 'The call that held the loop, where it is known'}] : []),
+      {key: 'at_s', label: 'after the begin of the step', format: 's'}]}) : null,
     workers.length ? element('details', {}, element('summary', {}, 'Trainer workers (' + workers.length + '): they compute inside their loops, which is no fault'),
       table({caption: 'Event-loop stalls of trainer workers', rows: workers, limit: 12, columns})) : null,
   ];
@@ -444,9 +445,9 @@ function launchSection() {
     if (several) parts.push(element('h3', {}, element('bdi', {}, clean(launch.run))));
     if (!launch.facts.length && !launch.training) { parts.push(note('run.json was not found.')); continue; }
     parts.push(list(launch.facts));
-    for (const [key, title] of [['training', 'Training'], ['versions', 'Versions'], ['settings', 'Settings of the profiler']]) {
-      if (launch[key] && launch[key].length) parts.push(element('h3', {}, title), list(launch[key]));
-    }
+    const groups = [['training', 'Training'], ['versions', 'Versions'], ['settings', 'Settings of the profiler']]
+      .filter(([key]) => launch[key] && launch[key].length);
+    parts.push(element('div', {class: 'columns'}, groups.map(([key, title]) => element('div', {}, element('h3', {}, title), list(launch[key])))));
   }
   const processes = unpack(DATA.about.processes);
   if (processes.length) {

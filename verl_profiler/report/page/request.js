@@ -115,8 +115,14 @@ function breakdown(request, spans, calls) {
   for (const row of rows) pack(row);
   const names = [];
   const note = (name, color) => { if (!names.some((each) => each[0] === name)) names.push([name, color]); };
-  for (const row of rows) for (const span of row.spans) if (span.event !== 'server_acquire') note(nameOf(span), span.color);
-  for (const [key] of [['queue'], ['prefill'], ['decode']]) if (calls.some((call) => call[key] > 0)) note(key, colorOf(key));
+  const inside = ['queue', 'prefill', 'decode'].filter((key) => calls.some((call) => call[key] > 0));
+  for (const row of rows) {
+    for (const span of row.spans) {
+      // Where the engine's parts are known, they stand for the call.
+      if (span.event === 'engine_call' && inside.length) for (const key of [...inside, 'outside']) note(key, colorOf(key));
+      else if (span.event !== 'server_acquire') note(nameOf(span), span.color);
+    }
+  }
 
   function nameOf(span) {
     return {engine_call: 'engine', tool_call: 'tool', tool_execution: 'tool'}[span.event] || span.event;

@@ -159,6 +159,8 @@ class Timeline {
     }
     context.restore();
     for (const lane of this.lanes) this.drawLabel(context, lane, paint);
+    this.canvas.dataset.from = this.view[0] * this.unit;
+    this.canvas.dataset.to = this.view[1] * this.unit;
   }
 
   drawAxis(paint) {
@@ -169,7 +171,7 @@ class Timeline {
     context.textAlign = 'center';
     context.fillStyle = paint.muted;
     const [from, to] = this.view.map((value) => value * this.unit);
-    const values = ticks(from, to, Math.max(2, Math.floor((this.width - this.gutter) / 110)));
+    const values = ticks(from, to, Math.max(2, Math.floor((this.width - this.gutter) / 95)));
     const step = values.length > 1 ? values[1] - values[0] : to - from;
     this.marks = values.map((value) => value / this.unit);
     for (const value of values) {
