@@ -4,6 +4,8 @@ import time
 
 from verl.tools.function_tool import function_tool
 
+from verl_profiler import span
+
 
 @function_tool
 def look_up(word: str, limit: int) -> str:
@@ -13,6 +15,7 @@ def look_up(word: str, limit: int) -> str:
         word: What to look up.
         limit: How many entries to return.
     """
-    # Not a coroutine: verl runs it in a thread.
-    time.sleep(0.2)
+    # Not a coroutine: verl runs it in a thread.  The event still knows its request and turn.
+    with span("dictionary", limit=limit):
+        time.sleep(0.2)
     return f"{limit} entries for {word}"

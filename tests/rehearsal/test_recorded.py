@@ -1,0 +1,336 @@
+"""What a profiled run of the real main_ppo leaves behind: once with the stand-in, once with SGLang.
+
+The stand-in's run uses the recipe of examples/own_recipe, so its tool and its reward function record
+events of their own.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.events import EVENTS
+
+ROOT = Path(__file__).parents[2]
+STEPS = 2
+OWN_RECIPE = [
+    f"reward.custom_reward_function.path={ROOT}/examples/own_recipe/reward.py",
+    f"actor_rollout_ref.rollout.multi_turn.function_tool_path={ROOT}/examples/own_recipe/tools.py",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
+]
+RUNS = {"standin": OWN_RECIPE, "sglang": ["profiler.events.engine_timing=true"]}
+
+pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
+
+
+class Recorded:
+    """The files of one run, read the plain way."""
+
+    def __init__(self, engine, directory, output):
+        self.engine = engine
+        self.directory = directory
+        self.output = output
+        self.lines = []
+        for file in sorted(directory.glob("step_*/*.jsonl")):
+            for text in file.read_bytes().splitlines(keepends=True):
+                line = json.loads(text)
+                line["file"] = file.stem
+                line["size"] = len(text)
+                line["extra"] = line.get("extra") or {}
+                end = datetime.fromisoformat(line["timestamp"]).timestamp()
+                line["end"] = round(end * 1e6)
+                line["begin"] = line["end"] - round(line.get("duration_sec", 0) * 1e6)
+                self.lines.append(line)
+        self.headers = {
+            file.stem: json.loads(file.read_bytes())
+            for file in (directory / "processes").glob("*.json")
+        }
+
+    def of(self, *events, files=""):
+        """Return the lines of these events in the files whose names begin so."""
+        return [
+            line
+            for line in self.lines
+            if line["event"] in events and line["file"].startswith(files)
+        ]
+
+    def by_request(self):
+        """Return request id → its lines in the agent-loop workers."""
+        found = defaultdict(list)
+        for line in self.lines:
+            if line["file"].startswith("worker") and "request_id" in line["extra"]:
+                found[line["extra"]["request_id"]].append(line)
+        return found
+
+
+@pytest.fixture(scope="module", params=list(RUNS))
+def run(request, tmp_path_factory):
+    """One rehearsal per engine."""
+    engine = request.param
+    if importlib.util.find_spec("verl") is None:
+        pytest.skip("verl is not installed")
+    if engine == "sglang" and importlib.util.find_spec("sglang") is None:
+        pytest.skip("SGLang is not installed")
+    directory = tmp_path_factory.mktemp("run") / "rehearsal"
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "verl-profiler"),
+            "rehearse",
+            "--engine",
+            engine,
+            "--steps",
+            str(STEPS),
+            "--output",
+            str(directory),
+            *RUNS[engine],
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert 0 == done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
+    return Recorded(engine, directory, done.stdout)
+
+
+def test_the_last_line_says_where_the_results_are(run):
+    """And the summary stands before it."""
+    assert run.output.splitlines()[-1].startswith("Results:")
+    assert "step 1" in run.output
+    assert ("stand-in" in run.output) == (run.engine == "standin")
+
+
+def test_every_process_of_the_run_recorded(run):
+    """Driver, task runner, agent loops, engine servers, trainer ranks, reward, TransferQueue."""
+    roles = Counter(header["role"] for header in run.headers.values())
+
+    assert {"trainer": 1, "agent_loop": 2, "engine": 2, "actor": 2, "reward": 1, "driver": 1} == {
+        role: count
+        for role, count in roles.items()
+        if role not in ("tq_controller", "tq_storage", "load_balancer")
+    }
+    assert roles["tq_controller"] == 1
+    assert roles["tq_storage"] >= 1
+
+
+def test_no_probe_was_missed_or_failed_and_nothing_was_dropped(run):
+    """On this verl all of them hold."""
+    for name, header in run.headers.items():
+        assert {} == header["probes"]["missed"], name
+        assert {} == header["probes"]["errors"], name
+        assert 0 == header["counters"]["dropped"], name
+        assert 0 == header["counters"]["write_errors"], name
+        assert header["clock"]["shared"] or header["role"] == "driver", name
+
+
+def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
+    """Timers of verl's trainer would be in the trainer's files only."""
+    own = {"answer_check", "dictionary"} if run.engine == "standin" else set()
+
+    unknown = {line["event"] for line in run.lines} - EVENTS.keys()
+
+    assert own == unknown
+
+
+def test_lines_are_short(run):
+    """On average; one line per step holds all of verl's metrics."""
+    sizes = [line["size"] for line in run.lines]
+
+    assert sum(sizes) / len(sizes) <= 225
+
+
+def test_every_request_ended_and_is_whole(run):
+    """Nothing is left open; each has a start, one conversation, one result."""
+    starts = run.of("request_start")
+    requests = run.of("request")
+    key = lambda line: (line["step"], line["file"], line["extra"]["sample"], line["extra"]["session"])
+
+    assert Counter(map(key, starts)) == Counter(map(key, requests))
+    for line in requests:
+        assert "status" not in line["extra"], line
+        assert line["extra"]["turns"] >= 1
+        assert line["extra"]["response_tokens"] > 0
+        assert line["extra"]["agent"] == "tool_agent"
+    for step in range(1, STEPS + 1):
+        training = [r for r in requests if r["step"] == step and not r["extra"].get("validate")]
+        assert 32 == len(training)
+
+
+def test_validation_is_marked_and_not_counted(run):
+    """Before training it lies in step 0; after the last step, in that step."""
+    validated = {line["step"] for line in run.of("request") if line["extra"].get("validate")}
+
+    assert {0, STEPS} == validated
+    assert all(line["extra"].get("validate") for line in run.of("request") if line["step"] == 0)
+    assert 2 == len(run.of("validation", files="trainer"))
+
+
+def test_a_requests_events_nest_as_the_vocabulary_says(run):
+    """To the microsecond: each event lies within an event of its parent's name."""
+    for lines in run.by_request().values():
+        by_event = defaultdict(list)
+        for line in lines:
+            by_event[line["event"]].append(line)
+        for line in lines:
+            event = EVENTS.get(line["event"])
+            if event is None or event.instant or event.parent not in by_event:
+                continue
+            inside = [
+                parent
+                for parent in by_event[event.parent]
+                if parent["begin"] <= line["begin"] and line["end"] <= parent["end"]
+            ]
+            assert inside, (line, by_event[event.parent])
+
+
+def test_turns_engine_calls_and_tools_agree(run):
+    """Each turn has one engine call; its tool calls lie within its tool execution."""
+    for lines in run.by_request().values():
+        count = Counter(line["event"] for line in lines)
+        (request,) = [line for line in lines if line["event"] == "request"]
+        turns = sorted(line["extra"]["turn"] for line in lines if line["event"] == "turn")
+
+        assert list(range(request["extra"]["turns"])) == turns
+        assert count["turn"] == count["engine_call"] == count["server_acquire"]
+        assert 1 == count["agent_loop"] == count["prompt_build"] == count["postprocess"]
+        executed = sum(
+            line["extra"]["tool_calls"] for line in lines if line["event"] == "tool_execution"
+        )
+        assert count["tool_call"] == executed
+    assert len(run.of("tool_call")) > 10
+
+
+def test_every_engine_call_joins_its_engine_request(run):
+    """verl gives the engine an id of its own; both sides carry it, and time agrees."""
+    calls = {line["extra"]["engine_request_id"]: line for line in run.of("engine_call")}
+    served = {line["extra"]["engine_request_id"]: line for line in run.of("engine_request")}
+
+    assert calls.keys() == served.keys()
+    for engine_request_id, call in calls.items():
+        server = served[engine_request_id]
+        assert call["begin"] <= server["begin"]
+        assert server["end"] <= call["end"]
+        assert call["extra"]["prompt_tokens"] == server["extra"]["prompt_tokens"]
+        assert call["extra"]["response_tokens"] == server["extra"]["response_tokens"]
+    assert {"engine_0", "engine_1"} == {line["file"] for line in served.values()}
+
+
+def test_the_engines_own_account_is_there_where_it_gives_one(run):
+    """SGLang's queue, prefill and decode add up to no more than the request took."""
+    if run.engine == "standin":
+        pytest.skip("the stand-in gives no account")
+    for line in run.of("engine_request"):
+        extra = line["extra"]
+        parts = extra["queue_s"] + extra["prefill_s"] + extra["decode_s"]
+        # The engine's processes place their clocks on the wall each for itself.
+        assert -0.005 <= parts <= line["duration_sec"] + 0.05
+        assert extra["e2e_s"] <= line["duration_sec"] + 0.005
+        assert extra["cached_tokens"] >= 0
+
+
+def test_phases_are_verls_own_timings(run):
+    """The same numbers as `timing_s/*` in verl's metrics, and they fit into their step."""
+    for step in range(1, STEPS + 1):
+        phases = {
+            line["event"]: line["duration_sec"]
+            for line in run.lines
+            if line["file"] == "trainer_0" and line["step"] == step and "duration_sec" in line
+        }
+        (metrics,) = [
+            line["extra"]["metrics"]
+            for line in run.of("metrics", files="trainer")
+            if line["step"] == step and "timing_s/step" in line["extra"]["metrics"]
+        ]
+        for name in ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights"):
+            assert abs(phases[name] - metrics[f"timing_s/{name}"]) < 0.005, name
+        parts = sum(
+            phases[name] for name in ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
+        )
+        assert 0.8 * phases["step"] < parts <= phases["step"] + 0.001
+
+
+def test_each_rank_did_the_work_of_each_step(run):
+    """Bodies of the RPCs, and what is inside them."""
+    for step in range(1, STEPS + 1):
+        for rank in (0, 1):
+            count = Counter(
+                line["event"]
+                for line in run.lines
+                if line["file"] == f"actor_{rank}" and line["step"] == step
+            )
+            for event in ("compute_log_prob", "update_actor", "optimizer_step", "update_weights"):
+                assert 1 == count[event], (step, rank, event, count)
+            assert count["forward_backward"] >= 2
+            assert {"weights", "kv_cache"} == {
+                tag
+                for line in run.of("memory_resume", files=f"actor_{rank}")
+                if line["step"] == step
+                for tag in line["extra"]["tags"]
+            }
+            assert count["memory"] >= 5
+
+
+def test_weights_and_memory_are_recorded_inside_the_engine_too(run):
+    """SGLang's own release and resume, with their tags."""
+    if run.engine == "standin":
+        pytest.skip("the stand-in has no memory to give back")
+    resumed = [tuple(line["extra"]["tags"]) for line in run.of("memory_resume", files="engine")]
+
+    assert ("weights",) in resumed
+    assert ("kv_cache",) in resumed
+    assert run.of("memory_release", files="engine")
+
+
+def test_transfers_say_how_many_bytes(run):
+    """Puts and gets of rollout workers, trainer and ranks."""
+    puts, gets = run.of("tq_put"), run.of("tq_get")
+
+    assert {"worker_0", "worker_1", "actor_0", "actor_1", "trainer_0"} <= {
+        line["file"] for line in puts + gets
+    }
+    assert all(line["extra"]["size_bytes"] > 0 for line in gets)
+    assert sum(line["extra"]["size_bytes"] for line in puts) > 10_000
+    # A sample's own put carries the identity of its request.
+    assert [line for line in puts if "request_id" in line["extra"]]
+
+
+def test_rewards_are_recorded_where_they_run_and_where_they_are_awaited(run):
+    """They join by step, sample and session."""
+    key = lambda line: (line["step"], line["extra"]["sample"], line["extra"]["session"])
+    waits, scores = run.of("reward", files="worker"), run.of("reward_score", files="reward")
+
+    assert len(waits) == len(scores)
+    training = [line for line in waits if not line["extra"].get("validate") and line["step"] > 0]
+    assert {key(line) for line in training} <= {key(line) for line in scores}
+
+
+def test_the_users_own_events_know_their_request(run):
+    """Also from a tool that verl runs in a thread, and from the reward worker's function."""
+    if run.engine != "standin":
+        pytest.skip("this run uses the rehearsal's own tools")
+    lookups, checks = run.of("dictionary"), run.of("answer_check")
+
+    assert lookups
+    for line in lookups:
+        assert {"request_id", "turn", "sample", "session", "limit"} <= line["extra"].keys()
+        assert line["duration_sec"] >= 0.2
+    assert len(checks) == len(run.of("reward_score"))
+    assert {"reward_0"} == {line["file"] for line in checks}
+
+
+def test_the_profiler_accounts_for_every_line(run):
+    """Per process: its own counts are those of the files."""
+    for name in ("worker_0", "worker_1", "actor_0", "trainer_0"):
+        lines = [line for line in run.lines if line["file"] == name]
+        costs = [line["extra"] for line in lines if line["event"] == "profiler_cost"]
+        said = sum(cost["events"] for cost in costs)
+
+        # A killed process has not accounted for its last seconds.
+        assert said <= len(lines) - len(costs)
+        assert said > 0.5 * (len(lines) - len(costs))
+        assert 0 == sum(cost["dropped"] for cost in costs)
