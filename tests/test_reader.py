@@ -392,6 +392,16 @@ def test_families_follow_the_vocabulary_and_the_role(tmp_path):
     } == {tuple(row.values()) for row in rows}
 
 
+def test_a_phase_that_failed_is_named(tmp_path):
+    """Why a run ended is the first thing to know about it."""
+    failed = {"status": "error", "error": "RayTaskError"}
+    write_run(tmp_path, [line(1, "update_actor", extra=failed)], "trainer_0")
+
+    assert ["the trainer's update_actor of step 1 ended in: error (RayTaskError)"] == (
+        problems_of(tmp_path)
+    )
+
+
 def test_a_request_start_without_its_request_is_unfinished(tmp_path):
     """Starts have no id yet; sample and session say which of them ended, and which never came so far."""
     start = {"event": "request_start", "duration_sec": None}

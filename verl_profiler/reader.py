@@ -213,6 +213,13 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
         yield "no events were found"
         return
     rows = tables.rows(
+        "SELECT step, event, status, error FROM events "
+        "WHERE family = 'trainer' AND role = 'trainer' AND status IS NOT NULL ORDER BY end_us"
+    )
+    for row in rows[:5]:
+        error = f" ({row['error']})" if row["error"] else ""
+        yield f"the trainer's {row['event']} of step {row['step']} ended in: {row['status']}{error}"
+    rows = tables.rows(
         "SELECT run, step, count(*) AS requests, min(request_id) AS example FROM requests "
         "WHERE status = 'unfinished' GROUP BY run, step ORDER BY run, step"
     )

@@ -109,6 +109,15 @@ def test_engine_times_that_the_engine_does_not_report_are_said(tmp_path, capsys)
     assert "queue, prefill, decode time not reported by the engine" in capsys.readouterr().out
 
 
+def test_a_run_that_never_began_its_first_step_shows_what_there_is(tmp_path, capsys):
+    """Start-up is all that was recorded."""
+    write(tmp_path, [event(0, "init", step=0)], "trainer_0", step=0)
+
+    run(tmp_path)
+
+    assert "step 0 (before the first step): 1.50 s recorded." in capsys.readouterr().out
+
+
 def test_many_steps_get_a_line_each_and_the_longest_a_block(tmp_path, capsys):
     """A long run stays readable, and says what it leaves out."""
     for step in range(1, 9):

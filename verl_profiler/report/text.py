@@ -98,11 +98,12 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     steps = tables["step_times"]
     several = len(about["runs"]) > 1
     blocks = [_headline(tables, about)]
-    trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]]
+    trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
         blocks.append(_step_lines(trained, tables, several=several))
         longest = sorted(trained, key=lambda row: -(row["duration_s"] or row["seen_s"]))[:_BLOCKS]
         chosen = [row for row in trained if any(row is each for each in longest)]
+        blocks.insert(1, f"longest: {_conclusion(longest[0], tables, several=several)}")
         blocks.append(
             f"The {_BLOCKS} longest of {len(trained)} steps follow; --step N shows any other."
         )
@@ -159,6 +160,7 @@ def _slowest(request: Mapping[str, Any]) -> str:
 def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> str:
     header = ["step", "time", "gen", "requests", "p50", "p95", "max", "tail", "longest phase"]
     lines = [header]
+    part = 95 if all(tail["requests"] >= _MANY for tail in tables["step_tail"]) else 80
     for row in steps:
         times = _of(tables["request_times"], row, validate=False)
         tail = _of(tables["step_tail"], row)
@@ -171,11 +173,11 @@ def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> st
                 seconds(row["gen_s"]),
                 str(row["requests"]),
                 *(seconds(times[0][key]) if times else "-" for key in ("p50_s", "p95_s", "max_s")),
-                seconds(tail[0]["after_p80_s"]) if tail else "-",
+                seconds(tail[0][f"after_p{part}_s"]) if tail else "-",
                 f"{phases[0]['phase']} {share(phases[0]['share'])}" if phases else "-",
             ]
         )
-    note = "\n  tail: from the end of 80 % of the requests to the last."
+    note = f"\n  tail: from the end of {part} % of the requests to the last."
     if any(not row["finished"] for row in steps):
         note += "\n  Times in parentheses: the step has no end, or its trainer was not recorded."
     return align(lines, left=(0, 8)) + note
