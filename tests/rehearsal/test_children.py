@@ -40,7 +40,11 @@ def _run(ignore="", then="time.sleep(600)", wait="", grace="5.0"):
     code = TEST.format(ignore=ignore, then=then, wait=wait, grace=grace)
     code = code.replace("{ignore}", ignore).replace("{then}", then)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     return done.stdout + done.stderr
@@ -48,19 +52,19 @@ def _run(ignore="", then="time.sleep(600)", wait="", grace="5.0"):
 
 def test_a_grandchild_in_its_own_session_is_ended():
     """Ray starts its daemons that way."""
-    assert "ended\n" == _run()
+    assert _run() == "ended\n"
 
 
 def test_an_orphan_is_ended():
     """The program is gone, and what it started is adopted and found."""
-    assert "ended\n" == _run(then="pass", wait="children.program.wait()")
+    assert _run(then="pass", wait="children.program.wait()") == "ended\n"
 
 
 def test_a_process_that_ignores_the_request_is_killed():
     """Asking has a limit."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
-    assert "ended\n" == _run(ignore=ignore, grace="0.5")
+    assert _run(ignore=ignore, grace="0.5") == "ended\n"
 
 
 def test_other_children_are_left_alone():
@@ -80,4 +84,4 @@ print("ended")
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
 
-    assert "ended\n" == done.stdout + done.stderr
+    assert done.stdout + done.stderr == "ended\n"

@@ -57,7 +57,9 @@ def test_overrides_come_last():
     assert overrides == list(_build(overrides=overrides).arguments[-2:])
 
 
-@pytest.mark.parametrize("name", ["a b", "a=b", "a,b", "it's", "a\\b", "{a}", "[a]", "a'b\\'c", "a b\\"])
+@pytest.mark.parametrize(
+    "name", ["a b", "a=b", "a,b", "it's", "a\\b", "{a}", "[a]", "a'b\\'c", "a b\\"]
+)
 def test_hydra_reads_any_path_back(name):
     """A path is one value, whatever its characters mean to Hydra's grammar."""
     parser = pytest.importorskip("hydra.core.override_parser.overrides_parser")
@@ -72,7 +74,7 @@ def test_the_printed_command_is_what_would_run():
     built = _build(output=Path("/runs/a b"), overrides=["a='b c'"])
     words = shlex.split(built.shell().replace("\\\n", ""))
 
-    assert "env" == words[0]
+    assert words[0] == "env"
     assert [f"{name}={value}" for name, value in built.variables.items()] == words[
         1 : 1 + len(built.variables)
     ]
@@ -80,11 +82,11 @@ def test_the_printed_command_is_what_would_run():
 
 
 def test_the_environment_asks_for_a_cpu():
-    """verl's platform, and the module that registers it, are named in the environment."""
+    """Verl's platform, and the module that registers it, are named in the environment."""
     variables = environment("standin", {})
 
-    assert "cpu" == variables["VERL_PLATFORM"]
-    assert "verl_profiler.rehearsal.worker" == variables["VERL_USE_EXTERNAL_MODULES"]
+    assert variables["VERL_PLATFORM"] == "cpu"
+    assert variables["VERL_USE_EXTERNAL_MODULES"] == "verl_profiler.rehearsal.worker"
     assert "SGLANG_USE_CPU_ENGINE" not in variables
 
 
@@ -93,7 +95,7 @@ def test_modules_and_folders_of_the_user_are_kept():
     current = {"VERL_USE_EXTERNAL_MODULES": "mine", "PYTHONPATH": "/mine"}
     variables = environment("sglang", current)
 
-    assert "mine,verl_profiler.rehearsal.worker" == variables["VERL_USE_EXTERNAL_MODULES"]
+    assert variables["VERL_USE_EXTERNAL_MODULES"] == "mine,verl_profiler.rehearsal.worker"
     assert variables["PYTHONPATH"].startswith(str(FOR_SGLANG))
     assert variables["PYTHONPATH"].endswith(os.pathsep + "/mine")
 

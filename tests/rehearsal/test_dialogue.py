@@ -53,14 +53,14 @@ def test_the_same_seed_gives_the_same_question_and_dialogue():
 
 def test_the_answer_is_the_sum():
     """The reward of a final message is decided by this number."""
-    assert 12 == Question("…", 5, 7).answer
+    assert Question("…", 5, 7).answer == 12
 
 
 def test_a_tool_keeps_its_required_parameters_only():
     """An optional parameter is never in a taught call."""
     (tool,) = tools_of([SCHEMA])
 
-    assert "search" == tool.name
+    assert tool.name == "search"
     assert SCHEMA["function"]["parameters"]["required"] == list(tool.parameters)
 
 
@@ -91,7 +91,7 @@ def test_every_call_is_json_with_the_declared_types():
 
     assert len(calls) > 100
     for call in calls:
-        assert "search" == call["name"]
+        assert call["name"] == "search"
         assert list(types) == list(call["arguments"])
         for name, kind in types.items():
             assert type(call["arguments"][name]) is kind
@@ -110,7 +110,7 @@ def test_dialogues_without_tools_are_question_and_answer():
     for seed in range(20):
         roles = [role for role, _ in dialogue(random.Random(seed), [])]
 
-        assert ["user", "assistant"] == roles
+        assert roles == ["user", "assistant"]
 
 
 def test_dialogues_have_between_one_and_several_turns():
@@ -128,14 +128,14 @@ def test_dialogues_have_between_one_and_several_turns():
 
 
 def test_rows_have_the_columns_of_verls_gsm8k_example():
-    """verl reads these columns; the stateful tool finds its ground truth in them."""
+    """Verl reads these columns; the stateful tool finds its ground truth in them."""
     rows = data.rows("train", 5, seed=0)
 
-    assert 5 == len(rows)
+    assert len(rows) == 5
     for index, row in enumerate(rows):
         assert {"data_source", "prompt", "ability", "reward_model", "extra_info"} == set(row)
-        assert "openai/gsm8k" == row["data_source"]
-        assert ["user"] == [message["role"] for message in row["prompt"]]
+        assert row["data_source"] == "openai/gsm8k"
+        assert [message["role"] for message in row["prompt"]] == ["user"]
         truth = row["reward_model"]["ground_truth"]
         assert truth.isdigit()
         assert index == row["extra_info"]["index"]

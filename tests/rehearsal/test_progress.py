@@ -14,13 +14,13 @@ STEP = (
 
 def test_colors_and_rays_prefix_are_removed():
     """Ray colors the name of the process that a line comes from."""
-    assert "hello" == plain("\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m hello\n")
-    assert "hello" == plain("\x1b[36m(WorkerDict pid=1, ip=10.0.0.1)\x1b[0m hello\n")
+    assert plain("\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m hello\n") == "hello"
+    assert plain("\x1b[36m(WorkerDict pid=1, ip=10.0.0.1)\x1b[0m hello\n") == "hello"
 
 
 def test_only_the_last_state_of_a_progress_bar_is_read():
-    """tqdm writes one over the other."""
-    assert "100%" == plain("0%\r50%\r100%\n")
+    """Tqdm writes one over the other."""
+    assert plain("0%\r50%\r100%\n") == "100%"
 
 
 def test_a_step_is_told_with_its_phases():
@@ -30,23 +30,25 @@ def test_a_step_is_told_with_its_phases():
 
     told = progress.read(STEP.format(1, ""))
 
-    assert "step 1 of 3: 7.5 s (gen 4.0, update_actor 2.2), 1.9 turns per request" == told
-    assert 1 == progress.steps_done
-    assert "step 2 of 3" == progress.stage
+    assert told == "step 1 of 3: 7.5 s (gen 4.0, update_actor 2.2), 1.9 turns per request"
+    assert progress.steps_done == 1
+    assert progress.stage == "step 2 of 3"
 
 
 def test_the_validation_of_a_step_is_told():
     """It is not part of the step's own time."""
     progress = Progress()
 
-    assert progress.read(STEP.format(3, " - timing_s/testing:2.1")).endswith("; then validation, 2.1 s")
+    assert progress.read(STEP.format(3, " - timing_s/testing:2.1")).endswith(
+        "; then validation, 2.1 s"
+    )
 
 
 def test_the_validation_before_training_is_told_apart():
-    """verl logs it as step 0."""
+    """Verl logs it as step 0."""
     line = "(TaskRunnerV1 pid=11) step:0 - val-aux/num_turns/mean:np.float64(3.0)\n"
 
-    assert "validation before training, 1.5 turns per request" == Progress().read(line)
+    assert Progress().read(line) == "validation before training, 1.5 turns per request"
 
 
 def test_a_milestone_is_told_once():
@@ -66,14 +68,20 @@ def test_other_lines_are_not_told(line):
 
 def test_lines_of_the_rehearsal_itself_are_told_as_they_are():
     """Teaching a model is told by the process that does it."""
-    assert "teaching" == Progress().read("[rehearsal] teaching\n")
+    assert Progress().read("[rehearsal] teaching\n") == "teaching"
 
 
 def test_the_tail_begins_at_the_last_traceback():
     """What came before it is not why the run ended."""
-    lines = deque(["early\n", "Traceback (most recent call last):\n", "  File …\n", "ValueError: a\n"])
+    lines = deque(
+        ["early\n", "Traceback (most recent call last):\n", "  File …\n", "ValueError: a\n"]
+    )
 
-    assert ["Traceback (most recent call last):", "  File …", "ValueError: a"] == relevant_tail(lines)
+    assert relevant_tail(lines) == [
+        "Traceback (most recent call last):",
+        "  File …",
+        "ValueError: a",
+    ]
 
 
 def test_a_tail_without_a_traceback_is_the_last_lines():
@@ -87,4 +95,4 @@ def test_the_tail_leaves_noise_out():
     """Repetitions and blank lines hide the reason."""
     lines = deque(["", "x [repeated 3x across cluster]\n", "   ^^^^\n", "reason\n"])
 
-    assert ["reason"] == relevant_tail(lines)
+    assert relevant_tail(lines) == ["reason"]

@@ -130,8 +130,7 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read() -> None:
-        assert children.program.stdout is not None
-        for line in children.program.stdout:
+        for line in children.console:
             lines.put(line)
         lines.put(None)
 
@@ -172,7 +171,7 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
 def _termination_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM and a closed terminal as Ctrl-C, so that nothing is left running."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

@@ -8,7 +8,6 @@ that it is for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import wrapt
@@ -18,7 +17,7 @@ __all__ = ["ADJUSTMENTS", "install"]
 STANDIN = "standin"
 
 
-def _engines_for_cpu(module: ModuleType) -> None:
+def _engines_for_cpu(module: Any) -> None:
     """Let the FSDP engines, which are registered for `cuda` and `npu`, be found for `cpu`."""
     from verl.workers.engine.base import EngineRegistry
 
@@ -31,13 +30,13 @@ def _engines_for_cpu(module: ModuleType) -> None:
             EngineRegistry._engines[model_type][strategy]["cpu"] = engine
 
 
-def _pageable_offload(module: ModuleType) -> None:
+def _pageable_offload(module: Any) -> None:
     """Offload the reference policy to memory that is not pinned: pinning needs an accelerator."""
     original = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
 
 
-def _gloo(module: ModuleType) -> None:
+def _gloo(module: Any) -> None:
     """Ask for `gloo` where verl would build `cpu:gloo,cpu:gloo`, which torch rejects."""
     original = module.initialize_global_process_group_ray
 
@@ -47,12 +46,12 @@ def _gloo(module: ModuleType) -> None:
     module.initialize_global_process_group_ray = initialize
 
 
-def _standin_adapter(module: ModuleType) -> None:
+def _standin_adapter(module: Any) -> None:
     """Make the stand-in's side within a trainer rank known."""
     module._ROLLOUT_REGISTRY[STANDIN, "async"] = "verl_profiler.rehearsal.standin.StandinAdapter"
 
 
-def _standin_replica(module: ModuleType) -> None:
+def _standin_replica(module: Any) -> None:
     """Make the stand-in's servers known."""
 
     def load() -> Any:
@@ -63,7 +62,7 @@ def _standin_replica(module: ModuleType) -> None:
     module.RolloutReplicaRegistry.register(STANDIN, load)
 
 
-def _sglang_adapter(module: ModuleType) -> None:
+def _sglang_adapter(module: Any) -> None:
     """Let a trainer rank hand weights to SGLang without CUDA's IPC."""
     import torch.multiprocessing
     from sglang.srt.utils import patch_torch
@@ -81,7 +80,7 @@ def _sglang_adapter(module: ModuleType) -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 
-ADJUSTMENTS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
+ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.utils.distributed", _gloo),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
     ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),

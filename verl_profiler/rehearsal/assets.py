@@ -56,7 +56,9 @@ def taught_model(
             command += ["--function-tools", function_tools]
         if tool_config:
             command += ["--tool-config", tool_config]
-        print("[rehearsal] teaching a tiny model to call the tools (once, under a minute)", flush=True)
+        print(
+            "[rehearsal] teaching a tiny model to call the tools (once, under a minute)", flush=True
+        )
         begin = time.monotonic()
         # One thread takes half as long again as two, but two that must share their cores with
         # another program took seven times as long.

@@ -35,7 +35,7 @@ class RehearsalCallback(Callback):
         """Prepare the driver.  Hydra turns exceptions into warnings, so a failure ends the process."""
         try:
             prepare(config)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             sys.exit(f"the rehearsal could not be prepared: {type(error).__name__}: {error}")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

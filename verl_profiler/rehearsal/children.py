@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["Children"]
@@ -44,6 +44,11 @@ class Children:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+    @property
+    def console(self) -> Iterable[bytes]:
+        """The lines that the program and its descendants write, as they come."""
+        return self.program.stdout or ()
 
     def living(self) -> list[int]:
         """Return the pids of the program and its descendants that have not ended."""

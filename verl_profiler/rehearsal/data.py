@@ -1,6 +1,6 @@
 """Write the rehearsal's prompts: small Parquet files in the shape of verl's GSM8K example.
 
-    python -m verl_profiler.rehearsal.data --out DIR
+Or by hand: `python -m verl_profiler.rehearsal.data --out DIR`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def rows(split: str, count: int, seed: int) -> list[dict[str, Any]]:
 
 def write(directory: Path, seed: int) -> None:
     """Write `train.parquet` and `validation.parquet` into a directory that exists."""
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     for split, count in (("train", TRAIN_ROWS), ("validation", VALIDATION_ROWS)):
-        table = pyarrow.Table.from_pylist(rows(split, count, seed))
+        table = pa.Table.from_pylist(rows(split, count, seed))
         parquet.write_table(table, directory / f"{split}.parquet")
 
 

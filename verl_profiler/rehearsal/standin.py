@@ -159,7 +159,7 @@ class StandinServer:
                 for request in stepped:
                     if request.stop_reason and not request.done.done():
                         request.done.set_result(None)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the requests get it
             failed = [*self._waiting, *(r for group in self._groups for r in group.requests)]
             self._waiting, self._groups = [], []
             for request in failed:

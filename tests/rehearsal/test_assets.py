@@ -1,0 +1,96 @@
+"""The cache of the generated model and prompts: made once, whole or not at all."""
+
+import subprocess
+
+import pytest
+
+from verl_profiler.rehearsal import assets
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The commands that would teach a model; each leaves one file."""
+    started = []
+
+    def run(command, **_):
+        started.append(command)
+        folder = command[command.index("--out") + 1]
+        with open(f"{folder}/config.json", "w") as file:
+            file.write("{}")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return started
+
+
+def test_a_model_is_taught_once(tmp_path, commands):
+    """The second rehearsal finds it."""
+    first = assets.taught_model(tmp_path / "cache", None, None, 0)
+
+    assert first == assets.taught_model(tmp_path / "cache", None, None, 0)
+    assert 1 == len(commands)
+    assert ["config.json"] == [file.name for file in first.iterdir()]
+
+
+def test_other_tools_make_another_model(tmp_path, commands):
+    """What the tools' file says decides, not where it is."""
+    tools = tmp_path / "tools.py"
+    tools.write_text("one")
+    first = assets.taught_model(tmp_path, str(tools), None, 0)
+    tools.write_text("two")
+    second = assets.taught_model(tmp_path, str(tools), None, 0)
+
+    assert first != second
+    assert ["--function-tools", str(tools)] == commands[1][-2:]
+
+
+def test_another_seed_makes_another_model(tmp_path, commands):
+    """The seed is part of what the model is."""
+    assert assets.taught_model(tmp_path, None, None, 0) != assets.taught_model(
+        tmp_path, None, None, 1
+    )
+
+
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    """A half-made model would be found by the next rehearsal."""
+
+    def fail(command, **_):
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(subprocess.CalledProcessError):
+        assets.taught_model(tmp_path, None, None, 0)
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_whoever_is_second_takes_what_the_first_made(tmp_path, monkeypatch):
+    """Two rehearsals may start at the same time."""
+
+    def run(command, **_):
+        scratch = command[command.index("--out") + 1]
+        # The other rehearsal: the scratch folder is named `.<final name>.<random>`.
+        name = scratch.rsplit("/", 1)[1].split(".")[1]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "theirs").touch()
+
+    monkeypatch.setattr(subprocess, "run", run)
+    folder = assets.taught_model(tmp_path, None, None, 0)
+
+    assert ["theirs"] == [file.name for file in folder.iterdir()]
+    assert [folder] == list(tmp_path.iterdir())
+
+
+def test_the_cache_can_be_put_elsewhere(monkeypatch):
+    """A home directory may be small, or not writable."""
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "/elsewhere")
+
+    assert "/elsewhere" == str(assets.default_cache())
+
+
+def test_prompts_are_written(tmp_path):
+    """Both files of a seed lie in one folder."""
+    pytest.importorskip("pyarrow")
+    folder = assets.prompts(tmp_path, 0)
+
+    assert {"train.parquet", "validation.parquet"} == {file.name for file in folder.iterdir()}
+    assert folder == assets.prompts(tmp_path, 0)
