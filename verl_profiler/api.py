@@ -39,7 +39,7 @@ def _record(event: str, begin_ns: int, fields: dict[str, Any], error: BaseExcept
     if active is None:
         return
     request = context.current_request.get()
-    extra = dict(fields) if request is None else {**request.identity(), **fields}
+    extra = dict(fields) if request is None else {**request.full_identity(), **fields}
     if error is not None:
         extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
         extra["error"] = type(error).__name__
@@ -153,7 +153,7 @@ class LogManager:
         if active is None:
             return
         request = context.current_request.get()
-        identity = {} if request is None else request.identity()
+        identity = {} if request is None else request.full_identity()
         if step is None:
             step = context.process.current_step() if request is None else request.step
         if not active.wants(step):

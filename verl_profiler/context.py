@@ -68,7 +68,11 @@ class Request:
         self._identity_turn: int | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity keys of an event's `extra`, as far as they are known, as a new dict."""
+        """Return the identity keys of an event's `extra`, as far as they are known, as a new dict.
+
+        Within a turn these are `request_id` and `turn`: the request's own lines say which sample it
+        is of, and most lines of a run lie within turns.
+        """
         if (
             self._identity is None
             or self._identity_turn is not self.turn
@@ -79,6 +83,15 @@ class Request:
         return self._identity.copy()
 
     def _make_identity(self) -> dict[str, Any]:
+        if self.request_id is None or self.turn is None:
+            return self.full_identity()
+        extra: dict[str, Any] = {"request_id": self.request_id, "turn": self.turn}
+        if self.validate:
+            extra["validate"] = True
+        return extra
+
+    def full_identity(self) -> dict[str, Any]:
+        """Return all identity keys that are known, as a new dict."""
         extra: dict[str, Any] = {}
         if self.request_id is not None:
             extra["request_id"] = self.request_id

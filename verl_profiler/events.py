@@ -164,7 +164,6 @@ EVENTS: dict[str, Event] = {
             "prompt_tokens",
             "response_tokens",
             "cached_tokens",
-            "finish_reason",
             "queue_s",
             "prefill_s",
             "decode_s",

@@ -49,9 +49,6 @@ def _end_generate(call: Call, result: Any) -> None:
     tokens = getattr(result, "token_ids", result)
     if isinstance(tokens, (list, tuple)):
         extra["response_tokens"] = len(tokens)
-    reason = getattr(result, "stop_reason", None)
-    if reason is not None:
-        extra["finish_reason"] = str(reason)
     version = (getattr(result, "extra_fields", None) or {}).get("global_steps")
     if version is not None:
         extra["weight_version"] = version
