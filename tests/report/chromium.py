@@ -194,7 +194,9 @@ class Chromium:
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
         elif method == "Runtime.consoleAPICalled":
-            values = [str(each.get("value", each.get("description"))) for each in parameters["args"]]
+            values = [
+                str(each.get("value", each.get("description"))) for each in parameters["args"]
+            ]
             self.messages.append(f"{parameters['type']}: {' '.join(values)}")
         elif method == "Runtime.exceptionThrown":
             self.messages.append(f"exception: {parameters['exceptionDetails']}")

@@ -130,6 +130,8 @@ def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
         if not listed:
             return "Nothing was recorded that belongs to a step."
         span = max((row["seen_s"] or 0 for row in listed), default=0)
+        if not requests and all(row["step"] == 0 for row in listed):
+            return f"No training step was reached: {seconds(span)} of start-up were recorded."
         return (
             f"No step has an end; {requests:,} requests were seen, "
             f"the longest step over {seconds(span)}."

@@ -297,13 +297,15 @@ def _requests_in_flight(tables: Tables, steps: Steps) -> Rows:
             SELECT run, step, begin_us AS at_us, 1 AS change FROM spans
             UNION ALL SELECT run, step, end_us, -1 FROM spans
         ), running AS (
-            SELECT run, step, at_us, sum(change) OVER (PARTITION BY run, step
-                ORDER BY at_us, change DESC ROWS UNBOUNDED PRECEDING) AS open
+            SELECT run, step, at_us, sum(change) OVER ordered AS open,
+                row_number() OVER ordered AS number
             FROM changes
+            WINDOW ordered AS (PARTITION BY run, step ORDER BY at_us, change DESC
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
         ), parts AS (
             SELECT c.run, c.step,
                 least(floor((at_us - first_us) * 160.0 / spread_us), 159)::INTEGER AS part,
-                max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
+                max(open)::INTEGER AS most, arg_max(open, number)::INTEGER AS last
             FROM running AS c JOIN extents USING (run, step) GROUP BY ALL
         )
         SELECT p.run, p.step, (any_value(first_us) - any_value(s.begin_us)) / 1e6 AS begin_s,

@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_profiler import analysis
 from verl_profiler.analysis.selection import in_steps
+from verl_profiler.events import EVENTS
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.style import color
 from verl_profiler.tables import REQUEST_PARTS, Tables
@@ -29,6 +30,8 @@ _VALIDATION_SCENES = 3
 _REQUESTS = 2_400
 _SPANS = 75_000
 _SLOWEST = 20
+# At least so many of the others in each timeline.
+_EACH = 30
 _FAILED = 20
 # Of steps that are not drawn, the table still has the slowest requests.
 _OTHER_STEPS_REQUESTS = 300
@@ -207,7 +210,7 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     )
     # A turn is about six spans, and a request three more.
     limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (sizes["turns"] or 1))))
-    each = max(30, limit // max(1, len(scenes)) - _SLOWEST)
+    each = max(_EACH, limit // max(1, len(scenes)) - _SLOWEST)
     others = tables.row(
         "SELECT count(*) AS groups FROM (SELECT DISTINCT run, step, validate FROM requests)"
     )["groups"]
@@ -314,7 +317,7 @@ def _request_spans(tables: Tables, count: int, names: _Names) -> list[list[int]]
             SELECT *, dense_rank() OVER (ORDER BY event, tool, failed) - 1 AS code FROM drawn_spans
         )
         SELECT number, flatten(list([code, coalesce(turn, -1), begin, length]
-            ORDER BY begin, length DESC)) AS spans
+            ORDER BY begin, length DESC, turn, code)) AS spans
         FROM coded GROUP BY number
         """
     )
@@ -396,7 +399,9 @@ def _add_lanes(tables: Tables, scenes: Sequence[dict[str, Any]], names: _Names) 
     counts = _count_lanes(tables, names)
     lags = _lags(tables)
     for number, scene in enumerate(scenes):
-        lanes = [each for kind in (trainers, workers, counts, ranks) for each in kind.get(number, ())]
+        lanes = [
+            each for kind in (trainers, workers, counts, ranks) for each in kind.get(number, ())
+        ]
         for lane in lanes:
             marks = lags.get((number, lane["name"]))
             if marks:
@@ -410,7 +415,7 @@ def _span_lanes(tables: Tables, names: _Names, source: str) -> dict[int, list[di
         f"""
         WITH inside AS ({source}), ranked AS (
             SELECT *, row_number() OVER (PARTITION BY scene, name
-                    ORDER BY duration_us DESC, begin_us) AS place,
+                    ORDER BY duration_us DESC, begin_us, event) AS place,
                 count(*) OVER (PARTITION BY scene, name) AS count,
                 sum(duration_us) OVER (PARTITION BY scene, name) AS total_us
             FROM inside
@@ -419,7 +424,7 @@ def _span_lanes(tables: Tables, names: _Names, source: str) -> dict[int, list[di
             (begin_us - base_us) // {UNIT_US} AS begin, duration_us // {UNIT_US} AS length,
             count, total_us
         FROM ranked WHERE place <= {_LANE_SPANS}
-        ORDER BY scene, role, rank, name, begin_us, duration_us DESC
+        ORDER BY scene, role, rank, name, begin_us, duration_us DESC, event
         """
     )
     lanes: dict[int, dict[str, dict[str, Any]]] = {}
@@ -438,10 +443,22 @@ def _span_lanes(tables: Tables, names: _Names, source: str) -> dict[int, list[di
         totals[row["scene"], row["name"]] = row["total_us"]
         code = names.code(row["event"], failed=row["failed"])
         lane["spans"].append([code, row["begin"], row["length"]])
+    for those in lanes.values():
+        for lane in those.values():
+            # Of two spans of the same length, the outer one comes first.
+            lane["spans"].sort(
+                key=lambda span: (span[1], -span[2], _depth(names.listed[span[0]][0]))
+            )
     return {
         scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
         for scene, those in lanes.items()
     }
+
+
+def _depth(event: str) -> int:
+    """Count the events that contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
 
 
 def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -498,16 +515,16 @@ def _count_lanes(tables: Tables, names: _Names) -> dict[int, list[dict[str, Any]
         "SELECT s.*, x.name AS lane, 'engine_request' AS event, x.begin_us AS from_us, "
         "x.end_us AS to_us FROM engine_requests AS x"
         if served
-        else "SELECT s.*, coalesce(x.server, 'engine'), 'engine_call', x.begin_us, x.end_us "
-        "FROM engine_calls AS x"
+        else "SELECT s.*, coalesce(x.server, 'engine') AS lane, 'engine_call' AS event, "
+        "x.begin_us AS from_us, x.end_us AS to_us FROM engine_calls AS x"
     )
     rows = tables.rows(
         f"""
         WITH spans AS MATERIALIZED (
             {engines} JOIN drawn_scenes AS s ON {_OVERLAP}
             UNION ALL
-            SELECT s.*, 'reward functions' AS lane, 'reward_score' AS event, x.begin_us AS from_us,
-                x.end_us AS to_us FROM reward_scores AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+            SELECT s.*, 'reward functions', 'reward_score', x.begin_us, x.end_us
+            FROM reward_scores AS x JOIN drawn_scenes AS s ON {_OVERLAP}
             UNION ALL
             SELECT s.*, 'TransferQueue', 'tq_get', x.begin_us, x.end_us
             FROM transfers AS x JOIN drawn_scenes AS s ON {_OVERLAP}
@@ -518,13 +535,14 @@ def _count_lanes(tables: Tables, names: _Names) -> dict[int, list[dict[str, Any]
             SELECT scene, lane, event, begin_us, end_us, least(to_us, end_us), -1 FROM spans
         ), running AS (
             SELECT scene, lane, event, begin_us, end_us, at_us,
-                sum(change) OVER (PARTITION BY scene, lane, event
-                    ORDER BY at_us, change DESC ROWS UNBOUNDED PRECEDING) AS open
+                sum(change) OVER ordered AS open, row_number() OVER ordered AS number
             FROM changes
+            WINDOW ordered AS (PARTITION BY scene, lane, event ORDER BY at_us, change DESC
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
         ), parts AS (
             SELECT scene, lane, event, least(floor((at_us - begin_us) * {_PARTS}.0
                 / greatest(end_us - begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
-                max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
+                max(open)::INTEGER AS most, arg_max(open, number)::INTEGER AS last
             FROM running GROUP BY ALL
         )
         SELECT scene, lane, event, max(most) AS most, list([part, most, last] ORDER BY part)

@@ -155,7 +155,7 @@ function phaseOrder(phases) {
 
 // The part of requests that took at most so long.
 function cdfChart(rows, chosen, fractions) {
-  const main = rows.find((row) => row.s === chosen) || rows[0];
+  const main = rows.find((row) => row.s === chosen);
   const most = main.quantiles_s[main.quantiles_s.length - 1] * 1.02 || 1;
   const label = 'Part of the requests that took at most so long; half took at most ' +
     seconds(main.quantiles_s[fractions.indexOf(0.5)]);

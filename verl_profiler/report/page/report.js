@@ -41,6 +41,12 @@ function about(text) { return element('p', {class: 'about'}, text); }
 function note(text) { return element('p', {class: 'note'}, text); }
 function notesOf(name) { return (DATA.notes[name] || []).map(note); }
 
+// One line for a section with nothing in it: why nothing was recorded, or that this step has none.
+function nothing(name, ever, what) {
+  if (DATA.notes[name]) return DATA.notes[name].map(about);
+  return [about('No ' + what + (ever ? ' in ' + chosenName() : ' were recorded') + '.'), ...notKept()];
+}
+
 function summaryOf(rows, key) { return rows.reduce((sum, row) => sum + (row[key] || 0), 0); }
 
 function notKept() {
@@ -50,7 +56,7 @@ function notKept() {
 }
 
 function stepsSection() {
-  if (!trained.length) return [about('No steps were recorded.'), ...notesOf('steps')];
+  if (!trained.length) return nothing('steps', false, 'steps');
   const start = steps.find((step) => step.step === 0 && !step.finished);
   const columns = [
     {key: 'label', label: 'step', format: 'text'}, {key: 'duration_s', label: 'time', format: 's'},
@@ -77,7 +83,7 @@ function stepsSection() {
 
 function rolloutSection() {
   const times = of('request_times', false)[0];
-  if (!times) return [about(chosen === ALL ? 'No training requests were recorded.' : 'No training requests in ' + chosenName() + '.'), ...notesOf('rollout'), ...notKept()];
+  if (!times) return nothing('rollout', tables.request_times.some((row) => !row.validate), 'training requests');
   const step = chosen === ALL ? trained.slice().sort((a, b) => (b.spread_s || 0) - (a.spread_s || 0))[0] : chosenStep();
   const tail = [];
   if (step && step.after_p80_s !== null && step.after_p80_s !== undefined) {
@@ -87,7 +93,7 @@ function rolloutSection() {
   }
   const flight = tables.requests_in_flight.find((row) => step && row.s === step.s);
   const rows = tables.request_cdf.filter((row) => !row.validate);
-  const one = element('div', {}, element('h3', {}, 'Request durations, ' + chosenName()), cdfChart(rows, chosen, FRACTIONS),
+  const one = !rows.some((row) => row.s === chosen) ? null : element('div', {}, element('h3', {}, 'Request durations, ' + chosenName()), cdfChart(rows, chosen, FRACTIONS),
     rows.length > 2 ? note('Part of the requests that took at most so long. Gray: ' + (chosen === ALL ? 'each step.' : 'the other steps.')) : null);
   const other = flight ? element('div', {}, element('h3', {}, 'Requests in flight, step ' + clean(step.label) + (chosen === ALL ? ' (the longest rollout)' : '')),
     flightChart(flight, step),
@@ -98,7 +104,7 @@ function rolloutSection() {
     about([plural(times.requests, 'request') + ' in ' + chosenName() + (times.unfinished ? ', ' + number(times.unfinished) + ' without an end' : '') +
       (times.failed ? ', ' + number(times.failed) + ' failed' : '') + '.', ...tail].join(' ')),
     element('div', {class: 'columns'}, one, other),
-    table({caption: 'Percentiles of request durations', rows: [times], columns: percentiles.map(([key, label]) => ({key, label, format: 's'})).concat([
+    times.p50_s === null ? note('None of them has an end, so there are no durations.') : table({caption: 'Percentiles of request durations', rows: [times], columns: percentiles.map(([key, label]) => ({key, label, format: 's'})).concat([
       {key: 'mean_s', label: 'mean', format: 's'}, {key: 'mean_turns', label: 'turns, mean', format: 'n'},
       {key: 'response_tokens', label: 'response tokens', format: 'n'}])}),
     ...engineParts(),
@@ -125,7 +131,7 @@ function engineParts() {
 }
 
 function requestsSection() {
-  if (!drawings.requests.length && !drawings.scenes.length) return [about('No requests were recorded.'), ...notesOf('requests')];
+  if (!drawings.requests.length && !drawings.scenes.length) return nothing('requests', false, 'requests');
   const sampled = drawings.requests.length < drawings.of;
   const box = element('div', {id: 'timeline'});
   const scenes = element('select', {id: 'scene', onchange: () => {
@@ -247,7 +253,7 @@ function pick(request, from) {
 
 function turnsSection() {
   const turns = of('turn_times', false);
-  if (!turns.length) return [about('No finished turns were recorded' + (chosen === ALL ? '.' : ' in ' + chosenName() + '.')), ...notesOf('turns'), ...notKept()];
+  if (!turns.length) return nothing('turns', tables.turn_times.length > 0, 'finished turns');
   const counts = of('turns_per_request', false);
   return [
     about('A turn is one engine call and the tool calls that it asks for; turns count from 0. ' + chosenName()[0].toUpperCase() + chosenName().slice(1) + '.'),
@@ -266,8 +272,7 @@ function turnsSection() {
 
 function toolsSection() {
   const tools = of('tool_times', false);
-  if (!tools.length) return [about('No tool calls' + (tables.tool_times.length ? ' in ' + chosenName() : ' were recorded') + '.'),
-    ...notesOf('tools').filter((each) => each.textContent !== 'No tool calls were recorded.'), ...notKept()];
+  if (!tools.length) return nothing('tools', tables.tool_times.length > 0, 'tool calls');
   const failed = summaryOf(tools, 'failed');
   return [
     about(plural(summaryOf(tools, 'calls'), 'tool call') + ' in ' + chosenName() + ', ' + seconds(summaryOf(tools, 'total_s')) + ' together' +
@@ -327,8 +332,7 @@ function workersSection() {
 
 function transfersSection() {
   const rows = of('transfer_totals');
-  if (!rows.length) return [about('No TransferQueue calls' + (tables.transfer_totals.length ? ' in ' + chosenName() : ' were recorded') + '.'),
-    ...notesOf('transfers').filter((each) => !each.textContent.endsWith('were recorded.')), ...notKept()];
+  if (!rows.length) return nothing('transfers', tables.transfer_totals.length > 0, 'TransferQueue calls');
   const longest = rows.slice().sort((a, b) => b.max_s - a.max_s)[0];
   return [
     about(plural(summaryOf(rows, 'calls'), 'TransferQueue call') + ' in ' + chosenName() + ': ' + bytes(summaryOf(rows, 'size_bytes')) + ' moved, ' +
@@ -352,7 +356,7 @@ function weightsSection() {
       {key: 'label', label: 'step', format: 'text'}, {key: 'trainer_s', label: 'trainer’s timer', format: 's', bar: true},
       {key: 'slowest_rank_s', label: 'slowest rank', format: 's'}, {key: 'slowest_rank', label: 'which', format: 'text'}, {key: 'transfer_s', label: 'transfer', format: 's'},
       {key: 'release_s', label: 'memory released', format: 's'}, {key: 'resume_s', label: 'memory resumed', format: 's'}]}));
-  } else parts.push(about('No weight syncs' + (tables.weight_sync.length ? ' in ' + chosenName() : ' were recorded') + '.'), ...notKept());
+  } else parts.push(...nothing('weights', tables.weight_sync.length > 0, 'weight syncs'));
   parts.push(element('h3', {}, 'Device memory at its fullest'));
   if (memory.length) {
     parts.push(table({caption: 'Peaks of device memory', rows: memory, columns: [
@@ -366,8 +370,7 @@ function weightsSection() {
 function stallsSection() {
   const rows = of('loop_lags');
   if (!rows.length) {
-    if (DATA.notes.stalls) return DATA.notes.stalls.map(about);
-    return [about('No event loop stood still in ' + chosenName() + '.'), ...notKept()];
+    return nothing('stalls', tables.loop_lags.length > 0, 'event-loop stalls');
   }
   // Trainer workers compute inside their loops.
   const computing = new Set(DATA.computing);
@@ -393,7 +396,7 @@ function stallsSection() {
 
 function validationSection() {
   const rows = tables.request_times.filter((row) => row.validate && row.s !== ALL).map((row) => ({...row, label: steps[row.s].label, testing_s: steps[row.s].testing_s}));
-  if (!rows.length) return (DATA.notes.validation || ['No validation requests were recorded.']).map(about);
+  if (!rows.length) return nothing('validation', false, 'validation requests');
   const tools = tables.tool_times.filter((row) => row.validate && row.s === ALL);
   return [
     about('Validation runs between the steps and is in none of the numbers above.'),
@@ -426,7 +429,7 @@ function problemsSection() {
 
 function costSection() {
   const rows = tables.profiler_cost.filter((row) => chosen === ALL || row.s === chosen).map((row) => ({...row, label: steps[row.s].label}));
-  if (!rows.length) return [about('The profiler’s own cost was not recorded' + (chosen === ALL ? '.' : ' in ' + chosenName() + '.')), ...notKept()];
+  if (!rows.length) return nothing('cost', tables.profiler_cost.length > 0, 'accounts of the profiler');
   const worst = rows.filter((row) => row.share !== null).sort((a, b) => b.share - a.share)[0];
   return [
     about((worst ? 'At most ' + share(worst.share) + ' of a step: ' + seconds(worst.dearest_s) + ' of ' + clean(worst.dearest) + '’s time in step ' + clean(worst.label) + '. ' : '') +

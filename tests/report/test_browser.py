@@ -1,0 +1,402 @@
+"""The report in a real Chromium: it draws, zooms, finds and selects, and nothing of a run runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from report.chromium import Chromium, find
+
+from verl_profiler.cli.report import write_report
+from verl_profiler.reader import load
+from verl_profiler.report.html import page
+from verl_profiler.report.sections import document
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(find() is None, reason="no Chromium is installed"),
+]
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+SECTIONS = [
+    "steps", "rollout", "requests", "turns", "tools", "workers", "transfers", "weights", "stalls",
+    "validation", "problems", "cost", "launch",
+]  # fmt: skip
+HOSTILE = {
+    "script": "</script><img src=x onerror=alert(1)>",
+    "quotes": "\"'`><svg onload=alert(2)>",
+    "template": "{{7*7}}${7*7}",
+    "control": "bell\x07tab\tend",
+    "rtl": "abc\u202egnp.exe",
+    "separator": "line\u2028next",
+    "long": "x" * 3_000,
+}
+CANVAS = "document.querySelector('.lane-canvas')"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    started = Chromium()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "small_run"
+    shutil.copytree(SMALL, folder)
+    return write_report(folder)
+
+
+def view(browser):
+    """Return the seconds that the timeline shows, first and last."""
+    shown = browser.evaluate(f"[{CANVAS}.dataset.from, {CANVAS}.dataset.to]")
+    return float(shown[0]), float(shown[1])
+
+
+def text(browser, selector):
+    return browser.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+
+
+def place(browser, selector):
+    """Bring an element into the middle of the window; return its left, top, width and height."""
+    found = f"document.querySelector({json.dumps(selector)})"
+    browser.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
+    browser.settle()
+    return browser.evaluate(
+        f"(() => {{ const box = {found}.getBoundingClientRect(); "
+        "return [box.left, box.top, box.width, box.height]; })()"
+    )
+
+
+def choose_step(browser, step):
+    browser.evaluate(
+        "(() => { const select = document.getElementById('step'); select.value = "
+        f"'{step}'; select.dispatchEvent(new Event('change')); }})()"
+    )
+    browser.settle()
+
+
+def quiet(browser, path):
+    """Say whether the page asked for itself alone and wrote nothing to the console."""
+    return (browser.requests, browser.messages) == ([path.resolve().as_uri()], [])
+
+
+def test_it_draws_every_section_without_errors_or_requests(browser, small):
+    """Nothing but the file itself is fetched, and the console stays empty."""
+    browser.open(small)
+    found = browser.evaluate(
+        "[...document.querySelectorAll('main > section')].map((s) => [s.id, s.innerText.length])"
+    )
+
+    assert SECTIONS == [name for name, _ in found]
+    assert all(length > 20 for _, length in found)
+    for step in ("1", "2", "-1"):
+        choose_step(browser, step)
+    assert quiet(browser, small)
+
+
+def test_keys_zoom_pan_and_return(browser, small):
+    """The timeline can be used without a mouse."""
+    browser.open(small)
+    browser.evaluate(f"{CANVAS}.focus()")
+    home = view(browser)
+    browser.press("+", "+")
+    zoomed = view(browser)
+    browser.press("ArrowRight")
+    panned = view(browser)
+    browser.press("Home")
+
+    assert zoomed[1] - zoomed[0] == pytest.approx((home[1] - home[0]) * 0.6)
+    assert panned[0] > zoomed[0]
+    assert panned[1] - panned[0] == pytest.approx(zoomed[1] - zoomed[0])
+    assert home == view(browser)
+    browser.press("-", "-")
+    assert home == view(browser)
+
+
+def test_the_wheel_zooms_once_the_timeline_has_the_focus(browser, small):
+    """Before that, it scrolls the page as everywhere else."""
+    browser.open(small)
+    left, top, width, height = place(browser, ".lane-canvas")
+    x, y = left + width / 2, max(top, 60) + 40
+    home = view(browser)
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240)
+    browser.settle()
+    assert home == view(browser)
+
+    left, top, width, _ = place(browser, ".lane-canvas")
+    browser.evaluate(f"{CANVAS}.focus({{preventScroll: true}})")
+    browser.mouse("mouseWheel", left + width / 2, max(top, 60) + 40, deltaX=0, deltaY=-240)
+    browser.settle()
+    zoomed = view(browser)
+    assert zoomed[1] - zoomed[0] < (home[1] - home[0]) * 0.9
+
+
+def test_dragging_pans(browser, small):
+    """What was under the pointer stays under it."""
+    browser.open(small)
+    browser.evaluate(f"{CANVAS}.focus()")
+    for _ in range(3):
+        browser.press("+", "+")
+    before = view(browser)
+    left, top, width, _ = place(browser, ".lane-canvas")
+    x, y = left + width / 2, max(top, 60) + 60
+    browser.mouse("mouseMoved", x, y)
+    browser.mouse("mousePressed", x, y, button="left", clickCount=1)
+    browser.mouse("mouseMoved", x + 100, y, button="left", buttons=1)
+    browser.mouse("mouseReleased", x + 100, y, button="left", clickCount=1)
+    browser.settle()
+    after = view(browser)
+
+    assert after[0] < before[0]
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+
+
+def test_a_click_on_a_bar_selects_its_request(browser, small):
+    """Its breakdown and its row in the table follow."""
+    browser.open(small)
+    first = text(browser, "#panel h3")
+    left, top, _, height = place(browser, ".lane-canvas")
+    seen = set()
+    for row in range(45, int(height) - 20, 6):
+        browser.click(left + 160, top + row)
+        seen.add(text(browser, "#panel h3"))
+
+    assert first in seen
+    assert len(seen) > 2
+    chosen = text(browser, "#request-table tr[aria-selected=true] th")
+    assert text(browser, "#panel h3").startswith(chosen)
+    assert text(browser, "#picked").startswith(chosen)
+
+
+def test_arrow_keys_walk_through_the_requests(browser, small):
+    """Each press selects another one, and a screen reader hears which."""
+    browser.open(small)
+    browser.evaluate(f"{CANVAS}.focus()")
+    seen = [text(browser, "#panel h3")]
+    for key in ("ArrowUp", "ArrowUp", "ArrowDown"):
+        browser.press(key)
+        seen.append(text(browser, "#panel h3"))
+
+    assert seen[1] == seen[3]
+    assert len(set(seen)) >= 2
+    spoken = browser.evaluate("document.getElementById('status').textContent")
+    assert seen[-1].split(":")[0] in spoken
+
+
+def test_the_search_finds_a_request_in_any_step(browser, small):
+    """Also while another step is shown; a search without a match says so."""
+    with load(SMALL, cache=False) as run:
+        wanted = run.rows(
+            "SELECT request_id FROM requests WHERE step = 1 ORDER BY request_id LIMIT 1"
+        )[0]["request_id"]
+    browser.open(small)
+    choose_step(browser, "2")
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.call("Input.insertText", text=wanted[:20].upper())
+    browser.settle()
+
+    assert wanted == text(browser, "#request-table tbody th")
+    assert text(browser, "#found").startswith("1 match in all steps")
+    browser.evaluate("document.querySelector('#request-table tbody tr').focus()")
+    browser.press("Enter", "\r")
+    assert text(browser, "#panel h3").startswith(wanted)
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.call("Input.insertText", text="no such request")
+    browser.settle()
+    assert "No listed request matches." == text(browser, "#request-table")
+
+
+def test_a_column_sorts_both_ways(browser, small):
+    """A click sorts, another turns it around, and the order is announced."""
+    browser.open(small)
+    head = "#request-table thead th:nth-child(5)"
+    column = (
+        "[...document.querySelectorAll('#request-table tbody tr')]"
+        ".map((row) => row.children[4].innerText)"
+    )
+    most_first = browser.evaluate(column)
+    assert "descending" == browser.evaluate(f"document.querySelector('{head}').ariaSort")
+    browser.evaluate(f"document.querySelector('{head} button').click()")
+
+    assert "ascending" == browser.evaluate(f"document.querySelector('{head}').ariaSort")
+    assert most_first != browser.evaluate(column)
+
+
+def test_choosing_a_step_shows_it_everywhere(browser, small):
+    """In the chart, by the list, and back to all."""
+    browser.open(small)
+    whole = text(browser, "#tools")
+    browser.evaluate(
+        "document.querySelectorAll('#steps .pick')[0].dispatchEvent(new Event('click'))"
+    )
+    browser.settle()
+
+    assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
+    assert "in step 1" in text(browser, "#tools")
+    assert "step 1" in text(browser, "#rollout")
+    assert "step 1" == browser.evaluate("document.getElementById('scene').selectedOptions[0].text")
+    choose_step(browser, "-1")
+    assert whole == text(browser, "#tools")
+
+
+def test_dark_and_light_by_preference_and_by_button(browser, small):
+    """The canvas follows the rest of the page."""
+    paper = "getComputedStyle(document.body).backgroundColor"
+    pixel = (
+        f"(() => {{ const canvas = {CANVAS}; return [...canvas.getContext('2d')"
+        ".getImageData(12, 5, 60, 12).data].filter((v, i) => i % 4 === 0).reduce((a, b) => Math.max(a, b)); })()"
+    )
+    browser.call(
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
+    try:
+        browser.open(small)
+        dark = browser.evaluate(paper)
+        bright_ink = browser.evaluate(pixel)
+        browser.evaluate("document.getElementById('theme').click()")
+        browser.settle()
+        light = browser.evaluate(paper)
+        dark_ink = browser.evaluate(pixel)
+    finally:
+        browser.call("Emulation.setEmulatedMedia", features=[])
+
+    assert "rgb(255, 255, 255)" == light
+    assert dark != light
+    assert bright_ink > 150 > dark_ink
+
+
+def test_it_prints(browser, small, tmp_path):
+    """The PDF has pages, and the window is as before."""
+    browser.open(small)
+    browser.pdf(tmp_path / "r.pdf")
+    browser.settle()
+
+    assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF")
+    assert None is browser.evaluate("document.documentElement.dataset.theme ?? null")
+    assert quiet(browser, small)
+
+
+@pytest.mark.parametrize("width", [360, 800, 1600])
+def test_no_width_makes_the_page_scroll_sideways(browser, small, width):
+    """Tables scroll by themselves, and the charts fit."""
+    browser.open(small, width=width)
+
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert min(width, 1180) - 60 <= browser.evaluate(f"{CANVAS}.clientWidth") <= width
+
+
+def test_every_control_has_a_name_and_every_table_heads(browser, small):
+    """A screen reader can say what each of them is."""
+    browser.open(small)
+    nameless = browser.evaluate(
+        "[...document.querySelectorAll('button, select, input, canvas[tabindex], svg[role=img]')]"
+        ".filter((n) => !(n.innerText || n.ariaLabel || n.labels?.length)).map((n) => n.outerHTML)"
+    )
+    headless = browser.evaluate(
+        "[...document.querySelectorAll('table')].filter((t) => !t.caption.textContent || "
+        "[...t.tHead.rows[0].cells].some((c) => c.scope !== 'col') || "
+        "[...t.tBodies[0].rows].some((r) => r.cells[0].scope !== 'row')).length"
+    )
+
+    assert [] == nameless
+    assert 0 == headless
+
+
+def test_hostile_texts_appear_as_text(browser, tmp_path):
+    """In tool names, request ids, samples and the folder's name; nothing runs, nothing loads."""
+    folder = tmp_path / "<img src=x onerror=alert(1)>{{7*7}}"
+    lines = []
+    for number, (name, value) in enumerate(HOSTILE.items()):
+        for kind, length, more in (
+            ("engine_call", 0.5, {"server": value, "finish_reason": value}),
+            ("tool_call", 0.4, {"tool": value}),
+            ("request", 1.0, {"sample": value, "session": 0, "agent": value}),
+        ):
+            extra = {"request_id": f"{name} {value}", "turn": 0, **more}
+            if kind == "request":
+                del extra["turn"]
+            stamp = f"2026-11-21T02:33:{20 + number:02}.{int(length * 1000):03}000+00:00"
+            lines.append(
+                {
+                    "timestamp": stamp,
+                    "event": kind,
+                    "duration_sec": length,
+                    "extra": extra,
+                    "step": 1,
+                }
+            )
+        lines.append({**lines[-1], "event": f"user {value}", "status": value})
+    path = folder / "step_1" / "worker_<b>bold<b>.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with load(folder, cache=False) as run:
+        data = document(run)
+    out = tmp_path / "hostile.html"
+    out.write_text(page(data, made="now"), encoding="utf-8")
+
+    browser.open(out)
+    choose_step(browser, "0")
+    browser.evaluate("document.querySelector('#request-table .more')?.click()")
+    for row in range(len(HOSTILE)):
+        browser.evaluate(f"document.querySelectorAll('#request-table tbody tr')[{row}].click()")
+        browser.settle()
+    left, top, width, _ = place(browser, ".lane-canvas")
+    browser.mouse("mouseMoved", left + width / 2, top + 20)
+    browser.settle()
+
+    shown = browser.evaluate("document.body.textContent")
+    tools = text(browser, "#tools")
+    assert folder.name == text(browser, "h1")
+    for name in ("script", "quotes", "template"):
+        assert HOSTILE[name] in tools
+    assert "bell␇tab␉end" in tools
+    assert "abc\\u202egnp.exe" in tools
+    assert "line\\u2028next" in tools
+    assert "(3000 characters)" in shown
+    assert "worker_<b>bold<b>" in shown
+    assert 0 == browser.evaluate("document.querySelectorAll('img, b, body svg[onload]').length")
+    assert quiet(browser, out)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [("gen", 2.0, None), ("step", 3.0, None)],
+        [("engine_call", 1.0, "a")],
+        [("request", 1.0, "a")],
+        [("memory_resume", 0.5, None)],
+    ],
+    ids=["a trainer alone", "a request without an end", "a request without calls", "no step"],
+)
+def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
+    """Sections with nothing say so in words, without errors."""
+    path = tmp_path / "run" / "step_1" / "trainer_0.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "timestamp": "2026-11-21T02:33:30.000000+00:00",
+                    "event": name,
+                    "duration_sec": length,
+                    "extra": {"request_id": request, "turn": 0} if request else {},
+                    "step": 1,
+                }
+            )
+            + "\n"
+            for name, length, request in events
+        )
+    )
+    out = write_report(tmp_path / "run")
+    browser.open(out)
+    empty = browser.evaluate(
+        "[...document.querySelectorAll('main > section')].filter((s) => s.children.length < 2).length"
+    )
+    shown = browser.evaluate("document.body.innerText")
+
+    assert 0 == empty
+    assert "No tool calls were recorded." in shown
+    assert not {"undefined", "NaN", "[object"} & set(shown.split())
+    assert quiet(browser, out)

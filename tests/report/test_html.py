@@ -1,0 +1,398 @@
+"""The report as data and as a file: true numbers, nothing fetched, nothing of a run as markup."""
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_profiler.cli import report
+from verl_profiler.errors import ReadingError
+from verl_profiler.reader import load
+from verl_profiler.report import timelines
+from verl_profiler.report.html import page, script_json
+from verl_profiler.report.sections import document
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+HOSTILE = "</script><img src=x onerror=alert(1)>{{7*7}}\"'\u2028\x07\u202e\ud83d"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text() | st.sampled_from(["</script>", "<!--", "]]>", "\u2028", "&lt;"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+def rows(table):
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+
+
+def of(path, steps=None):
+    with load(path, cache=False) as run:
+        return document(run, steps)
+
+
+def event(name, begin_s, length_s, *, step=1, end=None, **extra):
+    """Return one line; times count from 02:33:20."""
+    made = {
+        "timestamp": f"2026-11-21T02:33:{20 + begin_s + (length_s or 0):09.6f}+00:00",
+        "event": name,
+    }
+    if length_s is not None:
+        made["duration_sec"] = length_s
+    return {**made, "extra": extra, "workid": 0, "step": step}
+
+
+def write(folder, name, events):
+    for each in events:
+        path = folder / f"step_{each['step']}" / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps(each) + "\n")
+    return folder
+
+
+def run_command(*arguments):
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    return report.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+
+
+@given(JSON)
+def test_any_json_stands_inside_a_script_and_reads_back(value):
+    """No text can end the data block or start a comment in it."""
+    text = script_json(value)
+
+    assert value == json.loads(text)
+    assert not set("<>&\u2028\u2029") & set(text)
+
+
+def test_a_number_that_json_lacks_is_refused():
+    """A page whose data the browser cannot read would be empty."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        script_json({"x": float("nan")})
+
+
+def test_the_file_names_no_address_and_only_its_own_script_may_run():
+    """Nothing to fetch, and the policy would not let it."""
+    html = page(of(SMALL), made="now")
+    outside = re.sub(r'(?s)<script type="application/json".*?</script>', "", html)
+
+    addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.]*\.[a-z]{2,}", outside))
+    assert {"http://www.w3.org"} == addresses
+    assert not re.search(r"@import|url\(|<link rel=.stylesheet|<script src|<iframe", outside)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert "default-src &#39;none&#39;" in policy
+    for tag in ("script", "style"):
+        inline = re.findall(rf"(?s)<{tag}>(.*?)</{tag}>", html)
+        digest = base64.b64encode(hashlib.sha256(inline[0].encode()).digest()).decode()
+        assert 1 == len(inline)
+        assert f"{tag}-src &#39;sha256-{digest}&#39;" in policy
+
+
+def test_a_small_run_is_shown_whole():
+    """Every request is there, with its spans inside it."""
+    data = of(SMALL)
+    drawn = data["timelines"]
+    requests = rows({key: drawn["requests"][key] for key in ("columns", "rows")})
+    with load(SMALL, cache=False) as run:
+        expected = run.rows("SELECT count(*) AS requests FROM requests")[0]["requests"]
+
+    assert expected == drawn["of"] == len(requests) == len(drawn["requests"]["spans"])
+    assert all(request["scene"] is not None for request in requests)
+    for request, spans in zip(requests, drawn["requests"]["spans"], strict=True):
+        assert spans
+        assert len(spans) % 4 == 0
+        for begin, length in zip(spans[2::4], spans[3::4], strict=True):
+            assert 0 <= begin
+            assert begin + length <= request["length"] + 1
+    assert len(page(data, made="now")) < 3_000_000
+
+
+def test_the_sentences_say_the_conclusion_first():
+    """Steps and their largest phase, the largest wait, the slowest request."""
+    first, second, third = of(SMALL)["sentences"]
+
+    assert re.match(r"2 steps, median \d.* \d+ % of it is gen", first)
+    assert re.match(r"In step \d, ", second)
+    assert re.match(r"The slowest request \(step \d, worker_\d\) took ", third)
+
+
+def test_all_steps_together_and_each_step_add_up():
+    """What is said of all steps is the sum of what is said of each."""
+    data = of(SMALL)
+    for table, key in (
+        ("tool_times", "calls"),
+        ("tool_times", "total_s"),
+        ("request_parts", "total_s"),
+        ("turn_times", "turns"),
+        ("transfer_totals", "calls"),
+        ("step_phases", "duration_s"),
+    ):
+        every = rows(data[table])
+        steps = {row["s"] for row in rows(data["steps"]) if row["finished"] or row["step"] == 0}
+        if table == "step_phases":
+            steps = {row["s"] for row in rows(data["steps"]) if row["finished"]}
+        whole = sum(row[key] or 0 for row in every if row["s"] == -1)
+        single = sum(row[key] or 0 for row in every if row["s"] in steps)
+
+        assert whole == pytest.approx(single, rel=1e-4), table
+
+
+def test_shares_of_a_steps_phases_add_up_to_one():
+    """Nothing of a step is left out of its bar."""
+    data = of(SMALL)
+    for step in rows(data["steps"]):
+        if step["finished"]:
+            shares = [row["share"] for row in rows(data["step_phases"]) if row["s"] == step["s"]]
+            assert 1 == pytest.approx(sum(shares), abs=1e-4)
+
+
+def test_asking_twice_gives_the_same_and_leaves_nothing():
+    """What the report makes in the database is gone when it is done."""
+    with load(SMALL, cache=False) as run:
+        first = document(run)
+        made = run.rows("SELECT table_name FROM information_schema.tables ORDER BY 1")
+        second = document(run)
+
+        assert first == second
+        assert not [each for each in made if each["table_name"].startswith("drawn_")]
+        assert not run.rows("SELECT 1 FROM duckdb_schemas() WHERE schema_name = 'whole'")
+
+
+def test_a_large_run_is_sampled_and_says_so(monkeypatch):
+    """The slowest of each step stay, and the counts of all are there."""
+    monkeypatch.setattr(timelines, "_SCENES", 1)
+    monkeypatch.setattr(timelines, "_VALIDATION_SCENES", 0)
+    monkeypatch.setattr(timelines, "_SLOWEST", 1)
+    monkeypatch.setattr(timelines, "_OTHER_STEPS_REQUESTS", 1)
+    monkeypatch.setattr(timelines, "_REQUESTS", 2)
+    monkeypatch.setattr(timelines, "_EACH", 1)
+    with load(SMALL, cache=False) as run:
+        drawn = document(run)["timelines"]
+        slowest = run.rows(
+            "SELECT request_id FROM requests WHERE finished QUALIFY row_number() OVER "
+            "(PARTITION BY step, validate ORDER BY duration_us DESC) = 1"
+        )
+    kept = {
+        row["request_id"] for row in rows({k: drawn["requests"][k] for k in ("columns", "rows")})
+    }
+
+    assert 1 == len(drawn["scenes"])
+    assert len(kept) < drawn["of"]
+    assert {row["request_id"] for row in slowest} <= kept
+    lanes = [lane for lane in drawn["scenes"][0]["lanes"] if lane["kind"] == "requests"]
+    assert drawn["scenes"][0]["requests"] == sum(lane["of"] for lane in lanes)
+    assert sum(lane["drawn"] for lane in lanes) < sum(lane["of"] for lane in lanes)
+
+
+def test_engine_times_that_were_not_reported_are_said_not_zero(tmp_path):
+    """Missing is not 0, and the reader learns which setting brings it."""
+    write(
+        tmp_path / "run",
+        "worker_0",
+        [
+            event("engine_call", 0, 1.0, request_id="a", turn=0, engine_request_id="e"),
+            event("request", 0, 2.0, request_id="a", sample=1, session=0),
+        ],
+    )
+    write(tmp_path / "run", "engine_0", [event("engine_request", 0.1, 0.8, engine_request_id="e")])
+    (tmp_path / "run" / "run.json").write_text(
+        json.dumps(
+            {"settings": {"events": {"engine_timing": False, "families": {"memory": False}}}}
+        )
+    )
+    data = of(tmp_path / "run")
+
+    (said,) = data["notes"]["engine"]
+    assert said.startswith("The engine did not report queue, prefill and decode times; ")
+    assert said.endswith("set profiler.events.engine_timing=true.")
+    assert data["notes"]["memory"][0].endswith("profiler.events.families.memory was false.")
+    (call,) = data["timelines"]["requests"]["calls"][0]
+    assert [None, None, None] == [*call, None, None, None, None, None][6:9]
+
+
+def test_an_engine_line_under_the_next_step_is_drawn_where_it_ran(tmp_path):
+    """After a weight sync the server counts one step ahead of the step that still asks."""
+    folder = write(
+        tmp_path / "run",
+        "worker_0",
+        [
+            event("engine_call", 0, 1.0, request_id="a", turn=0, engine_request_id="e"),
+            event("request", 0, 2.0, request_id="a", sample=1, session=0),
+        ],
+    )
+    write(folder, "engine_0", [event("engine_request", 0.1, 0.8, step=2, engine_request_id="e")])
+    (scene,) = of(folder)["timelines"]["scenes"]
+
+    assert ["engine_0"] == [lane["name"] for lane in scene["lanes"] if lane["kind"] == "count"]
+
+
+def test_a_run_without_engines_counts_the_calls_of_its_servers(tmp_path):
+    """The client's view stands in for servers that were not recorded."""
+    folder = write(
+        tmp_path / "run",
+        "worker_0",
+        [
+            event("engine_call", 0, 1.0, request_id="a", turn=0, server="s:0"),
+            event("request", 0, 2.0, request_id="a", sample=1, session=0),
+        ],
+    )
+    data = of(folder)
+
+    counted = [lane for lane in data["timelines"]["scenes"][0]["lanes"] if lane["kind"] == "count"]
+    assert [("s:0", 1)] == [(lane["name"], lane["most"]) for lane in counted]
+    assert data["notes"]["engine"][0].startswith("The engine servers were not recorded")
+
+
+def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):
+    """It has no duration, and stays in the report."""
+    folder = write(
+        tmp_path / "run",
+        "worker_0",
+        [event("engine_call", 0, 1.5, request_id="a", turn=0, sample=1, session=0)],
+    )
+    data = of(folder)
+    requests = data["timelines"]["requests"]
+    (request,) = rows({key: requests[key] for key in ("columns", "rows")})
+
+    assert (None, "unfinished") == (request["duration_s"], request["status"])
+    assert 150_000 == request["length"]
+    assert data["sentences"][0].startswith("No step has an end; 1 requests were seen")
+
+
+def test_only_a_trainer_is_a_report_too(tmp_path):
+    """Steps without requests: phases are drawn, the rest says that it is missing."""
+    folder = write(
+        tmp_path / "run",
+        "trainer_0",
+        [event("gen", 0, 2.0), event("update_actor", 2, 1.0), event("step", 0, 3.5)],
+    )
+    data = of(folder)
+
+    assert data["sentences"][0].startswith("1 step, 3.50 s; 57 % of it is gen")
+    assert ["spans"] == [lane["kind"] for lane in data["timelines"]["scenes"][0]["lanes"]]
+    assert {"requests", "tools", "transfers", "weights", "memory"} <= set(data["notes"])
+    assert page(data, made="now")
+
+
+def test_texts_of_a_run_are_never_markup(tmp_path):
+    """A tool's name, a request id and a folder's name come out as data."""
+    folder = tmp_path / "<img src=x onerror=alert(1)>{{7*7}}"
+    write(
+        folder,
+        "worker_0",
+        [
+            event("tool_call", 0, 0.5, request_id=HOSTILE, turn=0, tool=HOSTILE * 100),
+            event("request", 0, 2.0, request_id=HOSTILE, sample=HOSTILE, session=0),
+        ],
+    )
+    html = page(of(folder), made="now")
+
+    assert "<img" not in html
+    assert "&lt;img src=x onerror=alert(1)&gt;{{7*7}}" in html
+    assert html.count("</script>") == 2
+    data = json.loads(re.search(r'(?s)id="data">(.*?)</script>', html)[1])
+    name = next(name for name in data["timelines"]["names"] if name[0] == "tool_call")
+    assert name[1].startswith(HOSTILE[:20])
+    assert len(name[1]) < 300
+
+
+def test_steps_limit_every_table():
+    """`--steps` leaves nothing of other steps behind."""
+    data = of(SMALL, (2, 2))
+
+    assert [2] == [row["step"] for row in rows(data["steps"])]
+    for name, table in data.items():
+        if isinstance(table, dict) and "s" in table.get("columns", ()) and name != "steps":
+            assert {row["s"] for row in rows(table)} <= {-1, 0}, name
+    everything = of(SMALL)
+    calls = [
+        sum(row["calls"] for row in rows(each["tool_times"]) if row["s"] == -1)
+        for each in (data, everything)
+    ]
+    assert 0 < calls[0] < calls[1]
+
+
+def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
+    """A report is not lost to a second one by accident."""
+    folder = tmp_path / "run"
+    shutil.copytree(SMALL, folder)
+    target = folder / "report.html"
+
+    assert 0 == run_command(folder)
+    assert f"Wrote {target}\n" == capsys.readouterr().out
+    assert target.read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(ReadingError, match="--force") as raised:
+        run_command(folder)
+    assert "file-exists" == raised.value.slug
+    target.write_text("old")
+    assert 0 == run_command(folder, "--force")
+    assert target.read_text().startswith("<!DOCTYPE html>")
+    assert ["report.html"] == [each.name for each in folder.glob("*report*")]
+
+
+def test_a_report_inside_a_run_does_not_change_the_run(tmp_path):
+    """The second report of a run equals the first: report.html is not read as events."""
+    folder = tmp_path / "run"
+    shutil.copytree(SMALL, folder)
+    before = of(folder)
+    report.write_report(folder)
+
+    assert before == of(folder)
+
+
+def test_write_report_returns_where_it_wrote(tmp_path):
+    """The rehearsal shows the path."""
+    out = tmp_path / "new" / "r.html"
+
+    assert out == report.write_report(SMALL, out)
+    assert out.stat().st_size > 50_000
+    shutil.rmtree(SMALL / ".cache", ignore_errors=True)
+
+
+def test_nothing_to_report_is_status_one(tmp_path, capsys):
+    """A run that was only launched has no report."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"experiment": "run"}')
+
+    assert 1 == run_command(folder)
+    assert capsys.readouterr().err.startswith("nothing to report")
+    assert not (folder / "report.html").exists()
+
+
+def test_steps_that_are_not_there_are_refused(tmp_path):
+    """The message names the steps that are."""
+    with pytest.raises(ReadingError, match=r"(?s)it has 0 to 2.*--steps 2"):
+        run_command(SMALL, "--out", tmp_path / "r.html", "--steps", "7")
+
+
+def test_a_place_that_cannot_be_written_is_a_message(tmp_path):
+    """Not a traceback, and no half file."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReadingError, match="cannot be written"):
+        run_command(SMALL, "--out", tmp_path / "file" / "r.html")
+
+
+def test_without_jinja2_the_message_says_what_to_install(tmp_path):
+    """The report is an extra; the summary works without it."""
+    code = "import sys; sys.modules['jinja2'] = None; from verl_profiler.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(SMALL), "--out", str(tmp_path / "r.html")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 2 == done.returncode
+    assert "pip install 'verl-profiler[report]'" in done.stderr
+    assert "Traceback" not in done.stderr
