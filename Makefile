@@ -1,4 +1,5 @@
 # `make rehearsal` runs the real trainer on this machine's CPU, profiled; docs/rehearsal.md.
+# `make test` runs lint, types and all tests, two rehearsals among them.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,23 +12,39 @@ REHEARSE_FLAGS ?=
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
+# Handed to pytest, for example -k recorder, or -m "not rehearsal" for the quick ones.
+TEST_FLAGS ?=
 
-.PHONY: help install rehearsal
+.PHONY: help install rehearsal lint test
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
 	@echo "make rehearsal ENGINE=standin   the same with a stand-in for the engine: smaller, quicker"
 	@echo "make install                    install only"
+	@echo "make test                       install, then lint, types and all tests"
 
 install: $(INSTALLED)
 
 rehearsal: $(INSTALLED)
 	$(VENV)/bin/verl-profiler rehearse --engine $(ENGINE) $(REHEARSE_FLAGS)
 
+lint: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+test: $(INSTALLED) $(VENV)/installed-dev lint
+	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
+
+$(VENV)/installed-dev: $(INSTALLED)
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q --group dev
+	touch $@
+
 # Plain pip: it finds the CPU builds of torch that uv does not.
 $(INSTALLED): pyproject.toml $(wildcard verl_profiler/rehearsal/requirements-*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install $(PIP_FLAGS) -r $(REQUIREMENTS).txt
-	$(VENV)/bin/pip install $(PIP_FLAGS) --no-deps -r $(REQUIREMENTS)-no-deps.txt
-	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[report]'
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q -r $(REQUIREMENTS).txt
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-deps -r $(REQUIREMENTS)-no-deps.txt
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q -e '.[report]'
 	touch $@

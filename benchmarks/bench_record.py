@@ -179,7 +179,10 @@ class Host:
 
 
 def _fields(call, result):
-    call.extra = {"prompt_tokens": len(call.arguments["prompt_ids"]), "response_tokens": len(result)}
+    call.extra = {
+        "prompt_tokens": len(call.arguments["prompt_ids"]),
+        "response_tokens": len(result),
+    }
 
 
 def bench_calls(folder):
@@ -252,7 +255,9 @@ def bench_import():
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench_record_"))
@@ -261,7 +266,9 @@ def main():
     imports = bench_import()
 
     ours = spans["recorder.record, 4 fields"][0]
-    print(f"Python {platform.python_version()}, {platform.machine()}, {time.strftime('%Y-%m-%d')}\n")
+    print(
+        f"Python {platform.python_version()}, {platform.machine()}, {time.strftime('%Y-%m-%d')}\n"
+    )
     print(f"{'per event, calling thread':<40}{'median':>10}{'p99':>10}{'ratio':>8}")
     for name, (median, p99) in spans.items():
         shown = f"{median:,.0f} ns" if median is not None else ""

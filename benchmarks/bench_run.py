@@ -76,7 +76,9 @@ def own_account(folder):
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--engine", default="standin", choices=("standin", "sglang"))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6)

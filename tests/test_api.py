@@ -77,9 +77,12 @@ def test_a_decorated_function_may_run_at_once_in_many_tasks():
 def test_the_users_exception_passes_and_is_named():
     """The very same object."""
     error = ValueError("x")
-    with recorded_events() as events:
-        with pytest.raises(ValueError) as caught, span("risky"):
-            raise error
+    with (
+        recorded_events() as events,
+        pytest.raises(ValueError) as caught,
+        span("risky"),
+    ):
+        raise error
 
     assert error is caught.value
     assert {"status": "error", "error": "ValueError"} == events[0]["extra"]

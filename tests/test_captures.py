@@ -46,7 +46,11 @@ def test_keys_become_verls_own_settings():
     assert [1, 2, 5] == made.global_profiler.steps
     assert "nsys" == made.global_profiler.tool
     assert made.global_profiler.global_tool_config.nsys.discrete
-    assert {"enable": True, "all_ranks": False, "ranks": [0, 1, 3]} == made.actor_rollout_ref.actor.profiler
+    assert {
+        "enable": True,
+        "all_ranks": False,
+        "ranks": [0, 1, 3],
+    } == made.actor_rollout_ref.actor.profiler
     assert {"enable": True, "all_ranks": True, "ranks": []} == made.critic.profiler
 
 

@@ -34,7 +34,9 @@ def slugs_in_code():
 
 def test_every_slug_has_an_entry_and_every_entry_a_slug():
     """Who searches for a message finds what to do."""
-    documented = set(re.findall(r"^### ([a-z-]+)$", (ROOT / "docs/messages.md").read_text(), re.M))
+    documented = set(
+        re.findall(r"^### ([a-z-]+)$", (ROOT / "docs/messages.md").read_text(), re.MULTILINE)
+    )
 
     assert documented == slugs_in_code()
 
@@ -47,7 +49,7 @@ def test_every_setting_is_documented(struct):
 
     for field in msgspec.structs.fields(struct):
         assert field.name in table
-        assert re.search(rf"^ +{field.name}:", yaml, re.M), field.name
+        assert re.search(rf"^ +{field.name}:", yaml, re.MULTILINE), field.name
 
 
 def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():

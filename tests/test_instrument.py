@@ -12,7 +12,7 @@ from reading_back import lines_of
 from verl_profiler import instrument, recorder
 from verl_profiler.probes import Probe
 
-SOURCE = '''
+SOURCE = """
 import functools
 
 def decorated(function):
@@ -60,7 +60,7 @@ class Host(Base):
 
 def function(x):
     return x
-'''
+"""
 
 
 @pytest.fixture

@@ -280,7 +280,9 @@ def test_recording_from_many_threads_loses_nothing(recording, carried):
         thread.join()
     recorder.stop()
 
-    got = {(line["extra"]["thread"], line["extra"]["number"]) for line in lines_of(carried.directory)}
+    got = {
+        (line["extra"]["thread"], line["extra"]["number"]) for line in lines_of(carried.directory)
+    }
 
     assert 8 * 500 == len(got)
 

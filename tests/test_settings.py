@@ -24,7 +24,10 @@ def test_all_families_are_on_unless_switched_off():
 
 def test_nothing_is_active_when_events_are_off():
     """`enabled: false` wins over the families."""
-    assert frozenset() == parse({"output_dir": "x", "events": {"enabled": False}}).events.active_families()
+    assert (
+        frozenset()
+        == parse({"output_dir": "x", "events": {"enabled": False}}).events.active_families()
+    )
 
 
 @pytest.mark.parametrize(

@@ -223,9 +223,10 @@ def _member(node: ast.AST, name: str) -> ast.AST | None:
 
 def _imported_from(tree: ast.AST, name: str) -> str | None:
     for item in ast.walk(tree):
-        if isinstance(item, ast.ImportFrom) and item.module and not item.level:
-            if any((alias.asname or alias.name) == name for alias in item.names):
-                return item.module
+        if not isinstance(item, ast.ImportFrom) or item.level:
+            continue
+        if any((alias.asname or alias.name) == name for alias in item.names):
+            return item.module
     return None
 
 

@@ -1,12 +1,12 @@
 """For tests of your own tools and reward functions: see what they would record.
 
-    from verl_profiler.testing import recorded_events
+from verl_profiler.testing import recorded_events
 
-    def test_my_tool_says_how_many_rows_it_read():
-        with recorded_events() as events:
-            my_tool("users")
+def test_my_tool_says_how_many_rows_it_read():
+    with recorded_events() as events:
+        my_tool("users")
 
-        assert ["database_lookup"] == [event["event"] for event in events]
+    assert ["database_lookup"] == [event["event"] for event in events]
 """
 
 from __future__ import annotations

@@ -148,7 +148,12 @@ def test_every_request_ended_and_is_whole(run):
     """Nothing is left open; each has a start, one conversation, one result."""
     starts = run.of("request_start")
     requests = run.of("request")
-    key = lambda line: (line["step"], line["file"], line["extra"]["sample"], line["extra"]["session"])
+    key = lambda line: (
+        line["step"],
+        line["file"],
+        line["extra"]["sample"],
+        line["extra"]["session"],
+    )
 
     assert Counter(map(key, starts)) == Counter(map(key, requests))
     for line in requests:
@@ -249,7 +254,8 @@ def test_phases_are_verls_own_timings(run):
         for name in ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights"):
             assert abs(phases[name] - metrics[f"timing_s/{name}"]) < 0.005, name
         parts = sum(
-            phases[name] for name in ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
+            phases[name]
+            for name in ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
         )
         assert 0.8 * phases["step"] < parts <= phases["step"] + 0.001
 

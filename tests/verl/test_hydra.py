@@ -133,7 +133,9 @@ def test_overrides_reach_the_workers(became):
 
 def test_the_users_own_runtime_env_stays(became):
     """Ours is added to it."""
-    runtime_env = became["own runtime_env"]["seen"]["config"]["ray_kwargs"]["ray_init"]["runtime_env"]
+    runtime_env = became["own runtime_env"]["seen"]["config"]["ray_kwargs"]["ray_init"][
+        "runtime_env"
+    ]
 
     assert {"MINE", "VERL_PROFILER_SETTINGS"} == set(runtime_env["env_vars"])
     assert "a.b" == runtime_env["worker_process_setup_hook"]

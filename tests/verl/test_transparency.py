@@ -31,7 +31,9 @@ def report(verl_environment):
 
 def probed(targets, word):
     """Return the targets whose problems contain the word."""
-    return {target: problems for target, problems in targets.items() if any(word in p for p in problems)}
+    return {
+        target: problems for target, problems in targets.items() if any(word in p for p in problems)
+    }
 
 
 def test_every_probe_that_this_verl_has_is_placed(report):

@@ -94,7 +94,9 @@ def use(function, arguments):
     if inspect.isasyncgen(got):
 
         async def first():
-            return [item async for item in got][0]
+            items = [item async for item in got]
+            (only,) = items
+            return only
 
         return asyncio.run(first())
     if inspect.iscoroutine(got):
@@ -197,9 +199,7 @@ def main():
     first = {target: vars(owner)[name] for target, _, owner, name, _ in before}
     instrument.install(all_probes())
     report["wrapped_twice"] = [
-        target
-        for target, _, owner, name, _ in before
-        if vars(owner)[name] is not first[target]
+        target for target, _, owner, name, _ in before if vars(owner)[name] is not first[target]
     ]
     targets = {}
     for target, probe, owner, name, static in before:

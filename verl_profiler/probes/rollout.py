@@ -155,7 +155,7 @@ def _begin_generating(call: Call) -> None:
     request.explicit_turns = True
     if request.request_id is None:
         request.request_id = agent_data.request_id
-    _close_turn(request, call.begin_ns)
+    _close_turn(request, call.begin_ns or now())
     _open_turn(request, agent_data.assistant_turns)
 
 
@@ -187,7 +187,7 @@ def _begin_engine_call(call: Call) -> None:
     if request.request_id is None:
         request.request_id = str(call.arguments["request_id"])
     if not request.explicit_turns and request.calls_open == 0:
-        _close_turn(request, call.begin_ns)
+        _close_turn(request, call.begin_ns or now())
         _open_turn(request, request.turns)
     request.calls_open += 1
     engine_call = EngineCall()
