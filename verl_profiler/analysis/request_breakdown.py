@@ -20,10 +20,8 @@ def request_breakdown(
 ) -> Rows:
     """Cut the time of the slowest requests, over all selected steps and workers, into parts.
 
-    Args:
-        validate: False for training, True for validation, None for both.
-        request_id: Only requests whose id begins so.
-        count: How many; None for all.
+    `validate` is None for training and validation; `request_id` narrows to ids that begin so;
+    `count` is None for all.
 
     Returns:
         One row per request, slowest first, unfinished ones last: run, step, name, validate,
@@ -75,10 +73,7 @@ def request_timeline(
 ) -> Rows:
     """List everything that happened in one request, in order.
 
-    Args:
-        request_id: The whole id.
-        step: Needed where ids repeat from step to step.
-        validate: Needed where ids repeat in validation.
+    Ids can repeat from step to step and in validation: then `step` and `validate` tell them apart.
 
     Returns:
         One row per interval: run, step, name, validate, event, turn, what (the tool or the replica),

@@ -15,9 +15,12 @@ from verl_profiler.report.plots import (
     processes,
     requests,
     rollouts,
+    shares,
     steps,
     tools,
     transfers,
+    turns,
+    workers,
 )
 from verl_profiler.report.plots.choice import Choice, NothingToDraw, Plot
 
@@ -26,8 +29,11 @@ __all__ = ["PLOTS", "Choice", "NothingToDraw", "Plot"]
 # In reading order.
 PLOTS: dict[str, Plot] = {
     **steps.PLOTS,
+    **shares.PLOTS,
     **rollouts.PLOTS,
+    **workers.PLOTS,
     **requests.PLOTS,
+    **turns.PLOTS,
     **engines.PLOTS,
     **tools.PLOTS,
     **transfers.PLOTS,

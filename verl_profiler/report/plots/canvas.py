@@ -25,6 +25,7 @@ __all__ = [
     "legend",
     "plain",
     "save",
+    "settings",
     "sheet",
     "short",
     "stack",
@@ -38,7 +39,7 @@ FORMATS = ("png", "svg", "pdf")
 # More bars than this touch each other.
 _TOUCHING = 60
 
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
     "axes.grid": True,
@@ -196,15 +197,13 @@ def step_axis(axes: Axes, steps: Sequence[float]) -> None:
 def stack(
     axes: Axes,
     steps: Sequence[float],
-    series: Iterable[tuple[str, Sequence[float], str]],
+    series: Iterable[tuple[str, Sequence[float], Any]],
     *,
     hatched: Mapping[str, str] | None = None,
 ) -> list[float]:
     """Stack bars over steps and return the height of each.
 
-    Args:
-        series: Name, values and color, from the bottom up.
-        hatched: Hatches by name.
+    A series is a name, its values and a color, from the bottom up; `hatched` has hatches by name.
     """
     touching = len(steps) > _TOUCHING
     marks = hatched or {}
@@ -228,7 +227,7 @@ def stack(
 def bars(
     axes: Axes,
     names: Sequence[str],
-    series: Iterable[tuple[str, Sequence[float], str]],
+    series: Iterable[tuple[str, Sequence[float], Any]],
     *,
     hatched: Mapping[str, str] | None = None,
 ) -> list[float]:
@@ -250,7 +249,8 @@ def bars(
         )
         base = [low + value for low, value in zip(base, values, strict=True)]
     axes.set_yticks(places, [plain(name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    # A few bars stay as thin as many.
+    axes.set_ylim(max(len(names), 3) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     return base
@@ -277,49 +277,45 @@ def legend(axes: Axes, *, title: str | None = None, reverse: bool = False) -> No
 
 
 def end_labels(
-    axes: Axes, labels: Sequence[tuple[float, str, str]], *, at: float = 1.01, gap: float = 0.052
+    axes: Axes,
+    labels: Sequence[tuple[float, str, str] | tuple[float, str, str, str]],
+    *,
+    gap: float = 0.052,
 ) -> None:
     """Label lines at the right edge of a panel, pushed apart where they would overlap.
 
-    Args:
-        labels: Value on the vertical axis, text and color of each line.
-        at: Where on the horizontal axis, as a share of its length.
-        gap: The least distance, as a share of the vertical axis.
+    Each label is a value on the vertical axis, a text, a color and, if not solid, a line style;
+    `gap` is the least distance, as a share of the vertical axis.
     """
     low, high = axes.get_ylim()
     span = (high - low) or 1.0
-    placed = sorted(
-        (
-            [(value - low) / span, text, code]
-            for value, text, code in labels
-            if math.isfinite(value)
-        ),
-        key=lambda each: each[0],
+    shown = sorted(
+        (label for label in labels if math.isfinite(label[0])), key=lambda label: label[0]
     )
-    for before, after in zip(placed, placed[1:], strict=False):
-        after[0] = max(after[0], before[0] + gap)
-    over = placed[-1][0] - 1.0 if placed else 0.0
-    if over > 0:
-        placed[-1][0] -= over
-        for after, before in zip(placed[::-1], placed[-2::-1], strict=False):
-            before[0] = min(before[0], after[0] - gap)
-    for place, text, code in placed:
-        axes.text(
-            at,
-            place,
-            "\u25a0",
+    places = [(label[0] - low) / span for label in shown]
+    for number in range(1, len(places)):
+        places[number] = max(places[number], places[number - 1] + gap)
+    if places:
+        places[-1] = min(places[-1], 1.0)
+    for number in reversed(range(len(places) - 1)):
+        places[number] = min(places[number], places[number + 1] - gap)
+    for place, (_, text, code, *style) in zip(places, shown, strict=True):
+        axes.plot(
+            [1.012, 1.042],
+            [place, place],
             transform=axes.transAxes,
             color=code,
-            fontsize=8.5,
-            va="center",
-            ha="left",
+            linestyle=style[0] if style else "-",
+            linewidth=2.0,
+            clip_on=False,
+            scalex=False,
+            scaley=False,
         )
         axes.text(
-            at,
+            1.05,
             place,
-            f"    {plain(text)}",
+            plain(text),
             transform=axes.transAxes,
-            color=INK,
             fontsize=8.5,
             va="center",
             ha="left",

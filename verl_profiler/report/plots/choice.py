@@ -12,7 +12,7 @@ from verl_profiler.analysis.request_durations import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.tables import Tables
 
-__all__ = ["Choice", "NothingToDraw", "Plot", "Sheets"]
+__all__ = ["Choice", "NothingToDraw", "Plot", "Sheets", "column", "known"]
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 Sheets = Mapping[str, Rows]

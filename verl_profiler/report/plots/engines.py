@@ -156,7 +156,7 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
         title += f", {sum(rates) / len(rates):,.0f} per second while generating"
     speeds = known(replicas, "response_tokens_per_s")
     if len(speeds) > 1:
-        title += f"; the slowest of {len(speeds)} replicas has {share(min(speeds) / max(speeds))} of the fastest one's rate"
+        title += f"; the slowest replica has {share(min(speeds) / max(speeds))} of the fastest"
     steps = [row["step"] for row in rows]
     figure, panels = sheet(
         title,

@@ -59,7 +59,8 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
     )
     shown = order[:_BARS]
     held = [groups[key] for key in shown]
-    about = f"{choice.words()} and validation: {sum(row['lags'] for row in rows):,} lags"
+    lags = sum(row["lags"] for row in rows)
+    about = f"{choice.words()} and validation: {lags:,} lag{'s' * (lags != 1)}"
     if len(order) > len(shown):
         about += f"; {len(shown)} of {len(order)} process and call pairs"
     figure, (axes,) = sheet(
@@ -120,7 +121,7 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
         title = (
             f"The profiler costs the busiest process {share(sum(shares) / len(shares))} of a step"
         )
-        if len(shares) > 1:
+        if share(max(shares)) != share(sum(shares) / len(shares)):
             title += f" on average, {share(max(shares))} at most"
     else:
         title = f"The profiler took {seconds(max(row['dearest_s'] for row in rows))} in the busiest process"

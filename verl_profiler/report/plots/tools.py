@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from verl_profiler.analysis.rewards import reward_times, rewards
 from verl_profiler.analysis.selection import Rows
@@ -104,6 +105,8 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
     if wide:
         axes.set_xscale("log")
         axes.set_xlim(quickest * factor / 2, slowest * factor * 1.5)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", length=0)
     legend(axes)
     axes.set_title("how long")

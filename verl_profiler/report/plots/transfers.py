@@ -54,9 +54,8 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
     top = max(sums, key=lambda key: (sums[key], key))
     slowest = max(rows, key=lambda row: row["max_s"])
     title = (
-        f"{top[1]} of {top[0]} takes {share(sums[top] / (sum(sums.values()) or 1))} of the time of "
-        f"TransferQueue calls; the longest call, {slowest['event']} of {slowest['role']}, took "
-        f"{seconds(slowest['max_s'])}"
+        f"{top[1]} of {top[0]} takes {share(sums[top] / (sum(sums.values()) or 1))} of TransferQueue "
+        f"time; the longest call took {seconds(slowest['max_s'])} ({slowest['event']} of {slowest['role']})"
     )
     figure, panels = sheet(
         title,

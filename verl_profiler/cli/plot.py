@@ -1,0 +1,392 @@
+"""Draw one of the plots, or all of them, and say where it was written.
+
+    verl-profiler plot --list
+    verl-profiler plot request_duration_cdf logs/my-run
+    verl-profiler plot slowest_requests logs/my-run --steps 5 --worker 2 --out slowest.svg
+    verl-profiler plot all logs/my-run --out figures
+    verl-profiler plot rollout_tail logs/my-run --json
+
+With --json or --csv the numbers behind the plot are given instead: on the terminal, or where --out
+says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import difflib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.cli.summary import step_range
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from verl_profiler.analysis import Rows
+    from verl_profiler.reader import Run
+    from verl_profiler.report.plots import Choice, Plot
+
+__all__ = ["add_arguments", "check_selection", "percentiles", "run"]
+
+_FORMATS = ("png", "svg", "pdf")
+_ALL = "all"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a plot's name (see --list), or all"
+    )
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        type=Path,
+        help="run directory, archive of one, step folder or event file; several give a plot each",
+    )
+    parser.add_argument("--list", action="store_true", help="list the plots and what they answer")
+    parser.add_argument(
+        "--steps",
+        "--step",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
+    )
+    parser.add_argument(
+        "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
+    )
+    parser.add_argument(
+        "--validate", action="store_true", help="show validation instead of training"
+    )
+    parser.add_argument(
+        "--percentiles",
+        metavar="P,P,...",
+        type=percentiles,
+        help="those to mark, for request_duration_cdf (default: 50,80,90,95,99,99.9)",
+    )
+    parser.add_argument(
+        "--slowest",
+        metavar="COUNT",
+        type=_count,
+        help="how many requests slowest_requests lists (default: 20)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        type=Path,
+        help="the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)",
+    )
+    parser.add_argument(
+        "--format", choices=_FORMATS, help="default: as --out is named, or png", default=None
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    numbers = parser.add_mutually_exclusive_group()
+    numbers.add_argument("--json", action="store_true", help="give the numbers as JSON")
+    numbers.add_argument("--csv", action="store_true", help="give the numbers as CSV")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the plots; return 0, or 1 when there is nothing to draw.
+
+    Raises:
+        ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
+    """
+    plots = _plots()
+    if args.list:
+        width = max(map(len, plots))
+        print("\n".join(f"{name.ljust(width)}  {plot.about}" for name, plot in plots.items()))
+        return 0
+    chosen = _chosen(plots, args)
+    if not args.runs:
+        raise ReadingError(
+            f"no run was named.\nFor example verl-profiler plot {args.name} logs/my-run", "no-run"
+        )
+    from verl_profiler.reader import load
+
+    with load(args.runs, cache=not args.no_cache) as opened:
+        check_selection(opened, args.steps, args.worker)
+        if args.json:
+            return _write_json(opened, chosen, args)
+        if args.csv:
+            return _write_csv(opened, chosen, args)
+        return _draw(opened, chosen, args)
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    """Read `50,95,99.9`."""
+    try:
+        values = sorted({float(word) for word in text.split(",")})
+    except ValueError:
+        values = []
+    if not values or not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} are not percentiles; write numbers from 0 to 100, such as 50,95,99.9"
+        )
+    return tuple(values)
+
+
+def check_selection(
+    opened: Run, steps: tuple[int, int] | None, worker: int | None, *, option: str = "--steps"
+) -> None:
+    """Refuse steps and workers that the run does not have, and name those that it has.
+
+    Raises:
+        ReadingError: Nothing in the run has such a step or worker.
+    """
+    known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+    if steps is not None and not any(steps[0] <= step <= steps[1] for step in known):
+        wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
+        has = "no steps" if not known else f"{known[0]} to {known[-1]}"
+        example = f"\nFor example {option} {known[-1]}" if known else ""
+        raise ReadingError(
+            f"step {wanted} is not in this run; it has {has}.{example}", "no-such-step"
+        )
+    if worker is None:
+        return
+    names = [
+        row["name"]
+        for row in opened.rows(
+            "SELECT DISTINCT name FROM requests WHERE regexp_full_match(name, 'worker_\\d+(-\\d+)?') "
+            "ORDER BY length(name), name"
+        )
+    ]
+    if not any(name.split("-")[0] == f"worker_{worker}" for name in names):
+        has = "no agent-loop workers" if not names else f"{', '.join(names[:20])}"
+        if len(names) > 20:
+            has += f" and {len(names) - 20} more"
+        raise ReadingError(f"worker {worker} is not in this run; it has {has}.", "no-such-worker")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
+    return int(text)
+
+
+def _plots() -> Mapping[str, Plot]:
+    try:
+        from verl_profiler.report.plots import PLOTS
+    except ImportError as error:
+        raise ReadingError(
+            f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
+            "missing-extra",
+        ) from error
+    return PLOTS
+
+
+def _chosen(plots: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Plot]:
+    """Return the plots to draw; refuse options that the chosen plot would not heed."""
+    if args.name is None:
+        raise ReadingError(
+            "no plot was named.\nverl-profiler plot --list shows all of them", "no-such-plot"
+        )
+    given = {
+        option: value
+        for option, value in (
+            ("worker", args.worker is not None),
+            ("validate", args.validate),
+            ("percentiles", args.percentiles is not None),
+            ("count", args.slowest is not None),
+        )
+        if value
+    }
+    words = {"count": "slowest"}
+    if args.name == _ALL:
+        narrowing = {"worker", "validate"} & set(given)
+        return {name: plot for name, plot in plots.items() if narrowing <= plot.takes}
+    if args.name not in plots:
+        near = difflib.get_close_matches(args.name, plots, 1, 0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ReadingError(
+            f"there is no plot {args.name!r}; {hint}There are {', '.join(plots)}, and all.",
+            "no-such-plot",
+        )
+    plot = plots[args.name]
+    for option in given:
+        if option not in plot.takes:
+            others = [name for name, each in plots.items() if option in each.takes]
+            raise ReadingError(
+                f"{args.name} does not heed --{words.get(option, option)}, which would mislead.\n"
+                f"These do: {', '.join(others)}",
+                "option-not-heeded",
+            )
+    return {args.name: plot}
+
+
+def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
+    from verl_profiler.report.plots import Choice
+
+    more: dict[str, Any] = {}
+    if args.percentiles is not None:
+        more["percentiles"] = args.percentiles
+    if args.slowest is not None:
+        more["count"] = args.slowest
+    return {
+        label: Choice(
+            run=label, steps=args.steps, worker=args.worker, validate=args.validate, **more
+        )
+        for label in opened.labels
+    }
+
+
+def _of_run(sheets: Mapping[str, Rows], label: str) -> dict[str, Rows]:
+    return {
+        name: [row for row in rows if row.get("run", label) == label]
+        for name, rows in sheets.items()
+    }
+
+
+def _draw(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
+    from verl_profiler.report.plots import NothingToDraw
+    from verl_profiler.report.plots.canvas import save
+
+    choices = _choices(opened, args)
+    form, paths = _paths(chosen, list(choices), args)
+    _refuse_overwriting(paths.values(), force=args.force)
+    written = 0
+    for name, plot in chosen.items():
+        sheets = plot.tables(opened.tables, next(iter(choices.values())))
+        for label, choice in choices.items():
+            try:
+                figure = plot.figure(_of_run(sheets, label), choice)
+            except NothingToDraw as reason:
+                print(f"verl-profiler plot: {name}: nothing to draw: {reason}", file=sys.stderr)
+                continue
+            path = paths[name, label]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(figure, path, form)
+            print(f"Wrote {path}")
+            written += 1
+    return 0 if written else 1
+
+
+def _paths(
+    chosen: Mapping[str, Plot], labels: list[str], args: argparse.Namespace
+) -> tuple[str, dict[tuple[str, str], Path]]:
+    """Return the format, and the file of every plot and run."""
+    out: Path | None = args.out
+    form: str | None = args.format
+    suffix = "" if out is None else out.suffix.lower().lstrip(".")
+    if out is not None and suffix in _FORMATS and not out.is_dir():
+        if form is not None and form != suffix:
+            raise ReadingError(
+                f"--out {out} and --format {form} contradict each other.\nLeave one of them out",
+                "output-format",
+            )
+        if len(chosen) * len(labels) > 1:
+            raise ReadingError(
+                f"--out {out} is one file, and there are {len(chosen) * len(labels)} plots to write.\n"
+                "Name a folder instead",
+                "output-format",
+            )
+        ((name,), (label,)) = chosen, labels
+        return suffix, {(name, label): out}
+    form = form or "png"
+    folder = out if out is not None else Path("plots" if args.name == _ALL else ".")
+    several = len(labels) > 1
+    return form, {
+        (name, label): folder / (f"{_safe(label)}-{name}.{form}" if several else f"{name}.{form}")
+        for name in chosen
+        for label in labels
+    }
+
+
+def _safe(label: str) -> str:
+    """Make a file name of a run's label."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in label)[:80]
+
+
+def _refuse_overwriting(paths: Any, *, force: bool) -> None:
+    there = [path for path in paths if path.exists()]
+    if there and not force:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise ReadingError(
+            f"{there[0]}{more} would be overwritten.\nAdd --force, or name another --out",
+            "output-exists",
+        )
+
+
+def _numbers(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Any]:
+    choice = next(iter(_choices(opened, args).values()))
+    return {name: plot.tables(opened.tables, choice) for name, plot in chosen.items()}
+
+
+def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, Plot]) -> bool:
+    """Say which plots have no numbers; return True when none has any."""
+    empty = [name for name, sheets in numbers.items() if not next(iter(sheets.values()))]
+    for name in empty:
+        print(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}", file=sys.stderr)
+    return len(empty) == len(numbers)
+
+
+def _write_json(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
+    numbers = _numbers(opened, chosen, args)
+    content = {
+        "format": 1,
+        "runs": opened.labels,
+        "steps": args.steps,
+        "worker": args.worker,
+        "validate": args.validate,
+        "plots": numbers,
+        "problems": opened.problems,
+    }
+    text = json.dumps(content, indent=1, default=str) + "\n"
+    out: Path | None = args.out
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        path = out / f"{args.name}.json" if out.is_dir() else out
+        _refuse_overwriting([path], force=args.force)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"Wrote {path}")
+    return 1 if _nothing(numbers, chosen) else 0
+
+
+def _write_csv(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
+    numbers = _numbers(opened, chosen, args)
+    tables = {table: rows for sheets in numbers.values() for table, rows in sheets.items() if rows}
+    out: Path | None = args.out
+    if out is None:
+        # A terminal takes one table: the plot's own.
+        if len(chosen) > 1:
+            raise ReadingError(
+                "--csv of all plots needs a folder to write to.\nAdd --out FOLDER", "output-format"
+            )
+        sys.stdout.write(_as_csv(next(iter(next(iter(numbers.values())).values()))))
+        return 1 if _nothing(numbers, chosen) else 0
+    if out.suffix.lower() == ".csv" and not out.is_dir():
+        if len(chosen) > 1:
+            raise ReadingError(
+                f"--out {out} is one file, and there are {len(tables)} tables to write.\n"
+                "Name a folder instead",
+                "output-format",
+            )
+        tables = dict(list(tables.items())[:1])
+        paths = dict.fromkeys(tables, out)
+    else:
+        paths = {table: out / f"{table}.csv" for table in tables}
+    _refuse_overwriting(paths.values(), force=args.force)
+    for table, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_as_csv(tables[table]), encoding="utf-8", newline="")
+        print(f"Wrote {path}")
+    return 1 if _nothing(numbers, chosen) else 0
+
+
+def _as_csv(rows: Rows) -> str:
+    if not rows:
+        return ""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

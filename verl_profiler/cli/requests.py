@@ -1,0 +1,161 @@
+"""List the slowest requests, or show one of them from its begin to its end.
+
+    verl-profiler requests logs/my-run --step 5 --slowest 20
+    verl-profiler requests logs/my-run --worker 2
+    verl-profiler requests logs/my-run --request 1a4bf2c0
+
+--request takes the whole id or its beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.cli.plot import check_selection
+from verl_profiler.cli.summary import step_range
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.reader import Run
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="run directory, archive of one, step folder or event file; several for a resumed run",
+    )
+    parser.add_argument(
+        "--step",
+        "--steps",
+        dest="steps",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
+    )
+    parser.add_argument(
+        "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
+    )
+    parser.add_argument(
+        "--slowest", metavar="COUNT", type=int, default=20, help="how many (default: 20)"
+    )
+    parser.add_argument(
+        "--validate", action="store_true", help="list validation instead of training"
+    )
+    parser.add_argument("--request", metavar="ID", help="show this request's turns and calls")
+    parser.add_argument("--width", type=int, help="columns to use (default: the terminal's)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list or the request; return 0, or 1 when there is none.
+
+    Raises:
+        ReadingError: No such step, worker or request (exit code 2).
+    """
+    from verl_profiler.reader import load
+
+    if args.slowest < 1:
+        raise ReadingError(
+            f"--slowest {args.slowest} asks for no request.\nFor example --slowest 20",
+            "option-value",
+        )
+    with load(args.runs, cache=not args.no_cache) as opened:
+        check_selection(opened, args.steps, args.worker, option="--step")
+        return _one(opened, args) if args.request else _list(opened, args)
+
+
+def _list(opened: Run, args: argparse.Namespace) -> int:
+    from verl_profiler.analysis.request_breakdown import request_breakdown
+    from verl_profiler.analysis.rows_of import rows_of
+    from verl_profiler.report.request_text import request_table
+
+    rows = request_breakdown(
+        opened.tables,
+        args.steps,
+        worker=args.worker,
+        validate=args.validate,
+        count=args.slowest,
+    )
+    selection = rows_of(args.steps, worker=args.worker, validate=args.validate)
+    counts: Any = opened.tables.row(
+        "SELECT count(*) FILTER (finished) AS finished, count(*) FILTER (NOT finished) AS unfinished "
+        f"FROM requests WHERE {selection}"
+    )
+    if args.json:
+        content = {"format": 1, "runs": opened.labels, **counts, "requests": rows}
+        json.dump(content, sys.stdout, indent=1, default=str)
+        print()
+    elif rows:
+        print(request_table(rows, counts, several=len(opened.labels) > 1))
+    if not rows:
+        kind = "validation" if args.validate else "training"
+        print(f"nothing to report: no {kind} request is there", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _one(opened: Run, args: argparse.Namespace) -> int:
+    from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
+    from verl_profiler.report.request_text import request_lines
+
+    found = request_breakdown(
+        opened.tables,
+        args.steps,
+        worker=args.worker,
+        validate=True if args.validate else None,
+        request_id=args.request,
+        count=None,
+    )
+    exact = [row for row in found if row["request_id"] == args.request]
+    found = exact or found
+    if not found:
+        raise ReadingError(
+            f"no request has an id that begins with {args.request!r} there.\n"
+            "verl-profiler requests RUN lists the slowest with their ids",
+            "no-such-request",
+        )
+    if len(found) > 1:
+        listed = ", ".join(
+            f"{row['request_id']} (step {row['step']}{', validation' if row['validate'] else ''})"
+            for row in found[:5]
+        )
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ReadingError(
+            f"{len(found)} requests have ids that begin with {args.request!r}: {listed}{more}.\n"
+            "Give more of the id, or --step N, --worker N or --validate",
+            "several-requests",
+        )
+    request = found[0]
+    timeline = [
+        row
+        for row in request_timeline(
+            opened.tables, request["request_id"], request["step"], validate=request["validate"]
+        )
+        if row["run"] == request["run"]
+    ]
+    if args.json:
+        content = {"format": 1, "request": request, "timeline": timeline}
+        json.dump(content, sys.stdout, indent=1, default=str)
+        print()
+    else:
+        print(request_lines(request, timeline, width=args.width or _terminal_width()))
+    return 0
+
+
+def _terminal_width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((110, 24)).columns
