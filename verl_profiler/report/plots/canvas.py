@@ -312,9 +312,9 @@ def end_labels(
             scaley=False,
         )
         axes.text(
-            1.05,
+            1.042,
             place,
-            plain(text),
+            f"  {plain(text)}",
             transform=axes.transAxes,
             fontsize=8.5,
             va="center",

@@ -70,8 +70,7 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
         notes=[
             (
                 "While a loop stands still, everything that awaits in it looks slow. Gray: trainer "
-                "workers compute in their event loops by design. Steps in which several bars overlap "
-                "in time are not marked."
+                "workers compute in their event loops by design."
             )
         ],
     )

@@ -1,4 +1,4 @@
-"""Plots of requests: how long they took, the slowest of them, and their turns."""
+"""Plots of requests: how long they took, and the slowest of them."""
 
 from __future__ import annotations
 

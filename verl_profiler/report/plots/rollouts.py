@@ -1,4 +1,4 @@
-"""Plots of rollouts: requests in flight, the tail, and which worker was last."""
+"""Plots of rollouts: how many requests were in flight, and the tail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of steps: how long they took, what their time went to, and validation."""
+"""Plots of steps: how long they took, and validation."""
 
 from __future__ import annotations
 

@@ -171,10 +171,6 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-_NO_REQUESTS = (
-    "no finished request was recorded there. The rollout family may be off "
-    "(profiler.events.families.rollout), or no request ended."
-)
 _BOTH = frozenset({"worker", "validate"})
 
 

@@ -228,10 +228,6 @@ def _by_number(name: str) -> tuple[str, int, str]:
     return (stem, int(number), "") if number.isdecimal() else (name, -1, name)
 
 
-_NO_REQUESTS = "no finished request was recorded there."
-_BOTH = frozenset({"worker", "validate"})
-
-
 PLOTS: dict[str, Plot] = {
     "worker_phases": Plot(
         "Which worker was the slowest at what, and who waited for it?",
