@@ -31,7 +31,7 @@ from verl_profiler.tables import Tables
 __all__ = ["PLOTS"]
 
 _PARTS = ("queue", "prefill", "decode", "engine", "outside", "unseen")
-_COLORS = {**PART_COLORS, "unseen": PART_COLORS["other"]}
+_COLORS = {**PART_COLORS, "unseen": PART_COLORS["tool_parsing"]}
 _WORDS = {
     "queue": "waiting in the engine's queue",
     "prefill": "prefill",
@@ -77,7 +77,9 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
             "agent loop's own event loop."
         )
     ]
-    if "engine" in totals and "decode" not in totals:
+    if "engine" in totals and "decode" in totals:
+        notes.append("engine: inside the engine, but in none of the parts that it reports.")
+    elif "engine" in totals:
         notes.append(
             "These engines do not say how long requests queued, or prefill and decode took."
         )
@@ -98,7 +100,9 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
             value[step, part]["total_s"] * factor if (step, part) in value else 0.0
             for step in steps
         ]
-        per_call.append((part, numbers, _COLORS[part]))
+        # What the engine does not report in parts looks unlike the parts that it does.
+        rest = part == "engine" and "decode" in totals
+        per_call.append((part, numbers, PART_COLORS["other"] if rest else _COLORS[part]))
     stack(axes, steps, per_call)
     step_axis(axes, steps)
     value_axis(axes, f"time of all calls together [{unit}]")

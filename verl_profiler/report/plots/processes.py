@@ -25,6 +25,7 @@ from verl_profiler.tables import Tables
 __all__ = ["PLOTS"]
 
 _BARS = 20
+_WAITING = ("agent_loop", "engine", "reward", "trainer")
 _DESIGNED = "#B9C2CC"
 
 
@@ -36,7 +37,11 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
     rows = sheets["loop_suspects"]
     suspects = [row for row in rows if not row["by_design"]]
     if suspects:
-        worst = max(suspects, key=lambda row: row["max_s"])
+        # Where requests wait, a stall matters most; start-up and trainer workers come after.
+        worst = max(
+            suspects,
+            key=lambda row: (row["role"] in _WAITING and row["step"] > 0, row["max_s"]),
+        )
         title = f"The event loop of {worst['name']} stood still for {seconds(worst['max_s'])} (step {worst['step']})"
         if worst["during"]:
             title += f", in {short(worst['during'], 30)}"

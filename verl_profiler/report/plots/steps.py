@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from matplotlib.figure import Figure
 
 from verl_profiler.analysis.selection import Rows
@@ -109,14 +111,15 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
 
 
 def _duration_title(rows: Rows, trends: Rows) -> str:
-    steps = sorted(known(rows, "step_s"))
-    rollouts = sorted(known(rows, "rollout_s"))
+    steps = known(rows, "step_s")
+    rollouts = known(rows, "rollout_s")
     if steps:
-        middle = steps[len(steps) // 2]
         part = sum(row["rollout_s"] or 0 for row in rows if row["finished"]) / sum(steps)
-        title = f"A step takes {seconds(middle)} (median); {share(part)} of the time is rollout"
+        title = (
+            f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is rollout"
+        )
     elif rollouts:
-        title = f"A rollout takes {seconds(rollouts[len(rollouts) // 2])}"
+        title = f"A rollout takes {seconds(median(rollouts))} (median)"
     else:
         title = "Steps"
     if len(rows) < 5:
