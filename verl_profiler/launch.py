@@ -6,6 +6,7 @@ verl from Python calls it himself.  Everything wrong with the settings ends here
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -164,11 +165,16 @@ def _hook_ray_init() -> None:
     if getattr(original, "__verl_profiler__", False):
         return
 
+    @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         global _ray_started
         _ray_started = True
         runtime_env = kwargs.get("runtime_env")
-        if runtime_env is None or isinstance(runtime_env, dict):
+        # Ray Client (ray://) exports no callables.
+        through_client = str(kwargs.get("address") or (args[0] if args else "")).startswith(
+            "ray://"
+        )
+        if not through_client and (runtime_env is None or isinstance(runtime_env, dict)):
             runtime_env = dict(runtime_env or {})
             if not _job_has_hook():
                 runtime_env["worker_process_setup_hook"] = make_hook(
@@ -178,8 +184,6 @@ def _hook_ray_init() -> None:
         return original(*args, **kwargs)
 
     init.__verl_profiler__ = True  # type: ignore[attr-defined]
-    init.__wrapped__ = original  # type: ignore[attr-defined]
-    init.__doc__ = original.__doc__
     ray.init = init
 
 
