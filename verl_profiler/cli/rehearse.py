@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from verl_profiler.errors import ConfigError
+from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.rehearsal.children import Children
 from verl_profiler.rehearsal.command import ENGINES, build
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
@@ -218,12 +218,20 @@ def _check_installed(engine: str) -> None:
 
 
 def _summarize(output: Path) -> None:
+    """Print the summary and write the report."""
     try:
         summary = importlib.import_module("verl_profiler.cli.summary")
     except ImportError as error:
         print(f"No summary: {error}.  The events are in {_short(output)}", flush=True)
         return
     summary.summarize(output, sys.stdout)
+    try:
+        report = importlib.import_module("verl_profiler.cli.report")
+        written = report.write_report(output, force=True)
+    except (ImportError, ReadingError) as error:
+        print(f"No report: {error}", flush=True)
+        return
+    print(f"Wrote {_short(written)}", flush=True)
 
 
 def _short(path: Path) -> str:
