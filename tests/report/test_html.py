@@ -333,7 +333,7 @@ def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
     assert target.read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(ReadingError, match="--force") as raised:
         run_command(folder)
-    assert "file-exists" == raised.value.slug
+    assert "output-exists" == raised.value.slug
     target.write_text("old")
     assert 0 == run_command(folder, "--force")
     assert target.read_text().startswith("<!DOCTYPE html>")

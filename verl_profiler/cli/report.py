@@ -88,7 +88,7 @@ def _write(
     if target.exists() and not force:
         raise ReadingError(
             f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
-            "file-exists",
+            "output-exists",
         )
     with load(runs, cache=cache) as opened:
         if steps is not None:
