@@ -1,0 +1,189 @@
+"""Parts add up to their wholes, on a run of the real trainer and on a generated one.
+
+Tolerance: 1 microsecond per part, for the rounding of files; sums of floats add 1e-9 of the whole.
+"""
+
+import itertools
+
+import pytest
+
+from verl_profiler.analysis.engine_parts import engine_parts
+from verl_profiler.analysis.exclusive_times import exclusive_times
+from verl_profiler.analysis.request_breakdown import request_breakdown
+from verl_profiler.analysis.rewards import reward_times
+from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
+from verl_profiler.analysis.step_durations import step_durations
+from verl_profiler.analysis.token_rates import replica_token_rates, token_rates
+from verl_profiler.analysis.tool_latencies import tool_latencies
+from verl_profiler.analysis.turns import turn_times
+from verl_profiler.tables import REQUEST_PARTS
+
+MICROSECOND = 1e-6
+
+
+@pytest.fixture(params=["rehearsed", "small"])
+def run(request):
+    return request.getfixturevalue(request.param)
+
+
+def near(whole, parts=1):
+    return pytest.approx(whole, rel=1e-9, abs=parts * MICROSECOND)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_own_times_of_requests_add_up_to_the_requests(run, validate):
+    """Every moment of every finished request belongs to exactly one event."""
+    own = exclusive_times(run.tables, validate=validate)
+    wholes = run.rows(
+        "SELECT step, sum(duration_us) / 1e6 AS whole_s FROM requests "
+        f"WHERE finished AND validate = {validate} GROUP BY step"
+    )
+
+    for whole in wholes:
+        parts = [row for row in own if row["scope"] == "requests" and row["step"] == whole["step"]]
+        assert sum(row["self_s"] for row in parts) == near(whole["whole_s"])
+        assert sum(row["share"] for row in parts) == pytest.approx(1)
+    assert wholes
+
+
+def test_own_times_of_timers_add_up_to_the_step(run):
+    """With the step's own time, which no timer covers."""
+    own = [row for row in exclusive_times(run.tables) if row["scope"] == "step"]
+    steps = run.rows("SELECT step, duration_us / 1e6 AS step_s FROM steps WHERE finished")
+
+    for step in steps:
+        parts = [row["self_s"] for row in own if row["step"] == step["step"]]
+        assert sum(parts) == near(step["step_s"], len(parts))
+    assert steps
+
+
+def test_own_times_of_ranks_add_up_to_their_work(run):
+    """To the union of what each rank recorded."""
+    own = [row for row in exclusive_times(run.tables) if row["scope"] == "actor"]
+    spans = run.rows(
+        "SELECT step, name, begin_us, end_us FROM rank_spans WHERE role = 'actor' "
+        "ORDER BY step, name, begin_us"
+    )
+    union = {}
+    reached = {}
+    for row in spans:
+        key = row["step"], row["name"]
+        begin = max(row["begin_us"], reached.get(key, row["begin_us"]))
+        union[row["step"]] = union.get(row["step"], 0) + max(row["end_us"] - begin, 0)
+        reached[key] = max(row["end_us"], reached.get(key, 0))
+
+    for step, whole_us in union.items():
+        assert sum(row["self_s"] for row in own if row["step"] == step) == near(whole_us / 1e6)
+    assert union
+
+
+def test_parts_of_a_request_add_up(run):
+    """Its parts, minus what it did at the same time, are its duration; so are the engine's."""
+    rows = list(request_breakdown(run.tables, validate=None, count=None))
+
+    for row in rows:
+        parts = sum(row[f"{part}_s"] or 0 for part in (*REQUEST_PARTS, "other"))
+        assert parts - row["overlap_s"] == near(row["duration_s"])
+        engine = sum(row[f"{part}_s"] for part in ("queue", "prefill", "decode", "outside"))
+        assert engine == near(row["engine_s"], 8)
+    assert rows
+
+
+def test_parts_of_engine_calls_add_up(run):
+    """Queue, prefill, decode, the engine's rest and the way there are all the agent loops waited."""
+    for validate in (False, True):
+        rows = engine_parts(run.tables, validate=validate)
+        wholes = run.rows(
+            "SELECT step, sum(duration_us) / 1e6 AS whole_s FROM engine_calls "
+            f"WHERE validate = {validate} GROUP BY step"
+        )
+        for whole in wholes:
+            parts = [row for row in rows if row["step"] == whole["step"]]
+            assert sum(row["total_s"] for row in parts) == near(whole["whole_s"])
+            assert sum(row["share"] for row in parts) == pytest.approx(1)
+            assert all(row["total_s"] >= 0 for row in parts)
+        assert wholes
+
+
+def test_parts_of_a_step_add_up(run):
+    """Rollout, training, weights, checkpoint and the rest are the step."""
+    rows = [row for row in step_durations(run.tables) if row["finished"]]
+
+    for row in rows:
+        names = ("rollout", "training", "weights", "checkpoint", "unaccounted")
+        assert sum(row[f"{name}_s"] for name in names) == near(row["step_s"], 8)
+        if row["to_next_s"] is not None:
+            assert row["step_s"] + row["between_s"] == near(row["to_next_s"])
+            between = (row["testing_s"] or 0) + row["between_other_s"]
+            assert between == near(row["between_s"])
+    assert rows
+
+
+def test_parts_of_turns_add_up(run):
+    """Means of parts, minus what overlaps, are the mean turn; shares add up to 1."""
+    rows = turn_times(run.tables)
+
+    for row in rows:
+        names = ("engine", "tool", "tool_parsing", "token_merge", "other")
+        parts = sum(row[f"{name}_s"] for name in names)
+        assert parts - row["overlap_s"] == near(row["mean_s"])
+        assert row["total_s"] == near(row["mean_s"] * row["turns"])
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+
+
+def test_requests_in_flight_add_up_to_their_durations(run):
+    """The area below the curve is the time of all requests; it ends at zero."""
+    flights = requests_in_flight(run.tables)
+    wholes = run.rows(
+        "SELECT step, sum(duration_us) / 1e6 AS whole_s FROM requests "
+        "WHERE finished AND NOT validate GROUP BY step"
+    )
+
+    for whole in wholes:
+        curve = [row for row in flights if row["step"] == whole["step"]]
+        area = sum(
+            row["in_flight"] * (after["at_s"] - row["at_s"])
+            for row, after in itertools.pairwise(curve)
+        )
+        assert area == near(whole["whole_s"], len(curve))
+        assert curve[-1]["in_flight"] == 0
+
+
+def test_the_bubble_is_what_the_curve_leaves_empty(run):
+    """Peak times length, minus the area below the curve."""
+    tails = {row["step"]: row for row in rollout_tail(run.tables)}
+    for row in run.rows(
+        "SELECT step, sum(duration_us) / 1e6 AS whole_s FROM requests "
+        "WHERE finished AND NOT validate GROUP BY step"
+    ):
+        tail = tails[row["step"]]
+        slots = tail["peak"] * tail["rollout_s"]
+        assert slots * (1 - tail["bubble_share"]) == near(row["whole_s"])
+
+
+def test_tools_and_replicas_add_up(run):
+    """Tools to all tool calls, replicas to all tokens of the steps."""
+    tools = tool_latencies(run.tables)
+    calls = run.rows(
+        "SELECT count(*) AS calls, sum(duration_us) / 1e6 AS total_s FROM tool_calls "
+        "WHERE NOT validate"
+    )[0]
+    replicas, steps = replica_token_rates(run.tables), token_rates(run.tables)
+
+    assert calls["calls"] == sum(row["calls"] for row in tools)
+    assert sum(row["total_s"] for row in tools) == near(calls["total_s"])
+    assert sum(row["share"] for row in tools) == pytest.approx(1)
+    for key in ("calls", "prompt_tokens", "response_tokens"):
+        assert sum(row[key] for row in replicas) == sum(row[key] for row in steps)
+
+
+def test_scores_are_of_the_requests_that_asked(rehearsed):
+    """Every training request was scored once, and no score of validation counts."""
+    rows = [row for row in reward_times(rehearsed.tables) if row["part"] == "score"]
+    requests = rehearsed.rows(
+        "SELECT step, count(*) AS requests FROM requests WHERE NOT validate GROUP BY step ORDER BY step"
+    )
+
+    assert [(row["step"], row["requests"]) for row in requests] == [
+        (row["step"], row["count"]) for row in rows
+    ]

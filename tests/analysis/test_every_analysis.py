@@ -1,0 +1,131 @@
+"""What holds for every analysis: nothing in, nothing out; no order; validation apart."""
+
+import importlib
+import math
+
+import pytest
+
+from verl_profiler.tables import Tables
+
+MODULES = {
+    "engine_parts": ("engine_parts",),
+    "event_shares": ("event_shares",),
+    "exclusive_times": ("exclusive_times",),
+    "loop_suspects": ("loop_suspects",),
+    "memory_phases": ("memory_phases",),
+    "request_breakdown": ("request_breakdown",),
+    "request_durations": ("request_duration_cdf", "request_percentiles"),
+    "rewards": ("rewards", "reward_times"),
+    "rollout_tail": ("requests_in_flight", "rollout_tail"),
+    "step_durations": ("step_durations", "step_trend"),
+    "token_rates": ("token_rates", "replica_token_rates", "request_token_rates"),
+    "tool_latencies": ("tool_latencies",),
+    "transfer_rates": ("transfer_rates",),
+    "turns": ("turn_times",),
+    "validation_times": ("validation_times",),
+    "worker_phases": ("worker_balance", "worker_phases"),
+}
+ANALYSES = {
+    name: getattr(importlib.import_module(f"verl_profiler.analysis.{module}"), name)
+    for module, names in MODULES.items()
+    for name in names
+}
+VALIDATING = [
+    name for name, function in ANALYSES.items() if "validate" in (function.__kwdefaults__ or {})
+]
+
+
+def close(rows):
+    """Round floats: sums of floats may differ in their last digits."""
+    return [
+        {key: round(v, 6) if isinstance(v, float) else v for key, v in row.items()} for row in rows
+    ]
+
+
+@pytest.fixture(scope="module")
+def damaged(tables, conversation, span):
+    """Runs as a killed process or a zero clock leaves them, by what is wrong."""
+    killed = [
+        event for event in conversation("killed") if event["event"] not in ("request", "agent_loop")
+    ]
+    return {
+        "nothing": Tables.of({}),
+        "one request": tables(conversation()),
+        "no time at all": tables(conversation(scale=0.0)),
+        "unfinished": tables(
+            [
+                *conversation(),
+                *killed,
+                span("request", 0, 99, request_id="cut", status="unfinished"),
+                span("gen", 0, 50, name="trainer_0"),
+            ]
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_no_events_give_no_rows(name, damaged):
+    """An empty run is not an error."""
+    assert [] == ANALYSES[name](damaged["nothing"])
+
+
+@pytest.mark.parametrize("what", ["one request", "no time at all", "unfinished"])
+@pytest.mark.parametrize("name", ANALYSES)
+def test_numbers_are_finite_or_not_there(name, what, damaged):
+    """One request has no spread and no trend; a whole of length zero has no shares."""
+    rows = ANALYSES[name](damaged[what])
+
+    for row in rows:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        assert all(map(math.isfinite, numbers)), row
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_the_order_of_events_does_not_matter(name, rehearsed, shuffled):
+    """Files may be read in any order: the same rows, in the same order."""
+    expected = close(ANALYSES[name](rehearsed.tables))
+
+    assert expected == close(ANALYSES[name](shuffled))
+    assert expected or name in ("memory_phases", "step_trend")
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_steps_narrow_every_analysis(name, rehearsed):
+    """With one step chosen, no row is of another one."""
+    rows = ANALYSES[name](rehearsed.tables, (2, 2))
+
+    assert {row["step"] for row in rows if "step" in row} <= {2, None}
+    assert [] == ANALYSES[name](rehearsed.tables, (77, 78))
+
+
+@pytest.mark.parametrize("name", VALIDATING)
+def test_validation_is_never_mixed_in(name, rehearsed):
+    """Training and validation of the same step have rows of their own, from different requests."""
+    training = ANALYSES[name](rehearsed.tables)
+    validation = ANALYSES[name](rehearsed.tables, validate=True)
+
+    assert training
+    assert validation
+    assert close(training) != close(validation)
+    # The first validation runs before the first step, and is the only thing that does.
+    assert 0 in {row["step"] for row in validation if "step" in row} or "step" not in validation[0]
+    if name not in ("event_shares", "exclusive_times"):
+        assert 0 not in {row["step"] for row in training if "step" in row}
+
+
+def test_every_analysis_of_the_package_is_here():
+    """A new module of analyses is tested like the others."""
+    import pkgutil
+
+    from verl_profiler import analysis
+
+    others = set(vars(analysis)["__all__"])
+    found = {
+        name
+        for info in pkgutil.iter_modules(analysis.__path__)
+        for name in importlib.import_module(f"verl_profiler.analysis.{info.name}").__all__
+        if name.islower()
+    }
+
+    helpers = {"in_steps", "rows_of", "request_timeline"}
+    assert set(ANALYSES) == found - others - helpers

@@ -1,0 +1,37 @@
+"""Rewards, and the time after the conversation."""
+
+from verl_profiler.analysis.rewards import reward_times, rewards
+
+
+def test_the_score_is_of_the_request_with_its_uid(tables, conversation, span):
+    """A reward worker knows neither the step nor that it scores validation."""
+    events = [
+        *conversation("a", uid="one"),
+        *conversation("v", uid="two", validate=True),
+        span("reward_score", 8.6, 8.8, name="reward_0", step=2, uid="one", score=0.5),
+        span("reward_score", 8.6, 8.9, name="reward_0", uid="two", score=0.5),
+        span("reward_score", 8.6, 8.9, name="reward_0", uid="unknown", score=0.5),
+    ]
+    for event in events:
+        if event["event"] == "request":
+            event["extra"]["uid"] = {"a": "one", "v": "two"}[event["request_id"]]
+
+    times = {row["part"]: row for row in reward_times(tables(events))}
+
+    assert {"postprocess": 1.0, "reward": 0.5, "score": 0.2} == {
+        part: row["total_s"] for part, row in times.items()
+    }
+    assert {1} == {row["count"] for row in times.values()}
+    assert 0.05 == times["reward"]["requests_share"]
+
+
+def test_rewards_of_a_step(tables, conversation, span):
+    """Requests without a reward are counted apart; validation is not in it."""
+    events = conversation("a") + conversation("v", validate=True)
+    events.append(span("request", 0, 1, request_id="b"))
+
+    (row,) = rewards(tables(events))
+
+    assert (2, 1, 0.5, 0.5, 0.5) == tuple(
+        row[key] for key in ("requests", "scored", "mean", "lowest", "highest")
+    )

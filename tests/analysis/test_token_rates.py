@@ -1,0 +1,66 @@
+"""Tokens and tokens per second."""
+
+from verl_profiler.analysis.token_rates import (
+    replica_token_rates,
+    request_token_rates,
+    token_rates,
+)
+
+
+def events(span):
+    """Two replicas: one serves 100 tokens in 0 to 4 s and 2 to 6 s, one 30 in 0 to 2 s."""
+    calls = (("a", 0, 4, 40, "one"), ("b", 2, 6, 60, "one"), ("c", 0, 2, 30, "two"))
+    return [
+        span("step", 0, 10, name="trainer_0"),
+        *(
+            each
+            for request_id, begin, end, tokens, server in calls
+            for each in (
+                span(
+                    "engine_call",
+                    begin,
+                    end,
+                    request_id=request_id,
+                    turn=0,
+                    engine_request_id=request_id,
+                    prompt_tokens=5,
+                    response_tokens=tokens,
+                    server=server,
+                ),
+                span("request", begin, end, request_id=request_id, response_tokens=tokens),
+            )
+        ),
+    ]
+
+
+def test_tokens_of_a_step(span, tables):
+    """By the time of generating, per call, and by the whole step."""
+    (row,) = token_rates(tables(events(span)))
+
+    assert (3, 15, 130, None) == tuple(
+        row[key] for key in ("calls", "prompt_tokens", "response_tokens", "cached_tokens")
+    )
+    assert (130 / 6, 13.0, 13.0) == (
+        row["response_tokens_per_s"],
+        row["call_tokens_per_s"],
+        row["step_tokens_per_s"],
+    )
+
+
+def test_a_replicas_rate_is_by_the_time_in_which_it_worked(span, tables):
+    """Overlapping calls count once in its time."""
+    one, two = replica_token_rates(tables(events(span)))
+
+    assert ("one", 6.0, 100 / 6, 12.5) == tuple(
+        one[key] for key in ("replica", "busy_s", "response_tokens_per_s", "call_tokens_per_s")
+    )
+    assert ("two", 2.0, 15.0) == (two["replica"], two["busy_s"], two["response_tokens_per_s"])
+
+
+def test_a_requests_rate_is_by_its_time_in_the_engine(span, tables):
+    """10, 15 and 15 tokens per second."""
+    (row,) = request_token_rates(tables(events(span)))
+
+    assert (3, 15.0, 60, 40.0) == tuple(
+        row[key] for key in ("requests", "rate_p50", "response_max", "response_p50")
+    )
