@@ -83,9 +83,9 @@ def notes(
         text = (
             f"No event loop stood still for longer than {seconds(threshold)}."
             if isinstance(threshold, (int, float)) and "event_loop" not in off
-            else "No event-loop stalls were recorded."
+            else "No event-loop lags were recorded."
         )
-        result["stalls"] = missing("event_loop", text)
+        result["lags"] = missing("event_loop", text)
     if not any(row["validate"] for row in found["request_times"]):
         result["validation"] = ["No validation requests were recorded."]
     if not found["rank_balance"]:

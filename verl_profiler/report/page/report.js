@@ -30,7 +30,7 @@ const SECTIONS = [
   ['steps', 'Steps', stepsSection], ['rollout', 'Rollout', rolloutSection], ['requests', 'Requests', requestsSection],
   ['turns', 'Turns', turnsSection], ['tools', 'Tools', toolsSection], ['workers', 'Workers', workersSection],
   ['transfers', 'Transfers', transfersSection], ['weights', 'Weights and memory', weightsSection, 'Weights'],
-  ['stalls', 'Event-loop stalls', stallsSection, 'Stalls'], ['validation', 'Validation', validationSection],
+  ['lags', 'Event-loop lags', lagsSection, 'Lags'], ['validation', 'Validation', validationSection],
   ['problems', 'Problems', problemsSection], ['cost', 'Profiler cost', costSection, 'Cost'],
   ['launch', 'What was launched', launchSection, 'Launch'],
 ];
@@ -98,7 +98,7 @@ function rolloutSection() {
   const other = flight ? element('div', {}, element('h3', {}, 'Requests in flight, step ' + clean(step.label) + (chosen === ALL ? ' (the longest rollout)' : '')),
     flightChart(flight, step),
     note('At most ' + number(flight.most) + ' at once, ' + number(flight.mean) + ' on average: ' +
-      share(1 - flight.mean / flight.most) + ' of the room is empty (bubble). Shown is the highest count in each 1/160 of the time.')) : null;
+      share(1 - flight.mean / flight.most) + ' of the room is empty (bubble ratio). Shown is the highest count in each 1/160 of the time.')) : null;
   const percentiles = [['p50_s', 'P50'], ['p80_s', 'P80'], ['p90_s', 'P90'], ['p95_s', 'P95'], ['p99_s', 'P99'], ['p999_s', 'P99.9'], ['max_s', 'slowest']];
   return [
     about([plural(times.requests, 'request') + ' in ' + chosenName() + (times.unfinished ? ', ' + number(times.unfinished) + ' without an end' : '') +
@@ -367,10 +367,10 @@ function weightsSection() {
   return parts;
 }
 
-function stallsSection() {
+function lagsSection() {
   const rows = of('loop_lags');
   if (!rows.length) {
-    return nothing('stalls', tables.loop_lags.length > 0, 'event-loop stalls');
+    return nothing('lags', tables.loop_lags.length > 0, 'event-loop lags');
   }
   // Trainer workers compute inside their loops.
   const computing = new Set(DATA.computing);
@@ -378,19 +378,19 @@ function stallsSection() {
   const workers = rows.filter((row) => computing.has(row.role));
   const longest = tables.longest_lags.filter((row) => chosen === ALL || row.s === chosen).map((row) => ({...row, label: steps[row.s].label}));
   const columns = [
-    {key: 'name', label: 'process', format: 'text'}, {key: 'loop', label: 'loop', format: 'text'}, {key: 'lags', label: 'stalls', format: 'n'},
+    {key: 'name', label: 'process', format: 'text'}, {key: 'loop', label: 'loop', format: 'text'}, {key: 'lags', label: 'lags', format: 'n'},
     {key: 'max_s', label: 'longest', format: 's', bar: true}, {key: 'total_s', label: 'all', format: 's'}];
   return [
     about('While an event loop stands still, everything that awaits in it looks slow, and is not. ' + (others.length
       ? 'Worst: ' + clean(others[0].name) + ', ' + seconds(others[0].max_s) + ' at once.' : 'None did in ' + chosenName() + '.')),
-    others.length ? table({caption: 'Event-loop stalls by process', rows: others, limit: 12, sort: ['max_s', true], columns}) : null,
+    others.length ? table({caption: 'Event-loop lags by process', rows: others, limit: 12, sort: ['max_s', true], columns}) : null,
     longest.length ? element('h3', {}, 'The longest') : null,
-    longest.length ? table({caption: 'The longest stalls', rows: longest, limit: 8, columns: [
+    longest.length ? table({caption: 'The longest event-loop lags', rows: longest, limit: 8, columns: [
       {key: 'label', label: 'step', format: 'text'}, {key: 'name', label: 'process', format: 'text'}, {key: 'duration_s', label: 'stood still', format: 's', bar: true},
       ...(longest.some((row) => row.during !== null) ? [{key: 'during', label: 'in', format: 'text', title: 'The call that held the loop, where it is known'}] : []),
       {key: 'at_s', label: 'after the begin of the step', format: 's'}]}) : null,
     workers.length ? element('details', {}, element('summary', {}, 'Trainer workers (' + workers.length + '): they compute inside their loops, which is no fault'),
-      table({caption: 'Event-loop stalls of trainer workers', rows: workers, limit: 12, columns})) : null,
+      table({caption: 'Event-loop lags of trainer workers', rows: workers, limit: 12, columns})) : null,
   ];
 }
 
