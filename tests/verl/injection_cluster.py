@@ -40,9 +40,16 @@ def submit(folder, dashboard, runtime_env):
     """Run a driver under `ray job submit`."""
     client = JobSubmissionClient(f"http://{dashboard}")
     name = "job_with_hook" if "worker_process_setup_hook" in runtime_env else "job"
-    job = client.submit_job(
-        entrypoint=f"{sys.executable} {DRIVER} {folder}/{name} auto", runtime_env=runtime_env
-    )
+    entrypoint = f"{sys.executable} {DRIVER} {folder}/{name} auto"
+    for attempt in range(120):
+        try:
+            job = client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env)
+            break
+        except RuntimeError as error:
+            # The dashboard answers before its agents do.
+            if attempt == 119 or "No available agent" not in str(error):
+                raise
+            time.sleep(1)
     for _ in range(600):
         status = client.get_job_status(job)
         if status.is_terminal():
