@@ -62,9 +62,7 @@ def test_the_template_writes_what_was_taught(tokenizer):
 
         assert "".join(part for part, _ in parts) == text
         assert tokenizer.encode(text, add_special_tokens=False) == [
-            token
-            for part, _ in parts
-            for token in tokenizer.encode(part, add_special_tokens=False)
+            token for part, _ in parts for token in tokenizer.encode(part, add_special_tokens=False)
         ]
 
 
