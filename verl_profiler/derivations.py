@@ -118,11 +118,13 @@ WITH children AS (
         AND s.validate = m.validate AND s.sample IS NOT DISTINCT FROM m.sample
         AND s.session IS NOT DISTINCT FROM m.session)
 ), seen AS (
-    SELECT run, sum(engine_calls) > 0 AS engine, sum(tool_calls + tool_executions) > 0 AS tool,
-        sum(prompt_builds) > 0 AS prompt_build, sum(tool_parsings) > 0 AS tool_parsing,
-        sum(token_merges) > 0 AS token_merge, sum(postprocesses) > 0 AS postprocess,
-        sum(rewards) > 0 AS reward
-    FROM every GROUP BY run
+    SELECT run, bool_or(event = 'engine_call') AS engine,
+        bool_or(event IN ('tool_call', 'tool_execution')) AS tool,
+        bool_or(event = 'prompt_build') AS prompt_build,
+        bool_or(event = 'tool_parsing') AS tool_parsing,
+        bool_or(event = 'token_merge') AS token_merge,
+        bool_or(event = 'postprocess') AS postprocess, bool_or(event = 'reward') AS reward
+    FROM main.events WHERE family = 'rollout' AND request_id IS NOT NULL GROUP BY run
 ), parts AS (
     SELECT g.*, s.tool AS tools_seen,
         endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
@@ -140,7 +142,7 @@ WITH children AS (
         coalesce(engine_sum, 0) + coalesce(tool_sum, 0) + coalesce(prompt_build_sum, 0)
             + coalesce(tool_parsing_sum, 0) + coalesce(token_merge_sum, 0) + postprocess_own
             + coalesce(reward_sum, 0) AS known_us
-    FROM every AS g JOIN seen AS s USING (run)
+    FROM every AS g LEFT JOIN seen AS s USING (run)
 )
 SELECT run, step, name, validate, request_id, rank, sample, session,
     extra->>'$.agent' AS agent,

@@ -19,6 +19,13 @@ __all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
 
+# Made from about this many events at a time; the identity of a row has its step.
+_BY_STEPS = ("requests", "turns", "engine_calls")
+_CHUNK_EVENTS = 4_000_000
+# How far the clocks of a client's and a server's host may be apart for their calls to be joined.
+_CLOCKS_APART_US = 600 * 1_000_000
+
+
 class Tables:
     """The tables of one or several runs, on one duckdb connection.
 
@@ -76,10 +83,53 @@ class Tables:
             columns = ", ".join(
                 f'"{column}"::{kind} AS "{column}"' for column, kind in SCHEMAS[name].items()
             )
-            self.connection.execute(
-                f"CREATE {'TABLE' if kept else 'VIEW'} {name} AS SELECT {columns} FROM ({query})"
-            )
+            if name in _BY_STEPS:
+                self._make_by_steps(name, query, columns)
+            else:
+                kind = "TABLE" if kept else "VIEW"
+                self.connection.execute(f"CREATE {kind} {name} AS SELECT {columns} FROM ({query})")
             self._made.add(name)
+
+    def _make_by_steps(self, name: str, query: str, columns: str) -> None:
+        """Make a table from some steps at a time, so that memory does not grow with the run."""
+        beginning = f"CREATE TABLE {name} AS"
+        for condition, first_us, last_us in self._chunks():
+            around = f"WITH events AS (SELECT * FROM main.events WHERE {condition})"
+            if "engine_requests" in _named(query):
+                around += (
+                    ", engine_requests AS (SELECT * FROM main.engine_requests "
+                    f"WHERE end_us >= {first_us - _CLOCKS_APART_US} "
+                    f"AND begin_us <= {last_us + _CLOCKS_APART_US})"
+                )
+            self.connection.execute(
+                f"{beginning} SELECT {columns} FROM ({around} SELECT * FROM ({query}))"
+            )
+            beginning = f"INSERT INTO {name}"
+
+    def _chunks(self) -> list[tuple[str, int, int]]:
+        """Cut the run at step boundaries; return SQL conditions with the times that they span."""
+        rows = self.connection.execute(
+            "SELECT step, count(*), coalesce(min(begin_us), 0), coalesce(max(end_us), 0) "
+            "FROM events GROUP BY step ORDER BY step NULLS FIRST"
+        ).fetchall()
+        chunks: list[list[tuple[int | None, int, int, int]]] = [[]]
+        held = 0
+        for row in rows:
+            if held and held + row[1] > _CHUNK_EVENTS:
+                chunks.append([])
+                held = 0
+            chunks[-1].append(row)
+            held += row[1]
+        if len(chunks) == 1:
+            return [("true", 0, 1 << 62)]
+        result = []
+        for chunk in chunks:
+            steps = [row[0] for row in chunk if row[0] is not None]
+            condition = f"step BETWEEN {min(steps)} AND {max(steps)}" if steps else "false"
+            if chunk[0][0] is None:
+                condition = f"({condition} OR step IS NULL)"
+            result.append((condition, min(row[2] for row in chunk), max(row[3] for row in chunk)))
+        return result
 
     def relation(self, name: str) -> duckdb.DuckDBPyRelation:
         """Return the table as a duckdb relation, to filter, join or export."""

@@ -70,6 +70,14 @@ def test_shuffled_rows_give_the_same_answers(events, seed):
     assert results(Tables.of(events)) == results(Tables.of(shuffled))
 
 
+def test_a_large_run_is_derived_in_chunks_with_the_same_answers(events, monkeypatch):
+    """Memory does not grow with the run; a chunk of one step holds all that its rows need."""
+    whole = results(Tables.of(events))
+    monkeypatch.setattr("verl_profiler.tables._CHUNK_EVENTS", 10)
+
+    assert whole == results(Tables.of(events))
+
+
 def test_only_the_steps_that_are_asked_for_are_in_the_answers(events):
     """`steps` includes both ends and nothing else; it does not change what is in them."""
     tables = Tables.of(events)
