@@ -1,6 +1,10 @@
 """Makes torchvision importable where its build and torch's do not match, as a rehearsal does."""
 
+import importlib.util
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,3 +16,47 @@ def _import_path():
     folders = environment("standin", {}).get("PYTHONPATH")
     if folders and folders not in sys.path:
         sys.path.insert(0, folders)
+
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_recipe" / "rehearse.sh"
+STEPS = 2
+# The stand-in's run is the example of a recipe of one's own, so that both are tried in one run.
+COMMANDS = {
+    "standin": ([str(EXAMPLE)], []),
+    "sglang": (
+        [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
+        ["profiler.events.engine_timing=true"],
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def command_environment():
+    """Let the example find the command that belongs to this interpreter."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="session", params=list(COMMANDS))
+def rehearsed(request, tmp_path_factory, command_environment):
+    """A finished run, one per engine and session: engine, run directory, what the command printed."""
+    engine = request.param
+    needed = ["verl", "ray", "transfer_queue", *(["sglang"] if engine == "sglang" else [])]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    output = tmp_path_factory.mktemp(engine) / "run"
+    command, overrides = COMMANDS[engine]
+    arguments = ["--engine", engine, "--steps", str(STEPS), "--output", str(output)]
+    done = subprocess.run(
+        [*command, *arguments, *overrides],
+        env=command_environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=840,
+    )
+    assert 0 == done.returncode, done.stdout[-6000:]
+    return engine, output, done.stdout

@@ -1,29 +1,18 @@
 """What a profiled run of the real main_ppo leaves behind: once with the stand-in, once with SGLang.
 
-The stand-in's run uses the recipe of examples/own_recipe, so its tool and its reward function record
-events of their own.
+The stand-in's run is that of examples/own_recipe, so its tool and its reward function record events
+of their own.
 """
 
-import importlib.util
 import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
 from verl_profiler.events import EVENTS
 
-ROOT = Path(__file__).parents[2]
 STEPS = 2
-OWN_RECIPE = [
-    f"reward.custom_reward_function.path={ROOT}/examples/own_recipe/reward.py",
-    f"actor_rollout_ref.rollout.multi_turn.function_tool_path={ROOT}/examples/own_recipe/tools.py",
-    "actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
-]
-RUNS = {"standin": OWN_RECIPE, "sglang": ["profiler.events.engine_timing=true"]}
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
@@ -68,39 +57,16 @@ class Recorded:
         return found
 
 
-@pytest.fixture(scope="module", params=list(RUNS))
-def run(request, tmp_path_factory):
-    """One rehearsal per engine."""
-    engine = request.param
-    if importlib.util.find_spec("verl") is None:
-        pytest.skip("verl is not installed")
-    if engine == "sglang" and importlib.util.find_spec("sglang") is None:
-        pytest.skip("SGLang is not installed")
-    directory = tmp_path_factory.mktemp("run") / "rehearsal"
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "verl-profiler"),
-            "rehearse",
-            "--engine",
-            engine,
-            "--steps",
-            str(STEPS),
-            "--output",
-            str(directory),
-            *RUNS[engine],
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=800,
-    )
-    assert 0 == done.returncode, done.stdout[-4000:] + done.stderr[-4000:]
-    return Recorded(engine, directory, done.stdout)
+@pytest.fixture(scope="session")
+def run(rehearsed):
+    """The files of the run; the fixture `rehearsed` made them."""
+    return Recorded(*rehearsed)
 
 
 def test_the_last_line_says_where_the_results_are(run):
     """And the summary stands before it."""
     assert run.output.splitlines()[-1].startswith("Results:")
+    assert (run.directory / "report.html").stat().st_size > 50_000
     assert "step 1" in run.output
     assert ("stand-in" in run.output) == (run.engine == "standin")
 

@@ -1,8 +1,4 @@
-"""`verl-profiler rehearse`, from the command line: two whole runs, a failing one, an interrupted one.
-
-The run with SGLang is the default one; the run with the stand-in is the example with a tool and a
-reward function of one's own, so that both are tried in the time of two.
-"""
+"""`verl-profiler rehearse`, from the command line: two whole runs, a failing one, an interrupted one."""
 
 import importlib.util
 import json
@@ -17,8 +13,6 @@ import pytest
 
 from verl_profiler.rehearsal.children import _descendants
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_recipe" / "rehearse.sh"
-
 pytestmark = [
     pytest.mark.rehearsal,
     pytest.mark.timeout(900),
@@ -29,35 +23,8 @@ pytestmark = [
 ]
 
 
-def _environment():
-    """Let the example find the command that belongs to this interpreter."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
-
-
 def _command(*arguments):
     return [str(Path(sys.executable).parent / "verl-profiler"), "rehearse", *arguments]
-
-
-@pytest.fixture(scope="module", params=["sglang", "standin"])
-def rehearsal(request, tmp_path_factory):
-    """A finished run: engine, run directory, and what the command printed."""
-    engine = request.param
-    if engine == "sglang" and importlib.util.find_spec("sglang") is None:
-        pytest.skip("needs sglang")
-    output = tmp_path_factory.mktemp(engine) / "run"
-    arguments = ["--engine", engine, "--steps", "2", "--output", str(output)]
-    command = _command(*arguments) if engine == "sglang" else [str(EXAMPLE), *arguments]
-    done = subprocess.run(
-        command,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stdout
-    return engine, output, done.stdout
 
 
 def _events(output, name):
@@ -68,41 +35,43 @@ def _events(output, name):
                 yield event
 
 
-def test_the_command_tells_each_step_and_where_the_results_are(rehearsal):
+def test_the_command_tells_each_step_and_where_the_results_are(rehearsed):
     """A person can follow the run, and finds its files."""
-    _, output, printed = rehearsal
+    _, output, printed = rehearsed
 
     for step in (1, 2):
-        assert re.search(rf"^ *\d+ s  step {step} of 2: .* turns per request", printed, re.M)
+        assert re.search(
+            rf"^ *\d+ s  step {step} of 2: .* turns per request", printed, re.MULTILINE
+        )
     assert "validation before training" in printed
     assert f"Results: {output}" == printed.splitlines()[-1]
 
 
-def test_the_engine_is_named_for_what_it_is(rehearsal):
+def test_the_engine_is_named_for_what_it_is(rehearsed):
     """The stand-in is never taken for an engine."""
-    engine, _, printed = rehearsal
+    engine, _, printed = rehearsed
 
     assert {"sglang": "the real SGLang", "standin": "stand-in"}[engine] in printed.splitlines()[0]
 
 
-def test_the_console_is_kept(rehearsal):
+def test_the_console_is_kept(rehearsed):
     """Everything that the trainer's processes wrote is in one file."""
-    _, output, _ = rehearsal
+    _, output, _ = rehearsed
 
     assert "step:2 - " in (output / "console.log").read_text(errors="replace")
 
 
-def test_events_of_both_steps_are_there(rehearsal):
+def test_events_of_both_steps_are_there(rehearsed):
     """The profiler recorded what the trainer did."""
-    _, output, _ = rehearsal
+    _, output, _ = rehearsed
 
     assert (output / "run.json").is_file()
     assert {1, 2} <= {event["step"] for event in _events(output, "request")}
 
 
-def test_requests_have_several_turns(rehearsal):
+def test_requests_have_several_turns(rehearsed):
     """The taught model calls tools, in training and in validation."""
-    _, output, _ = rehearsal
+    _, output, _ = rehearsed
     turns = {False: 0, True: 0}
     requests = {False: 0, True: 0}
     for name, counts in (("turn", turns), ("request", requests)):
@@ -114,9 +83,9 @@ def test_requests_have_several_turns(rehearsal):
         assert turns[validation] > 1.3 * requests[validation]
 
 
-def test_the_tools_of_the_recipe_are_called(rehearsal):
+def test_the_tools_of_the_recipe_are_called(rehearsed):
     """The model is taught the tools that the recipe names, and no others."""
-    engine, output, _ = rehearsal
+    engine, output, _ = rehearsed
     expected = {"sglang": {"calculate", "check_answer"}, "standin": {"look_up"}}[engine]
     named = [event["extra"].get("tool") for event in _events(output, "tool_call")]
 
@@ -124,12 +93,12 @@ def test_the_tools_of_the_recipe_are_called(rehearsal):
     assert sum(name in expected for name in named) > 0.8 * len(named)
 
 
-def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path):
+def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path, command_environment):
     """The status is 1, and the end of the console and its path are printed."""
     output = tmp_path / "run"
     done = subprocess.run(
         _command("--engine", "standin", "--output", str(output), "trainer.no_such_key=1"),
-        env=_environment(),
+        env=command_environment,
         capture_output=True,
         text=True,
         check=False,
@@ -140,11 +109,11 @@ def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path):
     assert str(output / "console.log") in done.stderr
 
 
-def test_an_interrupted_rehearsal_leaves_no_process(tmp_path):
+def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, command_environment):
     """Ctrl-C ends the trainer, Ray's daemons and its workers."""
     rehearse = subprocess.Popen(
         _command("--engine", "standin", "--output", str(tmp_path / "run")),
-        env=_environment(),
+        env=command_environment,
         stdout=subprocess.PIPE,
         text=True,
     )
