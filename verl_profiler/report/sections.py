@@ -31,6 +31,7 @@ WHOLE = -1
 # Tables by step are kept for the longest steps and for a systematic sample of the others.
 _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
+_CHARTED_STEPS = 1_000
 _ROWS = 4_000
 # These compute inside their event loops: that a loop stands still says nothing there.
 _COMPUTING = ("actor", "critic", "ref", "rollout")
@@ -77,7 +78,10 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
     for name, rows in found.items():
         if name in ("step_times", "slowest_requests"):
             continue
-        kept = _placed(rows, places, detailed)
+        # The chart of the steps needs the phases of all of them.
+        chart = name == "step_phases" and len(listed) <= _CHARTED_STEPS
+        kept_steps = set(places.values()) if chart else detailed
+        kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
     data["longest_lags"] = frame(_longest_lags(tables, steps, places), drop=("run", "step"))
@@ -222,15 +226,17 @@ def _detailed(listed: Rows) -> set[int]:
     return spread | set(by_length[:_LONGEST_STEPS])
 
 
-def _placed(rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int]) -> Rows:
+def _placed(
+    rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int], limit: int
+) -> Rows:
     placed = []
     for row in rows:
         place = places.get((row["run"], row["step"]))
         if place is not None and place in detailed:
             placed.append({"s": place, **row})
-    if len(placed) > _ROWS:
+    if len(placed) > limit:
         # Rows come worst first within their step: keep as many of each step as there is room for.
-        each = max(1, _ROWS // len({row["s"] for row in placed}))
+        each = max(1, limit // len({row["s"] for row in placed}))
         counts: dict[int, int] = {}
         for row in placed:
             counts[row["s"]] = counts.get(row["s"], 0) + 1
@@ -308,7 +314,7 @@ def _request_cdf(tables: Tables, steps: Steps) -> Rows:
     return tables.rows(
         f"""
         SELECT run, step, validate, count(*) AS requests,
-            quantile_disc(duration_us / 1e6, {list(_CDF)}) AS quantiles_s
+            quantile_cont(duration_us / 1e6, {list(_CDF)}) AS quantiles_s
         FROM requests WHERE finished AND {in_steps(steps)}
         GROUP BY run, step, validate ORDER BY run, step, validate
         """

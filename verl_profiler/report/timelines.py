@@ -25,8 +25,9 @@ Rows = analysis.Rows
 Steps = analysis.Steps
 
 UNIT_US = 10
+# So many timelines of large steps, and more of small ones; at most a quarter of validation passes.
 _SCENES = 12
-_VALIDATION_SCENES = 3
+_SMALL_SCENES = 40
 _REQUESTS = 2_400
 _SPANS = 75_000
 _SLOWEST = 20
@@ -174,8 +175,10 @@ def _scenes(
                     "end_us": step["end_us"],
                 }
             )
-    chosen = _spread(validation, _VALIDATION_SCENES)
-    chosen += _spread(training, _SCENES - len(chosen))
+    largest = max((scene["requests"] for scene in (*training, *validation)), default=1)
+    count = max(_SCENES, min(_SMALL_SCENES, _REQUESTS // max(1, largest)))
+    chosen = _spread(validation, count // 4)
+    chosen += _spread(training, count - len(chosen))
     return sorted(chosen, key=lambda scene: (scene["s"], scene["validate"]))
 
 

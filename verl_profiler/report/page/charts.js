@@ -172,14 +172,16 @@ function cdfChart(rows, chosen, fractions) {
     const path = (row) => {
       let text = '';
       row.quantiles_s.forEach((value, place) => {
-        const at = Math.min(x(value), width - right);
-        text += place === 0 ? `M${at.toFixed(1)} ${y(0).toFixed(1)}V${y(fractions[0]).toFixed(1)}`
-          : `H${at.toFixed(1)}V${y(fractions[place]).toFixed(1)}`;
+        text += (place ? 'L' : 'M') + x(value).toFixed(1) + ' ' + y(fractions[place]).toFixed(1);
       });
       return text;
     };
-    for (const row of rows.slice(0, 40)) if (row !== main && row.s >= 0) chart.append(svg('path', {d: path(row), class: 'faint'}));
-    chart.append(svg('path', {d: path(main), class: 'line'}));
+    const clip = svg('clipPath', {id: 'cdf-clip'}, svg('rect', {x: left, y: 0, width: width - left - right + 4, height: bottom + 4}));
+    chart.append(svg('defs', {}, clip));
+    const curves = svg('g', {'clip-path': 'url(#cdf-clip)'});
+    chart.append(curves);
+    for (const row of rows.slice(0, 40)) if (row !== main && row.s >= 0) curves.append(svg('path', {d: path(row), class: 'faint'}));
+    curves.append(svg('path', {d: path(main), class: 'line'}));
     for (const [part, name] of [[0.5, 'P50'], [0.8, 'P80'], [1, 'slowest']]) {
       const value = main.quantiles_s[fractions.indexOf(part)];
       const at = x(value);
