@@ -109,11 +109,8 @@ def request_lines(request: Mapping[str, Any], timeline: Rows, *, width: int = 11
         timeline: The rows of `request_timeline` of the same request.
         width: Columns of the terminal.
     """
-    blocks = [_about(request), _parts(request, width)]
-    drawn = _bars(request, timeline, width)
-    if drawn:
-        blocks.append(drawn)
-    return "\n\n".join(blocks)
+    blocks = [_about(request), _parts(request, width), _bars(request, timeline, width)]
+    return "\n\n".join(block for block in blocks if block)
 
 
 def _about(request: Mapping[str, Any]) -> str:
@@ -152,6 +149,8 @@ def _parts(request: Mapping[str, Any], width: int) -> str:
         names.append((part, part))
         if part == "engine" and request["queue_s"] is not None:
             names += [(f"  {inner}", inner) for inner in ("queue", "prefill", "decode", "outside")]
+    if not names:
+        return ""
     room = max(min(width - 44, 60), 10)
     lines = [
         [

@@ -182,6 +182,6 @@ PLOTS: dict[str, Plot] = {
         "What did the profiler itself cost?",
         _cost_tables,
         _cost,
-        "the profiler's own accounts were not recorded there.",
+        "no account of the profiler's own was recorded there.",
     ),
 }

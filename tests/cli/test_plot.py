@@ -1,0 +1,181 @@
+"""The plot command: files where it says, refusals that name what exists, numbers on demand."""
+
+import argparse
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.cli import plot
+from verl_profiler.errors import ReadingError
+
+pytest.importorskip("matplotlib")
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+REHEARSED = Path(__file__).parent.parent / "data" / "rehearsal_run.tar.gz"
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    plot.add_arguments(parser)
+    return plot.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")]
+)
+def test_a_plot_is_written_where_it_says(name, begin, tmp_path, capsys):
+    """The format is that of the name."""
+    path = tmp_path / "deep" / name
+
+    assert 0 == run("rollout_tail", SMALL, "--out", path)
+    assert path.read_bytes().startswith(begin)
+    assert f"Wrote {path}\n" == capsys.readouterr().out
+
+
+def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):
+    """In the working directory, visible."""
+    monkeypatch.chdir(tmp_path)
+
+    assert 0 == run("turn_times", SMALL, "--format", "svg")
+    assert ["turn_times.svg"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_file_is_not_overwritten_without_force(tmp_path):
+    """And is as it was."""
+    path = tmp_path / "a.png"
+    path.write_text("mine")
+
+    with pytest.raises(ReadingError, match=r"would be overwritten\.\nAdd --force") as caught:
+        run("rollout_tail", SMALL, "--out", path)
+
+    assert (2, "output-exists") == (caught.value.exit_code, caught.value.slug)
+    assert "mine" == path.read_text()
+    assert 0 == run("rollout_tail", SMALL, "--out", path, "--force")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
+    """A CPU run has no device memory; all others are there."""
+    assert 0 == run("all", REHEARSED, "--out", tmp_path)
+
+    printed = capsys.readouterr()
+    assert 19 == len(list(tmp_path.glob("*.png")))
+    assert "memory_phases: nothing to draw" in printed.err
+    assert 1 == printed.err.count("nothing to draw")
+
+
+def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
+    """Status 1, the reason, and no file."""
+    path = tmp_path / "a.png"
+
+    assert 1 == run("memory_phases", REHEARSED, "--out", path)
+    assert "no reading of device memory was recorded there" in capsys.readouterr().err
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slug", "said"),
+    [
+        (["rollout_tails"], "no-such-plot", "did you mean rollout_tail?"),
+        (["zzz"], "no-such-plot", "There are step_durations"),
+        ([], "no-such-plot", "plot --list"),
+        (["rollout_tail", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),
+        (["rollout_tail", SMALL, "--worker", "9"], "no-such-worker", "it has worker_0, worker_1"),
+        (["step_durations", SMALL, "--worker", "1"], "option-not-heeded", "These do: "),
+        (["turn_times", SMALL, "--percentiles", "50"], "option-not-heeded", "request_duration_cdf"),
+        (["rollout_tail"], "no-run", "verl-profiler plot rollout_tail"),
+        (["all", SMALL, "--out", "a.png"], "output-format", "Name a folder"),
+        (
+            ["rollout_tail", SMALL, "--out", "a.png", "--format", "pdf"],
+            "output-format",
+            "contradict",
+        ),
+        (["all", SMALL, "--csv"], "output-format", "--out FOLDER"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_can(arguments, slug, said, monkeypatch, tmp_path):
+    """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ReadingError) as caught:
+        run(*arguments)
+
+    assert (2, slug) == (caught.value.exit_code, caught.value.slug)
+    assert said in str(caught.value)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_numbers_are_those_of_the_plot(capsys):
+    """As JSON with every table, and as CSV with the plot's own."""
+    assert 0 == run("rollout_tail", SMALL, "--json")
+    content = json.loads(capsys.readouterr().out)
+    assert 0 == run("rollout_tail", SMALL, "--csv")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+    table = content["plots"]["rollout_tail"]["rollout_tail"]
+    assert [1, 2] == [row["step"] for row in table]
+    assert [row["rollout_s"] for row in table] == [float(row["rollout_s"]) for row in rows]
+    assert ["small_run"] == content["runs"]
+
+
+def test_numbers_go_to_files_as_well(tmp_path, capsys):
+    """A file per table in a folder, or the plot's own in a named file; none is overwritten."""
+    assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "folder")
+    assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
+    assert 0 == run("step_durations", SMALL, "--json", "--out", tmp_path / "one.json")
+    capsys.readouterr()
+
+    assert (tmp_path / "one.csv").read_text() == (
+        tmp_path / "folder/step_durations.csv"
+    ).read_text()
+    assert 1 == json.loads((tmp_path / "one.json").read_text())["format"]
+    with pytest.raises(ReadingError, match="would be overwritten"):
+        run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
+
+
+def test_selections_reach_the_numbers(capsys):
+    """One worker, one step, validation."""
+    assert 0 == run(
+        "request_duration_cdf", SMALL, "--json", "--steps", "2", "--worker", "1", "--validate",
+        "--percentiles", "25,75",
+    )  # fmt: skip
+    content = json.loads(capsys.readouterr().out)
+
+    sheets = content["plots"]["request_duration_cdf"]
+    assert {2, None} == {row["step"] for row in sheets["request_duration_cdf"]}
+    assert {25.0, 50.0, 75.0} == {row["percentile"] for row in sheets["request_percentiles"]}
+    assert (1, True, [2, 2]) == (content["worker"], content["validate"], content["steps"])
+
+
+def test_two_runs_give_a_file_each(tmp_path, capsys):
+    """Named after them."""
+    assert 0 == run("rollout_tail", SMALL, REHEARSED, "--out", tmp_path)
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert 2 == len(names)
+    assert all(name.endswith("-rollout_tail.png") for name in names)
+    assert 2 == capsys.readouterr().out.count("Wrote ")
+
+
+def test_the_list_says_what_each_plot_answers(capsys):
+    """One question each."""
+    assert 0 == run("--list")
+
+    lines = capsys.readouterr().out.splitlines()
+    assert 20 == len(lines)
+    assert all(line.endswith("?") for line in lines)
+
+
+@pytest.mark.parametrize("text", ["", "a", "50,,90", "101", "-1", "nan", "inf"])
+def test_percentiles_that_are_none_are_refused(text):
+    """With what they look like."""
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 50,95"):
+        plot.percentiles(text)
+
+
+def test_percentiles_are_sorted_and_once():
+    """However they are written."""
+    assert (50.0, 99.9) == plot.percentiles("99.9, 50,50.0")

@@ -1,0 +1,227 @@
+"""The requests command: a table of the slowest, and one request from its begin to its end."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.cli import requests
+from verl_profiler.errors import ReadingError
+from verl_profiler.report.request_text import request_lines, request_table
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+REHEARSED = Path(__file__).parent.parent / "data" / "rehearsal_run.tar.gz"
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    requests.add_arguments(parser)
+    return requests.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+
+
+def listed(capsys, *arguments):
+    run(*arguments, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_table_lists_the_slowest_first(capsys):
+    """With the ids that --request takes."""
+    rows = listed(capsys, SMALL, "--slowest", 5)["requests"]
+
+    assert 0 == run(SMALL, "--slowest", 5)
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()[2:8]
+    assert ["request", *(row["request_id"][:8] for row in rows)] == [
+        line.split()[0] for line in lines
+    ]
+    assert rows == sorted(rows, key=lambda row: -row["duration_s"])
+    assert "The 5 slowest of 16 requests." in printed
+    assert "queue, prefill and decode are parts of engine." in printed
+
+
+def test_the_selection_narrows_the_table(capsys):
+    """To a step, a worker, or validation."""
+    rows = listed(capsys, SMALL, "--step", 2, "--worker", 1)["requests"]
+    validation = listed(capsys, SMALL, "--validate")["requests"]
+
+    assert {(2, "worker_1", False)} == {(r["step"], r["name"], r["validate"]) for r in rows}
+    assert {True} == {row["validate"] for row in validation}
+
+
+def test_one_request_is_shown_by_the_beginning_of_its_id(capsys):
+    """Every turn and call of it, each with its bar, and the engine's side."""
+    request = listed(capsys, REHEARSED, "--slowest", 1)["requests"][0]
+
+    assert 0 == run(REHEARSED, "--request", request["request_id"][:10], "--width", 120)
+    printed = capsys.readouterr().out
+
+    lines = printed.splitlines()
+    assert lines[0].startswith(f"request {request['request_id']}: {request['name']}, step ")
+    assert request["turns"] == sum(line.startswith("  turn ") for line in lines)
+    for word in ("engine_request", "queue", "prefill", "decode", "tool_call", "reward", "█"):
+        assert word in printed
+    assert max(map(len, lines)) <= 120
+
+
+def test_one_request_as_json(capsys):
+    """Its parts and its timeline."""
+    request = listed(capsys, SMALL, "--slowest", 1)["requests"][0]
+
+    content = listed(capsys, SMALL, "--request", request["request_id"])
+
+    assert request == content["request"]
+    assert "request" == content["timeline"][0]["event"]
+    assert content["timeline"][0]["duration_s"] == pytest.approx(request["duration_s"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slug", "said"),
+    [
+        (["--request", "zz"], "no-such-request", "begins with 'zz'"),
+        (["--request", ""], None, None),
+        (["--step", "9"], "no-such-step", "For example --step 2"),
+        (["--worker", "9"], "no-such-worker", "worker_0, worker_1"),
+        (["--slowest", "0"], "option-value", "--slowest 20"),
+    ],
+)
+def test_what_is_not_there_is_refused(arguments, slug, said, capsys):
+    """With what is; an empty id is no id."""
+    if slug is None:
+        assert 0 == run(SMALL, *arguments)
+        assert "slowest of" in capsys.readouterr().out
+        return
+    with pytest.raises(ReadingError) as caught:
+        run(SMALL, *arguments)
+
+    assert (2, slug) == (caught.value.exit_code, caught.value.slug)
+    assert said in str(caught.value)
+
+
+def test_an_ambiguous_beginning_lists_what_it_could_mean(capsys):
+    """So that more of the id can be given."""
+    ids = [row["request_id"] for row in listed(capsys, REHEARSED, "--slowest", 64)["requests"]]
+    begin = next(each[0] for each in ids if sum(other[0] == each[0] for other in ids) > 1)
+
+    with pytest.raises(ReadingError, match="Give more of the id") as caught:
+        run(REHEARSED, "--request", begin)
+
+    assert "several-requests" == caught.value.slug
+
+
+def test_no_request_is_nothing_to_report(tmp_path, capsys):
+    """Status 1: a trainer alone has no requests."""
+    folder = tmp_path / "run" / "step_1"
+    folder.mkdir(parents=True)
+    (folder / "trainer_0.jsonl").write_text(
+        '{"timestamp":"2026-11-21T02:33:22.000000+00:00","event":"step","duration_sec":1.0,"step":1}\n'
+    )
+
+    assert 1 == run(tmp_path / "run")
+    assert "no training request is there" in capsys.readouterr().err
+
+
+def row(**more):
+    parts = [
+        "prompt_build",
+        "engine",
+        "tool",
+        "tool_parsing",
+        "token_merge",
+        "postprocess",
+        "reward",
+        "other",
+        "overlap",
+        "queue",
+        "prefill",
+        "decode",
+        "outside",
+        "duration",
+        "seen",
+    ]
+    return {
+        **{f"{part}_s": None for part in parts},
+        "run": "r",
+        "step": 1,
+        "name": "worker_0",
+        "validate": False,
+        "request_id": "q" * 32,
+        "sample": None,
+        "session": None,
+        "status": None,
+        "error": None,
+        "finished": True,
+        "turns": None,
+        "tool_calls": None,
+        "prompt_tokens": None,
+        "response_tokens": None,
+        "reward": None,
+        **more,
+    }
+
+
+def test_an_unfinished_request_has_no_end():
+    """How long it was seen is a lower bound, and is shown as one."""
+    unfinished = row(finished=False, seen_s=90.0)
+
+    table = request_table([unfinished], {"finished": 3, "unfinished": 1})
+    lines = request_lines(unfinished, [], width=80)
+
+    assert ">90.0 s" in table
+    assert "1 never finished, they come last" in table
+    assert "never finished; last seen 90.0 s after its begin" in lines
+
+
+def test_names_from_the_run_cannot_write_to_the_terminal():
+    """Escapes in ids, errors and tool names are taken out."""
+    evil = "\x1b[2J\nfake"
+    request = row(
+        request_id=evil, error=evil, status="error", name=evil, duration_s=1.0, engine_s=1.0
+    )
+    span = {
+        "event": "tool_call",
+        "turn": 0,
+        "what": evil,
+        "name": evil,
+        "status": "error",
+        "error": evil,
+        "begin_s": 0.0,
+        "end_s": 1.0,
+        "duration_s": 1.0,
+        "tokens": None,
+        "queue_s": None,
+    }
+
+    printed = request_table([request], {"finished": 1, "unfinished": 0}) + request_lines(
+        request, [span], width=100
+    )
+
+    assert "\x1b" not in printed
+    assert "\nfake" not in printed
+
+
+@pytest.mark.parametrize("width", [20, 60, 100, 250])
+def test_bars_stay_inside_the_request(width):
+    """Whatever the width, a bar begins and ends in proportion, and never beyond the last column."""
+    request = row(duration_s=10.0, engine_s=5.0)
+    base = {
+        "turn": 0,
+        "what": None,
+        "name": "worker_0",
+        "status": None,
+        "error": None,
+        "tokens": None,
+        "queue_s": None,
+    }
+    spans = [
+        {**base, "event": "engine_call", "begin_s": begin, "end_s": end, "duration_s": end - begin}
+        for begin, end in ((0.0, 10.0), (0.0, 5.0), (5.0, 10.0), (9.9999, 10.0), (3.0, 3.0))
+    ]
+
+    lines = request_lines(request, spans, width=width).splitlines()[-5:]
+
+    blocks = [sum(letter in "█▐" for letter in line) for line in lines]
+    whole = max(blocks)
+    assert [whole // 2 - 1 <= count <= whole // 2 + 1 for count in blocks].count(True) == 2
+    ends = [len(line) for line in lines if line.rstrip().endswith(("█", "▕", "▐"))]
+    assert len(set(ends)) <= 2

@@ -1,0 +1,271 @@
+"""Plots: they show what the tables say, in words and colors that hold, and nothing overlaps."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.reader import load
+from verl_profiler.tables import Tables
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+
+from verl_profiler.report import style
+from verl_profiler.report.plots import PLOTS, Choice, NothingToDraw
+from verl_profiler.report.plots.canvas import save, settings
+
+DATA = Path(__file__).parent.parent / "data"
+HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """A generated run and one of the rehearsal."""
+    with (
+        load(DATA / "small_run", cache=False) as small,
+        load(DATA / "rehearsal_run.tar.gz", cache=False) as rehearsed,
+    ):
+        yield {"small": small, "rehearsed": rehearsed}
+        FIGURES.clear()
+
+
+def sheets_of(run, name, **chosen):
+    choice = Choice(run=run.labels[0], **chosen)
+    return PLOTS[name].tables(run.tables, choice), choice
+
+
+FIGURES = {}
+
+
+def drawn(run, name, **chosen):
+    """Return the figure of a run, drawn once."""
+    key = run.labels[0], name, repr(chosen)
+    if key not in FIGURES:
+        sheets, choice = sheets_of(run, name, **chosen)
+        FIGURES[key] = PLOTS[name].figure(sheets, choice)
+    return FIGURES[key]
+
+
+def texts(figure):
+    """Return what can be read, with its place in pixels."""
+    canvas = FigureCanvasAgg(figure)
+    with settings():
+        canvas.draw()
+    renderer = canvas.get_renderer()
+    ticks = {}
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks() + axis.get_minor_ticks():
+                shown = low - 1e-9 <= tick.get_loc() <= high + 1e-9
+                ticks[tick.label1], ticks[tick.label2] = shown, False
+            ticks[axis.get_offset_text()] = True
+    found = []
+    for text in figure.findobj(Text):
+        hidden = text.axes is not None and not text.axes.get_visible()
+        if not text.get_text().strip() or not text.get_visible() or hidden:
+            continue
+        if ticks.get(text, True):
+            found.append((text.get_text(), text.get_window_extent(renderer)))
+    return found
+
+
+def overlapping(figure):
+    """Return pairs of texts that cover each other by more than a sliver."""
+    pairs = []
+    for (one, a), (two, b) in itertools.combinations(texts(figure), 2):
+        width = min(a.x1, b.x1) - max(a.x0, b.x0)
+        height = min(a.y1, b.y1) - max(a.y0, b.y0)
+        if width > 1.5 and height > 2.5:
+            pairs.append((one, two))
+    return pairs
+
+
+@pytest.mark.parametrize("run", ["small", "rehearsed"])
+@pytest.mark.parametrize("name", PLOTS)
+def test_nothing_overlaps_and_nothing_is_cut_off(name, run, runs):
+    """Every label can be read."""
+    try:
+        figure = drawn(runs[run], name)
+    except NothingToDraw:
+        assert (name, run) == ("memory_phases", "rehearsed")
+        return
+
+    width, height = figure.canvas.get_width_height()
+    found = texts(figure)
+
+    assert [] == overlapping(figure)
+    outside = [
+        text
+        for text, box in found
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1
+    ]
+    assert [] == outside
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_one_step_draws_as_well(name, runs):
+    """With one bar, one point, one line."""
+    figure = drawn(runs["small"], name, steps=(2, 2))
+
+    assert [] == overlapping(figure)
+    assert "step 2" in figure.texts[1].get_text() or name == "validation_times"
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_title_says_a_number_and_the_line_below_how_many(name, runs):
+    """The finding first; then the run, the steps and the count."""
+    figure = drawn(runs["small"], name)
+
+    title, about = figure.texts[0].get_text(), figure.texts[1].get_text()
+    assert re.search(r"\d", title) or name in ("loop_suspects", "worker_phases", "step_durations")
+    assert about.startswith("small_run")
+    assert re.search(r"\d", about)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_values_begin_at_zero(name, runs):
+    """Linear axes of values do not exaggerate; steps, rewards and places are no values."""
+    figure = drawn(runs["small"], name)
+
+    for axes in figure.axes:
+        for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+            label = axis.get_label_text()
+            if scale == "linear" and re.search(r"\[|share|bytes|tokens|requests", label):
+                low = min(axis.get_view_interval())
+                assert low <= 0 or label.startswith("later by"), (label, low)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_no_rows_are_no_chart(name):
+    """An empty chart would look like an answer; the message says why there is none."""
+    choice = Choice(run="empty", steps=(3, 4), validate=True)
+    sheets = PLOTS[name].tables(Tables.of({}), choice)
+
+    with pytest.raises(NothingToDraw, match="empty, steps 3 to 4, validation: no "):
+        PLOTS[name].figure(sheets, choice)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_is_named_after_its_first_table(name, runs):
+    """The same name in the list, in the numbers and on the file."""
+    sheets, _ = sheets_of(runs["small"], name)
+
+    assert name == next(iter(sheets))
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_has_a_page(name):
+    """What it shows, what to conclude, what it cannot show."""
+    page = Path(__file__).parents[2] / "docs" / "reports" / f"{name}.md"
+
+    assert f"# {name}\n" in page.read_text()
+    assert f"verl-profiler plot {name}" in page.read_text()
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+def test_the_same_numbers_give_the_same_file(form, tmp_path, runs):
+    """Files can be compared and cached."""
+    sheets, choice = sheets_of(runs["small"], "rollout_tail")
+    for name in ("a", "b"):
+        save(PLOTS["rollout_tail"].figure(sheets, choice), tmp_path / name, form)
+
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_part_has_the_same_color_in_every_plot(runs):
+    """By name, over all plots that show parts of requests or phases of steps."""
+    seen = {}
+    for name in ("slowest_requests", "turn_times", "engine_parts", "step_durations"):
+        figure = drawn(runs["small"], name)
+        for axes in figure.axes:
+            handles, labels = axes.get_legend_handles_labels()
+            for handle, label in zip(handles, labels, strict=True):
+                if label in style.PART_COLORS or label in style.PHASE_COLORS:
+                    code = to_hex(handle.patches[0].get_facecolor()).upper()
+                    seen.setdefault(label, set()).add(code)
+
+    assert {"queue", "prefill", "decode", "outside", "tool", "other"} <= set(seen)
+    for label, codes in seen.items():
+        known = style.PART_COLORS.get(label) or style.PHASE_COLORS[label]
+        assert {known.upper()} == codes, label
+
+
+def test_hostile_names_are_only_text(tmp_path):
+    """No formula, no escape, no control character; long ones are shortened."""
+    tables = Tables.of(
+        {
+            "tool_calls": [
+                {
+                    "run": "r",
+                    "step": 1,
+                    "name": "worker_0",
+                    "validate": False,
+                    "request_id": "q",
+                    "tool": f"{HOSTILE}{number}" if number else "$x$",
+                    "begin_us": 0,
+                    "duration_us": 1_000_000 + number,
+                }
+                for number in range(3)
+            ],
+            "requests": [],
+        }
+    )
+    choice = Choice(run=HOSTILE)
+    plot = PLOTS["tool_latencies"]
+
+    figure = plot.figure(plot.tables(tables, choice), choice)
+    save(figure, tmp_path / "tools.svg", "svg")
+
+    svg = (tmp_path / "tools.svg").read_text(encoding="utf-8")
+    assert "\x1b" not in svg
+    assert "<b>" not in svg
+    assert "$x$" in svg
+    assert [] == overlapping(figure)
+
+
+def test_the_slowest_are_drawn_from_the_top(runs):
+    """As long as the request, with its id, in the order of the table."""
+    sheets, choice = sheets_of(runs["small"], "slowest_requests", count=5)
+    figure = PLOTS["slowest_requests"].figure(sheets, choice)
+
+    rows = sheets["slowest_requests"]
+    axes = figure.axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert [row["request_id"][:8] for row in rows] == [name[:8] for name in names]
+    assert axes.yaxis_inverted()
+    length = max(patch.get_x() + patch.get_width() for patch in axes.patches)
+    assert length == pytest.approx(rows[0]["duration_s"])
+
+
+def test_merged_points_are_said_on_the_figure():
+    """A curve with fewer points than requests says so; one with all of them says nothing."""
+    plot = PLOTS["request_duration_cdf"]
+
+    def notes(count):
+        tables = Tables.of(
+            {
+                "requests": [
+                    {
+                        "run": "r",
+                        "step": 1,
+                        "name": "worker_0",
+                        "validate": False,
+                        "finished": True,
+                        "duration_us": 1000 + number,
+                    }
+                    for number in range(count)
+                ]
+            }
+        )
+        choice = Choice(run="r")
+        figure = plot.figure(plot.tables(tables, choice), choice)
+        return " ".join(text.get_text() for text in figure.texts)
+
+    assert "of its 3,000 requests" in notes(3000)
+    assert "of its" not in notes(1000)
