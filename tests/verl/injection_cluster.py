@@ -36,6 +36,20 @@ def attach(folder, address):
     return found_in(done.stdout + done.stderr)
 
 
+def check(address):
+    """Let the doctor look at every node of the cluster."""
+    command = str(Path(sys.executable).parent / "verl-profiler")
+    done = subprocess.run(
+        [command, "check", "--ray", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env={**os.environ, "RAY_ADDRESS": address},
+    )
+    return json.loads(done.stdout) if done.stdout.startswith("[") else done.stdout + done.stderr
+
+
 def submit(folder, dashboard, runtime_env):
     """Run a driver under `ray job submit`."""
     client = JobSubmissionClient(f"http://{dashboard}")
@@ -74,6 +88,7 @@ def main():
         cluster.add_node(num_cpus=4)
         cluster.wait_for_nodes()
         results = {"attached": attach(folder, cluster.address)}
+        results["check"] = check(cluster.address)
         dashboard = cluster.head_node.webui_url
         path = os.environ.get("PYTHONPATH", "")
         results["job"] = submit(folder, dashboard, {"env_vars": {"PYTHONPATH": path}})

@@ -1,0 +1,79 @@
+"""`verl-profiler check`: what a run would record here."""
+
+import importlib.util
+import json
+
+import pytest
+
+from verl_profiler import doctor
+from verl_profiler.cli import main
+from verl_profiler.probes import Probe
+
+
+def test_the_lines_name_what_was_looked_at(tmp_path, capsys):
+    """Python, verl, engines, plugin, Hydra, each family of probes, nsys, nvtx, the directory."""
+    main(["check", "--output-dir", str(tmp_path / "logs")])
+    out = capsys.readouterr().out
+
+    for topic in (
+        "python",
+        "verl",
+        "plugin",
+        "hydra",
+        "probes rollout",
+        "nsys",
+        "output directory",
+    ):
+        assert f"  {topic}" in out or f"! {topic}" in out
+
+
+def test_json_says_the_same(tmp_path, capsys):
+    """For programs."""
+    main(["check", "--json", "--output-dir", str(tmp_path)])
+    findings = json.loads(capsys.readouterr().out)
+
+    assert {"topic", "good", "says", "mend", "details"} == set(findings[0])
+
+
+@pytest.mark.verl
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
+def test_with_a_supported_verl_all_is_well(tmp_path):
+    """The exit status says so, too."""
+    assert 0 == main(["check", "--output-dir", str(tmp_path)])
+
+
+def test_a_directory_that_cannot_be_made_is_said_with_the_mend(tmp_path, capsys):
+    """And the exit status is 1."""
+    (tmp_path / "file").write_text("")
+
+    assert 1 == main(["check", "--output-dir", str(tmp_path / "file" / "logs")])
+    out = capsys.readouterr().out
+    assert "! output directory" in out
+    assert "profiler.output_dir=DIR" in out
+
+
+def test_a_plugin_policy_that_shuts_us_out_is_named(monkeypatch, tmp_path, capsys):
+    """verl reads VERL_USE_EXTERNAL_PLUGINS."""
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+
+    assert 1 == main(["check", "--output-dir", str(tmp_path)])
+    assert "VERL_USE_EXTERNAL_PLUGINS=none" in capsys.readouterr().out
+
+
+def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
+    """Also methods that a base class of another module defines; nothing is imported."""
+    package = tmp_path / "probed_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
+    (package / "mixin.py").write_text("class Mixin:\n    def inherited(self): ...\n")
+    (package / "host.py").write_text(
+        "from probed_package.mixin import Mixin\n\n\nclass Host(Mixin):\n    async def own(self): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    paths = ["Host.own", "Host.inherited", "Host.gone"]
+    probes = [Probe(path, "rollout", (f"probed_package.host:{path}",)) for path in paths]
+    probes.append(Probe("elsewhere", "rollout", ("no_such_package.host:Host.own",)))
+
+    states = [state for _, _, state in doctor.find_targets(probes)]
+
+    assert ["found", "found", "missing", "no module"] == states
