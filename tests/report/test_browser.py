@@ -236,6 +236,7 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
     assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
     assert "in step 1" in text(browser, "#tools")
     assert "step 1" in text(browser, "#rollout")
+    assert text(browser, "#panel .facts").startswith("step 1 · ")
     assert "step 1" == browser.evaluate("document.getElementById('scene').selectedOptions[0].text")
     choose_step(browser, "-1")
     assert whole == text(browser, "#tools")

@@ -247,8 +247,13 @@ function pick(request, from) {
   const line = byId('picked');
   line.replaceChildren(element('span', {}, timeline ? timeline.requestLines(request).filter(Boolean).join(' · ') : ''),
     element('button', {type: 'button', onclick: () => byId('panel').scrollIntoView({block: 'center', behavior: 'smooth'})}, 'Breakdown ↓'));
-  if (from === 'timeline') fillRequests();
+  if (from === 'timeline' || from === 'step') fillRequests();
   byId('status').textContent = 'Selected request ' + clean(request.request_id) + ', ' + seconds(request.duration_s);
+}
+
+function slowestOf(matches) {
+  return drawings.requests.filter((request) => !request.validate && request.duration_s !== null && matches(request))
+    .sort((a, b) => b.duration_s - a.duration_s)[0];
 }
 
 function turnsSection() {
@@ -482,8 +487,11 @@ function choose(s, keepScene) {
   if (byId('search')) fillRequests();
   if (timeline && !keepScene) {
     const scene = drawings.scenes.find((each) => each.s === s && !each.validate);
-    if (s !== ALL) showScene(scene || timeline.scene);
-    else if (timeline.scene) showScene(timeline.scene);
+    showScene(s !== ALL && scene ? scene : timeline.scene);
+  }
+  if (s !== ALL && (!picked || picked.s !== s || picked.validate)) {
+    const slowest = slowestOf((request) => request.s === s);
+    if (slowest) pick(slowest, 'step');
   }
   byId('status').textContent = 'Showing ' + chosenName();
   if (focused && label) {
@@ -538,8 +546,7 @@ function start() {
   for (const name of FIXED) fill(name);
   if (drawings.scenes.length) {
     timeline = new Timeline(byId('timeline'), drawings, (request) => pick(request, 'timeline'));
-    const slowest = drawings.requests.filter((request) => !request.validate && request.scene !== null && request.duration_s !== null)
-      .sort((a, b) => b.duration_s - a.duration_s)[0];
+    const slowest = slowestOf((request) => request.scene !== null);
     showScene(slowest ? drawings.scenes[slowest.scene] : drawings.scenes.find((scene) => !scene.validate) || drawings.scenes[0]);
     if (slowest) pick(slowest, 'start');
   }

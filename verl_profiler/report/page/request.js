@@ -49,13 +49,13 @@ function requestPanel(request) {
     parts.length ? partsBar(parts) : null,
     spans.length ? breakdown(request, spans, calls) : element('p', {class: 'note'}, 'Nothing was recorded inside this request.'),
     turns.length ? table({caption: 'Turns of this request', rows: turns, limit: 12, columns: [
-      {key: 'turn', label: 'turn', format: 'n'}, {key: 'length', label: 'time', format: 's', bar: true},
+      {key: 'turn', label: 'turn', format: 'n'}, {key: 'length', label: 'time', format: 's'},
       {key: 'engine', label: 'engine call', format: 's'},
       ...['queue', 'prefill', 'decode', 'outside'].filter((key) => turns.some((row) => row[key] !== null))
         .map((key) => ({key, label: key, format: 's', title: key === 'outside' ? 'Part of the call outside the engine server' : null})),
       {key: 'tools', label: 'tools', format: 's'}, {key: 'tool_names', label: 'tool calls', format: 'text'},
-      {key: 'prompt_tokens', label: 'prompt tokens', format: 'n'}, {key: 'response_tokens', label: 'response tokens', format: 'n'},
-      ...(turns.some((row) => row.cached_tokens !== null) ? [{key: 'cached_tokens', label: 'cached', format: 'n'}] : []),
+      {key: 'prompt_tokens', label: 'prompt', format: 'n', title: 'Prompt tokens'}, {key: 'response_tokens', label: 'response', format: 'n', title: 'Response tokens'},
+      ...(turns.some((row) => row.cached_tokens !== null) ? [{key: 'cached_tokens', label: 'cached', format: 'n', title: 'Prompt tokens that the engine had in its cache'}] : []),
       {key: 'rate', label: 'tokens/s', format: 'n'}, {key: 'server', label: 'server', format: 'text'},
     ]}) : null,
     calls.length && !calls.some((call) => call.queue !== null || call.prefill !== null || call.decode !== null)
@@ -142,11 +142,12 @@ function breakdown(request, spans, calls) {
         const top = y + span.line * high, height = high - 3;
         const begin = x(span.begin), wide = Math.max(x(span.begin + span.length) - begin, 1);
         const group = svg('g', {}, rect(begin, top, wide, height, span.color, {stroke: 'var(--edge)', 'stroke-width': 0.5}));
-        let fill = span.color;
-        if (span.event === 'engine_call') fill = engineParts(group, span, x, top, height) || fill;
-        const shown = span.tool ? clean(span.tool) : span.event === 'engine_call' ? 'engine' : span.event;
-        const text = [shown + ' ' + seconds(span.length), seconds(span.length)].find((each) => each.length * 6.6 + 10 < wide);
-        if (text && high > 15) group.append(textAt(begin + 5, top + height * 0.72, text, 'start', {class: onClass(fill)}));
+        // The label says the widest part where the engine's parts are known.
+        const name = span.tool ? clean(span.tool) : span.event === 'engine_call' ? 'engine' : span.event;
+        let label = {name, length: span.length, fill: span.color, begin, wide};
+        if (span.event === 'engine_call') label = engineParts(group, span, x, top, height) || label;
+        const text = [label.name + ' ' + seconds(label.length), seconds(label.length)].find((each) => each.length * 6.6 + 10 < label.wide);
+        if (text && high > 15) group.append(textAt(label.begin + 5, top + height * 0.72, text, 'start', {class: onClass(label.fill)}));
         if (span.failed) group.append(rect(begin + wide - 2, top, 2, height, 'var(--accent)'));
         made.append(withTip(group, tipLines(span)));
       }
@@ -169,14 +170,15 @@ function breakdown(request, spans, calls) {
     group.append(rect(x(span.begin), top, x(span.begin + span.length) - x(span.begin), height, colorOf('outside')));
     let at = call.engine_begin;
     const until = Math.min(call.engine_begin + call.engine_length, span.begin + span.length);
-    let widest = null, most = 0;
+    let widest = null;
     for (const key of known) {
       const end = Math.min(at + call[key], until);
-      group.append(rect(x(at), top, x(end) - x(at), height, colorOf(key)));
-      if (call[key] > most) [widest, most] = [colorOf(key), call[key]];
+      const part = {name: key, length: call[key], fill: colorOf(key), begin: x(at), wide: x(end) - x(at)};
+      group.append(rect(part.begin, top, part.wide, height, part.fill));
+      if (!widest || part.wide > widest.wide) widest = part;
       at = end;
     }
-    return known.length && call[known[0]] / span.length > 0.3 ? colorOf(known[0]) : widest;
+    return widest;
   }
 
   function tipLines(span) {
