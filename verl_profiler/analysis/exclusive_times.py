@@ -31,41 +31,6 @@ def _depth(name: str) -> int:
     return 0 if event.parent is None else 1 + _depth(event.parent)
 
 
-def _sweep(chosen: str, key: str, names: list[str]) -> str:
-    """Return SQL for the time in which each name was the innermost open one, by `key`.
-
-    Args:
-        chosen: A query for the key's columns, event, begin_us and end_us.
-        key: The columns of what is swept apart.
-        names: Every name that occurs, outermost first.
-    """
-    opened = ", ".join(
-        f"sum(CASE WHEN number = {number} THEN change ELSE 0 END) OVER moments AS open_{number}"
-        for number in range(len(names))
-    )
-    numbers = " ".join(
-        f"WHEN '{name}' THEN {number}"
-        for number, name in enumerate(each.replace("'", "''") for each in names)
-    )
-    innermost = " ".join(
-        f"WHEN open_{number} > 0 THEN {number}" for number in reversed(range(len(names)))
-    )
-    return f"""
-    WITH chosen AS (
-        SELECT {key}, CASE event {numbers} END AS number, begin_us, end_us FROM ({chosen})
-    ), points AS (
-        SELECT {key}, number, begin_us AS at_us, 1 AS change FROM chosen
-        UNION ALL SELECT {key}, number, end_us, -1 FROM chosen
-    ), swept AS (
-        SELECT {key}, lead(at_us) OVER moments - at_us AS length_us, {opened}
-        FROM points WINDOW moments AS (PARTITION BY {key} ORDER BY at_us, change, number
-            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
-    )
-    SELECT {key}, CASE {innermost} END AS number, sum(length_us)::BIGINT AS self_us
-    FROM swept WHERE length_us > 0 AND CASE {innermost} END IS NOT NULL GROUP BY ALL
-    """
-
-
 def exclusive_times(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
     """Split the time of requests, steps and ranks into the events' own times.
 
@@ -78,10 +43,10 @@ def exclusive_times(tables: Tables, steps: Steps = None, *, validate: bool = Fal
         request makes at the same time count once in self_s, and each in total_s.
     """
     rows: Rows = []
-    for first, last in _batches(tables, steps):
-        rows += _requests(tables, (first, last), validate=validate)
+    for batch in _batches(tables, steps):
+        rows += _swept(tables, _request_spans(batch, validate=validate))
         if not validate:
-            rows += _ranks(tables, (first, last))
+            rows += _swept(tables, _rank_spans(batch))
     if not validate:
         rows += _steps(tables, steps)
     wholes: dict[tuple[str, int, str], float] = {}
@@ -122,61 +87,104 @@ def _batches(tables: Tables, steps: Steps) -> list[tuple[int, int]]:
     return batches
 
 
-def _requests(tables: Tables, steps: Steps, *, validate: bool) -> Rows:
+def _request_spans(steps: Steps, *, validate: bool) -> str:
+    """Return SQL for what happened in finished requests, cut off at their begins and ends."""
     listed = ", ".join(f"'{name}'" for name in (*_REQUEST_EVENTS, *_INSIDE_REQUEST))
-    tables.make("requests")
-    spans = f"""
-        SELECT e.run, e.step, e.name, e.request_id, e.event, greatest(e.begin_us, r.begin_us) AS begin_us,
-            least(e.end_us, r.end_us) AS end_us, e.duration_us
-        FROM events AS e JOIN requests AS r
-            ON r.run = e.run AND r.step = e.step AND r.name = e.name
-            AND r.validate = e.validate AND r.request_id = e.request_id
-        WHERE r.finished AND {rows_of(steps, validate=validate, table="r")}
-            AND {rows_of(steps, validate=validate, table="e")}
-            AND e.duration_us IS NOT NULL AND e.request_id IS NOT NULL
-            AND (e.event IN ({listed}) OR e.family = 'user')
-            AND e.begin_us < r.end_us AND e.end_us > r.begin_us
-    """
-    totals = tables.rows(
-        f"SELECT run, step, event, count(*) AS events, sum(duration_us) / 1e6 AS total_s "
-        f"FROM ({spans}) GROUP BY ALL"
-    )
-    names = sorted({row["event"] for row in totals}, key=lambda name: (_depth(name), name))
-    if "request" not in names:
-        return []
-    own = tables.rows(
-        "SELECT run, step, number, sum(self_us) / 1e6 AS self_s FROM ("
-        f"{_sweep(spans, 'run, step, name, request_id', names)}) GROUP BY ALL"
-    )
-    return _joined(totals, own, names, "requests")
-
-
-def _ranks(tables: Tables, steps: Steps) -> Rows:
-    tables.make("rank_spans")
-    spans = f"""
-        SELECT run, step, role, name, event, begin_us, end_us, duration_us FROM rank_spans
-        WHERE {in_steps(steps)}
-    """
-    totals = tables.rows(
-        f"SELECT run, step, role, event, count(*) AS events, sum(duration_us) / 1e6 AS total_s "
-        f"FROM ({spans}) GROUP BY ALL"
-    )
-    names = sorted({row["event"] for row in totals}, key=lambda name: (_depth(name), name))
-    if not names:
-        return []
-    own = tables.rows(
-        "SELECT run, step, role, number, sum(self_us) / 1e6 AS self_s FROM ("
-        f"{_sweep(spans, 'run, step, role, name', names)}) GROUP BY ALL"
-    )
-    result: Rows = []
-    for role in sorted({row["role"] for row in totals}):
-        result += _joined(
-            [row for row in totals if row["role"] == role],
-            [row for row in own if row["role"] == role],
-            names,
-            role,
+    return f"""
+        WITH chosen AS (
+            SELECT *, row_number() OVER () AS part FROM requests
+            WHERE finished AND request_id IS NOT NULL AND {rows_of(steps, validate=validate)}
         )
-    return result
+        SELECT c.run, c.step, 'requests' AS scope, part, event, e.duration_us,
+            greatest(e.begin_us, c.begin_us) AS begin_us, least(e.end_us, c.end_us) AS end_us
+        FROM chosen AS c JOIN events AS e
+            ON c.run = e.run AND c.step = e.step AND c.name = e.name
+            AND c.validate = e.validate AND c.request_id = e.request_id
+        WHERE {rows_of(steps, validate=validate, table="e")} AND e.duration_us IS NOT NULL
+            AND (event IN ({listed}) OR e.family = 'user')
+            AND e.begin_us < c.end_us AND e.end_us > c.begin_us
+    """
+
+
+def _rank_spans(steps: Steps) -> str:
+    """Return SQL for the work of the trainer workers' ranks."""
+    return f"""
+        SELECT run, step, role AS scope, dense_rank() OVER (ORDER BY run, step, name) AS part,
+            event, duration_us, begin_us, end_us
+        FROM rank_spans WHERE {in_steps(steps)}
+    """
+
+
+def _swept(tables: Tables, spans: str) -> Rows:
+    """Find the time in which each event was the innermost open one of its part.
+
+    How many of each event are open is one number: a group of bits per event, the innermost in the
+    highest.  So one running sum serves up to 126 bits' worth of events.
+    """
+    tables.make("requests", "rank_spans")
+    tables.connection.execute(f"CREATE OR REPLACE TEMP TABLE swept_spans AS {spans}")
+    totals = tables.rows(
+        """
+        SELECT run, step, scope, event, sum(times)::BIGINT AS events,
+            sum(total_us) / 1e6 AS total_s, max(times) AS most
+        FROM (
+            SELECT run, step, scope, part, event, count(*) AS times, sum(duration_us) AS total_us
+            FROM swept_spans GROUP BY ALL
+        ) GROUP BY ALL
+        """
+    )
+    own: Rows = []
+    names = sorted({row["event"] for row in totals}, key=lambda name: (_depth(name), name))
+    if names:
+        bits = max(row["most"] for row in totals).bit_length()
+        together = max(126 // bits, 1)
+        units = [
+            (number // together, 1 << bits * (number % together)) for number in range(len(names))
+        ]
+        cases = " ".join(
+            f"WHEN '{each}' THEN {number}"
+            for number, each in enumerate(name.replace("'", "''") for name in names)
+        )
+        sums = ", ".join(
+            "sum(change * CASE number "
+            + " ".join(
+                f"WHEN {n} THEN {unit}" for n, (held, unit) in enumerate(units) if held == sum_
+            )
+            + f" ELSE 0 END::HUGEINT) OVER moments AS open_{sum_}"
+            for sum_ in range(units[-1][0] + 1)
+        )
+        innermost = " ".join(
+            f"WHEN open_{held} >= {unit} THEN {number}"
+            for number, (held, unit) in reversed(list(enumerate(units)))
+        )
+        own = tables.rows(
+            f"""
+            WITH numbered AS (
+                SELECT run, step, scope, part, CASE event {cases} END AS number, begin_us, end_us
+                FROM swept_spans
+            ), points AS (
+                SELECT run, step, scope, part, number, begin_us AS at_us, 1 AS change FROM numbered
+                UNION ALL SELECT run, step, scope, part, number, end_us, -1 FROM numbered
+            ), swept AS (
+                SELECT run, step, scope, lead(at_us) OVER moments - at_us AS length_us, {sums}
+                FROM points WINDOW moments AS (PARTITION BY part ORDER BY at_us
+                    ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+            )
+            SELECT run, step, scope, CASE {innermost} END AS number, sum(length_us) / 1e6 AS self_s
+            FROM swept WHERE length_us > 0 AND CASE {innermost} END IS NOT NULL GROUP BY ALL
+            """
+        )
+    tables.connection.execute("DROP TABLE swept_spans")
+    selves = {
+        (row["run"], row["step"], row["scope"], names[row["number"]]): row["self_s"] for row in own
+    }
+    return [
+        {
+            **{key: row[key] for key in ("run", "step", "scope", "event", "events", "total_s")},
+            "self_s": selves.get((row["run"], row["step"], row["scope"], row["event"]), 0.0),
+        }
+        for row in totals
+    ]
 
 
 def _steps(tables: Tables, steps: Steps) -> Rows:
@@ -195,20 +203,4 @@ def _steps(tables: Tables, steps: Steps) -> Rows:
             GROUP BY p.run, p.step, p.phase
             """
         )
-    ]
-
-
-def _joined(totals: Rows, own: Rows, names: list[str], scope: str) -> Rows:
-    selves = {(row["run"], row["step"], names[row["number"]]): row["self_s"] for row in own}
-    return [
-        {
-            "run": row["run"],
-            "step": row["step"],
-            "event": row["event"],
-            "events": row["events"],
-            "total_s": row["total_s"],
-            "self_s": selves.get((row["run"], row["step"], row["event"]), 0.0),
-            "scope": scope,
-        }
-        for row in totals
     ]
