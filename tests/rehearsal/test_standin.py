@@ -1,0 +1,136 @@
+"""The stand-in engine: requests that run together get what each would get alone."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("_import_path")]
+
+EOS, PAD = 1, 0
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12], [3, 4, 5], [20, 21, 22, 23, 24])
+
+
+@pytest.fixture(scope="module")
+def model(_import_path):
+    """A random model: what it says means nothing, but is the same each time."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    return transformers.Qwen2ForCausalLM(config).eval()
+
+
+@pytest.fixture
+def server(model):
+    """A server without Ray, and without loading its model from files."""
+    standin = pytest.importorskip("verl_profiler.rehearsal.standin")
+    made = standin.StandinServer.__new__(standin.StandinServer)
+    made._config = SimpleNamespace(prompt_length=16, response_length=24)
+    made._model = model
+    made._pad_token_id = PAD
+    made._eos_token_ids = {EOS}
+    made._global_steps = 5
+    made._waiting, made._groups, made._loop = [], [], None
+    made._model_lock = asyncio.Lock()
+    return made
+
+
+def _alone(model, prompt, tokens):
+    """Decode greedily without cache, batch or padding."""
+    import torch
+
+    ids, log_probs = list(prompt), []
+    with torch.no_grad():
+        for _ in range(tokens):
+            scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0, -1], -1)
+            ids.append(int(scores.argmax()))
+            log_probs.append(float(scores.max()))
+            if ids[-1] == EOS:
+                break
+    return ids[len(prompt) :], log_probs
+
+
+GREEDY = {"temperature": 0, "logprobs": True}
+
+
+def test_a_batch_decodes_as_each_request_alone(model, server):
+    """Padding, the shared cache and rows that leave early change nothing."""
+
+    async def together():
+        return await asyncio.gather(
+            *(server.generate(prompt, GREEDY, str(key)) for key, prompt in enumerate(PROMPTS))
+        )
+
+    for prompt, output in zip(PROMPTS, asyncio.run(together()), strict=True):
+        tokens, log_probs = _alone(model, prompt, 24)
+
+        assert tokens == output.token_ids
+        assert log_probs == pytest.approx(output.log_probs, abs=1e-4)
+        assert "completed" == output.stop_reason
+        assert {"global_steps": 5} == output.extra_fields
+
+
+def test_requests_that_come_later_join(model, server):
+    """A second group runs beside the first one, and both are right."""
+
+    async def staggered():
+        first = asyncio.create_task(server.generate(PROMPTS[0], GREEDY, "a"))
+        while not server._groups:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(server.generate(PROMPTS[1], GREEDY, "b"))
+        return await first, await second
+
+    for prompt, output in zip(PROMPTS, asyncio.run(staggered()), strict=False):
+        assert _alone(model, prompt, 24)[0] == output.token_ids
+
+
+def test_a_long_prompt_leaves_less_room(server):
+    """Prompt and response together stay within the lengths that verl was given."""
+
+    async def long():
+        return await server.generate([5] * 30, {"temperature": 1.0}, "a")
+
+    output = asyncio.run(long())
+
+    assert 1 <= len(output.token_ids) <= 10
+    assert output.log_probs is None
+
+
+def test_an_abort_ends_requests_with_what_they_have(server):
+    """Partial responses are returned, and said to be partial."""
+
+    async def abort():
+        task = asyncio.create_task(server.generate(PROMPTS[0], {"temperature": 1.0}, "a"))
+        await asyncio.sleep(0)
+        await server.abort_all_requests()
+        return await task
+
+    assert "aborted" == asyncio.run(abort()).stop_reason
+
+
+def test_a_failure_reaches_the_requests(server, monkeypatch):
+    """A request that waits for ever would stop the trainer without a word."""
+
+    def fail():
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(server, "_step", fail)
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        asyncio.run(server.generate(PROMPTS[0], GREEDY, "a"))
+
+
+def test_pictures_are_refused(server):
+    """The stand-in does not pretend to have seen them."""
+    with pytest.raises(ValueError, match="text only"):
+        asyncio.run(server.generate([1], {}, "a", image_data=["picture"]))
