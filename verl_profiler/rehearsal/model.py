@@ -66,8 +66,8 @@ def make(directory: Path, schemas: list[dict[str, Any]], seed: int) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType]
+        pad_token_id=tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
         tie_word_embeddings=False,
     )
     model = Qwen2ForCausalLM(config)

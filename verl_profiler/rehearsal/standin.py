@@ -232,8 +232,8 @@ class StandinReplica(RolloutReplica):
             .remote(self.config, self.model_config)
         )
         await server.ready.remote()
-        self.servers.append(server)
-        self._server_handle = server
+        self.servers.append(server)  # pyright: ignore[reportArgumentType]
+        self._server_handle = server  # pyright: ignore[reportAttributeAccessIssue]
         self._server_address = f"standin-{self.replica_rank}:0"
         print(f"stand-in engine: replica {self.replica_rank} is ready", flush=True)
 
