@@ -269,3 +269,49 @@ def test_merged_points_are_said_on_the_figure():
 
     assert "of its 3,000 requests" in notes(3000)
     assert "of its" not in notes(1000)
+
+
+def workers_title(events):
+    """Return the title of worker_phases for spans of rollout workers, in seconds."""
+    rows = [
+        {"run": "r", "step": 1, "role": "agent_loop", "waited_s": 0.0, "slowest": False, **event}
+        for event in events
+    ]
+    phases = {row["phase"] for row in rows}
+    balance = [
+        {
+            "run": "r",
+            "step": 1,
+            "role": "agent_loop",
+            "phase": phase,
+            "processes": len(same),
+            "slowest": max(same, key=lambda row: row["duration_s"])["name"],
+            "waited_s": sum(max(r["duration_s"] for r in same) - r["duration_s"] for r in same),
+        }
+        for phase in sorted(phases)
+        for same in [[row for row in rows if row["phase"] == phase]]
+    ]
+    sheets = {"worker_phases": rows, "worker_balance": balance}
+    return PLOTS["worker_phases"].figure(sheets, Choice(run="r")).texts[0].get_text()
+
+
+def test_who_waits_longest_at_the_barrier_is_not_called_the_slowest():
+    """In the original logger's files waiting is a phase, the longest of the fastest worker."""
+    events = [
+        {"name": f"worker_{number}", "phase": phase, "duration_s": duration_s}
+        for number, both in enumerate(((9.0, 1.0), (2.0, 9.0)))
+        for phase, duration_s in zip(("async_generate", "barrier_wait"), both, strict=True)
+    ]
+
+    title = workers_title(events)
+
+    assert title.startswith("worker_0 was the slowest at async_generate")
+
+
+def test_nobody_is_called_slow_when_all_are_done_at_once():
+    """A title names no one for a difference of nothing."""
+    events = [
+        {"name": f"worker_{number}", "phase": "rollout", "duration_s": 3.0} for number in (0, 1)
+    ]
+
+    assert workers_title(events).startswith("All processes of a role were done at the same time")

@@ -53,7 +53,7 @@ def _shares(sheets: Sheets, choice: Choice) -> Figure:
     low, high = min(means[top]), max(means[top])
     whole = next(row["whole"] for row in rows if (row["role"], row["event"]) == top)
     title = f"{top[1]} takes {share(average[top])} of the {whole.rstrip('s')} time"
-    if len(steps) > 1:
+    if share(low) != share(high):
         title += f" on average, between {share(low)} and {share(high)}"
     left_out = 0
     figure, panels = sheet(

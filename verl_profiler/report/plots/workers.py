@@ -36,7 +36,12 @@ def _worker_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
 def _workers(sheets: Sheets, choice: Choice) -> Figure:
     rows = [row for row in sheets["worker_phases"] if row["step"]] or sheets["worker_phases"]
     steps = sorted({row["step"] for row in rows})
-    balance = [row for row in sheets["worker_balance"] if row["step"] in set(steps)]
+    # The barrier of the original logger is itself waiting: who spends most there waits most.
+    balance = [
+        row
+        for row in sheets["worker_balance"]
+        if row["step"] in set(steps) and row["phase"] != "barrier_wait"
+    ]
     title = _worker_title(balance, len(steps))
     if len(steps) == 1:
         return _workers_of_step(rows, title, choice)
@@ -51,6 +56,8 @@ def _worker_title(balance: Rows, steps: int) -> str:
     for row in shared:
         key = row["role"], row["phase"]
         waits[key] = waits.get(key, 0.0) + row["waited_s"]
+    if not any(waits.values()):
+        return "All processes of a role were done at the same time: none waited for another"
     role, phase = max(waits, key=lambda key: (waits[key], key))
     same = [row for row in shared if (row["role"], row["phase"]) == (role, phase)]
     names = [row["slowest"] for row in same]
@@ -160,7 +167,7 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         mine = [row for row in rows if (row["role"], row["phase"]) == key]
         steps = sorted({row["step"] for row in mine})
         first, last = steps[0], steps[-1]
-        most = max((row["waited_s"] for row in mine), default=0.0) or 1e-9
+        most = max((row["waited_s"] for row in mine), default=0.0) or 0.001
         factor, unit = time_unit(most)
         places = {name: place for place, name in enumerate(names[key])}
         nothing = float("nan")
