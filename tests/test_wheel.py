@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def bare(tmp_path_factory):
         capture_output=True,
     )
     (wheel,) = folder.glob("*.whl")
+    run_names = set(zipfile.ZipFile(wheel).namelist())
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run(
@@ -39,7 +41,21 @@ def bare(tmp_path_factory):
         assert 0 == done.returncode, done.stdout + done.stderr
         return done.stdout
 
+    run.names = run_names
     return run
+
+
+def test_every_file_of_the_package_is_in_the_wheel(bare):
+    """Pages of the report, requirement lists, import stubs, YAML: not Python only."""
+    folders = {"verl_profiler": "verl_profiler", "configs": "verl_profiler/configs"}
+    there = {
+        f"{target}/{file.relative_to(ROOT / folder)}"
+        for folder, target in folders.items()
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+
+    assert set() == there - bare.names
 
 
 def test_hydra_composes_the_option_from_the_wheel(bare):
