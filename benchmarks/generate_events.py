@@ -517,9 +517,9 @@ def multiply(base: Path, folder: Path, events: int) -> int:
                 f"COPY (SELECT * REPLACE (step + {number * counted['steps']} AS step, "
                 f"end_us + {number * (counted['span_us'] + 1_000_000)} AS end_us, "
                 f"'{number:04d}' || request_id[5:] AS request_id, "
-                f"replace(extra::VARCHAR, request_id, '{number:04d}' || request_id[5:])::JSON "
-                f"AS extra) FROM read_parquet([{listed}])) "
-                f"TO '{folder}/events/part-{number:04d}.parquet' (FORMAT parquet, COMPRESSION zstd)"
+                f"coalesce(replace(extra::VARCHAR, request_id, '{number:04d}' || request_id[5:]), "
+                f"extra::VARCHAR)::JSON AS extra) FROM read_parquet([{listed}])) "
+                f"TO '{folder}/events/part-{number:04d}.parquet' (FORMAT parquet, COMPRESSION lz4)"
             )
     shutil.copy(base / "run.json", folder / "run.json")
     shutil.copytree(base / "processes", folder / "processes")

@@ -98,6 +98,15 @@ def test_what_was_not_recorded_is_said_and_never_zero(tmp_path, capsys):
     assert "engine 0 %" not in text
 
 
+def test_accounts_that_cannot_be_read_are_not_summed_up(tmp_path, capsys):
+    """A line of the profiler's own without its fields is survived, and is not 0."""
+    write(tmp_path, [event(0), event(0, "profiler_cost", extra={"events": "many"})])
+
+    run(tmp_path)
+
+    assert "profiler      - in worker_0; - in all 1 processes\n" in capsys.readouterr().out
+
+
 def test_engine_times_that_the_engine_does_not_report_are_said(tmp_path, capsys):
     """Queue, prefill and decode need an engine that measures them."""
     call = event(0, "engine_call", extra={"turn": 0, "engine_request_id": "e"})

@@ -414,10 +414,9 @@ def _other_lines(
         text = f"{seconds(cost['dearest_s'])} in {cost['dearest']}"
         if cost["share"] is not None:
             text += f", {share(cost['share'])} of the step"
-        text += (
-            f"; {seconds(cost['wrapper_s'])} in all {cost['processes']} processes, "
-            f"{cost['events']:,} events"
-        )
+        text += f"; {seconds(cost['wrapper_s'])} in all {cost['processes']} processes"
+        if cost["events"] is not None:
+            text += f", {cost['events']:,} events"
         if cost["dropped"]:
             text += f", {cost['dropped']} dropped"
         result.append(_fact("profiler", text))
