@@ -58,6 +58,7 @@ def test_validation_keeps_nobody_waiting(span, tables):
     events = [
         *rollout(span, 4, 10),
         span("request", 20, 90, name="worker_0", request_id="v", validate=True),
+        span("request", -9, -1, name="worker_1", request_id="w", validate=True),
     ]
 
     rows = worker_phases(tables(events))
