@@ -12,6 +12,7 @@ the class unpicklable, and a `wrapt.FunctionWrapper` is dropped on the way witho
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler import context, recorder
+from verl_profiler import context, loop_lag, recorder
 from verl_profiler.clock import now
 from verl_profiler.loop_lag import note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
@@ -56,6 +57,9 @@ class _Place:
 
 
 _NOTHING: dict[str, Any] = {}
+# Looked up once: these are read on every probed call.
+_current_request = context.current_request.get
+_get_running_loop = asyncio._get_running_loop
 
 status = Status()
 _places: dict[tuple[int, str], _Place] = {}
@@ -262,17 +266,17 @@ def _enter(
     kwargs: dict[str, Any],
     in_loop: bool,
 ) -> Call | None:
-    active = recorder.active()
+    active = recorder._active
     if active is None:
         return None
     begin = now()
     try:
-        if in_loop:
+        if in_loop and id(_get_running_loop()) != loop_lag.last_loop:
             watch_running_loop()
         enter = probe.enter
         if enter is None and probe.leave is None and probe.item is None:
             return Call(probe.event, _NOTHING, begin)
-        arguments = dict(zip(names, args, strict=False))
+        arguments = dict(zip(names, args))  # noqa: B905  `strict=` costs more than the dict
         if kwargs:
             arguments.update(kwargs)
         call = Call(probe.event, arguments, begin)
@@ -297,7 +301,7 @@ def _leave(
 ) -> None:
     if call is None:
         return
-    active = recorder.active()
+    active = recorder._active
     if active is None:
         return
     end = now()
@@ -312,7 +316,7 @@ def _leave(
             probe.leave(call, result)
         event = call.event
         if event is not None:
-            request = call.request or context.current_request.get()
+            request = call.request or _current_request()
             step = call.step
             extra = call.extra
             if request is None:

@@ -21,18 +21,19 @@ _WORTH_NAMING_NS = 5_000_000
 # Event, begin, end and thread of the last probed synchronous call of some length.
 last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
-_last: Any = None
+# `id` of the loop that was looked at last, so that callers can skip it.
+last_loop: int = 0
 
 
 def watch_running_loop() -> None:
     """Watch the running event loop from now on; cheap when it is watched already."""
-    global _last
+    global last_loop
     loop = asyncio._get_running_loop()
-    if loop is None or (_last is not None and _last() is loop):
-        return
-    _last = weakref.ref(loop)
     active = recorder.active()
-    if loop in _watched or active is None or not active.carried.events.families.event_loop:
+    if loop is None or active is None or not active.carried.events.families.event_loop:
+        return
+    last_loop = id(loop)
+    if loop in _watched:
         return
     _watched.add(loop)
     _Heartbeat(loop, active.carried.events.lag_threshold_s).arm()
