@@ -1,5 +1,6 @@
 """The reader: whatever state a run left its files in, good lines are read and the rest is named."""
 
+import gc
 import gzip
 import importlib.util
 import io
@@ -812,6 +813,22 @@ def test_a_parquet_file_of_something_else_is_refused(tmp_path):
 
     with pytest.raises(ReadingError, match="is not a table of events"):
         load(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("leave", [lambda run: run.close(), lambda run: None])
+def test_no_temporary_files_are_left(tmp_path, monkeypatch, leave):
+    """Neither after `close` nor when a run is forgotten."""
+    write_run(tmp_path / "run", [line(1), "bad"])
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+
+    run = load(tmp_path / "run", cache=False)
+    leave(run)
+    del run
+    gc.collect()
+
+    assert [] == list(scratch.iterdir())
 
 
 def test_the_memory_limit_must_be_an_amount(tmp_path):

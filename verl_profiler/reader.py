@@ -17,6 +17,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +87,8 @@ class Run:
 
     def __init__(self, scratch: Path, memory_limit: str, threads: int | None) -> None:
         self._scratch = scratch
+        # A run that is dropped without `close` leaves nothing behind either.
+        self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         spill = str(scratch / "spill").replace("'", "''")
         connection = duckdb.connect()
         try:
@@ -129,7 +132,7 @@ class Run:
     def close(self) -> None:
         """Give memory and temporary files back."""
         self.tables.connection.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._remove_scratch()
 
     # typing.Self is not in Python 3.10.
     def __enter__(self) -> Run:  # noqa: PYI034
