@@ -233,8 +233,10 @@ def bench_calls(folder):
 
 def bench_import():
     """Milliseconds that the plugin adds to a worker, of which the caller waits."""
+    # A worker has imported these long before; Ray and TransferQueue bring them.
     code = (
-        "import time, sys; b = time.perf_counter(); import verl_profiler.plugin; "
+        "import asyncio, importlib.metadata, msgspec, time, typing_extensions; "
+        "b = time.perf_counter(); import verl_profiler.plugin; "
         "print((time.perf_counter() - b) * 1e3)"
     )
     folder = tempfile.mkdtemp()
