@@ -12,7 +12,6 @@ __all__ = ["PROBES"]
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 
-# `_timer` serves every process; under a step these names are the trainer's.
 _START_UP_STEP = 0
 
 
@@ -26,6 +25,7 @@ def _begin_init(call: Call) -> None:
 
 
 def _begin_timer(call: Call) -> None:
+    # `_timer` serves every process; only in the trainer are its names phases of a step.
     if not context.process.is_trainer or context.current_request.get() is not None:
         call.event = None
         return
@@ -63,7 +63,6 @@ def _log_metrics(call: Call) -> None:
     }
     call.extra = {"metrics": metrics}
     call.step = int(call.arguments["step"])
-    call.state = True
 
 
 def _end_log_metrics(call: Call, _result: Any) -> None:
