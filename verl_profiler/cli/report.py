@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
-    from verl_profiler.reader import Run
 
 __all__ = ["add_arguments", "run", "write_report"]
 
@@ -92,25 +91,13 @@ def _write(
         )
     with load(runs, cache=cache) as opened:
         if steps is not None:
-            _check_steps(opened, steps)
+            check_steps(opened, steps, "--steps")
         gathered = document(opened, steps)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
         return None
     _replace(target, page(gathered, made=_made()))
     return target
-
-
-def _check_steps(opened: Run, steps: tuple[int, int]) -> None:
-    """Refuse steps that the run does not have, and name those that it has."""
-    known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
-    if known and not any(steps[0] <= step <= steps[1] for step in known):
-        wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
-        raise ReadingError(
-            f"step {wanted} is not in this run; it has {known[0]} to {known[-1]}.\n"
-            f"For example --steps {known[-1]}",
-            "no-such-step",
-        )
 
 
 def _target(runs: Sequence[Path], out: Path | None) -> Path:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reader import Run
 
-__all__ = ["add_arguments", "run", "step_range", "summarize"]
+__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
 
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -80,7 +80,7 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     from verl_profiler.report.text import summary
 
     if steps is not None:
-        _check_steps(opened, steps)
+        check_steps(opened, steps)
     tables = {name: analysis(opened.tables, steps) for name, analysis in ANALYSES.items()}
     recorded = opened.rows("SELECT event, count(*) AS events FROM events GROUP BY event")
     about: dict[str, Any] = {
@@ -101,13 +101,13 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     return 0 if tables["step_times"] else 1
 
 
-def _check_steps(opened: Run, steps: tuple[int, int]) -> None:
+def check_steps(opened: Run, steps: tuple[int, int], option: str = "--step") -> None:
     """Refuse steps that the run does not have, and name those that it has."""
     known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
     if known and not any(steps[0] <= step <= steps[1] for step in known):
         wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
         raise ReadingError(
             f"step {wanted} is not in this run; it has {known[0]} to {known[-1]}.\n"
-            f"For example --step {known[-1]}",
+            f"For example {option} {known[-1]}",
             "no-such-step",
         )
