@@ -2,6 +2,7 @@
 
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
+    verl-profiler report logs/my-run --log verl_demo.log
 
 The file holds everything that it shows; nothing is fetched when it is opened.
 """
@@ -21,6 +22,7 @@ from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
+    from verl_profiler.step_lines import LoggedRun
 
 __all__ = ["add_arguments", "run", "write_report"]
 
@@ -42,6 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
     parser.add_argument(
+        "--log",
+        dest="logs",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="console log of the run: its timers are compared with the recorded spans",
+    )
+    parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
     )
 
@@ -52,7 +63,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    written = _write(args.runs, args.out, args.steps, force=args.force, cache=not args.no_cache)
+    written = _write(
+        args.runs,
+        args.out,
+        args.steps,
+        force=args.force,
+        cache=not args.no_cache,
+        logs=args.logs,
+    )
     if written is None:
         return 1
     print(f"Wrote {written}")
@@ -77,7 +95,13 @@ def write_report(run_dir: Path, out: Path | None = None, force: bool = False) ->
 
 
 def _write(
-    runs: Sequence[Path], out: Path | None, steps: Steps, *, force: bool, cache: bool
+    runs: Sequence[Path],
+    out: Path | None,
+    steps: Steps,
+    *,
+    force: bool,
+    cache: bool,
+    logs: Sequence[Path] = (),
 ) -> Path | None:
     from verl_profiler.reader import load
     from verl_profiler.report.html import page
@@ -89,15 +113,33 @@ def _write(
             f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
             "output-exists",
         )
+    log = _logged(logs)
     with load(runs, cache=cache) as opened:
         if steps is not None:
             check_steps(opened, steps, "--steps")
-        gathered = document(opened, steps)
+        gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
         return None
     _replace(target, page(gathered, made=_made()))
     return target
+
+
+def _logged(logs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
+    """Read the last run of the console logs.
+
+    Raises:
+        ReadingError: They cannot be read, or have no timers.
+    """
+    from verl_profiler.step_lines import logged_runs
+
+    problems: list[str] = []
+    runs = logged_runs(logs, problems)
+    if runs:
+        return runs[-1], problems
+    if logs:
+        raise ReadingError("\n".join(problems), "log-without-timers")
+    return None
 
 
 def _target(runs: Sequence[Path], out: Path | None) -> Path:

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         from verl_profiler.report.timing_text import difference_table
 
         print(f"\nThe log and the recorded spans of {args.recorded}:\n")
-        print(difference_table(compared, ()))
+        print(difference_table(compared))
     if problems:
         print("\nWhat to know about the log:")
         print("\n".join(f"- {problem}" for problem in problems))
@@ -187,7 +187,7 @@ def _folders(runs: Sequence[LoggedRun], output_dir: Path | None) -> list[Path]:
     from verl_profiler.console_log import STDIN
 
     beside = [Path() if run.source == STDIN else run.source.parent for run in runs]
-    folders = [output_dir or folder / _FOLDER for folder in beside]
+    folders = [(output_dir or folder / _FOLDER).resolve() for folder in beside]
     shared = Counter(folders)
     return [
         folder / run.label if shared[folder] > 1 else folder

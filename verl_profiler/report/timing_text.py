@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
+from verl_profiler.analysis.logged_and_recorded import timer_differences
 from verl_profiler.analysis.logged_timers import logged_phases, logged_steps, metric_summary
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.report.text import align, seconds
@@ -62,18 +64,28 @@ def run_facts(run: LoggedRun) -> list[str]:
     return facts
 
 
-def difference_table(rows: Rows, problems: Sequence[str]) -> str:
-    """Write logged timers beside recorded spans."""
-    lines = [["step", "timer", "log", "recorded", "recorded - log", "why"]]
+def difference_table(rows: Rows) -> str:
+    """Write logged timers beside recorded spans: by timer, then the steps that stay unexplained.
+
+    Args:
+        rows: Of `logged_and_recorded`.
+    """
+    lines = [["timer", "steps", "log", "recorded", "recorded - log", "why"]]
     lines += [
         [
-            "all" if row["step"] is None else str(row["step"]),
             row["timer"],
+            str(row["steps"]),
             seconds(row["logged_s"]),
             seconds(row["recorded_s"]),
             seconds(row["difference_s"]),
-            row["reason"],
+            _reason(row),
         ]
-        for row in rows
+        for row in timer_differences(rows)
     ]
-    return "\n".join([align(lines, left=(1, 5)), *problems])
+    return align(lines, left=(0, 5))
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    if row["explained"] or not row["steps"]:
+        return row["reason"]
+    return f"{row['reason']} ({seconds(row['largest_s'])} in step {row['largest_step']})"

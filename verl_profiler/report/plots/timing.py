@@ -30,7 +30,7 @@ from verl_profiler.report.plots.canvas import (
     value_axis,
 )
 from verl_profiler.report.plots.choice import NothingToDraw, Sheets, known
-from verl_profiler.report.style import INK, MUTED, PHASE_COLORS, color
+from verl_profiler.report.style import INK, MUTED, PHASE_COLORS, color, is_known
 from verl_profiler.report.text import seconds, share
 from verl_profiler.step_lines import LoggedRun
 
@@ -39,19 +39,21 @@ __all__ = ["PICTURES", "Picture"]
 # Above this many steps a stack is drawn as areas: bars would be thinner than a dot.
 _BARS = 600
 _MARKED_POINTS = 80
-_STYLES = ("-", "--", ":", "-.")
+# Of timers inside gen, by the last or the middle part of their names.
+_STYLES = {"max": "--", "slowest": (0, (6, 1, 1, 1, 1, 1)), "mean": "-.", "min": ":"}
 # The timers that people compare first, and the share of the step from which others join them.
 _COMPARED = ("gen", "update_actor", "update_critic", "update_critic_actor")
 _COMPARED_SHARE = 0.05
 _LOG_SCALE = 100
+_MARKED = {"validation": "validated", "checkpoint": "checkpoint"}
 
 _DENOMINATORS = (
     "verl divides gen by the tokens of the responses and the others by those of prompts and "
     "responses, so that gen is not to be compared with them."
 )
 _CHILDREN = (
-    "Dashed: inside gen, so no addition to it. min, max and mean are over the requests or workers "
-    "of a step."
+    "Broken lines: inside gen, so no addition to it. min, max and mean are over the requests or "
+    "workers of a step, slowest is its slowest request."
 )
 
 
@@ -92,7 +94,7 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
     notes = []
     if outside:
         notes.append(
-            f"Hatched: {', '.join(outside)} ran outside timing_s/step, before the next step began."
+            f"Hatched: {', '.join(outside)} ran outside timing_s/step, beside the step's own time."
         )
     if apart:
         notes.append(f"Not in the stack, because inside other timers: {', '.join(apart)}.")
@@ -114,7 +116,17 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
         _areas(axes, numbers, series, hatched)
     else:
         stack(axes, numbers, series, hatched=hatched)
-    _line(axes, totals, factor, color=INK, linestyle="--", label="step (timing_s/step)")
+    many = len(numbers) > _MARKED_POINTS
+    _line(
+        axes,
+        totals,
+        factor,
+        color=INK,
+        linestyle="-" if many else "--",
+        linewidth=0.6 if many else 1.4,
+        drawstyle="steps-mid",
+        label="step (timing_s/step)",
+    )
     _finish(axes, steps, f"time [{unit}]")
     legend(axes, reverse=True)
     return figure
@@ -163,8 +175,7 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
         top.fill_between(*_gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)
         _line(top, each, color=PHASE_COLORS["gen"])
         _middles(top, each, PHASE_COLORS["gen"], lambda value: f"{value:,.5g}")
-    top.set_title("perf/throughput: prompt and response tokens per second and GPU")
-    _finish(top, steps, "tokens/s per GPU")
+    _finish(top, steps, "perf/throughput [tokens/s per GPU]")
     top.set_xlabel("")
     if len(gpus) == 1 and job:
         (count,) = gpus
@@ -177,8 +188,7 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
     factor, unit = time_unit(max(times.values(), default=0))
     _line(bottom, times, factor, color=INK)
     _middles(bottom, times, INK, seconds, factor)
-    bottom.set_title("perf/time_per_step: time of a step")
-    _finish(bottom, steps, f"time [{unit}]")
+    _finish(bottom, steps, f"perf/time_per_step [{unit}]")
     return figure
 
 
@@ -208,23 +218,16 @@ def _comparison(sheets: Sheets, label: str) -> Figure:
 def _generation(sheets: Sheets, label: str) -> Figure:
     rows = sheets["generation"]
     series = _series(rows, "timer", "duration_s")
-    inside = {row["timer"] for row in rows if row["inside"]}
+    inside = any(row["inside"] for row in rows)
     ordered = {name: series[name] for name in sorted(series, key=_generation_order)}
     means = {name: statistics.fmean(values.values()) for name, values in ordered.items()}
     title = (
         f"gen takes {seconds(means['gen'])} on average" if "gen" in means else "Inside generation"
     )
-    notes = [_CHILDREN] * bool(inside)
+    notes = [_CHILDREN] * inside
     if "old_log_prob" in ordered:
-        notes.append("Dotted: old_log_prob is the pass that follows gen, not a part of it.")
-    return _times(
-        title,
-        ordered,
-        sheets["steps"],
-        label,
-        notes=notes,
-        style=lambda name: "--" if name in inside else ":" if name == "old_log_prob" else "-",
-    )
+        notes.append("old_log_prob is the pass that follows gen, not a part of it.")
+    return _times(title, ordered, sheets["steps"], label, notes=notes, style=_generation_style)
 
 
 def _times(
@@ -234,7 +237,7 @@ def _times(
     label: str,
     *,
     notes: Sequence[str],
-    style: Callable[[str], str] = lambda _: "-",
+    style: Callable[[str], Any] = lambda _: "-",
 ) -> Figure:
     """Draw a line per timer, with its mean and median beside it."""
     figure, (axes,) = sheet(
@@ -243,10 +246,11 @@ def _times(
     factor, unit = time_unit(max(max(values.values()) for values in series.values()))
     labels = []
     for name, values in series.items():
-        _line(axes, values, factor, color=color(name), linestyle=style(name))
+        code = _timer_color(name)
+        _line(axes, values, factor, color=code, linestyle=style(name))
         mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
-        words = f"{name}\n  mean {seconds(mean)}, median {seconds(middle)}"
-        labels.append((values[max(values)] * factor, words, color(name), style(name)))
+        words = f"{name}: mean {seconds(mean)}, median {seconds(middle)}"
+        labels.append((values[max(values)] * factor, words, code, style(name)))
     _finish(axes, steps, f"time [{unit}]", labels)
     return figure
 
@@ -304,6 +308,18 @@ def _generation_order(name: str) -> tuple[int, str]:
     return known_order.get(name, 5), name
 
 
+def _generation_style(name: str) -> Any:
+    if name in ("gen", "old_log_prob"):
+        return "-"
+    return next((_STYLES[part] for part in name.split("/") if part in _STYLES), "--")
+
+
+def _timer_color(name: str) -> str:
+    """Return the color of a timer, or of the work that its name speaks of."""
+    spare = color(name)
+    return next((color(part) for part in reversed(name.split("/")) if is_known(part)), spare)
+
+
 def _gapped(values: dict[int, float], factor: float = 1.0) -> tuple[list[float], list[float]]:
     """Return the points of a line that is broken where steps are missing."""
     steps = sorted(values)
@@ -324,8 +340,9 @@ def _line(axes: Axes, values: dict[int, float], factor: float = 1.0, **style: An
     if not values:
         return
     xs, ys = _gapped(values, factor)
-    alone = len(values) == 1 or len(xs) > len(values)
-    marker = "o" if alone or len(values) <= _MARKED_POINTS else None
+    broken = len(values) == 1 or len(xs) > len(values)
+    stepped = "drawstyle" in style
+    marker = "o" if not stepped and (broken or len(values) <= _MARKED_POINTS) else None
     axes.plot(xs, ys, marker=marker, markersize=3, **style)
 
 
@@ -365,7 +382,8 @@ def _areas(
             lows,
             _gapped(top)[1],
             step="mid",
-            color=code,
+            facecolor=code,
+            edgecolor="white" if name in hatched else code,
             linewidth=0,
             label=plain(name),
             hatch=hatched.get(name),
@@ -395,36 +413,46 @@ def _finish(
 
 def _mark(axes: Axes, steps: Rows) -> None:
     """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
-    for row in steps[1:]:
-        if row["first_of_launch"]:
-            axes.axvline(row["step"] - 0.5, color=MUTED, linestyle="-.", linewidth=1.0)
-    for key, marker, code, words in (
-        ("validated", "v", PHASE_COLORS["testing"], "validation"),
-        ("checkpoint", "s", PHASE_COLORS["save_checkpoint"], "checkpoint"),
+    resumed = [row["step"] - 0.5 for row in steps[1:] if row["first_of_launch"]]
+    handles = []
+    for step in resumed:
+        line = axes.axvline(step, color=MUTED, linestyle="-.", linewidth=1.0)
+        handles = [(line, "training resumed")]
+    for key, marker, code in (
+        ("validation", "v", PHASE_COLORS["testing"]),
+        ("checkpoint", "s", PHASE_COLORS["save_checkpoint"]),
     ):
-        marked = [row["step"] for row in steps if row[key]]
+        marked = [row["step"] for row in steps if row[_MARKED[key]]]
         if marked:
-            axes.plot(
+            (points,) = axes.plot(
                 marked,
-                [1.0 if key == "validated" else 0.975] * len(marked),
+                [1.014 if key == "validation" else 1.042] * len(marked),
                 transform=axes.get_xaxis_transform(),
                 linestyle="none",
                 marker=marker,
-                markersize=5 if len(marked) <= _MARKED_POINTS else 2.5,
+                markersize=4.5 if len(marked) <= _MARKED_POINTS else 2.5,
                 color=code,
                 clip_on=False,
-                label=words,
-                zorder=5,
+                label="_",
             )
-    if any(row["first_of_launch"] for row in steps[1:]):
-        axes.plot([], [], color=MUTED, linestyle="-.", linewidth=1.0, label="training resumed")
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="upper left", ncols=4, fontsize=8, frameon=True, framealpha=0.85)
+            handles.append((points, key))
+    if handles:
+        made = axes.legend(
+            *zip(*handles, strict=True),
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.05),
+            borderaxespad=0.0,
+            ncols=len(handles),
+        )
+        axes.add_artist(made)
+    named = axes.get_legend_handles_labels()
+    if named[1]:
+        axes.legend(*named, loc="lower right", ncols=len(named[1]))
 
 
 def _end_labels(axes: Axes, labels: Sequence[tuple[float, str, str, str]], *, log: bool) -> None:
     if not log:
-        end_labels(axes, labels, gap=0.085)
+        end_labels(axes, labels)
         return
     handles = [axes.plot([], [], color=code, linestyle=style)[0] for _, _, code, style in labels]
     axes.legend(
