@@ -147,7 +147,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]:
-    found = list(_PREFIX.finditer(text)) if "pid=" in text else []
+    found = list(_prefixes(text)) if "pid=" in text else []
     if not found:
         text, repeated = _counted(text)
         yield ConsoleLine(text, number, repeated=repeated, whole=whole)
@@ -167,6 +167,20 @@ def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]
             whole=whole or end is not None,
         )
         before = ""
+
+
+def _prefixes(text: str) -> Iterator[re.Match[str]]:
+    """Find Ray's prefixes, not the processes that a text speaks of.
+
+    A prefix without a name stands at the beginning only, and behind another prefix it directly
+    follows the text: `Task x (pid=7) is reading` is verl's own.
+    """
+    first = True
+    for match in _PREFIX.finditer(text):
+        before = text[: match.start()]
+        if (not before.strip("> \t")) if not match["process"] else (first or before[-1:].strip()):
+            first = False
+            yield match
 
 
 def _counted(text: str) -> tuple[str, int]:

@@ -193,7 +193,8 @@ class _Text:
             text = text.removeprefix(">").removeprefix(" ")
         open_end = self.text.rpartition(_BETWEEN)[2]
         for joint in ("", " "):
-            metrics = [part for part in (open_end + joint + text).split(_BETWEEN) if part]
+            joined = (open_end + joint + text).removesuffix(_BETWEEN[:-1])
+            metrics = [part for part in joined.split(_BETWEEN) if part]
             if _fits(metrics) and (
                 len(metrics) > 1
                 or not _METRIC.fullmatch(open_end)
@@ -214,12 +215,13 @@ class _Text:
         for place, metric in enumerate(metrics):
             last = place == len(metrics) - 1
             match = _METRIC.fullmatch(metric) or (_GLUED.match(metric) if last else None)
-            if last and (match is None or not self.whole) and not _ended(match, whole=self.whole):
+            if last and (match is None or not self.whole):
                 problems.add(
                     "lines that are cut",
                     f"{where} is cut at {metric[-60:]!r}; what followed is not known.",
                 )
-                continue
+                if match is None or match["wrapped"] is None:
+                    continue
             if match is None:
                 problems.add(
                     "values that are no numbers", f"{where}: {metric[:80]!r} is no number."
@@ -264,11 +266,6 @@ def _fits(metrics: Sequence[str]) -> bool:
 def _strict(metric: str) -> bool:
     match = _METRIC.fullmatch(metric)
     return match is not None and not re.search(r"[\s:]", match["name"])
-
-
-def _ended(match: re.Match[str] | None, *, whole: bool) -> bool:
-    """Tell whether the last value of a line is known to be complete."""
-    return match is not None and (whole or match["wrapped"] is not None)
 
 
 def _number(match: re.Match[str]) -> float:
