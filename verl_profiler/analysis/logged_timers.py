@@ -57,6 +57,10 @@ _MOVING = {
     "stop_profile": False,
     "testing": False,
 }
+# A timer that leaves less than this share of the time that it could fill is what fills it.
+_FILLED = 0.05
+# Shorter timers are not looked for in the length of steps.
+_NOISE_S = 0.01
 # Their milliseconds are per token of the responses; all others count the prompts too.
 _PER_RESPONSE_TOKEN = ("gen", "generate_sequences", "gen_max")
 
@@ -315,19 +319,35 @@ def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine])
             return Place(
                 "overlapping", f"in step {line.step} the timers would be longer than the step"
             )
-    without = [rest_s[line.step] for line in timed if _TIMER + name not in line.values]
-    if with_it and without:
-        usual_s = statistics.median(without)
-        spread_s = statistics.median([abs(each - usual_s) for each in without])
-        own_s = statistics.median([line.values[_TIMER + name] for line in with_it])
-        more_s = statistics.median([rest_s[line.step] for line in with_it]) - usual_s
-        if own_s > 4 * spread_s + 0.01:
-            if more_s > own_s / 2:
-                return Place("step", "steps that have it are longer by it")
-            return Place("outside", "steps that have it are not longer")
+    compared = _compared(_TIMER + name, timed, rest_s)
+    if compared is not None:
+        return compared
+    if with_it and all(
+        rest_s[line.step] - line.values[_TIMER + name] <= _FILLED * rest_s[line.step]
+        for line in with_it
+    ):
+        return Place("step", "it fills the time that no other timer covers")
     if _MOVING.get(name, True) or all(line.rounded for line in lines):
         return Place("step", "the step has room for it")
     return Place("outside", "by verl's habit; the numbers allow both")
+
+
+def _compared(metric: str, lines: Sequence[StepLine], rest_s: Mapping[int, float]) -> Place | None:
+    """Compare the steps that have a timer with those that have not; None where that says nothing."""
+    own = [line.values[metric] for line in lines if metric in line.values]
+    with_it, without = (
+        [rest_s[line.step] for line in lines if (metric in line.values) == has]
+        for has in (True, False)
+    )
+    if not with_it or not without:
+        return None
+    usual_s = statistics.median(without)
+    spread_s = statistics.median([abs(each - usual_s) for each in without])
+    if statistics.median(own) <= 4 * spread_s + _NOISE_S:
+        return None
+    if statistics.median(with_it) - usual_s > statistics.median(own) / 2:
+        return Place("step", "steps that have it are longer by it")
+    return Place("outside", "steps that have it are not longer")
 
 
 def _rest_s(line: StepLine, inside: Sequence[str]) -> float:
