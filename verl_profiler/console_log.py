@@ -17,14 +17,15 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from verl_profiler.errors import ReadingError
 
-__all__ = ["STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
+__all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
 
+# The name under which a run directory keeps its console, if it does.
+CONSOLE = "console.log"
 STDIN = Path("-")
 
 # Escape sequences, also where the escape byte was lost or written out: `cat -v`, syslog, JSON.
@@ -46,8 +47,7 @@ _REPEATED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleLine:
+class ConsoleLine(NamedTuple):
     """What one process printed as one line.
 
     Args:

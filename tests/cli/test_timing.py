@@ -146,7 +146,9 @@ def test_several_runs_get_a_folder_each(tmp_path, capsys):
     assert {f"plot/{label}/{name}" for label in ("a-1", "a-2", "b") for name in NAMES} < files(
         tmp_path
     )
-    assert ["Run a-1", "Run a-2", "Run b"] == re.findall(r"^Run .*$", capsys.readouterr().out, re.MULTILINE)
+    assert ["Run a-1", "Run a-2", "Run b"] == re.findall(
+        r"^Run .*$", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 def test_compressed_and_resumed_logs_are_one_run(tmp_path, capsys):

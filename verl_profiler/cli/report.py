@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.summary import check_steps, step_range
+from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=Path,
-        help="console log of the run: its timers are compared with the recorded spans",
+        help="console log of the run, to compare its timers with the recorded spans "
+        f"(default: RUN/{CONSOLE}, if it is there)",
     )
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
@@ -113,7 +115,7 @@ def _write(
             f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
             "output-exists",
         )
-    log = _logged(logs)
+    log = _logged(logs, runs)
     with load(runs, cache=cache) as opened:
         if steps is not None:
             check_steps(opened, steps, "--steps")
@@ -125,18 +127,19 @@ def _write(
     return target
 
 
-def _logged(logs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
-    """Read the last run of the console logs.
+def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
+    """Read the last training of the console logs; without any, of the one in the run directory.
 
     Raises:
-        ReadingError: They cannot be read, or have no timers.
+        ReadingError: Logs that were named cannot be read, or have no timers.
     """
     from verl_profiler.step_lines import logged_runs
 
+    beside = [path for run in runs if (path := run / CONSOLE).is_file()]
     problems: list[str] = []
-    runs = logged_runs(logs, problems)
-    if runs:
-        return runs[-1], problems
+    found = logged_runs(logs or beside, problems)
+    if found:
+        return found[-1], problems
     if logs:
         raise ReadingError("\n".join(problems), "log-without-timers")
     return None

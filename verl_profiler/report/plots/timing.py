@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from verl_profiler.analysis.logged_timers import (
     generation_times,
@@ -116,17 +117,7 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
         _areas(axes, numbers, series, hatched)
     else:
         stack(axes, numbers, series, hatched=hatched)
-    many = len(numbers) > _MARKED_POINTS
-    _line(
-        axes,
-        totals,
-        factor,
-        color=INK,
-        linestyle="-" if many else "--",
-        linewidth=0.6 if many else 1.4,
-        drawstyle="steps-mid",
-        label="step (timing_s/step)",
-    )
+    _step_times(axes, {step: value * factor for step, value in totals.items()})
     _finish(axes, steps, f"time [{unit}]")
     legend(axes, reverse=True)
     return figure
@@ -164,9 +155,11 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
     job = _column(steps, "tokens_per_s")
     times = _column(steps, "step_s")
     gpus = set(known(steps, "gpus"))
-    title = f"{statistics.median(each.values()):,.4g} tokens/s per GPU" if each else "Time per step"
+    title = (
+        f"{_count(statistics.median(each.values()))} tokens/s per GPU" if each else "Time per step"
+    )
     if job:
-        title += f", {statistics.median(job.values()):,.5g} tokens/s of the job (medians)"
+        title += f", {_count(statistics.median(job.values()))} tokens/s of the job (medians)"
     about = _about(label, steps)
     if len(gpus) == 1:
         about += f", {next(iter(gpus))} GPU{'s' if gpus != {1} else ''}"
@@ -174,7 +167,7 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
     if each:
         top.fill_between(*_gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)
         _line(top, each, color=PHASE_COLORS["gen"])
-        _middles(top, each, PHASE_COLORS["gen"], lambda value: f"{value:,.5g}")
+        _middles(top, each, PHASE_COLORS["gen"], _count)
     _finish(top, steps, "perf/throughput [tokens/s per GPU]")
     top.set_xlabel("")
     if len(gpus) == 1 and job:
@@ -184,11 +177,11 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
         )
         other.set_ylabel("tokens/s of the job", color=MUTED)
         other.tick_params(colors=MUTED)
-        other.yaxis.set_major_formatter(top.yaxis.get_major_formatter().__class__(_thousands))
+        other.yaxis.set_major_formatter(top.yaxis.get_major_formatter())
     factor, unit = time_unit(max(times.values(), default=0))
     _line(bottom, times, factor, color=INK)
     _middles(bottom, times, INK, seconds, factor)
-    _finish(bottom, steps, f"perf/time_per_step [{unit}]")
+    _finish(bottom, steps, f"perf/time_per_step [{unit}]", named=False)
     return figure
 
 
@@ -224,7 +217,7 @@ def _generation(sheets: Sheets, label: str) -> Figure:
     title = (
         f"gen takes {seconds(means['gen'])} on average" if "gen" in means else "Inside generation"
     )
-    notes = [_CHILDREN] * inside
+    notes = [_CHILDREN if inside else "This log has no timers inside gen."]
     if "old_log_prob" in ordered:
         notes.append("old_log_prob is the pass that follows gen, not a part of it.")
     return _times(title, ordered, sheets["steps"], label, notes=notes, style=_generation_style)
@@ -341,8 +334,7 @@ def _line(axes: Axes, values: dict[int, float], factor: float = 1.0, **style: An
         return
     xs, ys = _gapped(values, factor)
     broken = len(values) == 1 or len(xs) > len(values)
-    stepped = "drawstyle" in style
-    marker = "o" if not stepped and (broken or len(values) <= _MARKED_POINTS) else None
+    marker = "o" if broken or len(values) <= _MARKED_POINTS else None
     axes.plot(xs, ys, marker=marker, markersize=3, **style)
 
 
@@ -398,20 +390,33 @@ def _finish(
     labels: Sequence[tuple[float, str, str, str]] = (),
     *,
     log: bool = False,
+    named: bool = True,
 ) -> None:
-    """Name the axes, mark the special steps, and label the lines."""
+    """Name the axes, mark the special steps (`named` in a legend), and label the lines."""
     step_axis(axes, [row["step"] for row in steps])
     if log:
         axes.set_yscale("log")
         axes.set_ylabel(label)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
         value_axis(axes, label)
-    _mark(axes, steps)
+    _mark(axes, steps, named=named)
     if labels:
         _end_labels(axes, labels, log=log)
 
 
-def _mark(axes: Axes, steps: Rows) -> None:
+def _step_times(axes: Axes, values: dict[int, float]) -> None:
+    """Draw how long each step took: a stroke per bar, or one line where there are many."""
+    label = "step (timing_s/step)"
+    if len(values) > _MARKED_POINTS:
+        axes.plot(*_gapped(values), color=INK, linewidth=0.6, drawstyle="steps-mid", label=label)
+    elif values:
+        begins, ends = ([step + side for step in values] for side in (-0.46, 0.46))
+        heights = list(values.values())
+        axes.hlines(heights, begins, ends, colors=INK, linestyles="--", label=label)
+
+
+def _mark(axes: Axes, steps: Rows, *, named: bool) -> None:
     """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
     resumed = [row["step"] - 0.5 for row in steps[1:] if row["first_of_launch"]]
     handles = []
@@ -436,7 +441,7 @@ def _mark(axes: Axes, steps: Rows) -> None:
                 label="_",
             )
             handles.append((points, key))
-    if handles:
+    if handles and named:
         made = axes.legend(
             *zip(*handles, strict=True),
             loc="lower right",
@@ -445,19 +450,20 @@ def _mark(axes: Axes, steps: Rows) -> None:
             ncols=len(handles),
         )
         axes.add_artist(made)
-    named = axes.get_legend_handles_labels()
-    if named[1]:
-        axes.legend(*named, loc="lower right", ncols=len(named[1]))
+    shown = axes.get_legend_handles_labels()
+    if shown[1]:
+        axes.legend(*shown, loc="lower right", ncols=len(shown[1]))
 
 
 def _end_labels(axes: Axes, labels: Sequence[tuple[float, str, str, str]], *, log: bool) -> None:
     if not log:
         end_labels(axes, labels)
         return
-    handles = [axes.plot([], [], color=code, linestyle=style)[0] for _, _, code, style in labels]
+    ordered = sorted(labels, key=lambda label: -label[0])
+    handles = [axes.plot([], [], color=code, linestyle=style)[0] for _, _, code, style in ordered]
     axes.legend(
         handles,
-        [plain(words) for _, words, _, _ in labels],
+        [plain(words) for _, words, _, _ in ordered],
         loc="upper left",
         bbox_to_anchor=(1.005, 1.0),
     )
@@ -467,8 +473,8 @@ def _ms(value: float) -> str:
     return f"{value:.3g} ms"
 
 
-def _thousands(value: float, _place: int) -> str:
-    return f"{value:,.10g}"
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _with_steps(name: str, ask: Callable[[LoggedRun], Rows]) -> Callable[[LoggedRun], Any]:
