@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["align", "seconds", "share", "size", "summary"]
+__all__ = ["align", "finding_list", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -97,13 +98,13 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     """
     steps = tables["step_times"]
     several = len(about["runs"]) > 1
-    blocks = [_headline(tables, about)]
+    blocks = [_headline(tables, about), finding_list(tables["findings"], several=several)]
     trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
         blocks.append(_step_lines(trained, tables, several=several))
         longest = sorted(trained, key=lambda row: -(row["duration_s"] or row["seen_s"]))[:_BLOCKS]
         chosen = [row for row in trained if any(row is each for each in longest)]
-        blocks.insert(1, f"longest: {_conclusion(longest[0], tables, several=several)}")
+        blocks.insert(2, f"longest: {_conclusion(longest[0], tables, several=several)}")
         blocks.append(
             f"The {_BLOCKS} longest of {len(trained)} steps follow; --step N shows any other."
         )
@@ -127,6 +128,26 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
     return _plain(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
+
+
+def finding_list(rows: Rows, *, several: bool = False) -> str:
+    """Write the findings, the most recoverable first; nothing when there are none."""
+    blocks = []
+    for number, row in enumerate(rows, 1):
+        gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])})"
+        if several:
+            gain += f" of {row['run']}"
+        lines = [f"{number}. {row['says']} Recoverable: {gain}."]
+        for label, text in (
+            ("why", row["cause"]),
+            ("try", row["advice"]),
+            ("see", ", ".join(row["shows"])),
+        ):
+            lines += textwrap.wrap(
+                text, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
+            )
+        blocks.append("\n".join(map(_plain, lines)))
+    return "\n".join(["Findings", *blocks]) if blocks else ""
 
 
 def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: bool) -> str:
