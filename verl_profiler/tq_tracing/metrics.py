@@ -36,21 +36,26 @@ _lock = threading.Lock()
 _sums: dict[str, int] = {}
 _run: str | None = None
 _wake = threading.Event()
+_stopped = threading.Event()
 _publisher: threading.Thread | None = None
+_fork_is_seen = False
 
 
 def start(run: str) -> None:
     """Keep sums in this process, under the run's name."""
-    global _run
-    if _run is None:
+    global _run, _fork_is_seen
+    if not _fork_is_seen:
+        _fork_is_seen = True
         os.register_at_fork(after_in_child=_forked)
     _run = run
+    _stopped.clear()
 
 
 def stop() -> None:
     """Forget everything; for tests."""
     global _run, _publisher
     _run = None
+    _stopped.set()
     _wake.set()
     if _publisher is not None:
         _publisher.join(timeout=5)
@@ -60,8 +65,9 @@ def stop() -> None:
 
 
 def _forked() -> None:
-    global _lock, _wake, _publisher
-    _lock, _wake, _publisher = threading.Lock(), threading.Event(), None
+    global _lock, _wake, _stopped, _publisher
+    _lock, _wake, _stopped = threading.Lock(), threading.Event(), threading.Event()
+    _publisher = None
     _sums.clear()
 
 
@@ -123,7 +129,7 @@ def _publish() -> None:
         except Exception as error:  # noqa: BLE001  a fault here must not end the thread
             _complain(f"the sums of this process could not be shared: {error!r}")
         # Work that comes meanwhile wakes the thread again.
-        threading.Event().wait(_INTERVAL_S)
+        _stopped.wait(_INTERVAL_S)
 
 
 def _store(key: str) -> None:
