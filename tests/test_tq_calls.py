@@ -513,3 +513,47 @@ def test_the_request_is_in_the_events_of_a_rollout(trace, carried):
     assert {trace_ids.of_batch("val", 5)} == {line["trace_id"] for line in lines()}
     event = next(line for line in lines_of(carried.directory) if line["event"] == "tq_function")
     assert ("r1", 5) == (event["extra"]["request_id"], event["step"])
+
+
+def test_ranges_are_closed_also_by_an_exception(hosts, trace, monkeypatch):
+    """`TQ_GET:` and `TQ_PUT:` with the function's name, as the guide has them."""
+    queue, bridge = hosts
+    opened, closed = [], []
+    profiler = types.SimpleNamespace(
+        mark_start_range=lambda message: opened.append(message) or message,
+        mark_end_range=closed.append,
+    )
+    monkeypatch.setitem(sys.modules, "verl.utils.profiler", profiler)
+    lines = trace(ranges=True)
+
+    def update_actor(data):
+        return {"a": data["ids"]}
+
+    work = bridge.tqbridge()(update_actor)
+    work(meta_of(queue, 1))
+    monkeypatch.setattr(queue.client, "fails", True)
+    with pytest.raises(ConnectionError):
+        work(meta_of(queue, 1))
+
+    assert ["TQ_GET:update_actor", "TQ_PUT:update_actor", "TQ_GET:update_actor"] == opened
+    assert opened == closed
+    assert [] == lines()
+
+
+def test_what_a_caller_sees_of_a_function_stays(trace):
+    """Name, signature, kind and the attributes that verl's dispatcher reads."""
+    trace(trace=True)
+
+    async def infer_batch(self, data, *, mode="auto"):
+        """Infer."""
+
+    infer_batch.attrs = {"dispatch_mode": 1}
+    wrapped = placement.around(placement.Target("bridged", "infer_batch"), infer_batch)
+
+    assert inspect.signature(infer_batch) == inspect.signature(wrapped)
+    assert inspect.iscoroutinefunction(wrapped)
+    assert ("infer_batch", "Infer.", {"dispatch_mode": 1}) == (
+        wrapped.__name__,
+        wrapped.__doc__,
+        wrapped.attrs,
+    )

@@ -170,8 +170,12 @@ class FunctionCall(_Traced):
     def begin(self) -> FunctionCall:
         """Say so, and enter the first stage."""
         self._token = current.set(self)
-        self._say(f"{self._before}pid={os.getpid()} | ", "FUNCTION_START", "", self.begin_ns)
-        self._open("GET" if self.bridged else "COMPUTE")
+        try:
+            self._say(f"{self._before}pid={os.getpid()} | ", "FUNCTION_START", "", self.begin_ns)
+            self._open("GET" if self.bridged else "COMPUTE")
+        except BaseException:
+            current.reset(self._token)
+            raise
         return self
 
     def begin_compute(self) -> bool:
@@ -309,8 +313,17 @@ class ClientCall(_Traced):
         """Say how long it took and how fast it was."""
         end = now()
         current_client.reset(self._token)
-        if self.stage == "GET" and result is not None:
-            self.size_bytes = total_bytes(result)
+        try:
+            if self.stage == "GET" and result is not None:
+                self.size_bytes = size_of(result).total
+            self._say_end(end, error)
+        finally:
+            if self._entered is not None:
+                self._entered.end_operation(error)
+        if error is None:
+            metrics.add_operation(self.stage, end - self.begin_ns, self.size_bytes)
+
+    def _say_end(self, end: int, error: BaseException | None) -> None:
         duration = end - self.begin_ns
         megabytes = self.size_bytes / _MB
         size = f"data_size_mb={megabytes:.2f}"
@@ -325,10 +338,6 @@ class ClientCall(_Traced):
             self._who,
             status="ok" if error is None else "error",
         )
-        if self._entered is not None:
-            self._entered.end_operation(error)
-        if error is None:
-            metrics.add_operation(self.stage, duration, self.size_bytes)
 
 
 def begin_function(name: str, origin: Origin, *, bridged: bool, waits: bool) -> FunctionCall:
@@ -347,12 +356,7 @@ def begin_client_call(stage: str, arguments: dict[str, Any]) -> ClientCall:
         return ClientCall(stage, function, origin, str(getattr(metadata, "size", 0)), 0)
     data = arguments["data"]
     shape = str(getattr(data, "batch_size", "torch.Size([])"))
-    return ClientCall(stage, function, origin, shape, total_bytes(data))
-
-
-def total_bytes(data: Any) -> int:
-    """Return the bytes of a TensorDict: tensors exactly, other values by a sample of them."""
-    return size_of(data).total
+    return ClientCall(stage, function, origin, shape, size_of(data).total)
 
 
 def _start_range(message: str) -> Any:

@@ -287,10 +287,9 @@ def _begin_batch(target: Target, args: Any, kwargs: Any) -> Any:
 def _begin_rollout(target: Target, args: Any, kwargs: Any) -> Any:
     trajectory = kwargs.get("trajectory", args[2] if len(args) > 2 else None) or {}
     step = kwargs.get("global_steps", trajectory.get("step"))
-    own = kwargs.get("trace_id")
     # As verl's agent_loop_tq.py files them (verl 0.9.1).
     partition = "val" if trajectory.get("validate") else "train"
-    ids = (str(own),) if own is not None else (of_batch(partition, step),)
+    ids = () if step is None else (of_batch(partition, step),)
     origin = Origin(ids, step if isinstance(step, int) else None, 1)
     return calls.begin_function(target.name, origin, bridged=False, waits=target.waits)
 
