@@ -5,6 +5,9 @@
     ssh node cat training.log | verl-profiler tq -
     verl-profiler tq training.log --function update_actor --steps 3:10
     verl-profiler tq training.log --lang zh
+    verl-profiler tq logs/my-run --export prometheus --serve 9464
+    verl-profiler tq logs/my-run --export otel --endpoint http://127.0.0.1:4318
+    verl-profiler tq training.log --export jsonl --index verl-tq --out tq.ndjson
 
 Reads a run's directory, which has every call, or console logs with the lines of TQ_TRACE_ENABLED=1
 and TQ_TRACE_DETAIL_ENABLED=1; without them verl's own "cost time" lines.  Several logs are parts of
@@ -23,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli import tq_export
 from verl_profiler.cli.summary import step_range
 from verl_profiler.errors import ReadingError
 
@@ -65,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor write a run's .cache folder"
     )
+    tq_export.add_arguments(parser)
 
 
 @dataclass
@@ -76,12 +81,16 @@ class Source:
         labels: The values of the column `run`.
         problems: What is wrong with the files, in sentences.
         notes: What the numbers lack, to be said in the language chosen.
+        counts: Log lines that are `missing` or `unreadable`, by label.
+        experiments: What the runs were called when they were launched, by label.
     """
 
     tables: Tables
     labels: list[str]
     problems: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    experiments: dict[str, str] = field(default_factory=dict)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,11 +99,18 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: A path or an argument cannot be used (exit code 2).
     """
-    with opened(args.paths, cache=not args.no_cache) as sources:
+    form = tq_export.chosen(args)
+
+    def reopen() -> contextlib.AbstractContextManager[list[Source]]:
+        return opened(args.paths, cache=not args.no_cache)
+
+    with reopen() as sources:
         if not any(_known(source) for source in sources):
             print(_nothing(args.paths), file=sys.stderr)
             return 1
         _check(sources, args)
+        if form is not None:
+            return tq_export.export(sources, args, reopen)
         tables = _gathered(sources, args)
         if args.json:
             _print_json(sources, tables)
@@ -126,10 +142,17 @@ def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
     with contextlib.ExitStack() as stack:
         if runs:
             loaded = stack.enter_context(load(runs, cache=cache))
-            sources.append(Source(loaded.tables, loaded.labels, loaded.problems))
+            named = {
+                label: str(launch["experiment"])
+                for label, launch in loaded.launches.items()
+                if launch.get("experiment")
+            }
+            sources.append(Source(loaded.tables, loaded.labels, loaded.problems, experiments=named))
         if logs:
             log = read_logs(logs)
-            sources.append(Source(log.tables(), [log.label], log.problems, log.notes))
+            lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
+            counts = {log.label: lost}
+            sources.append(Source(log.tables(), [log.label], log.problems, log.notes, counts))
         if runs and logs:
             sources[-1].notes.append(Note("both"))
         yield sources
