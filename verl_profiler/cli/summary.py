@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reader import Run
 
-__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
+__all__ = ["add_arguments", "add_steps", "check_steps", "run", "step_range", "summarize"]
 
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -40,6 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
+    )
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument that chooses steps, for commands that show a part of a run."""
+    parser.add_argument(
+        "--steps",
+        "--step",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
     )
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.summary import add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -49,13 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one, or console logs (also .gz); - for standard input",
     )
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
     parser.add_argument(
         "--trace",

@@ -108,11 +108,13 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
         [row["accounted_s"] + row["outside_s"] for row in steps] + list(totals.values()), default=0
     )
     factor, unit = time_unit(longest)
+    among = [("{}", inside), ("{}, outside", outside)]
     series = [
-        (name, [values.get(step, 0.0) * factor for step in numbers], color(name))
-        for name, values in _ordered({**inside, **outside})
+        (named.format(name), [values.get(step, 0.0) * factor for step in numbers], color(name))
+        for named, timers in among
+        for name, values in _ordered(timers)
     ]
-    hatched = dict.fromkeys(outside, "////")
+    hatched = {f"{name}, outside": "////" for name in outside}
     if len(numbers) > _BARS:
         _areas(axes, numbers, series, hatched)
     else:
