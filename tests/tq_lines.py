@@ -79,7 +79,12 @@ class Writer:
             if moved:
                 speed = f"throughput_mbps={mb / length:.2f} | "
                 facts = speed if stage == "put" else f"data_size_mb={mb:.2f} | "
-                detail(at, f"TQ_CLIENT_{name}_END", f"duration={length:.6f}s | {facts}", own + more)
+                detail(
+                    at,
+                    f"TQ_CLIENT_{name}_END",
+                    f"duration={length:.6f}s | {facts}",
+                    own + ended[len(tail) :],
+                )
             trace(at, f"{name}_END", f"duration={length:.6f}s | ", ended)
         if ends:
             total = at - begin_s
