@@ -1,6 +1,7 @@
 """OpenTelemetry: what a real OTLP receiver decodes, and the attributes that dashboards ask for."""
 
 import gzip
+import itertools
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -130,7 +131,7 @@ def test_spans_say_what_the_dashboards_ask_for(receiver, log_tables):
     assert {"AgentLoopWorker pid=7", "AgentLoopWorker pid=7 / 2", "WorkerDict pid=8"} == set(lanes)
     for times in lanes.values():
         times.sort()
-        assert all(end <= begin + 1000 for (_, end), (begin, _) in zip(times, times[1:], strict=False))
+        assert all(end <= begin + 1000 for (_, end), (begin, _) in itertools.pairwise(times))
 
 
 def test_transfers_of_a_request_are_in_its_trajectory():
