@@ -18,7 +18,7 @@ from verl_profiler.errors import VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("summary", "report", "requests", "tq", "plot", "check", "rehearse")
+COMMANDS = ("summary", "report", "requests", "tq", "plot", "timing", "check", "rehearse")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_profiler.report.text import align, printable, seconds, share
+from verl_profiler.report.text import align, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
@@ -16,6 +16,7 @@ __all__ = ["mebibytes", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
+_UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 8232, 8233), "?")
 _WIDTH = 80
 _STEPS = 30
 _PATHS = 8
@@ -115,7 +116,7 @@ def tq_report(
         _steps(tables, language),
         _table("data", language, _path_rows(tables["tq_paths"])),
     ]
-    noted = [printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
+    noted = [_printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -129,6 +130,10 @@ def mebibytes(value: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TB"
+
+
+def _printable(text: str) -> str:
+    return text.translate(_UNPRINTABLE)
 
 
 def _headline(tables: Mapping[str, Rows], run: str) -> str:
@@ -158,7 +163,7 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
         text += "\nNo function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
     if not whole:
         text += "\nNo get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(_printable, text.split("\n")))
 
 
 def _guide_report(tables: Mapping[str, Rows]) -> str:
@@ -170,7 +175,7 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
     if not functions:
         return "\n".join([*lines, "没有找到完整的追踪数据。"])
     for row in functions:
-        lines += ["─" * _WIDTH, f"Function: {printable(row['func'])}", "─" * _WIDTH]
+        lines += ["─" * _WIDTH, f"Function: {_printable(row['func'])}", "─" * _WIDTH]
         finished = row["calls"] - row["unfinished"]
         lines += [
             f"  调用次数:           {finished}",
@@ -205,7 +210,7 @@ def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str
     lines = [words["findings"]]
     for row in findings:
         shown = {key: _shown(key, value) for key, value in row.items()}
-        lines.append(printable(f"  ! {phrase(row['finding'], shown, language)}"))
+        lines.append(_printable(f"  ! {phrase(row['finding'], shown, language)}"))
         alone = row.get("alone_share")
         if alone is not None and alone < 0.8 * row["value"]:
             lines.append(f"      {phrase('alone', shown, language)}")
