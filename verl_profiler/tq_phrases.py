@@ -63,6 +63,7 @@ _ENGLISH = {
         "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
         "(standard deviation {variation} of the mean)"
     ),
+    "worst": "longest in step {worst_step}: {worst_s} on average",
     "unstable.advice": (
         "network or storage may be unstable: see below when it happened, and what else used "
         "them then"
@@ -121,6 +122,7 @@ _CHINESE = {
         "{func}:{stage} 耗时波动大:{calls} 次调用 p50 {p50_s},p95 {p95_s},最大 {max_s}(标准差为"
         "均值的 {variation})"
     ),
+    "worst": "最慢的是第 {worst_step} 步:平均 {worst_s}",
     "unstable.advice": "网络或存储可能不稳定:对照下方各训练步与时间段,查看当时的其他负载",
     "low_throughput": (
         "{event}:吞吐量 {mib_per_s} MB/s({calls} 次调用,共 {size_bytes});低于 {threshold} MB/s "

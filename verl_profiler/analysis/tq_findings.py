@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.tq_selection import FAIR_MIB_S
 from verl_profiler.analysis.tq_throughput import tq_throughput
@@ -30,6 +30,9 @@ def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = N
     rates = tq_throughput(tables, steps, function=function)
     found = [finding for row in functions for finding in _of_function(row)]
     found += [_of_rates(row) for row in rates if row["caller"] is None and row["speed"] == "poor"]
+    for row in found:
+        if row["finding"] == "unstable":
+            row.update(_worst_step(tables, steps, row))
     order = ("overhead", "failed", "unstable", "low_throughput", "small_transfers")
     return sorted(found, key=lambda row: (row["run"], order.index(row["finding"]), -row["value"]))
 
@@ -85,6 +88,20 @@ def _of_function(row: dict) -> Rows:
             }
         )
     return found
+
+
+def _worst_step(tables: Tables, steps: Steps, row: dict) -> dict:
+    """Return the step in which the stage took longest on average; Nones where none is known."""
+    column = f"{row['stage']}_us"
+    found = tables.row(
+        f"""
+        SELECT step AS worst_step, avg({column}) / 1e6 AS worst_s FROM tq_calls
+        WHERE run = $run AND func = $func AND step IS NOT NULL AND {in_steps(steps)}
+        GROUP BY step HAVING worst_s IS NOT NULL ORDER BY worst_s DESC, step LIMIT 1
+        """,
+        {"run": row["run"], "func": row["func"]},
+    )
+    return found or {"worst_step": None, "worst_s": None}
 
 
 def _of_rates(row: dict) -> dict:

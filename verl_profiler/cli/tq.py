@@ -168,8 +168,8 @@ def _known(source: Source) -> bool:
 def _nothing(paths: list[Path]) -> str:
     return (
         f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.\n"
-        "Lines need TQ_TRACE_ENABLED=1 and VERL_LOGGING_LEVEL=INFO in the environment of the command "
-        "that starts training, and a verl that uses TransferQueue"
+        "Lines need TQ_TRACE_ENABLED=1 in the environment of the command that starts training, "
+        "VERL_LOGGING_LEVEL not above INFO, and a verl that uses TransferQueue"
     )
 
 

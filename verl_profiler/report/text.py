@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["align", "finding_list", "seconds", "share", "size", "summary"]
+__all__ = ["align", "finding_list", "printable", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -73,7 +73,7 @@ def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: 
         left: Columns that are set to the left.
         indent: Put before every line.
     """
-    cells = [[_plain(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     flush_left = set(left)
     widths = [
         max(_width(row[column]) for row in cells if column < len(row))
@@ -136,7 +136,7 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
-    return _plain(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
+    return printable(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
 
 
 def finding_list(rows: Rows, *, several: bool = False) -> str:
@@ -155,7 +155,7 @@ def finding_list(rows: Rows, *, several: bool = False) -> str:
             lines += textwrap.wrap(
                 text, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
             )
-        blocks.append("\n".join(map(_plain, lines)))
+        blocks.append("\n".join(map(printable, lines)))
     return "\n".join(["Findings", *blocks]) if blocks else ""
 
 
@@ -175,7 +175,7 @@ def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: 
     slowest = _of(tables["slowest_requests"], row)
     if slowest:
         text += f"; slowest request {_slowest(slowest[0])}"
-    return _plain(text + ".")
+    return printable(text + ".")
 
 
 def _slowest(request: Mapping[str, Any]) -> str:
@@ -233,7 +233,7 @@ def _step_block(
     total = (
         f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
     )
-    return _plain(title + total) + "\n" + "\n".join(parts)
+    return printable(title + total) + "\n" + "\n".join(parts)
 
 
 def _request_lines(
@@ -479,7 +479,7 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
 def _problem_list(problems: Sequence[str]) -> str:
     if not problems:
         return "No problems found in the files."
-    shown = [f"  - {_plain(problem)}" for problem in problems[:_PROBLEMS]]
+    shown = [f"  - {printable(problem)}" for problem in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
     return "Problems\n" + "\n".join(shown)
@@ -497,7 +497,7 @@ def _of(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, A
 
 
 def _fact(name: str, text: str) -> str:
-    return _plain(f"  {name:<14}{text}").rstrip()
+    return printable(f"  {name:<14}{text}").rstrip()
 
 
 def _step_name(row: Mapping[str, Any], *, several: bool) -> str:
@@ -512,6 +512,6 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _plain(text: str) -> str:
+def printable(text: str) -> str:
     """Take control characters out: names come from the run, and a terminal obeys them."""
     return text.translate(_UNPRINTABLE)

@@ -5,10 +5,11 @@ In Chinese, functions and the summary have the form of the guide's own report.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_profiler.report.text import align, seconds, share
+from verl_profiler.report.text import align, printable, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
@@ -16,7 +17,6 @@ __all__ = ["mebibytes", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
-_UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 8232, 8233), "?")
 _WIDTH = 80
 _STEPS = 30
 _PATHS = 8
@@ -116,7 +116,7 @@ def tq_report(
         _steps(tables, language),
         _table("data", language, _path_rows(tables["tq_paths"])),
     ]
-    noted = [_printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
+    noted = [printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -130,10 +130,6 @@ def mebibytes(value: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TB"
-
-
-def _printable(text: str) -> str:
-    return text.translate(_UNPRINTABLE)
 
 
 def _headline(tables: Mapping[str, Rows], run: str) -> str:
@@ -163,7 +159,7 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
         text += "\nNo function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
     if not whole:
         text += "\nNo get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
-    return "\n".join(map(_printable, text.split("\n")))
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _guide_report(tables: Mapping[str, Rows]) -> str:
@@ -175,7 +171,7 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
     if not functions:
         return "\n".join([*lines, "没有找到完整的追踪数据。"])
     for row in functions:
-        lines += ["─" * _WIDTH, f"Function: {_printable(row['func'])}", "─" * _WIDTH]
+        lines += ["─" * _WIDTH, f"Function: {printable(row['func'])}", "─" * _WIDTH]
         finished = row["calls"] - row["unfinished"]
         lines += [
             f"  调用次数:           {finished}",
@@ -208,15 +204,15 @@ def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str
         said = [words[name] for name, known in checked.items() if known]
         return words["nothing_found"].format(", ".join(said)) if said else words["nothing_known"]
     lines = [words["findings"]]
-    for row in findings:
-        shown = {key: _shown(key, value) for key, value in row.items()}
-        lines.append(_printable(f"  ! {phrase(row['finding'], shown, language)}"))
-        alone = row.get("alone_share")
-        if alone is not None and alone < 0.8 * row["value"]:
-            lines.append(f"      {phrase('alone', shown, language)}")
-        lines.append(
-            f"      {words['advice']}{phrase(row['finding'] + '.advice', shown, language)}"
-        )
+    for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
+        for row in rows:
+            shown = {key: _shown(key, value) for key, value in row.items()}
+            lines.append(printable(f"  ! {phrase(kind, shown, language)}"))
+            if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
+                lines.append(f"      {phrase('alone', shown, language)}")
+            if row.get("worst_step") is not None:
+                lines.append(f"      {phrase('worst', shown, language)}")
+        lines.append(f"      {words['advice']}{phrase(f'{kind}.advice', {}, language)}")
     return "\n".join(lines)
 
 
@@ -224,6 +220,8 @@ def _shown(key: str, value: Any) -> str:
     """Write a number of a finding by what its name says that it is."""
     if key == "stage":
         return str(value).upper()
+    if key == "worst_step":
+        return str(value)
     if value is None or isinstance(value, str):
         return value or "-"
     if key in ("size_bytes", "mean_bytes"):
