@@ -412,9 +412,13 @@ class _Reading:
         self.calls.sort(key=lambda span: span.first.order)
         rows = [(span, _call_row(span, placing)) for span in self.calls]
         traced = {(row["name"], row["func"]) for _, row in rows}
-        own = [(span, _cost_row(span, placing)) for span in self.costs]
-        kept = [each for each in own if (each[1]["name"], each[1]["func"]) not in traced]
-        log.counts["verl_rows"], log.counts["verl_left_out"] = len(kept), len(own) - len(kept)
+        kept = [
+            (span, _cost_row(span, placing))
+            for span in self.costs
+            if (_name(span), span.fields["func"]) not in traced
+        ]
+        log.counts["verl_rows"] = len(kept)
+        log.counts["verl_left_out"] = len(self.costs) - len(kept)
         for span, row in [*rows, *kept]:
             log.calls.append(row)
             log.stages += _stage_rows(span, row, placing)
@@ -543,14 +547,18 @@ class _Placing:
         return self.numbers[place] if place < len(self.numbers) else self.numbers[-1] + 1
 
 
+def _name(span: _Span) -> str:
+    pid = span.fields.get("pid")
+    return span.first.line.process or (f"pid={pid}" if pid is not None else "")
+
+
 def _who(span: _Span, placing: _Placing) -> dict[str, Any]:
     line, fields = span.first.line, span.fields
-    pid = line.pid if line.pid is not None else fields.get("pid")
     trace = fields.get("trace_id")
     status = fields.get("status")
     return {
         "run": placing.label,
-        "name": line.process or (f"pid={pid}" if pid is not None else ""),
+        "name": _name(span),
         "role": line.actor or None,
         "func": fields.get("func"),
         "trace_id": None if trace in (None, "", "N/A", "None") else trace,
@@ -650,10 +658,12 @@ def _transfer_row(event: str, span: _Span, placing: _Placing) -> dict[str, Any]:
     fields, last = span.fields, span.last or span.first
     duration = fields.get("duration")
     size = fields.get("data_size_bytes")
-    if size is None and "data_size_mb" in fields:
-        size = round(fields["data_size_mb"] * MIB)
-    elif size is None and "throughput_mbps" in fields and duration is not None:
-        size = round(fields["throughput_mbps"] * duration * MIB)
+    moved, rate = fields.get("data_size_mb"), fields.get("throughput_mbps")
+    if size is None and rate is not None and duration is not None and rate >= (moved or 0):
+        # Both have two decimals: the larger number is the more exact.
+        size = round(rate * duration * MIB)
+    elif size is None and moved is not None:
+        size = round(moved * MIB)
     length = None if duration is None else _us(duration)
     row = {**_who(span, placing), "event": event, "duration_us": length, "size_bytes": size}
     if length is None:

@@ -9,6 +9,7 @@ __all__ = ["LANGUAGES", "PHRASES", "Note", "phrase"]
 
 # First what makes the numbers less than the truth, then findings, each with the guide's advice.
 _ENGLISH = {
+    "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it in no call:",
     "missing": (
         "{number} lines are missing: Ray shows equal-looking lines of several processes as "
         "one, [repeated Nx across cluster], {times} times here (ends of calls among them: "
@@ -52,7 +53,8 @@ _ENGLISH = {
     ),
     "overhead": (
         "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
-        "{get_share}, put {put_share}), more than {threshold}"
+        "{get_share}, put {put_share}), more than {threshold}; {of_all_share} of the time of all "
+        "traced functions"
     ),
     "overhead.advice": (
         "check the storage backend's settings; make batches larger, so that there are fewer "
@@ -86,6 +88,7 @@ _ENGLISH = {
 }
 
 _CHINESE = {
+    "path": "{ids} 个 trace_id,{calls} 次调用,p50 {p50},最大 {max},其间 {waiting} 没有调用:",
     "missing": (
         "缺少 {number} 行日志:Ray 将多个进程的相似行合并为一行([repeated Nx across cluster]),共"
         " {times} 处(其中函数结束行:{ends})。调用次数和总耗时因此偏低。请在运行时设置 "
@@ -112,7 +115,7 @@ _CHINESE = {
     "both": "同时给出了运行目录和日志:二者可能包含相同的调用,因此分开统计",
     "overhead": (
         "{func}:TQ总开销 {overhead_share}(GET {get_share},PUT {put_share};{tq_s} / {total_s}),"
-        "超过 {threshold}"
+        "超过 {threshold};占全部函数耗时的 {of_all_share}"
     ),
     "overhead.advice": (
         "检查存储后端配置(Redis/分布式存储);优化批次大小(batch_size),减少传输次数;考虑数据压缩"

@@ -22,22 +22,32 @@ def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = N
     """Compare functions and transfers with the guide's bounds.
 
     Returns:
-        One row per finding, most important first: run, finding (`overhead`, `unstable`,
+        One row per finding, most important first (of high overheads, the one that takes most time):
+        run, finding (`overhead`, `unstable`,
         `low_throughput`, `small_transfers`, `failed`), func or event, value, threshold, and the numbers
         that it rests on.
     """
     functions = tq_functions(tables, steps, function=function)
     rates = tq_throughput(tables, steps, function=function)
-    found = [finding for row in functions for finding in _of_function(row)]
+    wholes: dict[str, float] = {}
+    for row in functions:
+        if not row["waits"]:
+            wholes[row["run"]] = wholes.get(row["run"], 0.0) + (row["total_s"] or 0.0)
+    found = [
+        finding for row in functions for finding in _of_function(row, wholes.get(row["run"], 0.0))
+    ]
     found += [_of_rates(row) for row in rates if row["caller"] is None and row["speed"] == "poor"]
     for row in found:
         if row["finding"] == "unstable":
             row.update(_worst_step(tables, steps, row))
     order = ("overhead", "failed", "unstable", "low_throughput", "small_transfers")
-    return sorted(found, key=lambda row: (row["run"], order.index(row["finding"]), -row["value"]))
+    return sorted(
+        found,
+        key=lambda row: (row["run"], order.index(row["finding"]), -row.get("tq_s", row["value"])),
+    )
 
 
-def _of_function(row: dict) -> Rows:
+def _of_function(row: dict, whole_s: float) -> Rows:
     about = {"run": row["run"], "func": row["func"], "event": None}
     found = []
     share = row["overhead_share"]
@@ -49,6 +59,7 @@ def _of_function(row: dict) -> Rows:
                 "value": share,
                 "threshold": HIGH_OVERHEAD,
                 "tq_s": share * row["total_s"],
+                "of_all_share": share * row["total_s"] / whole_s,
                 **{
                     key: row[key]
                     for key in (

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Source", "add_arguments", "opened", "run"]
 
+_PLOTS = ("tq_functions", "tq_over_time", "transfer_rates")
 _RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
@@ -64,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FOLDER",
+        type=Path,
+        help="write the plots of TransferQueue there; of runs, verl-profiler plot draws them too",
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     parser.add_argument(
@@ -109,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
             print(_nothing(args.paths), file=sys.stderr)
             return 1
         _check(sources, args)
+        if args.plot is not None:
+            return _plot(sources, args)
         if form is not None:
             return tq_export.export(sources, args, reopen)
         tables = _gathered(sources, args)
@@ -156,6 +165,37 @@ def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
         if runs and logs:
             sources[-1].notes.append(Note("both"))
         yield sources
+
+
+def _plot(sources: list[Source], args: argparse.Namespace) -> int:
+    """Draw every plot that has something to show; return 1 when none has."""
+    from verl_profiler.cli.output import refuse_overwriting
+    from verl_profiler.cli.plot import known_plots
+    from verl_profiler.report.plots import Choice, NothingToDraw
+    from verl_profiler.report.plots.canvas import save
+
+    several = sum(len(source.labels) for source in sources) > 1
+    written = 0
+    for name in _PLOTS:
+        plot = known_plots()[name]
+        for source, label in ((each, label) for each in sources for label in each.labels):
+            choice = Choice(run=label, steps=args.steps)
+            sheets = {
+                table: [row for row in rows if row["run"] == label]
+                for table, rows in plot.tables(source.tables, choice).items()
+            }
+            path = args.plot / f"{f'{label}-' if several else ''}{name}.png"
+            refuse_overwriting(path, force=args.force)
+            try:
+                figure = plot.figure(sheets, choice)
+            except NothingToDraw as reason:
+                print(f"verl-profiler tq: {name}: nothing to draw: {reason}", file=sys.stderr)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(figure, path, "png")
+            print(f"Wrote {path}")
+            written += 1
+    return 0 if written else 1
 
 
 def _known(source: Source) -> bool:

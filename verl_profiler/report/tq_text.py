@@ -6,6 +6,7 @@ In Chinese, functions and the summary have the form of the guide's own report.
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = ["mebibytes", "tq_report"]
 Rows = Sequence[Mapping[str, Any]]
 
 _WIDTH = 80
+_CONCURRENT = 1.005
 _STEPS = 30
 _PATHS = 8
 _CALLERS = 8
@@ -78,7 +80,6 @@ _TITLES = {
         "rates": "|calls|moved|per call|MB/s|p5|p50|class|good|fair|poor",
         "steps": "step|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
         "over_time": "from|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
-        "data": "functions in order|ids|calls|p50|max|of it no call",
     },
     "zh": {
         "functions": "函数|调用次数|出错|总耗时|平均|p50|p95|最大|GET|COMPUTE|PUT|TQ总开销",
@@ -87,7 +88,6 @@ _TITLES = {
         "rates": "|次数|数据量|每次|MB/s|p5|p50|等级|良好|一般|偏低",
         "steps": "训练步|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
         "over_time": "开始|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
-        "data": "函数顺序|trace数|次数|p50|最大|其间无调用",
     },
 }
 
@@ -114,7 +114,7 @@ def tq_report(
         _wall(tables["tq_wall"], functions, language, words),
         _table("rates", language, _rate_rows(tables["tq_throughput"], language), left=(0, 7)),
         _steps(tables, language),
-        _table("data", language, _path_rows(tables["tq_paths"])),
+        _paths(tables["tq_paths"], language),
     ]
     noted = [printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
@@ -148,6 +148,12 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
             text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put"
             text += f" ({seconds(spent)})"
         parts.append(text)
+        whole = next((row for row in tables["tq_wall"] if row["func"] is None), None)
+        if whole is not None and (whole["concurrency"] or 0) > _CONCURRENT:
+            parts.append(
+                f"on the clock, calls at the same time once: {share(whole['wall_share'])}, and "
+                f"{share(whole['alone_share'])} with nothing computed meanwhile"
+            )
     whole = [row for row in tables["tq_throughput"] if row["caller"] is None]
     parts += [
         f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
@@ -288,7 +294,7 @@ def _stage_rows(functions: Rows) -> list[list[str]]:
 def _wall(rows: Rows, functions: Rows, language: str, words: Mapping[str, str]) -> str:
     """Show time on the clock where calls overlapped; elsewhere it is what the functions show."""
     known = [row for row in rows if row["busy_s"] is not None]
-    if not any(row["concurrency"] > 1.005 for row in known if row["concurrency"]):
+    if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
         return ""
     order = {row["func"]: place for place, row in enumerate(functions)}
     known.sort(key=lambda row: order.get(row["func"], len(order)))
@@ -355,15 +361,22 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
     return text + f"\n  … {len(rows)}" if len(rows) > len(shown) else text
 
 
-def _path_rows(paths: Rows) -> list[list[str]]:
-    return [
-        [
-            " → ".join(row["path"]),
-            f"{row['trace_ids']:,}",
-            f"{row['calls']:,}",
-            seconds(row["p50_s"]),
-            seconds(row["max_s"]),
-            share(row["waiting_share"]),
-        ]
-        for row in paths[:_PATHS]
-    ]
+def _paths(paths: Rows, language: str) -> str:
+    """Show which functions handled the same data, one path after the other: they are long."""
+    lines = []
+    for row in paths[:_PATHS]:
+        shown = {
+            "ids": f"{row['trace_ids']:,}",
+            "calls": f"{row['calls']:,}",
+            "p50": seconds(row["p50_s"]),
+            "max": seconds(row["max_s"]),
+            "waiting": share(row["waiting_share"]),
+        }
+        lines.append(f"  {phrase('path', shown, language)}")
+        lines += textwrap.wrap(
+            printable(" → ".join(row["path"])),
+            100,
+            initial_indent="    ",
+            subsequent_indent="    ",
+        )
+    return "\n".join([_WORDS[language]["data"], *lines]) if lines else ""
