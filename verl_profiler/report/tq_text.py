@@ -14,7 +14,7 @@ from verl_profiler.report.text import align, printable, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
-__all__ = ["mebibytes", "tq_report"]
+__all__ = ["finding_lines", "mebibytes", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -212,14 +212,21 @@ def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str
     lines = [words["findings"]]
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
-            shown = {key: _shown(key, value) for key, value in row.items()}
-            lines.append(printable(f"  ! {phrase(kind, shown, language)}"))
-            if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
-                lines.append(f"      {phrase('alone', shown, language)}")
-            if row.get("worst_step") is not None:
-                lines.append(f"      {phrase('worst', shown, language)}")
+            first, *evidence = finding_lines(row, language)
+            lines += [printable(f"  ! {first}"), *(f"      {text}" for text in evidence)]
         lines.append(f"      {words['advice']}{phrase(f'{kind}.advice', {}, language)}")
     return "\n".join(lines)
+
+
+def finding_lines(row: Mapping[str, Any], language: str = "en") -> list[str]:
+    """Return a finding in a sentence, and further ones of what it rests on."""
+    shown = {key: _shown(key, value) for key, value in row.items()}
+    lines = [phrase(row["finding"], shown, language)]
+    if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
+        lines.append(phrase("alone", shown, language))
+    if row.get("worst_step") is not None:
+        lines.append(phrase("worst", shown, language))
+    return lines
 
 
 def _shown(key: str, value: Any) -> str:
