@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="ID",
         help="list the calls that handled this data, by (the beginning of) its id",
+    )
+    parser.add_argument(
+        "--utc-offset",
+        metavar="HH:MM",
+        type=_offset,
+        default=0,
+        help="what the clocks of the logs are ahead of UTC, such as 08:00 or -05:00; they do not say it",
     )
     parser.add_argument(
         "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
@@ -109,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     form = tq_export.chosen(args)
 
     def reopen() -> contextlib.AbstractContextManager[list[Source]]:
-        return opened(args.paths, cache=not args.no_cache)
+        return opened(args.paths, cache=not args.no_cache, utc_offset_s=args.utc_offset)
 
     with reopen() as sources:
         if not any(_known(source) for source in sources):
@@ -131,12 +139,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
+def opened(
+    paths: list[Path], *, cache: bool = True, utc_offset_s: int = 0
+) -> Iterator[list[Source]]:
     """Open runs and logs.
 
     Args:
         paths: Run directories, archives and event files; everything else is taken for a log.
         cache: Use and write the runs' caches.
+        utc_offset_s: How far the clocks of the logs are ahead of UTC.
 
     Raises:
         ReadingError: There is nothing to read at a path.
@@ -158,13 +169,23 @@ def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
             }
             sources.append(Source(loaded.tables, loaded.labels, loaded.problems, experiments=named))
         if logs:
-            log = read_logs(logs)
+            log = read_logs(logs, utc_offset_s=utc_offset_s)
             lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
             counts = {log.label: lost}
             sources.append(Source(log.tables(), [log.label], log.problems, log.notes, counts))
         if runs and logs:
             sources[-1].notes.append(Note("both"))
         yield sources
+
+
+def _offset(text: str) -> int:
+    match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
+    if match is None or int(match[2]) > 14 or int(match[3]) > 59:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no offset; write for example 08:00 or -05:00"
+        )
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60
+    return -seconds if match[1] == "-" else seconds
 
 
 def _plot(sources: list[Source], args: argparse.Namespace) -> int:
