@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,10 @@ _NEEDLES = ("[TQ-", "cost time", "step:")
 _MARK = re.compile(
     r"\[TQ-(?:TRACE|DETAIL|LOG)\]|Task \S+ \(pid=\d+\) is (?:getting|writing)|step:\d+ - "
 )
-_WALL = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[,.](\d{1,6}))?")
+_WALL = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?")
 # Where the next line begins, when the line end between two is lost.
 _NEXT_LINE = re.compile(r"\s*(?:[A-Z]+:)?\d{4}-\d\d-\d\d[ T]\d\d:")
 KIND = re.compile(r"\[TQ-(TRACE|DETAIL|LOG)\]")
-_FIELD = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _COST = re.compile(
     r"Task (\S+) \(pid=(\d+)\) is (getting|writing)\b"
     r"(?:.*?len_samples=(\d+))?.*?, cost time: ([\d.]+(?:e[+-]?\d+)?)",
@@ -173,13 +173,19 @@ def _marked(shown: str, line: ConsoleLine, utc_offset_s: int) -> Iterator[Line]:
 
 
 def _wall_us(match: re.Match[str], utc_offset_s: int) -> int | None:
-    moment = (int(part) for part in match.groups()[:6])
-    fraction = (match[7] or "").ljust(6, "0")
-    try:
-        seconds = round(datetime(*moment, tzinfo=timezone.utc).timestamp()) - utc_offset_s
-    except (ValueError, OverflowError):
+    seconds = _wall_s(match[1])
+    if seconds is None:
         return None
-    return seconds * 1_000_000 + int(fraction)
+    return (seconds - utc_offset_s) * 1_000_000 + int((match[2] or "").ljust(6, "0"))
+
+
+@lru_cache(1024)
+def _wall_s(text: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    return round(moment.timestamp())
 
 
 def read_fields(line: Line, order: int) -> Seen:
@@ -192,11 +198,10 @@ def read_fields(line: Line, order: int) -> Seen:
         raise Unreadable("the line has no end")
     values: dict[str, Any] = {}
     more: dict[str, str] = {}
-    for part in re.split(r"\s*\|\s*", line.text.partition("]")[2].strip()):
-        matched = _FIELD.fullmatch(part.strip())
-        if matched is None:
-            raise Unreadable(f"{part[:40]!r} is no field")
-        name, value = matched.groups()
+    for part in line.text.partition("]")[2].split("|"):
+        name, given, value = part.strip().partition("=")
+        if not given or not name or " " in name:
+            raise Unreadable(f"{part[:40].strip()!r} is no field")
         if name in _NUMBERS:
             values[name] = _number(name, value)
         elif name in _COUNTS:

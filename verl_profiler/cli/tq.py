@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HH:MM",
         type=_offset,
         default=0,
-        help="what the clocks of the logs are ahead of UTC, such as 08:00 or -05:00; they do not say it",
+        help="what the clocks of the logs are ahead of UTC, such as 08:00 or =-05:00; they do not say it",
     )
     parser.add_argument(
         "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
@@ -182,7 +182,7 @@ def _offset(text: str) -> int:
     match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
     if match is None or int(match[2]) > 14 or int(match[3]) > 59:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no offset; write for example 08:00 or -05:00"
+            f"{text!r} is no offset; write for example --utc-offset=08:00 or --utc-offset=-05:00"
         )
     seconds = int(match[2]) * 3600 + int(match[3]) * 60
     return -seconds if match[1] == "-" else seconds
