@@ -2,6 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -153,6 +157,7 @@ def test_one_function_some_steps_or_one_trace(tmp_path, capsys):
     assert [2, 3] == [row["step"] for row in tables["tq_steps"]]
     assert "id2" in shown
     assert "f → g" in shown
+    assert re.search(r"5.00 s +914 ms +52 ms +800 ms +62 ms +2 +g +AgentLoopWorker pid=7", shown)
     assert "id1" not in shown
 
 
@@ -234,5 +239,27 @@ def test_the_plots_of_a_log_are_written_too(log, tmp_path, capsys):
     assert 0 == run(log, "--plot", tmp_path / "figures")
 
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert ["tq_functions.png", "tq_over_time.png", "transfer_rates.png"] == written
-    assert 3 == capsys.readouterr().out.count("Wrote ")
+    assert ["tq_functions.png", "tq_over_time.png"] == written
+    assert 2 == capsys.readouterr().out.count("Wrote ")
+
+
+def test_a_run_that_grows_is_served_until_it_is_ended(log):
+    """To this machine, read anew for a scrape when it has grown; Ctrl-C is no failure."""
+    pytest.importorskip("prometheus_client")
+    start = "import sys; from verl_profiler.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", start, "tq", str(log), "--serve", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = re.search(r"http://127\.0\.0\.1:\d+/metrics", server.stdout.readline())[0]
+            first = urllib.request.urlopen(url, timeout=60).read().decode()
+            log.write_text(log.read_text() + log.read_text().replace("call=c", "call=again"))
+            second = urllib.request.urlopen(url, timeout=60).read().decode()
+            server.send_signal(signal.SIGINT)
+            status = server.wait(timeout=60)
+        finally:
+            server.kill()
+
+    count = 'verl_tq_call_duration_seconds_count{function="rollout",run="training.log"} '
+    assert count + "50.0" in first
+    assert count + "100.0" in second
+    assert 0 == status

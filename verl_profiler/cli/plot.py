@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.summary import add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -50,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, archive of one, step folder or event file; several give a plot each",
     )
     parser.add_argument("--list", action="store_true", help="list the plots and what they answer")
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
     )

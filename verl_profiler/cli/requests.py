@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.plot import check_selection
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.summary import add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -34,14 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory, archive of one, step folder or event file; several for a resumed run",
     )
-    parser.add_argument(
-        "--step",
-        "--steps",
-        dest="steps",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reader import Run
 
-__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
+__all__ = ["add_arguments", "add_steps", "check_steps", "run", "step_range", "summarize"]
 
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -61,6 +61,17 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
 
     with load(run_dir) as opened:
         _print(opened, None, stream, as_json=False)
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Declare `--steps`, which gives `args.steps`."""
+    parser.add_argument(
+        "--steps",
+        "--step",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
+    )
 
 
 def step_range(text: str) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.summary import add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Source", "add_arguments", "opened", "run"]
 
-_PLOTS = ("tq_functions", "tq_over_time", "transfer_rates")
+_PLOTS = ("tq_functions", "tq_over_time")
 _RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
@@ -51,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one, or console logs (also .gz); - for standard input",
     )
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
     parser.add_argument(
         "--trace",
@@ -132,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             _print_json(sources, tables)
         elif args.trace is not None:
-            return _print_trace(tables["tq_traces"], args.trace)
+            return _print_trace(sources, tables["tq_traces"], args)
         else:
             _print_text(sources, tables, args.lang)
     return 0
@@ -318,34 +312,46 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
             print(tq_report(mine, label, _problems(source, mine, language), language=language))
 
 
-def _print_trace(rows: Rows, trace_id: str) -> int:
+def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
+    """List the ids that fit; of a single one, list its calls."""
+    from verl_profiler.analysis.tq_calls import tq_calls
     from verl_profiler.report.text import align, seconds
 
     if not rows:
-        print(
-            f"nothing to report: no call has a trace id that begins with {trace_id!r}",
-            file=sys.stderr,
-        )
+        reason = f"no call has a trace id that begins with {args.trace!r}"
+        print(f"nothing to report: {reason}", file=sys.stderr)
         return 1
-    header = [
-        "trace id",
-        "functions in order",
-        "calls",
-        "spread",
-        "in calls",
-        "get",
-        "put",
-        "failed",
-    ]
+    header = ["trace id", "calls", "spread", "in calls", "get", "put", "failed", "functions"]
     lines = [
         [
             row["trace_id"],
-            " → ".join(row["functions"]),
             str(row["calls"]),
             *(seconds(row[key]) for key in ("spread_s", "total_s", "get_s", "put_s")),
             str(row["failed"] or "-"),
+            " → ".join(row["functions"]),
         ]
         for row in rows
     ]
-    print(align([header, *lines], left=(0, 1)))
+    print(align([header, *lines], left=(0, 7)))
+    if len(rows) > 1:
+        return 0
+    calls = [
+        [
+            seconds(((row["begin_us"] or 0) - (rows[0]["begin_us"] or 0)) / 1e6),
+            seconds(None if row["duration_us"] is None else row["duration_us"] / 1e6),
+            *(
+                seconds(None if row[key] is None else row[key] / 1e6)
+                for key in ("get_us", "compute_us", "put_us")
+            ),
+            "-" if row["step"] is None else str(row["step"]),
+            row["func"],
+            row["name"],
+            row["status"] or "",
+        ]
+        for source in sources
+        for row in tq_calls(source.tables, args.steps, function=args.function)
+        if rows[0]["trace_id"] in row["trace_ids"] and row["run"] == rows[0]["run"]
+    ]
+    titles = ["begin", "took", "get", "compute", "put", "step", "function", "process", ""]
+    print("\n" + align([titles, *calls], left=(6, 7, 8)))
     return 0

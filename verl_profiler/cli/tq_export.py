@@ -218,6 +218,8 @@ def _prometheus(
     print(f"Serving http://{shown}:{server.server_port}/metrics; Ctrl-C ends it", flush=True)
     try:
         thread.join()
+    except KeyboardInterrupt:
+        print("Ended")
     finally:
         server.shutdown()
         server.server_close()
