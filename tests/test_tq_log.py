@@ -377,6 +377,37 @@ def test_logs_are_read_compressed_in_parts_and_from_a_pipe(tmp_path, monkeypatch
     assert "training.log.1.gz and 1 more" == parts.label
 
 
+def test_lines_that_are_told_twice_count_once(tmp_path):
+    """A log and a copy of it, or a driver's log and a worker's."""
+    for fork in (True, False):
+        writer = Writer(fork=fork)
+        writer.call(0, PARTS, mb=2)
+        writer.call(2, PARTS, mb=2)
+
+        log = read(tmp_path, writer.text() + writer.text())
+
+        assert [910_000, 910_000] == [row["duration_us"] for row in log.calls]
+        assert [50_000, 50_000] == [row["get_us"] for row in log.calls]
+        assert 4 == len(log.transfers)
+        assert ["doubled"] == kinds(log)
+    assert 3 == len(read(tmp_path, OWN).calls) + 1 == len(read(tmp_path, OWN + OWN).calls) + 1
+
+
+def test_gets_outside_of_functions_are_of_none(tmp_path):
+    """A line with an id names its function, if it is in one."""
+    writer = Writer("TaskRunner pid=9")
+    writer.call(0, PARTS, func="fit")
+    outside = (
+        "[TQ-DETAIL] trace_id=N/A | stage=TQ_CLIENT_GET_END | duration=0.010000s | data_size_mb=1.00 | "
+        "timestamp=109.000000 | pid=9 | call=x9 | status=ok"
+    )
+    writer.say(9, outside)
+
+    log = read(tmp_path, writer.text())
+
+    assert [(None, "x9")] == [(row["func"], row["call"]) for row in log.transfers]
+
+
 def test_a_log_that_is_not_there_is_an_error(tmp_path):
     """It says so, and what to do."""
     with pytest.raises(ReadingError, match="cannot be read"):

@@ -60,6 +60,8 @@ class Writer:
             who = f"trace_id={trace_id} | "
             if self.fork and "PUT" in name:
                 who += f"func={func} | pid=7 | "
+            if not self.fork:
+                tail = f" | func={func} | pid=7{tail}"
             self.say(moment, f"[TQ-DETAIL] {who}stage={name} | {fields}{stamp}{tail}")
 
         stamp = f"timestamp={self.zero_s + at:.6f}"

@@ -116,6 +116,7 @@ class _Reading:
         self.costs: list[Span] = []
         self.open_costs: dict[tuple[Any, ...], Span] = {}
         self.unreadable: list[str] = []
+        self.told: set[int] = set()
 
     def take(self, line: Line) -> None:
         """Read a line; one that cannot be read is counted."""
@@ -140,6 +141,8 @@ class _Reading:
             return
         kind = marked[1]
         seen = read_fields(line, self.order)
+        if seen.at_us is not None and self._is_told(line):
+            return
         stage = seen.fields.get("stage")
         if kind == "TRACE":
             if stage not in ORDER:
@@ -158,6 +161,15 @@ class _Reading:
                 raise Unreadable("no op or stage that is known")
             self._take_transfer(kind, event, stage, seen)
         self._count(kind, seen)
+
+    def _is_told(self, line: Line) -> bool:
+        """Say whether this very line was read before, such as from a copy of the log."""
+        key = hash((line.process, line.wall_us, line.text))
+        if key in self.told:
+            self.log.counts["doubled"] += 1
+            return True
+        self.told.add(key)
+        return False
 
     def _count(self, kind: str, seen: Seen) -> None:
         line = seen.line
@@ -199,7 +211,7 @@ class _Reading:
     def _take_cost(self, line: Line) -> None:
         """Take one of verl's own lines: the end of a get, or of a put."""
         seen = read_cost(line, self.order)
-        if seen is None:
+        if seen is None or (line.wall_us is not None and self._is_told(line)):
             return
         stage = seen.fields["stage"]
         key = (line.process or seen.fields["pid"], seen.fields["func"])
@@ -243,16 +255,18 @@ class _Reading:
 
 
 def _name_functions(log: TransferLog) -> None:
-    """Give transfers the function of their call: by its id, or where the process has but one."""
-    functions: dict[tuple[Any, ...], set[str]] = {}
+    """Give transfers whose lines name none the function that their process traced, if it is one.
+
+    Lines with an id do name it, unless they are outside of functions.
+    """
+    functions: dict[tuple[str, str | None], set[str]] = {}
     for row in log.calls:
-        for kind in ("call", "trace_id", "run"):
-            if row.get(kind):
-                functions.setdefault((kind, row["name"], row[kind]), set()).add(row["func"])
+        for trace_id in {row["trace_id"], None}:
+            functions.setdefault((row["name"], trace_id), set()).add(row["func"])
     for row in log.transfers:
-        for kind in ("call", "trace_id", "run"):
-            found = functions.get((kind, row["name"], row[kind]), set())
-            if row["func"] is None and len(found) == 1:
+        for trace_id in (row["trace_id"], None):
+            found = functions.get((row["name"], trace_id), set())
+            if row["func"] is None and row["call"] is None and len(found) == 1:
                 (row["func"],) = found
 
 
@@ -279,6 +293,7 @@ def _notes(log: TransferLog, reading: _Reading, placing: Placing) -> Iterator[No
     for (func, stage), number in sorted(open_calls.items()):
         yield Note("unfinished", number=number, func=func, stage=stage)
     for kind, number in (
+        ("doubled", counts["doubled"]),
         ("open_transfers", sum(row["duration_us"] is None for row in log.transfers)),
         ("estimated", sum(bool(row.get("estimated")) for row in log.calls)),
         ("verl_rows", counts["verl_rows"]),

@@ -9,6 +9,7 @@ __all__ = ["LANGUAGES", "PHRASES", "Note", "phrase"]
 
 # First what makes the numbers less than the truth, then findings, each with the guide's advice.
 _ENGLISH = {
+    "doubled": "{number} lines stand in the logs more than once, each to the letter; they count once",
     "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it in no call:",
     "missing": (
         "{number} lines are missing: Ray shows equal-looking lines of several processes as "
@@ -88,6 +89,7 @@ _ENGLISH = {
 }
 
 _CHINESE = {
+    "doubled": "{number} 行日志完全重复,只计一次",
     "path": "{ids} 个 trace_id,{calls} 次调用,p50 {p50},最大 {max},其间 {waiting} 没有调用:",
     "missing": (
         "缺少 {number} 行日志:Ray 将多个进程的相似行合并为一行([repeated Nx across cluster]),共"
