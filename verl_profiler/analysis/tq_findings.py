@@ -85,7 +85,8 @@ def _of_function(row: dict, whole_s: float) -> Rows:
         )
     for stage in ("get", "put"):
         variation = row[f"{stage}_variation"]
-        if variation is None or variation <= UNSTABLE or row[f"{stage}_calls"] < _ENOUGH_CALLS:
+        measured = min(row["traced"], row[f"{stage}_calls"])
+        if variation is None or variation <= UNSTABLE or measured < _ENOUGH_CALLS:
             continue
         keys = ("calls", "mean_s", "p50_s", "p95_s", "max_s", "variation")
         found.append(
