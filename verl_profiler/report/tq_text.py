@@ -14,7 +14,7 @@ from verl_profiler.report.text import align, printable, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
-__all__ = ["finding_lines", "mebibytes", "tq_report"]
+__all__ = ["finding_lines", "mebibytes", "rate", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -157,7 +157,7 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
     whole = [row for row in tables["tq_throughput"] if row["caller"] is None]
     parts += [
         f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
-        f"{_rate(row['mib_per_s'])} MB/s"
+        f"{rate(row['mib_per_s'])} MB/s"
         for row in whole
     ]
     text = f"{run}: {'; '.join(parts) or 'no traced function, and no size of any get or put'}."
@@ -242,11 +242,12 @@ def _shown(key: str, value: Any) -> str:
     if key.endswith("_share") or key == "variation" or (key == "threshold" and value < 1):
         return share(value)
     if key.endswith("mib_per_s"):
-        return _rate(value)
+        return rate(value)
     return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
+    """Write MB a second: `1,250`, `92`, `0.3`."""
     if value is None:
         return "-"
     return (
@@ -338,7 +339,7 @@ def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
                 f"{row['calls']:,}",
                 mebibytes(row["size_bytes"]),
                 mebibytes(row["mean_bytes"]),
-                *(_rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
+                *(rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
                 _SPEEDS[language][row["speed"]],
                 *(share(row[key]) for key in ("good_share", "fair_share", "poor_share")),
             ]
@@ -359,8 +360,8 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
             *(seconds(row[key]) for key in ("total_s", "get_s", "compute_s", "put_s")),
             share(row["overhead_share"]),
             mebibytes(row["size_bytes"]),
-            _rate(row["get_mib_per_s"]),
-            _rate(row["put_mib_per_s"]),
+            rate(row["get_mib_per_s"]),
+            rate(row["put_mib_per_s"]),
         ]
         for row in shown
     ]

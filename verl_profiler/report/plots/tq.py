@@ -24,6 +24,7 @@ from verl_profiler.report.plots.canvas import (
 from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
 from verl_profiler.report.style import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.report.text import seconds, share
+from verl_profiler.report.tq_text import rate
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tables import Tables
 
@@ -116,7 +117,7 @@ def _over_time(sheets: Sheets, choice: Choice) -> Figure:
         slowest = min(rated, key=lambda row: row["mib_per_s"])
         sentences.append(
             f"{slow} of {len(rated)} parts of the run move less than {FAIR_MIB_S} MB/s; the slowest "
-            f"{slowest['mib_per_s']:.3g} MB/s, {seconds(slowest['begin_s'])} after the first call"
+            f"{rate(slowest['mib_per_s'])} MB/s, {seconds(slowest['begin_s'])} after the first call"
         )
     if loaded:
         worst = max(loaded, key=lambda row: row["overhead_share"])
