@@ -85,7 +85,8 @@ def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
     assert lines[0].startswith(
         "training.log: 50 calls of rollout; 45.7 s in all, 12 % of it get and put"
     )
-    assert lines[2].startswith("Nothing beyond the guide's bounds: get and put at most 30 %")
+    assert "Gets moved 760 MB at 292 MB/s; puts moved 760 MB at 245 MB/s." == lines[1]
+    assert lines[3].startswith("Nothing beyond the guide's bounds: get and put at most 30 %")
     assert "No line was left out." == lines[-2]
 
 

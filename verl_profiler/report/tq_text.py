@@ -133,39 +133,44 @@ def mebibytes(value: float | None) -> str:
 
 
 def _headline(tables: Mapping[str, Rows], run: str) -> str:
-    functions = [row for row in tables["tq_functions"] if not row["waits"]]
-    parts = []
-    if functions:
-        calls = sum(row["calls"] for row in functions)
-        traced = sum(row["traced"] for row in functions)
-        total = sum(row["total_s"] or 0 for row in functions)
-        spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
-        names = ", ".join(row["func"] for row in functions[:4]) + ", …" * (len(functions) > 4)
-        text = f"{calls:,} call{'s' * (calls != 1)} of {names}"
-        if traced != calls:
-            text += f" (estimated from {traced:,} traced ones)"
-        if total:
-            text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put"
-            text += f" ({seconds(spent)})"
-        parts.append(text)
-        whole = next((row for row in tables["tq_wall"] if row["func"] is None), None)
-        if whole is not None and (whole["concurrency"] or 0) > _CONCURRENT:
-            parts.append(
-                f"on the clock, calls at the same time once: {share(whole['wall_share'])}, and "
-                f"{share(whole['alone_share'])} with nothing computed meanwhile"
-            )
-    whole = [row for row in tables["tq_throughput"] if row["caller"] is None]
-    parts += [
+    """Say in a few lines what TransferQueue cost, and what is not known of it."""
+    lines = [f"{run}: {_load(tables)}"]
+    whole = next((row for row in tables["tq_wall"] if row["func"] is None), None)
+    if whole is not None and (whole["concurrency"] or 0) > _CONCURRENT:
+        lines.append(
+            f"On the clock, calls at the same time counted once: {share(whole['wall_share'])}, and "
+            f"{share(whole['alone_share'])} with nothing computed meanwhile."
+        )
+    moved = [
         f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
         f"{rate(row['mib_per_s'])} MB/s"
-        for row in whole
+        for row in tables["tq_throughput"]
+        if row["caller"] is None
     ]
-    text = f"{run}: {'; '.join(parts) or 'no traced function, and no size of any get or put'}."
+    lines.append(
+        f"{moved[0][0].upper()}{'; '.join(moved)[1:]}."
+        if moved
+        else "No get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
+    )
+    return "\n".join(map(printable, lines))
+
+
+def _load(tables: Mapping[str, Rows]) -> str:
+    functions = [row for row in tables["tq_functions"] if not row["waits"]]
     if not functions:
-        text += "\nNo function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
-    if not whole:
-        text += "\nNo get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
-    return "\n".join(map(printable, text.split("\n")))
+        return (
+            "no function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
+        )
+    calls, traced = (sum(row[key] for row in functions) for key in ("calls", "traced"))
+    total = sum(row["total_s"] or 0 for row in functions)
+    spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
+    names = ", ".join(row["func"] for row in functions[:4]) + ", …" * (len(functions) > 4)
+    text = f"{calls:,} call{'s' * (calls != 1)} of {names}"
+    if traced != calls:
+        text += f" (estimated from {traced:,} traced ones)"
+    if total:
+        text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put ({seconds(spent)})"
+    return f"{text}."
 
 
 def _guide_report(tables: Mapping[str, Rows]) -> str:
