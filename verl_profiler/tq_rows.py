@@ -91,6 +91,11 @@ def _who(span: Span, placing: Placing) -> dict[str, Any]:
     }
 
 
+def _call_of(span: Span) -> str:
+    """Return the call's id; one that no log gives where there is none: `#17`."""
+    return span.fields.get("call") or f"#{span.first.order}"
+
+
 def _rows_of(text: str | None) -> int | None:
     matched = re.search(r"\d{1,18}", text or "")
     return int(matched[0]) if matched else None
@@ -103,6 +108,7 @@ def call_row(span: Span, placing: Placing) -> dict[str, Any]:
     total_us = None if total is None else micros(total)
     row = {
         **_who(span, placing),
+        "call": _call_of(span),
         "source": "trace",
         "stage": span.stage,
         "finished": total_us is not None,
@@ -152,6 +158,7 @@ def cost_row(span: Span, placing: Placing) -> dict[str, Any]:
     first, last = span.first, span.last or span.first
     row = {
         **_who(span, placing),
+        "call": _call_of(span),
         "source": "verl",
         "stage": span.stage,
         "get_us": get_us,

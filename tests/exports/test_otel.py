@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from tq_lines import Writer
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.exports.otel import About, otlp_lines, send, spans
@@ -110,6 +111,24 @@ def test_spans_of_the_same_data_are_one_trace_and_lie_inside_their_call(receiver
             assert parent.start_time_unix_nano <= span.start_time_unix_nano
             # Lines have whole microseconds: a last stage may end one after its call.
             assert span.end_time_unix_nano <= parent.end_time_unix_nano + 1000
+
+
+def test_stages_of_calls_without_ids_lie_inside_their_call_too(tmp_path):
+    """The guide's fork gives none."""
+    writer = Writer(fork=True)
+    for number in range(3):
+        writer.call(number * 0.1, [("get", 0.05), ("compute", 0.8), ("put", 0.06)])
+    path = tmp_path / "training.log"
+    path.write_text(writer.text())
+
+    found = list(spans(read_logs([path]).tables(), ABOUT))
+
+    calls = {span.context.span_id: span for span in found if span.parent is None}
+    stages = [span for span in found if span.parent is not None]
+    assert (3, 9) == (len(calls), len(stages))
+    for span in stages:
+        parent = calls[span.parent.span_id]
+        assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time + 1000
 
 
 def test_spans_say_what_the_dashboards_ask_for(receiver, log_tables):
