@@ -14,12 +14,15 @@ from typing import Any
 
 from verl_profiler import analysis
 from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.events import FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.log_section import log_section
 from verl_profiler.report.timelines import timelines
+from verl_profiler.report.tq_text import finding_lines
 from verl_profiler.schemas import SCHEMAS
 from verl_profiler.step_lines import LoggedRun
 from verl_profiler.tables import Tables
@@ -35,6 +38,8 @@ _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
 _CHARTED_STEPS = 1_000
 _ROWS = 4_000
+# Traced functions that the page lists, those with most time first.
+_FUNCTIONS = 40
 # These compute inside their event loops: that a loop stands still says nothing there.
 _COMPUTING = ("actor", "critic", "ref", "rollout")
 _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
@@ -89,6 +94,10 @@ def document(
         kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
+    data["tq_functions"] = frame(tq_functions(tables, steps)[:_FUNCTIONS], drop=("run",))
+    data["tq_findings"] = [
+        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+    ]
     data["longest_lags"] = frame(_longest_lags(tables, steps, places), drop=("run", "step"))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
     data["sentences"] = conclusions(found, listed, several=several)
