@@ -6,6 +6,7 @@ tests/verl/test_tq_tracing.py has the real ones.
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 import logging
 import pickle
@@ -16,7 +17,8 @@ import types
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, recorder
+from verl_profiler import context, instrument, recorder
+from verl_profiler.probes.transfer_queue import PROBES
 from verl_profiler.tq_tracing import metrics, placement, trace_ids
 from verl_profiler.tq_tracing.switches import Switches
 
@@ -557,3 +559,30 @@ def test_what_a_caller_sees_of_a_function_stays(trace):
         wrapped.__doc__,
         wrapped.attrs,
     )
+
+
+def test_the_clients_events_name_call_and_function(hosts, trace, carried):
+    """The probes' own events, so that they can be joined with the functions'."""
+    queue, bridge = hosts
+    recorder.start(carried, lambda: recorder.Identity("actor", 0))
+    client = "fake_transfer_queue:AsyncTransferQueueClient"
+    probes = [
+        dataclasses.replace(probe, targets=(f"{client}.{probe.targets[0].rpartition('.')[2]}",))
+        for probe in PROBES
+        if probe.event in ("tq_get", "tq_put")
+    ]
+    instrument.install(placement.name_calls(probes))
+    trace(trace=True, records=True)
+    bridge.tqbridge()(update_actor := lambda data: {"a": data["ids"]})(meta_of(queue, 4))
+    placement.uninstall()
+    instrument.uninstall()
+    recorder.stop()
+    events = {event["event"]: event["extra"] for event in lines_of(carried.directory)}
+
+    function = events["tq_function"]
+    for event, number in (("tq_get", 1), ("tq_put", 2)):
+        assert {
+            "func": update_actor.__name__,
+            "call": f"{function['call']}.{number}",
+            "trace_id": function["trace_id"],
+        }.items() <= events[event].items()

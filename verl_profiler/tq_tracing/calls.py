@@ -240,6 +240,7 @@ class FunctionCall(_Traced):
             "FUNCTION_END",
             f"total_duration={total / _SECOND:.6f}s | {shares} | ",
             end_ns,
+            after=" | waits=1" if self.waits else "",
             status="ok" if error is None else "error",
         )
         if not self.waits:
@@ -300,7 +301,8 @@ class ClientCall(_Traced):
         self.stage = stage
         self.size_bytes = size_bytes
         self._entered = function if function and function.begin_operation(stage) else None
-        self._who = f" | func={function.name}" if function else ""
+        self._func = function.name if function else None
+        self._who = f" | func={self._func}" if self._func else ""
         self._who += f" | pid={os.getpid()}"
         fields = f"batch_size={shape} | "
         if stage == "PUT":
@@ -322,6 +324,11 @@ class ClientCall(_Traced):
                 self._entered.end_operation(error)
         if error is None:
             metrics.add_operation(self.stage, end - self.begin_ns, self.size_bytes)
+
+    def ids(self) -> dict[str, str]:
+        """Return what the event of this operation says of its data and its function."""
+        ids = {"trace_id": self.origin.text, "call": self.id}
+        return {**ids, "func": self._func} if self._func else ids
 
     def _say_end(self, end: int, error: BaseException | None) -> None:
         duration = end - self.begin_ns

@@ -137,7 +137,7 @@ def _leave_get(call: Call, result: Any) -> None:
 def _add_ids(call: Call, _result: Any) -> None:
     client = calls.current_client.get()
     if client is not None:
-        call.extra = {**(call.extra or {}), "trace_id": client.origin.text, "call": client.id}
+        call.extra = {**(call.extra or {}), **client.ids()}
 
 
 def uninstall() -> None:
