@@ -34,7 +34,7 @@ from verl_profiler import recorder
 from verl_profiler.clock import now, take_anchor
 from verl_profiler.recorder import Identity
 from verl_profiler.settings import Carried, EventSettings
-from verl_profiler.tq_tracing import calls, placement
+from verl_profiler.tq_tracing import lines, placement
 from verl_profiler.tq_tracing.switches import Switches
 
 # Rows and tokens a row; each token is 8 bytes going in and coming out.
@@ -110,8 +110,9 @@ def main():
     tq.init()
     with tempfile.TemporaryDirectory() as folder:
         handler = logging.FileHandler(Path(folder, "worker.err"))
-        calls._log.addHandler(handler)
-        calls._log.propagate = False
+        log = logging.getLogger(lines.NAME)
+        log.addHandler(handler)
+        log.propagate = False
         events = EventSettings(announce=False)
         recorder.start(Carried(folder, folder, events, take_anchor()), lambda: Identity("actor", 0))
         rows = []
@@ -123,7 +124,7 @@ def main():
                 for mode, switches in MODES.items()
             ]
         recorder.stop()
-        calls._log.removeHandler(handler)
+        log.removeHandler(handler)
     print(
         f"{datetime.now().astimezone():%Y-%m-%d %H:%M}, Python {platform.python_version()}, "
         f"{os.cpu_count()} CPUs, TransferQueue {tq.__version__}, {args.rounds} calls a row\n"

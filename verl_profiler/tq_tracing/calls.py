@@ -11,7 +11,6 @@ Times are those of the monotonic clock.  What is open when an exception passes i
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import sys
@@ -22,9 +21,9 @@ from typing import Any
 from verl_profiler import context, recorder
 from verl_profiler.clock import now
 from verl_profiler.instrument import status_of
-from verl_profiler.tq_tracing import metrics
+from verl_profiler.tq_tracing import lines, metrics
 from verl_profiler.tq_tracing.sizes import size_of
-from verl_profiler.tq_tracing.switches import LOG_LEVEL_VARIABLE, Switches
+from verl_profiler.tq_tracing.switches import Switches
 from verl_profiler.tq_tracing.trace_ids import Origin, origin_of
 
 __all__ = ["ClientCall", "FunctionCall", "begin_client_call", "begin_function", "configure"]
@@ -37,7 +36,6 @@ current_client: ContextVar[ClientCall | None] = ContextVar("verl_profiler_tq_cli
 switches = Switches()
 _records = False
 
-_log = logging.getLogger("verl_profiler.transfer_queue")
 _process = f"{random.SystemRandom().randrange(16**6):06x}"
 _numbers = itertools.count(1)
 _seen: defaultdict[str, Any] = defaultdict(itertools.count)
@@ -52,18 +50,8 @@ def configure(chosen: Switches, *, records: bool) -> None:
     """
     global switches, _records
     switches, _records = chosen, records
-    level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
-    _log.setLevel(level if isinstance(logging.getLevelName(level), int) else "INFO")
+    lines.configure()
     _seen.clear()
-
-
-def _line(text: str) -> None:
-    if not _log.hasHandlers():
-        # verl has set one up where it was imported; its format.
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
-        _log.addHandler(handler)
-    _log.info(text)
 
 
 def _new_id() -> str:
@@ -122,7 +110,7 @@ class _Traced:
         after: str = "",
         status: str = "",
     ) -> None:
-        if not (self.wanted and self.sampled and _log.isEnabledFor(logging.INFO)):
+        if not (self.wanted and self.sampled and lines.are_shown()):
             return
         text = (
             f"[{self.mark}] trace_id={self.origin.text} | {before}stage={stage} | {fields}"
@@ -134,7 +122,7 @@ class _Traced:
             text += f" | sampled={switches.every}"
         if self.step is not None:
             text += f" | step={self.step}"
-        _line(text)
+        lines.say(text)
 
 
 class FunctionCall(_Traced):
