@@ -97,6 +97,7 @@ class _Traced:
     def __init__(self, call_id: str, origin: Origin, step: int | None, *, sampled: bool) -> None:
         self.id = call_id
         self.origin = origin
+        self.trace_id = origin.text
         self.step = step
         self.sampled = sampled
         self.begin_ns = now()
@@ -113,7 +114,7 @@ class _Traced:
         if not (self.wanted and self.sampled and lines.are_shown()):
             return
         text = (
-            f"[{self.mark}] trace_id={self.origin.text} | {before}stage={stage} | {fields}"
+            f"[{self.mark}] trace_id={self.trace_id} | {before}stage={stage} | {fields}"
             f"timestamp={moment_ns / _SECOND:.6f}{after} | call={self.id}"
         )
         if status:
@@ -210,7 +211,7 @@ class FunctionCall(_Traced):
         extra = {
             "func": self.name,
             "call": self.id,
-            "trace_id": self.origin.text,
+            "trace_id": self.trace_id,
             **{f"{stage.lower()}_s": ns / _SECOND for stage, ns in self._spent_ns.items()},
         }
         if self.origin.rows is not None:
@@ -251,7 +252,7 @@ class FunctionCall(_Traced):
             _end_range(self._range)
             self._range = None
         begin = self._stage_begin_ns
-        extra = {"func": self.name, "call": self.id, "trace_id": self.origin.text}
+        extra = {"func": self.name, "call": self.id, "trace_id": self.trace_id}
         end = _record(f"tq_function_{stage.lower()}", begin, extra, self.step, error)
         self._spent_ns[stage] += end - begin
         self._counts[stage] = 1
@@ -315,7 +316,7 @@ class ClientCall(_Traced):
 
     def ids(self) -> dict[str, str]:
         """Return what the event of this operation says of its data and its function."""
-        ids = {"trace_id": self.origin.text, "call": self.id}
+        ids = {"trace_id": self.trace_id, "call": self.id}
         return {**ids, "func": self._func} if self._func else ids
 
     def _say_end(self, end: int, error: BaseException | None) -> None:

@@ -1,8 +1,7 @@
 """Print lines through Python's logging, from a thread of its own.
 
 Formatting and writing a line takes tens of microseconds, and a call has a dozen of them.  The caller's
-thread only makes the record, with its time, and appends it; what is pending is written every
-20 ms and at exit.
+thread only appends the text with its time; what is pending is written every 20 ms and at exit.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 
 from verl_profiler import recorder
@@ -23,7 +23,7 @@ NAME = "verl_profiler.transfer_queue"
 _INTERVAL_S = 0.02
 
 _log = logging.getLogger(NAME)
-_pending: deque[logging.LogRecord] = deque()
+_pending: deque[tuple[float, str]] = deque()
 _wake = threading.Event()
 _writing = threading.Lock()
 _writer: threading.Thread | None = None
@@ -44,7 +44,7 @@ def are_shown() -> bool:
 
 def say(text: str) -> None:
     """Print a line, soon."""
-    _pending.append(_log.makeRecord(NAME, logging.INFO, "", 0, text, (), None))
+    _pending.append((time.time(), text))
     if _writer is None:
         _start()
     if not _wake.is_set():
@@ -61,7 +61,10 @@ def flush() -> None:
     with _writing:
         # A line that comes meanwhile is written too; the host's thread may be faster than ours.
         while _pending:
-            _log.handle(_pending.popleft())
+            moment, text = _pending.popleft()
+            record = _log.makeRecord(NAME, logging.INFO, "", 0, text, (), None)
+            record.created, record.msecs = moment, moment % 1 * 1000
+            _log.handle(record)
 
 
 def stop() -> None:
