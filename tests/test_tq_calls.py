@@ -495,15 +495,17 @@ def test_wrappers_travel_by_value(hosts, trace):
     assert 3 == pickle.loads(cloudpickle.dumps(wrapped))(3)
 
 
-def test_the_request_is_in_the_events_of_a_rollout(trace, carried):
-    """So that lines of many requests of one batch can be told apart."""
+def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
+    """Known only while it runs; many requests of one batch can be told apart."""
     recorder.start(carried, lambda: recorder.Identity("agent_loop", 0))
     printed = trace(trace=True, records=True)
     request = context.Request(5)
     request.request_id = "r1"
-    context.current_request.set(request)
 
     async def _run_agent_loop(self, sampling_params, trajectory, *, agent_name, **kwargs):
+        token = context.current_request.set(request)
+        await hosts[0].async_kv_batch_put(keys=["k"], partition_id="val", fields={"a": b"1"})
+        context.current_request.reset(token)
         return agent_name
 
     target = placement.Target("rollout", "agent_loop:_run_agent_loop")

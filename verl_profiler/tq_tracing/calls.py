@@ -71,23 +71,6 @@ def _step_of(origin: Origin) -> int | None:
     return process.current_step() if process.is_trainer or process.step_known else origin.step
 
 
-def _record(
-    event: str, begin_ns: int, extra: dict[str, Any], step: int | None, error: BaseException | None
-) -> int:
-    """Record one event that ends now; return the moment."""
-    end_ns = now()
-    if switches.trace and _records and recorder.active() is not None:
-        request = context.current_request.get()
-        if request is not None:
-            extra = {**request.identity(), **extra}
-        elif context.process.validate:
-            extra["validate"] = True
-        if error is not None:
-            extra |= {"status": status_of(error), "error": type(error).__name__}
-        recorder.record(event, begin_ns, end_ns, extra, step)
-    return end_ns
-
-
 class _Traced:
     """What functions and client operations have in common: who they are, and their lines."""
 
@@ -153,6 +136,7 @@ class FunctionCall(_Traced):
         self._counts = dict.fromkeys(self._spent_ns, 0)
         self._depth = 0
         self._ended = False
+        self._request = context.current_request.get()
         self._range: Any = None
         self._token: Token[FunctionCall | None] | None = None
 
@@ -218,7 +202,7 @@ class FunctionCall(_Traced):
             extra["rows"] = self.origin.rows
         if self.waits:
             extra["waits"] = True
-        end_ns = _record("tq_function", self.begin_ns, extra, self.step, error)
+        end_ns = self._record("tq_function", self.begin_ns, extra, error)
         total = end_ns - self.begin_ns
         shares = " | ".join(
             f"{stage.lower()}_ratio={100 * ns / max(total, 1):.2f}%"
@@ -253,7 +237,7 @@ class FunctionCall(_Traced):
             self._range = None
         begin = self._stage_begin_ns
         extra = {"func": self.name, "call": self.id, "trace_id": self.trace_id}
-        end = _record(f"tq_function_{stage.lower()}", begin, extra, self.step, error)
+        end = self._record(f"tq_function_{stage.lower()}", begin, extra, error)
         self._spent_ns[stage] += end - begin
         self._counts[stage] = 1
         self._say(
@@ -263,6 +247,23 @@ class FunctionCall(_Traced):
             end,
             status="ok" if error is None else "error",
         )
+
+    def _record(
+        self, event: str, begin_ns: int, extra: dict[str, Any], error: BaseException | None
+    ) -> int:
+        """Record one event that ends now; return the moment."""
+        end_ns = now()
+        # A rollout begins before its request is known and ends after it is over.
+        self._request = context.current_request.get() or self._request
+        if switches.trace and _records and recorder.active() is not None:
+            if self._request is not None:
+                extra = {**self._request.identity(), **extra}
+            elif context.process.validate:
+                extra["validate"] = True
+            if error is not None:
+                extra |= {"status": status_of(error), "error": type(error).__name__}
+            recorder.record(event, begin_ns, end_ns, extra, self.step)
+        return end_ns
 
 
 class ClientCall(_Traced):
