@@ -14,7 +14,7 @@ from verl_profiler.tq_tracing.switches import Switches
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
-    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import_path" not in file.parts
+    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import-path" not in file.parts
 ]
 DOCS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").rglob("*.md")))
 
