@@ -109,7 +109,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=8, help="blocks a row (default 8)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR")
     tq.init()
     with tempfile.TemporaryDirectory() as folder:
         handler = logging.FileHandler(Path(folder, "worker.err"))
