@@ -27,7 +27,8 @@ def _micros(field: str) -> str:
 
 
 # Which traced call of which function an event of TransferQueue belongs to.
-_TRACED = f"""nullif(extra->>'$.trace_id', 'N/A') AS trace_id, extra->>'$.call' AS call,
+_TRACED = f"""extra->>'$.func' AS func, nullif(extra->>'$.trace_id', 'N/A') AS trace_id,
+    extra->>'$.call' AS call,
     greatest(coalesce({_number("sampled", "INTEGER")}, 1), 1) AS sampled"""
 
 _RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
@@ -384,22 +385,16 @@ SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, dur
 FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
 """
 
-# An operation inside a traced function has the function's id with a number behind.
 _TRANSFERS = f"""
-SELECT e.run, step, name, validate, request_id, role, event,
+SELECT run, step, name, validate, request_id, role, event,
     extra->>'$.op' AS op, extra->>'$.partition' AS partition, status,
     begin_us, end_us, duration_us,
-    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows,
-    coalesce(extra->>'$.func', c.func) AS func, {_TRACED}
-FROM events AS e
-LEFT JOIN (
-    SELECT run, call, any_value(func) AS func FROM tq_calls WHERE call IS NOT NULL GROUP BY run, call
-) AS c ON c.run = e.run AND c.call = split_part(extra->>'$.call', '.', 1)
-WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
+    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows, {_TRACED}
+FROM events WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
 """
 
 _TQ_CALLS = f"""
-SELECT run, step, name, validate, request_id, role, extra->>'$.func' AS func, {_TRACED}, 'events' AS source,
+SELECT run, step, name, validate, request_id, role, {_TRACED}, 'events' AS source,
     'FUNCTION_END' AS stage, status, duration_us IS NOT NULL AS finished, false AS estimated,
     begin_us, end_us, duration_us, {_micros("get_s")} AS get_us,
     {_micros("compute_s")} AS compute_us, {_micros("put_s")} AS put_us,

@@ -74,17 +74,6 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
         _print(opened, None, stream, as_json=False)
 
 
-def add_steps(parser: argparse.ArgumentParser) -> None:
-    """Declare `--steps`, which gives `args.steps`."""
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
-
-
 def step_range(text: str) -> tuple[int, int]:
     """Read `N` or `N:M`, both included."""
     match = _STEPS.fullmatch(text.strip())
