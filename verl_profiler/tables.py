@@ -138,14 +138,18 @@ class Tables:
         self.make(name)
         return self.connection.table(name)
 
-    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+    def rows(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         """Run a query over the tables and return its rows as dicts."""
         self.make(*_named(query))
         cursor = self.connection.execute(query, parameters)
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def row(self, query: str, parameters: Sequence[Any] | None = None) -> dict[str, Any]:
+    def row(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return the first row of a query, or an empty dict."""
         rows = self.rows(query, parameters)
         return rows[0] if rows else {}
