@@ -32,7 +32,7 @@ from verl_profiler.sources import EventFile, Source
 
 __all__ = ["Converted", "convert"]
 
-_VERSION = 2
+_VERSION = 3
 _PART_BYTES = 128 << 20
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 

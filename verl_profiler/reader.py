@@ -35,7 +35,7 @@ except ImportError as error:
     ) from error
 
 from verl_profiler.conversion import Converted, convert
-from verl_profiler.event_query import PART_COLUMNS
+from verl_profiler.event_query import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.processes import Process, process_problems, processes
 from verl_profiler.sources import Source, find_sources
 from verl_profiler.tables import SCHEMAS, Tables
@@ -166,7 +166,8 @@ class Run:
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
             queries += _part_queries(self.tables.connection, source, converted)
-        self.tables.take("events", "\nUNION ALL\n".join(queries or [_no_events()]))
+        self.tables.take("event_fields", "\nUNION ALL\n".join(queries or [_no_events()]))
+        self.tables.take("events", "SELECT * FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
 
 
@@ -199,13 +200,13 @@ def _part_queries(
             )
     label = source.label.replace("'", "''")
     yield (
-        f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed), "
-        f"end_us - coalesce(duration_us, 0) AS begin_us {query}"
+        f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed, rest), "
+        f"end_us - coalesce(duration_us, 0) AS begin_us, {RECORDED_EXTRA} AS extra {query}"
     )
 
 
 def _no_events() -> str:
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["events"].items())
+    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["event_fields"].items())
     return f"SELECT {columns} WHERE false"
 
 

@@ -94,7 +94,11 @@ class Tables:
         """Make a table from some steps at a time, so that memory does not grow with the run."""
         beginning = f"CREATE TABLE {name} AS"
         for condition, first_us, last_us in self._chunks():
-            around = f"WITH events AS (SELECT * FROM main.events WHERE {condition})"
+            around = ", ".join(
+                f"{source} AS (SELECT * FROM main.{source} WHERE {condition})"
+                for source in ("events", "event_fields")
+            )
+            around = f"WITH {around}"
             if "engine_requests" in _named(query):
                 around += (
                     ", engine_requests AS (SELECT * FROM main.engine_requests "
