@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.summary import check_steps, step_range
+from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -27,23 +27,13 @@ __all__ = ["add_arguments", "run", "write_report"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
-    )
+    add_runs(parser)
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="the file to write (default: RUN/report.html)"
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    parser.add_argument(
-        "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
-    )
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_steps(parser)
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,8 +80,7 @@ def _write(
             "output-exists",
         )
     with load(runs, cache=cache) as opened:
-        if steps is not None:
-            check_steps(opened, steps, "--steps")
+        check_steps(opened, steps)
         gathered = document(opened, steps)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
