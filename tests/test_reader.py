@@ -5,6 +5,7 @@ import gzip
 import importlib.util
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,11 @@ import pytest
 from verl_profiler import conversion, reader
 from verl_profiler.errors import ReadingError
 from verl_profiler.reader import load
+
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
 
 DATA = Path(__file__).parent / "data"
 SMALL = DATA / "small_run"
@@ -639,14 +645,74 @@ def test_a_cut_archive_gives_what_came_before_the_cut(tmp_path):
     assert any("cut.tar breaks off" in problem for problem in problems)
 
 
+@pytest.fixture(params=["zstandard", "program"])
+def zstd(request, monkeypatch):
+    """Leave one way to read zstd: the module or the program."""
+    if request.param == "zstandard":
+        monkeypatch.setattr("verl_profiler.sources.shutil.which", lambda name: None)
+    elif shutil.which("zstd") is None:
+        pytest.skip("the program zstd is not installed")
+    else:
+        no_modules(monkeypatch)
+
+
+def no_modules(monkeypatch):
+    for name in ("compression.zstd", "zstandard", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def compressed(path, content):
+    """Write two frames, as compressors with several threads and `cat` do."""
+    if zstandard is None:
+        pytest.skip("zstandard is not installed")
+    half = len(content) // 2
+    frames = [
+        zstandard.ZstdCompressor().compress(part) for part in (content[:half], content[half:])
+    ]
+    path.write_bytes(b"".join(frames))
+
+
+def test_a_zstd_archive_is_read_like_its_directory(tmp_path, zstd):
+    """A real run, packed with zstd, gives every event, whatever reads zstd here."""
+    archive = SMALL.parent / "rehearsal_run.tar.gz"
+    path = tmp_path / "rehearsal_run.tar.zst"
+    compressed(path, gzip.decompress(archive.read_bytes()))
+    query = "SELECT name, event, count(*) AS n, sum(duration_us)::BIGINT AS us FROM events GROUP BY ALL ORDER BY ALL"
+
+    rows, problems = read(path, query)
+
+    assert read(archive, query) == (rows, problems)
+    assert len(rows) > 50
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbled"])
+def test_a_damaged_zstd_archive_is_named(tmp_path, zstd, damage):
+    """What came before the damage is read."""
+    write_run(tmp_path / "run", [line(number) for number in range(20_000)])
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(tmp_path / "run" / "run.json", "run/run.json")
+        tar.add(tmp_path / "run" / "step_1", "run/step_1")
+    path = tmp_path / "bad.tar.zst"
+    compressed(path, packed.getvalue())
+    content = path.read_bytes()
+    middle = len(content) * 2 // 3
+    path.write_bytes(
+        content[:middle] + (b"" if damage == "cut" else b"\0" * 100 + content[middle:])
+    )
+
+    rows, problems = read(path, "SELECT count(*) AS n FROM events")
+
+    assert 0 < rows[0]["n"] < 20_000
+    assert any("bad.tar.zst breaks off" in problem for problem in problems)
+
+
 def test_zstd_needs_a_module_and_says_which(tmp_path, monkeypatch):
     """The message can be copied."""
     path = tmp_path / "run.tar.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd")
-    monkeypatch.setattr(
-        "verl_profiler.sources.importlib.import_module",
-        lambda name: (_ for _ in ()).throw(ImportError(name)),
-    )
+    no_modules(monkeypatch)
+    monkeypatch.setattr("verl_profiler.sources.shutil.which", lambda name: None)
 
     with pytest.raises(ReadingError, match="pip install zstandard"):
         load(path)

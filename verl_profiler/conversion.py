@@ -30,7 +30,7 @@ from verl_profiler.parts import build_part, can_write
 from verl_profiler.processes import Process
 from verl_profiler.sources import EventFile, Source
 
-__all__ = ["Converted", "convert"]
+__all__ = ["Converted", "cache_folder", "convert"]
 
 _VERSION = 3
 _PART_BYTES = 128 << 20
@@ -73,12 +73,10 @@ def convert(
     """
     result = Converted(original=_is_original(source))
     folder, known = scratch, {}
-    keep = cache and source.whole
-    if keep:
-        cached = source.root / ".cache" / f"events-{FORMAT_VERSION}"
+    cached = cache_folder(source) if cache else None
+    if cached is not None:
         known = _stamp(cached)
-        if known or _writable(cached):
-            folder = cached
+        folder = cached
     stamp: dict[str, Any] = {}
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
@@ -107,9 +105,15 @@ def convert(
             result.counts[process] = result.counts.get(process, 0) + count
         if part["size_bytes"]:
             result.parts.append(folder / name)
-    if keep and folder != scratch and stamp != known:
+    if folder != scratch and stamp != known:
         _write_stamp(folder, stamp)
     return result
+
+
+def cache_folder(source: Source) -> Path | None:
+    """Return where what is made of a run is kept; None when nothing can be written there."""
+    folder = source.root / ".cache" / f"events-{FORMAT_VERSION}"
+    return folder if source.whole and (_stamp(folder) or _writable(folder)) else None
 
 
 def _is_original(source: Source) -> bool:

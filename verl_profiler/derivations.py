@@ -23,6 +23,12 @@ _FIELDS = ", ".join(
 )
 _EVENT_FIELDS = f"SELECT *, {_FIELDS} FROM events"
 
+_EVENT_COUNTS = """
+SELECT run, step, role, family, event, count(*) AS events, count(request_id) AS of_requests,
+    min(begin_us) AS begin_us, max(end_us) AS end_us
+FROM events GROUP BY run, step, role, family, event
+"""
+
 # `request_start` is written before verl has given the request its id; it is matched to its request
 # by sample and session, or stands for a request that never came so far.
 _REQUESTS = f"""
@@ -128,7 +134,7 @@ WITH children AS (
         bool_or(event = 'tool_parsing') AS tool_parsing,
         bool_or(event = 'token_merge') AS token_merge,
         bool_or(event = 'postprocess') AS postprocess, bool_or(event = 'reward') AS reward
-    FROM main.events WHERE family = 'rollout' AND request_id IS NOT NULL GROUP BY run
+    FROM event_counts WHERE family = 'rollout' AND of_requests > 0 GROUP BY run
 ), parts AS (
     SELECT g.*, s.tool AS tools_seen,
         endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
@@ -151,7 +157,7 @@ WITH children AS (
 SELECT run, step, name, validate, request_id, rank, sample, session,
     agent, coalesce(uid, start_uid) AS uid,
     coalesce(status, CASE WHEN endings = 0 THEN 'unfinished' END) AS status,
-    error, finished, begin_us,
+    error, finished, endings, begin_us,
     CASE WHEN finished THEN end_us END AS end_us,
     duration_us, last_us,
     coalesce(turns, turns_seen) AS turns,
@@ -310,7 +316,7 @@ WITH recorded AS (
     SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
     FROM worked WHERE step IS NOT NULL GROUP BY run, step
     UNION ALL
-    SELECT run, step, min(begin_us), max(end_us) FROM events
+    SELECT run, step, min(begin_us), max(end_us) FROM event_counts
     WHERE step IS NOT NULL AND run NOT IN (SELECT DISTINCT run FROM worked)
     GROUP BY run, step
 ), inside AS (
@@ -378,6 +384,7 @@ FROM events WHERE family = 'profiler' AND event = 'profiler_cost'
 # Name → its SQL, and whether it is kept as a table or read from the events again each time.
 DERIVATIONS: dict[str, tuple[str, bool]] = {
     "event_fields": (_EVENT_FIELDS, False),
+    "event_counts": (_EVENT_COUNTS, True),
     "requests": (_REQUESTS, True),
     "turns": (_TURNS, True),
     "tool_calls": (_TOOL_CALLS, False),

@@ -1,8 +1,9 @@
 """The SQL that reads lines of event files into the columns of a Parquet part.
 
 Each line is parsed once, into text; values are cast one by one, and `flawed` marks rows in which
-that failed, so that a wrong type costs a look at the file and not the file.  What `extra` holds
-beside the known fields is found by counting keys: then, and only then, `rest` keeps all of it.
+that failed, so that a wrong type costs a look at the file and not the file.  Whether a line holds
+more than the known fields is found by counting `":`, which no known line has anywhere else; such a
+line is parsed again, and if it does, `rest` keeps all of its `extra`.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ _FILE_COLUMNS = {
 
 _IDENTITY = ("request_id", "turn", "validate", "sample", "session", "status", "error")
 _KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
+_NUMBERS = ("duration_sec", "step", "turn")
 # Whole numbers are read as DOUBLE, so that a fraction is seen.
 _STRUCTURE = json.dumps(
     {
-        **dict.fromkeys(_KEYS, "VARCHAR"),
+        **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _KEYS},
         "extra": {
-            **dict.fromkeys(_IDENTITY, "VARCHAR"),
+            **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _IDENTITY},
             **{name: "DOUBLE" if kind == "BIGINT" else kind for name, kind in FIELDS.items()},
         },
     }
@@ -65,25 +67,30 @@ _MOMENT = """CASE
 _SELECT = """
 WITH parsed AS (
     SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
-        len(json_keys(json)) AS line_keys, json_keys(json, '$.extra') AS extra_keys
+        (strlen(json) - strlen(replace(json, '":', ''))) // 2 AS keys,
+        contains(json, ' :') OR contains(json, '\t:') OR CASE
+            WHEN contains(json, '":t') OR contains(json, '":f') OR contains(json, '": ')
+                THEN regexp_matches(replace(json, '"validate":true', ''), '": *(true|false)')
+            ELSE false END AS unusual
     FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
 ), counted AS (
-    SELECT filename, line, t, t.extra AS x, len(extra_keys) = 0 AS empty_extra,
-        {line_known} + (extra_keys IS NOT NULL)::INTEGER <> line_keys AS more_keys,
-        coalesce({extra_known} <> len(extra_keys), false) AS more_fields
+    SELECT filename, line, t, t.extra AS x, keys <> {known} OR unusual AS odd,
+        t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra
     FROM parsed
-), typed AS (
-    SELECT line, t, x, more_keys, more_fields, empty_extra, files.* EXCLUDE (path),
-        {moment} + shift_us AS moment_us,
-        try_cast(t.duration_sec AS DOUBLE) AS duration_s,
-        whole_number(x.turn) AS turn, whole_number(t.step) AS line_step
-    FROM counted JOIN part_files AS files ON path = filename
+), told AS (
+    SELECT *, {moment} AS moment_us,
+        CASE WHEN odd THEN {line_known} + (json_keys(line, '$.extra') IS NOT NULL)::INTEGER
+            <> len(json_keys(line)) ELSE false END AS more_keys,
+        CASE WHEN odd THEN coalesce({extra_known} <> len(json_keys(line, '$.extra')), false)
+            ELSE false END AS more_fields
+    FROM counted
 ), checked AS (
-    SELECT *,
-        CASE WHEN moment_us - shift_us BETWEEN 0 AND 9214646400000000 THEN moment_us END AS end_us,
-        CASE WHEN duration_s BETWEEN 0 AND 1e9 THEN round(duration_s * 1e6)::BIGINT END
-            AS duration_us
-    FROM typed
+    SELECT line, t, x, odd, more_keys, more_fields, empty_extra, files.* EXCLUDE (path),
+        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us END AS end_us,
+        CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN round(t.duration_sec * 1e6)::BIGINT END
+            AS duration_us,
+        {turn} AS turn, {line_step} AS line_step
+    FROM told JOIN part_files AS files ON path = filename
 )
 SELECT c.file_id,
     coalesce(t.event IS NULL OR t.event = '' OR t.event[1] IN ('{{', '[') OR end_us IS NULL
@@ -91,7 +98,8 @@ SELECT c.file_id,
         OR (t.step IS NOT NULL AND line_step IS NULL)
         OR (x.turn IS NOT NULL AND turn IS NULL)
         OR coalesce(x.validate, 'true') NOT IN ('true', 'false')
-        OR CASE WHEN empty_extra THEN json_type(line, '$.extra') <> 'OBJECT' END,
+        OR CASE WHEN empty_extra THEN json_type(line, '$.extra') <> 'OBJECT' END
+        OR CASE WHEN odd THEN {mistyped} END,
         false) AS flawed,
     c.name, c.role, c.rank, c.host, c.pid,
     coalesce(line_step, c.step) AS step,
@@ -144,13 +152,15 @@ RECORDED_EXTRA = (
 
 def event_query(paths: Sequence[Path]) -> str:
     """Return the query over files that `list_files` has listed."""
+    line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *FIELDS))
     return _SELECT.format(
         paths=", ".join(f"'{quoted(path)}'" for path in paths),
         structure=_STRUCTURE,
         limit=2 * LINE_LIMIT_BYTES,
         moment=_MOMENT,
-        line_known=_known("t", _KEYS),
-        extra_known=_known("t.extra", (*_IDENTITY, *FIELDS)),
+        known=f"{line_known} + (t.extra IS NOT NULL)::INTEGER + {extra_known}",
+        line_known=line_known,
+        extra_known=extra_known,
         fields=", ".join(f'{_field(name, kind)} AS "{name}"' for name, kind in FIELDS.items()),
         fractions=" OR ".join(
             f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
@@ -159,13 +169,29 @@ def event_query(paths: Sequence[Path]) -> str:
         ),
         keys=", ".join(f"'{key}'" for key in (*_KEYS, "extra")),
         key_count=len(_KEYS) + 1,
+        turn=_whole("x.turn"),
+        line_step=_whole("t.step"),
+        mistyped=" OR ".join(
+            f"(json_type(line, '{path}') <> 'NULL' AND ({value} IS NULL "
+            f"OR json_type(line, '{path}') = 'BOOLEAN'))"
+            for path, value in (
+                ("$.duration_sec", "t.duration_sec"),
+                ("$.step", "t.step"),
+                ("$.extra.turn", "x.turn"),
+            )
+        ),
         sample_alias=FIELD_ALIASES["sample"][0],
         without_keys=_WITHOUT_KEYS,
     )
 
 
 def _known(struct: str, keys: Sequence[str]) -> str:
-    return " + ".join(f'({struct}."{key}" IS NOT NULL)::INTEGER' for key in keys)
+    """Count the keys that are there."""
+    return "(" + " + ".join(f'({struct}."{key}" IS NOT NULL)::INTEGER' for key in keys) + ")"
+
+
+def _whole(value: str) -> str:
+    return f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
 
 
 def _field(name: str, kind: str) -> str:
@@ -200,10 +226,6 @@ def list_files(
 
 
 def _prepare(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute(
-        "CREATE OR REPLACE TEMP MACRO whole_number(text) AS "
-        "CASE WHEN try_cast(text AS INTEGER)::VARCHAR = text THEN try_cast(text AS INTEGER) END"
-    )
     rows = ", ".join(
         f"({original}, '{recorded}', '{event}', '{family}', {shift}, {phase})"
         for original, recorded, event, family, shift, phase in vocabulary()

@@ -92,6 +92,17 @@ _EVENTS = {
 SCHEMAS: dict[str, dict[str, str]] = {
     "events": _EVENTS,
     "event_fields": {**_EVENTS, **FIELDS},
+    "event_counts": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "role": "VARCHAR",
+        "family": "VARCHAR",
+        "event": "VARCHAR",
+        "events": "BIGINT",
+        "of_requests": "BIGINT",
+        "begin_us": "BIGINT",
+        "end_us": "BIGINT",
+    },
     "processes": {
         "run": "VARCHAR",
         "name": "VARCHAR",
@@ -132,6 +143,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "status": "VARCHAR",
         "error": "VARCHAR",
         "finished": "BOOLEAN",
+        "endings": "BIGINT",
         **_INTERVAL,
         "last_us": "BIGINT",
         "turns": "INTEGER",

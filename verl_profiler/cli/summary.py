@@ -56,7 +56,9 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
 
     check_steps(opened, steps)
     tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}
-    recorded = opened.rows("SELECT event, count(*) AS events FROM events GROUP BY event")
+    recorded = opened.rows(
+        "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
+    )
     about: dict[str, Any] = {
         "runs": opened.labels,
         "events": sum(row["events"] for row in recorded),

@@ -201,7 +201,9 @@ def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
 
 
 def _recorded(tables: Tables) -> Rows:
-    return tables.rows("SELECT event, count(*) AS events FROM events GROUP BY event")
+    return tables.rows(
+        "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
+    )
 
 
 def _detailed(listed: Rows) -> set[int]:
