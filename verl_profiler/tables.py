@@ -159,7 +159,10 @@ class Tables:
             fields = f"({parts_query(self.shelf.of_steps(chunk.steps, chunk.without_step))})"
             around = parts_query(self.shelf.of_times(*chunk.around_us))
             served = f"WITH event_fields AS ({around}) {DERIVATIONS['engine_requests'][0]}"
-        sources = f"event_fields AS (SELECT * FROM {fields} WHERE {chunk.condition()})"
+        sources = (
+            f"event_fields AS (SELECT * FROM {fields} WHERE {chunk.condition()}), "
+            "events AS (SELECT * FROM event_fields)"
+        )
         if "engine_requests" in _named(query):
             first_us, last_us = chunk.around_us
             sources += (
