@@ -357,9 +357,16 @@ SELECT run, step, name, validate, request_id, role, event, op, partition, status
 FROM event_fields WHERE family = 'transfer_queue'
 """
 
+# Reward workers are not told whether a request is of validation; their requests say it.
 _REWARD_SCORES = """
-SELECT run, step, name, request_id, uid, validate, status, begin_us, end_us, duration_us, score
-FROM event_fields WHERE family = 'reward' AND event = 'reward_score'
+WITH origins AS (
+    SELECT run, uid, bool_and(validate) AS validate FROM requests
+    WHERE uid IS NOT NULL GROUP BY run, uid
+)
+SELECT e.run, e.step, e.name, e.request_id, e.uid, coalesce(o.validate, e.validate) AS validate,
+    e.status, e.begin_us, e.end_us, e.duration_us, e.score
+FROM event_fields AS e LEFT JOIN origins AS o ON o.run = e.run AND o.uid = e.uid
+WHERE e.family = 'reward' AND e.event = 'reward_score'
 """
 
 _MEMORY = f"""
@@ -387,13 +394,13 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "event_counts": (_EVENT_COUNTS, True),
     "requests": (_REQUESTS, True),
     "turns": (_TURNS, True),
-    "tool_calls": (_TOOL_CALLS, False),
+    "tool_calls": (_TOOL_CALLS, True),
     "engine_requests": (_ENGINE_REQUESTS, False),
     "engine_calls": (_ENGINE_CALLS, True),
     "phases": (_PHASES, True),
     "steps": (_STEPS, True),
     "rank_spans": (_RANK_SPANS, False),
-    "transfers": (_TRANSFERS, False),
+    "transfers": (_TRANSFERS, True),
     "reward_scores": (_REWARD_SCORES, False),
     "memory": (_MEMORY, False),
     "lags": (_LAGS, False),

@@ -22,7 +22,6 @@ from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.timelines import timelines
-from verl_profiler.schemas import SCHEMAS
 from verl_profiler.tables import Tables
 
 __all__ = ["document"]
@@ -52,12 +51,8 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
         one table (`columns`, `rows`) per section; `timelines`.
     """
     tables = run.tables
-    with _kept(tables, steps) as kept:
-        found = {
-            name: analysis.ANALYSES[name](kept if name in _ASKED_OF_KEPT else tables, steps)
-            for name in analysis.SUMMARY
-        }
-        whole = _whole(tables, steps)
+    found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
+    whole = _whole(tables, steps)
     listed = found["step_times"]
     found["turn_times"] = step_turn_times(tables, steps)
     found["request_cdf"] = _request_cdf(tables, steps)
@@ -108,16 +103,6 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
 }
 
 
-# Tables that are views of the events, and what the analyses of them read.
-_KEPT = {
-    "tool_calls": ("run", "step", "validate", "tool", "status", "duration_us"),
-    "transfers": ("run", "step", "role", "event", "status", "duration_us", "size_bytes", "rows"),
-}
-
-
-_ASKED_OF_KEPT = ("tool_times", "transfer_totals")
-
-
 def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
     """Ask the same questions of all steps together."""
     with _merged(tables, steps) as merged:
@@ -152,32 +137,6 @@ def _whole_phases(rows: Rows) -> Rows:
 
 
 @contextmanager
-def _kept(tables: Tables, steps: Steps) -> Iterator[Tables]:
-    """Keep what several analyses read from the events, and give tables that read it from there."""
-    connection = tables.connection
-    connection.execute("CREATE SCHEMA kept")
-    cursor = connection.cursor()
-    try:
-        cursor.execute("SET search_path = 'kept,main'")
-        kept = Tables(cursor)
-        for name, columns in _KEPT.items():
-            tables.make(name)
-            listed = ", ".join(
-                f'"{column}"' if column in columns else f'NULL::{kind} AS "{column}"'
-                for column, kind in SCHEMAS[name].items()
-            )
-            connection.execute(
-                f"CREATE TABLE kept.{name}_rows AS SELECT {listed} FROM main.{name} "
-                f"WHERE {in_steps(steps)}"
-            )
-            kept.take(name, f"SELECT * FROM kept.{name}_rows")
-        yield kept
-    finally:
-        cursor.close()
-        connection.execute("DROP SCHEMA kept CASCADE")
-
-
-@contextmanager
 def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
     """Give tables in which all steps are one."""
     names = sorted({name for _, reads in _WHOLE.values() for name in (*reads, "turns")})
@@ -189,10 +148,9 @@ def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
         cursor.execute("SET search_path = 'whole,main'")
         merged = Tables(cursor)
         for name in names:
-            source = f"kept.{name}_rows" if name in _KEPT else f"main.{name}"
             merged.take(
                 name,
-                f"SELECT * REPLACE ('' AS run, 0 AS step) FROM {source} WHERE {in_steps(steps)}",
+                f"SELECT * REPLACE ('' AS run, 0 AS step) FROM main.{name} WHERE {in_steps(steps)}",
             )
         yield merged
     finally:
