@@ -23,6 +23,16 @@ _FIELDS = ", ".join(
 )
 _EVENT_FIELDS = f"SELECT *, {_FIELDS} FROM events"
 
+
+def _micros(field: str) -> str:
+    # A stage of no time is one that never was.
+    return f"nullif(round({_number(field, 'DOUBLE')} * 1e6)::BIGINT, 0)"
+
+
+# Which traced call of which function an event of TransferQueue belongs to.
+_TRACED = """func, nullif(trace_id, 'N/A') AS trace_id, call,
+    greatest(coalesce(sampled, 1), 1)::INTEGER AS sampled"""
+
 _EVENT_COUNTS = """
 SELECT run, step, role, family, event, count(*) AS events, count(request_id) AS of_requests,
     min(begin_us) AS begin_us, max(end_us) AS end_us
@@ -351,10 +361,25 @@ SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, dur
 FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
 """
 
-_TRANSFERS = """
+_TRANSFERS = f"""
 SELECT run, step, name, validate, request_id, role, event, op, partition, status,
-    begin_us, end_us, duration_us, size_bytes, rows
-FROM event_fields WHERE family = 'transfer_queue'
+    begin_us, end_us, duration_us, size_bytes, rows, {_TRACED}
+FROM event_fields WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
+"""
+
+_TQ_CALLS = f"""
+SELECT run, step, name, validate, request_id, role, {_TRACED}, 'events' AS source,
+    'FUNCTION_END' AS stage, status, duration_us IS NOT NULL AS finished, false AS estimated,
+    begin_us, end_us, duration_us, {_micros("get_s")} AS get_us,
+    {_micros("compute_s")} AS compute_us, {_micros("put_s")} AS put_us,
+    coalesce({_number("waits", "BOOLEAN")}, false) AS waits, rows, extra AS more
+FROM event_fields WHERE family = 'transfer_queue' AND event = 'tq_function'
+"""
+
+_TQ_STAGES = """
+SELECT run, step, name, func, call,
+    substr(event, length('tq_function_') + 1) AS stage, begin_us, end_us, duration_us
+FROM event_fields WHERE family = 'transfer_queue' AND starts_with(event, 'tq_function_')
 """
 
 # Reward workers are not told whether a request is of validation; their requests say it.
@@ -401,6 +426,8 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "steps": (_STEPS, True),
     "rank_spans": (_RANK_SPANS, False),
     "transfers": (_TRANSFERS, True),
+    "tq_calls": (_TQ_CALLS, True),
+    "tq_stages": (_TQ_STAGES, True),
     "reward_scores": (_REWARD_SCORES, False),
     "memory": (_MEMORY, False),
     "lags": (_LAGS, False),

@@ -18,7 +18,16 @@ from verl_profiler.errors import VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("summary", "report", "requests", "plot", "check", "rehearse")
+COMMANDS = (
+    "summary",
+    "report",
+    "requests",
+    "timing",
+    "tq",
+    "plot",
+    "check",
+    "rehearse",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

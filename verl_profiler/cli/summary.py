@@ -51,11 +51,13 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
 
 
 def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
-    from verl_profiler.analysis import ANALYSES, SUMMARY
+    from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
+    from verl_profiler.report.findings import findings
     from verl_profiler.report.text import summary
 
     check_steps(opened, steps)
-    tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}
+    tables = {name: ANALYSES[name](opened.tables, steps) for name in (*SUMMARY, *EXPLANATIONS)}
+    tables = {"findings": findings(tables), **tables}
     recorded = opened.rows(
         "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
     )
