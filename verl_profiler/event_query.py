@@ -68,9 +68,8 @@ _SELECT = """
 WITH parsed AS (
     SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
         (strlen(json) - strlen(replace(json, '":', ''))) // 2 AS keys,
-        contains(json, ' :') OR contains(json, '\t:') OR CASE
-            WHEN contains(json, '":t') OR contains(json, '":f') OR contains(json, '": ')
-                THEN regexp_matches(replace(json, '"validate":true', ''), '": *(true|false)')
+        CASE WHEN contains(json, '":t') OR contains(json, '": t')
+            THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
             ELSE false END AS unusual
     FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
 ), counted AS (
@@ -126,7 +125,7 @@ SELECT c.file_id,
             THEN nullif(line->'$.extra', '{{}}')
     END AS rest
 FROM checked AS c
-LEFT JOIN vocabulary AS v ON v.recorded = t.event AND v.original = c.original
+LEFT JOIN vocabulary AS v ON v.recorded = t.event
 """
 
 
@@ -158,7 +157,7 @@ def event_query(paths: Sequence[Path]) -> str:
         structure=_STRUCTURE,
         limit=2 * LINE_LIMIT_BYTES,
         moment=_MOMENT,
-        known=f"{line_known} + (t.extra IS NOT NULL)::INTEGER + {extra_known}",
+        known=f"{line_known} + (t.extra IS NOT NULL)::UTINYINT + {extra_known}",
         line_known=line_known,
         extra_known=extra_known,
         fields=", ".join(f'{_field(name, kind)} AS "{name}"' for name, kind in FIELDS.items()),
@@ -187,7 +186,7 @@ def event_query(paths: Sequence[Path]) -> str:
 
 def _known(struct: str, keys: Sequence[str]) -> str:
     """Count the keys that are there."""
-    return "(" + " + ".join(f'({struct}."{key}" IS NOT NULL)::INTEGER' for key in keys) + ")"
+    return "(" + " + ".join(f'({struct}."{key}" IS NOT NULL)::UTINYINT' for key in keys) + ")"
 
 
 def _whole(value: str) -> str:
@@ -215,7 +214,7 @@ def list_files(
         rows: One per file: file_id, path, name, role, rank, host, pid, step, shift_us, original.
         scratch: A folder for a temporary file.
     """
-    _prepare(connection)
+    _make_vocabulary(connection, original=any(row["original"] for row in rows))
     listing = scratch / "part_files.json"
     listing.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in _FILE_COLUMNS.items())
@@ -225,14 +224,15 @@ def list_files(
     )
 
 
-def _prepare(connection: duckdb.DuckDBPyConnection) -> None:
+def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -> None:
     rows = ", ".join(
-        f"({original}, '{recorded}', '{event}', '{family}', {shift}, {phase})"
-        for original, recorded, event, family, shift, phase in vocabulary()
+        f"('{recorded}', '{event}', '{family}', {shift}, {phase})"
+        for of_original, recorded, event, family, shift, phase in vocabulary()
+        if of_original == original
     )
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE vocabulary AS SELECT * FROM "
-        f"(VALUES {rows}) AS v(original, recorded, event, family, turn_shift, phase)"
+        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase)"
     )
 
 
