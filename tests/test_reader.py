@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from verl_profiler import conversion, reader
 from verl_profiler.errors import ReadingError
 from verl_profiler.reader import load
+from verl_profiler.schemas import FIELDS
 
 try:
     import zstandard
@@ -915,3 +919,52 @@ def test_reading_imports_nothing_of_the_host():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "[]" == done.stdout.strip()
+
+
+FIELD_VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        **{
+            name: {
+                "VARCHAR": st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+                "BIGINT": st.integers(0, 1 << 52),
+                "DOUBLE": st.floats(0, 1e9),
+            }[kind]
+            for name, kind in FIELDS.items()
+            if name != "weight_version"
+        },
+        "weight_version": st.integers(0, 9) | st.text("abc", min_size=1),
+        "sample": st.integers(0, 1 << 40) | st.text("abc-", min_size=1),
+        "turn": st.integers(0, 99),
+        "validate": st.booleans(),
+        "own": st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers(-9, 9)
+            | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner)
+            ),
+        ),
+        "tokens": st.just(2.5),
+    },
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(extras=st.lists(FIELD_VALUES, min_size=1, max_size=30), compact=st.booleans())
+def test_extra_comes_back_as_it_was_recorded(extras, compact):
+    """Fields become columns on the way, and are put together again; others are kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        separators = (",", ":") if compact else None
+        lines = [
+            json.dumps(json.loads(line(number, extra=extra)), separators=separators)
+            for number, extra in enumerate(extras)
+        ]
+        rows, problems = read(
+            write_run(Path(folder) / "run", lines).parents[1],
+            "SELECT extra FROM events ORDER BY end_us",
+        )
+
+    assert [] == [problem for problem in problems if "worker_0.jsonl" in problem]
+    assert extras == [json.loads(row["extra"] or "{}") for row in rows]
