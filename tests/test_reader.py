@@ -833,7 +833,16 @@ def test_a_damaged_cache_is_made_again(tmp_path, damage):
     assert [{"n": 1}] == rows
 
 
-@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"version": 2, "parts": {"part-x": 3}}'])
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2, "parts": {}}',
+        json.dumps({"version": conversion._VERSION, "parts": {"part-x": 3}}),
+    ],
+)
 def test_a_damaged_stamp_is_ignored(tmp_path, stamp):
     """Whatever is in the stamp, the events are read from the files."""
     write_run(tmp_path, [line(1)])

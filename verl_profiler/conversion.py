@@ -23,8 +23,9 @@ from typing import Any
 
 import duckdb
 
+from verl_profiler.aliases import vocabulary
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import quoted
+from verl_profiler.event_query import event_query, quoted
 from verl_profiler.events import FORMAT_VERSION
 from verl_profiler.parts import build_part, can_write
 from verl_profiler.processes import Process
@@ -32,7 +33,9 @@ from verl_profiler.sources import EventFile, Source
 
 __all__ = ["Converted", "cache_folder", "convert"]
 
-_VERSION = 3
+# Parts that another conversion made are made again; the number counts changes of `repair`.
+_CONVERSION = json.dumps([4, event_query([]), vocabulary()])
+_VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 

@@ -58,8 +58,13 @@ def step_range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def check_steps(opened: Run, steps: tuple[int, int] | None) -> None:
+def check_steps(opened: Run, steps: tuple[int, int] | None, option: str = "--step") -> None:
     """Refuse steps that the run does not have, and name those that it has.
+
+    Args:
+        opened: The run.
+        steps: First and last; None for all.
+        option: What stood before the steps, for the message's example.
 
     Raises:
         ReadingError: Nothing in the run has such a step.
@@ -71,7 +76,7 @@ def check_steps(opened: Run, steps: tuple[int, int] | None) -> None:
         return
     wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
     has = f"{known[0]} to {known[-1]}" if known else "no steps"
-    example = f"\nFor example --step {known[-1]}" if known else ""
+    example = f"\nFor example {option} {known[-1]}" if known else ""
     raise ReadingError(f"step {wanted} is not in this run; it has {has}.{example}", "no-such-step")
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.options import add_cache, add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -49,13 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one, or console logs (also .gz); - for standard input",
     )
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
     parser.add_argument(
         "--trace",
@@ -66,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write a run's .cache folder"
-    )
+    add_cache(parser)
     tq_export.add_arguments(parser)
 
 
