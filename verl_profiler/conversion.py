@@ -4,9 +4,9 @@
     <run>/.cache/events-1/stamp.json                     what each part was made from
 
 A part is used again only if every file it was made from has the same size and modification time,
-the same process identity and clock shift, and this module the same `_VERSION`.  A run that is
-still written therefore converts its last part again, not all of it.  A directory that cannot be
-written costs the cache and nothing else.
+the same process identity and clock shift, and the conversion is the same.  A run that is still
+written therefore converts its last part again, not all of it.  A directory that cannot be written
+costs the cache and nothing else.  The tables made from the events lie there too (`shelf`).
 """
 
 from __future__ import annotations

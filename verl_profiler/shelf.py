@@ -17,10 +17,16 @@ from pathlib import Path
 
 import duckdb
 
+from verl_profiler.derivations import DERIVATIONS
 from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import RECORDED_EXTRA, quoted
+from verl_profiler.schemas import SCHEMAS
 
 __all__ = ["EventPart", "Shelf", "event_parts", "listed", "parts_query"]
+
+
+# A table may be made from others: a change of any of them makes all again.
+_ALL_SQL = hashlib.sha256(json.dumps([DERIVATIONS, SCHEMAS, RECORDED_EXTRA]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class Shelf:
             query: Its SQL.
             made_from: Whatever decides its rows.
         """
-        identity = json.dumps([duckdb.__version__, *made_from])
+        identity = json.dumps([duckdb.__version__, _ALL_SQL, name, *made_from])
         digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
         file = f"{name}-{digest}.parquet"
         self._used.add(file)

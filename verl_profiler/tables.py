@@ -121,7 +121,7 @@ class Tables:
                 self._make_by_steps(name, query)
             elif kept and self.shelf is not None:
                 everything = [part.fingerprint for part in self.shelf.parts]
-                self._shelve(self.shelf, name, {query: [query, *everything]})
+                self._shelve(self.shelf, name, {query: everything})
             else:
                 kind = "TABLE" if kept else "VIEW"
                 self.connection.execute(f"CREATE {kind} {name} AS {query}")
@@ -182,7 +182,6 @@ class Tables:
         )
         replicas = self.rows("SELECT run, name, replica FROM processes ORDER BY ALL")
         return [
-            query,
             chunk.condition(),
             *(part.fingerprint for part in parts),
             json.dumps([seen, replicas]),
