@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.summary import add_steps
+from verl_profiler.cli.options import add_cache, add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the plots of TransferQueue there; of runs, verl-profiler plot draws them too",
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write a run's .cache folder"
-    )
+    add_cache(parser)
     tq_export.add_arguments(parser)
 
 
