@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "COMPUTING_ROLES",
     "EVENTS",
     "FAMILIES",
     "FORMAT_VERSION",
@@ -28,6 +29,9 @@ RUN_FILE = "run.json"
 
 # Agent-loop workers keep the file name of the original logger: `worker_<rank>.jsonl`.
 WORKER_ROLE = "agent_loop"
+
+# These compute inside their event loops: that such a loop stands still is by design.
+COMPUTING_ROLES = ("actor", "critic", "ref", "rollout")
 
 # Probe families, the keys of `profiler.events.families`.
 FAMILIES = (

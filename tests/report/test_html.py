@@ -373,7 +373,7 @@ def test_nothing_to_report_is_status_one(tmp_path, capsys):
 
 def test_steps_that_are_not_there_are_refused(tmp_path):
     """The message names the steps that are."""
-    with pytest.raises(ReadingError, match=r"(?s)it has 0 to 2.*--steps 2"):
+    with pytest.raises(ReadingError, match=r"(?s)it has 0 to 2.*--step 2"):
         run_command(SMALL, "--out", tmp_path / "r.html", "--steps", "7")
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.summary import add_steps
+from verl_profiler.cli.options import add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:

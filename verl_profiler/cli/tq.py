@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.summary import add_steps
+from verl_profiler.cli.options import add_cache, add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the plots of TransferQueue there; of runs, verl-profiler plot draws them too",
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write a run's .cache folder"
-    )
+    add_cache(parser)
     tq_export.add_arguments(parser)
 
 
@@ -282,12 +280,12 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
 def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list[str]:
     from verl_profiler.tq_phrases import Note
 
-    sampled = [
-        Note("sampled", func=row["func"], number=row["sampled"])
-        for row in tables["tq_functions"]
-        if row["sampled"] > 1 and row["run"] in source.labels
-    ]
-    return [*source.problems, *(note.text(language) for note in [*source.notes, *sampled])]
+    sampled: dict[int, list[str]] = {}
+    for row in tables["tq_functions"]:
+        if row["sampled"] > 1 and row["run"] in source.labels:
+            sampled.setdefault(row["sampled"], []).append(row["func"])
+    notes = [Note("sampled", func=", ".join(names), number=n) for n, names in sampled.items()]
+    return [*source.problems, *(note.text(language) for note in [*source.notes, *notes])]
 
 
 def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
