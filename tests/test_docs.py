@@ -9,7 +9,7 @@ import pytest
 
 from verl_profiler.cli import COMMANDS
 from verl_profiler.events import EVENTS, FAMILIES
-from verl_profiler.settings import EventSettings, Settings
+from verl_profiler.settings import EventSettings, MemorySaverSettings, Settings
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
@@ -41,7 +41,7 @@ def test_every_slug_has_an_entry_and_every_entry_a_slug():
     assert documented == slugs_in_code()
 
 
-@pytest.mark.parametrize("struct", [EventSettings, Settings])
+@pytest.mark.parametrize("struct", [EventSettings, MemorySaverSettings, Settings])
 def test_every_setting_is_documented(struct):
     """In the table, and above its line in the YAML."""
     table = (ROOT / "docs/configuration.md").read_text()
@@ -64,10 +64,11 @@ def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():
 def test_the_yaml_says_what_the_code_assumes():
     """A default that differs would hold only on one of the two ways in."""
     omegaconf = pytest.importorskip("omegaconf")
-    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler.events
-    said = omegaconf.OmegaConf.to_container(node)
+    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler
+    said = omegaconf.OmegaConf.to_container(node, resolve=False)
 
-    assert msgspec.to_builtins(EventSettings()) == said
+    assert msgspec.to_builtins(EventSettings()) == said["events"]
+    assert msgspec.to_builtins(MemorySaverSettings()) == said["memory_saver"]
 
 
 def test_every_event_is_documented():

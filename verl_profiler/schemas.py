@@ -236,6 +236,42 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "reserved_bytes": "BIGINT",
         "used_bytes": "BIGINT",
         "total_bytes": "BIGINT",
+        "rss_bytes": "BIGINT",
+    },
+    "memory_moves": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "event": "VARCHAR",
+        "source": "VARCHAR",
+        "tags": "VARCHAR",
+        "status": "VARCHAR",
+        **_INTERVAL,
+        "total_bytes": "BIGINT",
+        **{
+            f"{what}_{when}_bytes": "BIGINT"
+            for what in ("used", "rss", "host_used")
+            for when in ("before", "after")
+        },
+    },
+    "memory_readings": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "phase": "VARCHAR",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "at_us": "BIGINT",
+        "source": "VARCHAR",
+        "at": "VARCHAR",
+        "allocated_bytes": "BIGINT",
+        "reserved_bytes": "BIGINT",
+        "used_bytes": "BIGINT",
+        "total_bytes": "BIGINT",
+        "rss_bytes": "BIGINT",
+        "host_used_bytes": "BIGINT",
     },
     "lags": {
         "run": "VARCHAR",
