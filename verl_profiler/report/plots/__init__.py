@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from verl_profiler.report.plots import (
     engines,
+    memory,
     processes,
     requests,
     rollouts,
@@ -37,5 +38,6 @@ PLOTS: dict[str, Plot] = {
     **engines.PLOTS,
     **tools.PLOTS,
     **transfers.PLOTS,
+    **memory.PLOTS,
     **processes.PLOTS,
 }
