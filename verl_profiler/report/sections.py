@@ -13,6 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from verl_profiler import analysis
+from verl_profiler.analysis.memory_saver import (
+    memory_findings,
+    memory_timeline,
+    release_effects,
+    sleep_times,
+)
 from verl_profiler.analysis.selection import in_steps
 from verl_profiler.events import FAMILIES
 from verl_profiler.reader import Run
@@ -85,8 +91,13 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
     data["longest_lags"] = frame(_longest_lags(tables, steps, places), drop=("run", "step"))
+    data["release_effects"] = frame(release_effects(tables, steps))
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
+    data["notes"]["memory_saver"] = [
+        f"{row['says']} {row['mend']}".strip()
+        for row in memory_findings(tables, run.launches, steps)
+    ]
     return data
 
 
@@ -109,6 +120,8 @@ _ASKED = {
         analysis.transfer_totals,
         analysis.loop_lags,
         analysis.memory_peaks,
+        memory_timeline,
+        sleep_times,
         analysis.profiler_cost,
     )
 }
@@ -126,6 +139,7 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
     "transfer_totals": (analysis.transfer_totals, ("transfers",)),
     "loop_lags": (analysis.loop_lags, ("lags",)),
     "memory_peaks": (analysis.memory_peaks, ("memory",)),
+    "memory_timeline": (memory_timeline, ("memory_readings",)),
 }
 
 
