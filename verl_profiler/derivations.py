@@ -430,7 +430,7 @@ UNION ALL BY NAME
 SELECT run, step, name, role, rank,
     CASE WHEN "at" ILIKE 'after resume%' THEN 'memory_resume' ELSE 'memory_release' END AS event,
     'checkpoint' AS source,
-    coalesce(nullif(regexp_extract("at", '(?i)^after resume (\\w+)', 1), ''), 'all') AS tags,
+    coalesce(nullif(regexp_extract("at", '(?i)^after resume (?:sglang )?(\\w+)', 1), ''), 'all') AS tags,
     begin_us, end_us, total_bytes, used_before_bytes, used_bytes AS used_after_bytes
 FROM checkpoints
 WHERE used_before_bytes IS NOT NULL AND ("at" ILIKE 'after resume%'

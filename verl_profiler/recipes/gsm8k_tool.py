@@ -35,7 +35,8 @@ class CalcGsm8kReward(BaseTool):
         self, instance_id: str, parameters: dict[str, Any], **_kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Score the answer as verl's reward function does; the call itself earns nothing."""
-        answer = str(parameters.get("answer", "")).strip()
+        # verl's flexible comparison takes 1,234 and $5 for other answers than 1234 and 5.
+        answer = str(parameters.get("answer", "")).strip().translate({ord(","): "", ord("$"): ""})
         answer = answer if answer.startswith("#### ") else f"#### {answer}"
         reward = gsm8k.compute_score(
             answer, self._ground_truth[instance_id], method="flexible", format_score=0.0, score=1.0
