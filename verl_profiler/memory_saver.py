@@ -23,7 +23,7 @@ import msgspec
 from verl_profiler.errors import ConfigError
 from verl_profiler.settings import MemorySaverSettings
 
-__all__ = ["TAGS", "VARIABLES", "Host", "apply", "facts"]
+__all__ = ["TAGS", "VARIABLES", "Host", "apply", "expandable_segments", "facts"]
 
 WHERE = "profiler.memory_saver"
 
@@ -171,6 +171,14 @@ def facts(config: Any) -> dict[str, Any]:
             for path in _offload_paths(config, name)[:1]
         },
     }
+
+
+def expandable_segments(variables: Mapping[str, str]) -> str | None:
+    """Return the variable that tells torch to use expandable segments, or None."""
+    for name in _ALLOCATOR_VARIABLES:
+        if "expandable_segments:true" in variables.get(name, "").lower():
+            return name
+    return None
 
 
 def _translate(plan: _Plan) -> Iterator[str]:
@@ -327,18 +335,14 @@ def _version_traps(plan: _Plan) -> Iterator[_Trap]:
 def _environment_traps(plan: _Plan) -> Iterator[_Trap]:
     """Find variables that defeat the saver, or that have no effect under verl."""
     held = {**os.environ, **_runtime_variables(plan.config)}
-    for name in _ALLOCATOR_VARIABLES:
-        if (
-            plan.on_device
-            and plan.saves
-            and "expandable_segments:true" in held.get(name, "").lower()
-        ):
-            yield _Trap(
-                bool(plan.asked.enable_memory_saver),
-                f"{name} has expandable_segments:True, which the engine's memory saver cannot work "
-                "with: SGLang ends at its start, or releases nothing.\n"
-                f"Take it out of {name}; verl turns it on for the trainer by itself.",
-            )
+    name = expandable_segments(held)
+    if name is not None and plan.on_device and plan.saves:
+        yield _Trap(
+            bool(plan.asked.enable_memory_saver),
+            f"{name} has expandable_segments:True, which the engine's memory saver cannot work "
+            "with: SGLang ends at its start, or releases nothing.\n"
+            f"Take it out of {name}; verl turns it on for the trainer by itself.",
+        )
     if held.get("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "").lower() in ("1", "true"):
         yield _Trap(
             False,
