@@ -223,3 +223,25 @@ def test_samples_come_at_their_interval(carried, monkeypatch):
     assert [("memory_sample", 4)] * 2 == [(item[0], item[4]) for item in taken]
     assert {"rss_bytes", "host_used_bytes"} == set(taken[0][3])
     recorder.stop()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "recorded"),
+    [
+        (SimpleNamespace(_is_server_tp_leader=lambda: True, rollout_rank=2), True),
+        (SimpleNamespace(_is_server_tp_leader=lambda: False, rollout_rank=0), False),
+        (SimpleNamespace(rollout_rank=0), True),
+        (SimpleNamespace(rollout_rank=1), False),
+        (SimpleNamespace(), True),
+    ],
+)
+def test_ranks_that_ask_no_engine_are_left_out(recording, adapter, recorded):
+    """They return at once, and their readings would be those of another rank's call."""
+    from verl_profiler.instrument import wrap
+
+    def resume(self, tags):
+        return None
+
+    wrap(probe_of("memory_resume", "ServerAdapter.resume"), resume)(adapter, ["weights"])
+
+    assert recorded == any(item[0] == "memory_resume" for item in events(recording))

@@ -53,6 +53,9 @@ def _begin_transfer(call: Call) -> None:
 def _begin_move(call: Call) -> None:
     """Read memory before an engine gives it back or takes it again."""
     server = call.arguments.get("self")
+    if not _asks_engine(server):
+        call.event = None
+        return
     devices = _replica_devices(getattr(server, "server_args", None))
     memory_sampler.begin(devices)
     call.extra = {"tags": _tags(call.arguments)}
@@ -61,7 +64,17 @@ def _begin_move(call: Call) -> None:
 
 
 def _end_move(call: Call, _result: Any) -> None:
-    _read(call, "after")
+    if call.event is not None:
+        _read(call, "after")
+
+
+def _asks_engine(adapter: Any) -> bool:
+    """Whether this rank asks its replica's engine; the others return at once (verl 0.9.1)."""
+    leads = getattr(adapter, "_is_server_tp_leader", None)
+    if leads is not None:
+        return bool(leads())
+    rank = getattr(adapter, "rollout_rank", 0)
+    return not isinstance(rank, int) or rank == 0
 
 
 def _read(call: Call, when: str) -> None:
