@@ -5,7 +5,8 @@ import os
 import pytest
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.memory_saver import Host, apply, facts
+from verl_profiler.memory_plan import Host
+from verl_profiler.memory_saver import apply, facts
 from verl_profiler.settings import MemorySaverSettings, parse
 
 TODAY = Host(backs_up_hybrid_weights=True, heeds_multi_stage_wake_up=False, has_memory_saver=True)
@@ -218,13 +219,16 @@ def test_offload_policy_takes_the_offloads_over():
 
 
 def test_an_adapter_keeps_its_base_weights():
-    """verl releases the cache only; merged adapters are as no adapter."""
+    """With SGLang, verl releases the cache only; merged adapters are as no adapter."""
     given = config()
     given["actor_rollout_ref"]["model"]["lora_rank"] = 16
     kept = facts(given)["tags"]
     given["actor_rollout_ref"]["model"]["lora"]["merge"] = True
+    vllm = config("vllm")
+    vllm["actor_rollout_ref"]["model"]["lora_rank"] = 16
 
     assert ["kv_cache"] == kept
+    assert ["kv_cache", "weights"] == facts(vllm)["tags"]
     assert ["kv_cache", "weights"] == facts(given)["tags"]
 
 

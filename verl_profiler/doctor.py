@@ -277,7 +277,7 @@ def _nvtx() -> Finding:
 
 def _memory() -> Finding:
     """Say whether engines could release memory here, and whether it would be seen."""
-    from verl_profiler.memory_saver import expandable_segments
+    from verl_profiler.memory_traps import expandable_segments
 
     details = []
     gpus = shutil.which("nvidia-smi") is not None

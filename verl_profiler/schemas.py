@@ -17,6 +17,10 @@ _IDENTITY = {
 }
 _INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
 
+_MEMORY_READING = {
+    f"{what}_bytes": "BIGINT" for what in ("allocated", "reserved", "used", "total", "rss")
+}
+
 # The parts of a request's time, in the order in which people read them; with `other_us` minus
 # `overlap_us` they add up to `duration_us`.
 REQUEST_PARTS = (
@@ -232,11 +236,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "rank": "INTEGER",
         "end_us": "BIGINT",
         "at": "VARCHAR",
-        "allocated_bytes": "BIGINT",
-        "reserved_bytes": "BIGINT",
-        "used_bytes": "BIGINT",
-        "total_bytes": "BIGINT",
-        "rss_bytes": "BIGINT",
+        **_MEMORY_READING,
     },
     "memory_moves": {
         "run": "VARCHAR",
@@ -266,11 +266,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "at_us": "BIGINT",
         "source": "VARCHAR",
         "at": "VARCHAR",
-        "allocated_bytes": "BIGINT",
-        "reserved_bytes": "BIGINT",
-        "used_bytes": "BIGINT",
-        "total_bytes": "BIGINT",
-        "rss_bytes": "BIGINT",
+        **_MEMORY_READING,
         "host_used_bytes": "BIGINT",
     },
     "lags": {

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.summary import check_steps, step_range
+from verl_profiler.cli.summary import add_reading_arguments, check_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -38,13 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one; or console logs (also .gz; - for standard input)",
     )
-    parser.add_argument(
-        "--step", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
-    )
-    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_reading_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reader import Run
 
-__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
+__all__ = [
+    "add_arguments",
+    "add_reading_arguments",
+    "check_steps",
+    "run",
+    "step_range",
+    "summarize",
+]
 
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -34,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory, archive of one, step folder or event file; several for a resumed run",
     )
+    add_reading_arguments(parser)
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which steps are read, and how they are given."""
     parser.add_argument(
         "--step", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
