@@ -12,7 +12,7 @@ PARTS = 600
 
 
 def memory_over_time(tables: Tables, steps: Steps = None) -> Rows:
-    """Give the readings of each process, at most `PARTS` of them.
+    """Give the readings of each process; of more than `PARTS`, the highest of each part of the time.
 
     Returns:
         One row per run, process and part of the time: name, role, begin_s (of the reading with the
@@ -26,8 +26,10 @@ def memory_over_time(tables: Tables, steps: Steps = None) -> Rows:
             SELECT *, at_us - min(at_us) OVER (PARTITION BY run) AS since_us
             FROM memory_readings WHERE {in_steps(steps)}
         ), parts AS (
-            SELECT *, least(since_us * {PARTS} // greatest(max(since_us) OVER (PARTITION BY run), 1),
-                {PARTS - 1}) AS part,
+            SELECT *, CASE WHEN count(*) OVER (PARTITION BY run, name) <= {PARTS}
+                THEN row_number() OVER (PARTITION BY run, name ORDER BY at_us, "at")
+                ELSE least(since_us * {PARTS} // greatest(max(since_us) OVER (PARTITION BY run), 1),
+                    {PARTS - 1}) END AS part,
                 CASE WHEN "at" = 'after memory_release' THEN 1
                     WHEN "at" = 'after memory_resume' THEN -1 ELSE 0 END AS move
             FROM chosen

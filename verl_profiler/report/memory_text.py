@@ -26,12 +26,34 @@ def memory_text(content: Mapping[str, Any]) -> str:
     tables = content["tables"]
     several = len(content["runs"]) > 1
     blocks = [_findings(content["findings"], several=several)]
+    if not any(row["fault"] for row in content["findings"]):
+        blocks.insert(0, _conclusion(tables))
     blocks.append(_effects(tables["release_effects"], several=several))
     blocks.append(_sleep(tables["sleep_times"], several=several))
     blocks.append(_timeline(tables["memory_timeline"], several=several))
     if content["problems"]:
         blocks.append("\n".join(["problems", *(f"  {text}" for text in content["problems"])]))
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _conclusion(tables: Mapping[str, Rows]) -> str:
+    """Say in one sentence what a release frees and what it costs; nothing where that is not known."""
+    freed = [
+        row
+        for row in tables["release_effects"]
+        if row["event"] == "memory_release" and row["effect"] == "moved"
+    ]
+    if not freed:
+        return ""
+    best = max(freed, key=lambda row: row["moved_bytes"])
+    text = (
+        f"A release frees {size(best['moved_bytes'])} on the device "
+        f"({size(best['used_before_bytes'])} -> {size(best['used_after_bytes'])})"
+    )
+    shares = [row["share"] for row in tables["sleep_times"] if row["share"] is not None]
+    if shares:
+        text += f"; sleep and wake take {share(sum(shares) / len(shares))} of a step"
+    return text + "."
 
 
 def _findings(rows: Rows, *, several: bool) -> str:
@@ -51,7 +73,18 @@ def _effects(rows: Rows, *, several: bool) -> str:
     shown = called if measured or not any(row["measured"] for row in rows) else rows
     if not shown:
         return ""
-    head = ["", "tags", "in", "calls", "median", "longest", "moved on the device", "", "host", ""]
+    head = [
+        "",
+        "tags",
+        "in",
+        "calls",
+        "median",
+        "longest",
+        "moved on the device",
+        "",
+        "host, at most",
+        "",
+    ]
     cells = [head]
     for row in shown:
         moved = _EFFECTS[row["effect"]]

@@ -387,7 +387,7 @@ function releaseParts() {
     {key: 'calls', label: 'calls', format: 'n'}, {key: 'p50_s', label: 'median', format: 's'}, {key: 'max_s', label: 'longest', format: 's', bar: true},
     size('moved_bytes', 'moved', 'Freed on the device by a release, taken by a resume; the median'),
     size('used_before_bytes', 'used before'), size('used_after_bytes', 'used after')]}));
-  if (asleep.length) parts.push(table({caption: 'Time in sleep and wake, in the slowest process', rows: asleep, limit: 12, columns: [
+  if (asleep.length) parts.push(element('h3', {}, 'Time in sleep and wake, in the slowest process'), table({caption: 'Time in sleep and wake, in the slowest process', rows: asleep, limit: 12, columns: [
     {key: 'label', label: 'step', format: 'text'}, {key: 'release_s', label: 'released', format: 's'}, {key: 'resume_s', label: 'resumed', format: 's'},
     {key: 'share', label: 'of the step', format: 'share'}, {key: 'slowest', label: 'slowest', format: 'text'}]}));
   if (phases.length) parts.push(element('h3', {}, 'Memory by phase'), table({caption: 'Peaks of memory by phase of the trainer', rows: phases, limit: 16, columns: [

@@ -12,7 +12,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.report.plots.canvas import legend, sheet, short, value_axis
 from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
 from verl_profiler.report.style import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
-from verl_profiler.report.text import seconds, size
+from verl_profiler.report.text import size
 from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
@@ -75,7 +75,7 @@ def _title(rows: Rows, *, device: bool) -> str:
     low = min(row["used_bytes"] for row in on_device if row["name"] == top["name"])
     return (
         f"The device of {top['name']} holds {size(top['used_bytes'])} of {size(top['total_bytes'])} "
-        f"at its fullest ({seconds(top['begin_s'])} after the first reading), {size(low)} at its emptiest"
+        f"at its fullest, {size(low)} at its emptiest"
     )
 
 
