@@ -53,14 +53,6 @@ def expandable_segments(variables: Mapping[str, str]) -> str | None:
 def _engine_traps(plan: Plan) -> Iterator[Trap]:
     """Find switches that cancel each other, and engines that lack what is asked for."""
     asked, switch = plan.asked, plan.switch
-    if switch is None:
-        if asked.enable_memory_saver:
-            yield Trap(
-                True,
-                f"{WHERE}.enable_memory_saver is true, but the engine {plan.engine!r} has no memory "
-                f"saver.\nUse {ROLLOUT}.name=sglang, or set {WHERE}.enable_memory_saver=null.",
-            )
-        return
     if not plan.on_device:
         if asked.enable_memory_saver:
             yield Trap(
@@ -68,6 +60,14 @@ def _engine_traps(plan: Plan) -> Iterator[Trap]:
                 f"{WHERE}.enable_memory_saver is true on trainer.device=cpu: the saver needs CUDA, "
                 "and the engine's processes would not start.\n"
                 f"Rehearse with +profiler=memory_saver_rehearsal, or set {WHERE}.enable_memory_saver=false.",
+            )
+        return
+    if switch is None:
+        if asked.enable_memory_saver:
+            yield Trap(
+                True,
+                f"{WHERE}.enable_memory_saver is true, but the engine {plan.engine!r} has no memory "
+                f"saver.\nUse {ROLLOUT}.name=sglang, or set {WHERE}.enable_memory_saver=null.",
             )
         return
     if plan.releases and not plan.saves:
