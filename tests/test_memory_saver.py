@@ -137,7 +137,6 @@ def test_a_preset_gives_way_to_the_command_line():
         ({"weights_cpu_backup": True}, config(), OLD, "verl sets it to false for sglang"),
         ({"weights_cpu_backup": True}, config("vllm"), TODAY, "verl sets it to false for vllm"),
         ({"multi_stage_wake_up": False}, config(), TODAY, "always wakes up in stages"),
-        ({"enable_memory_saver": True}, config(), Host(True, False, False), "not installed here"),
         ({"environment": {"TMS_INIT_ENABEL": 1}}, config(), TODAY, "Did you mean TMS_INIT_ENABLE?"),
         ({"environment": {"HOME": "x"}}, config(), TODAY, "It takes NCCL_GRAPH_REGISTER"),
     ],

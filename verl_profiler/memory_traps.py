@@ -97,10 +97,11 @@ def _engine_traps(plan: Plan) -> Iterator[Trap]:
             f"Set {WHERE}.tags=[{','.join(tags)}], or null to check nothing.",
         )
     if plan.engine == "sglang" and plan.saves and not plan.host.has_memory_saver:
+        # A warning, because the engines' nodes may have what the driver's has not.
         yield Trap(
-            bool(asked.enable_memory_saver),
+            False,
             "SGLang is started with its memory saver, but torch_memory_saver is not installed here: "
-            "the engine would end at its start.\npip install torch-memory-saver",
+            "without it the engine ends at its start. pip install torch-memory-saver",
         )
 
 

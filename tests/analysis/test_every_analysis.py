@@ -12,8 +12,14 @@ MODULES = {
     "event_shares": ("event_shares",),
     "exclusive_times": ("exclusive_times",),
     "loop_suspects": ("loop_suspects",),
+    "memory_over_time": ("memory_over_time", "phase_spans"),
     "memory_phases": ("memory_phases",),
-    "memory_saver": ("memory_timeline", "release_effects", "sleep_times"),
+    "memory_saver": (
+        "memory_findings",
+        "memory_timeline",
+        "release_effects",
+        "sleep_times",
+    ),
     "request_breakdown": ("request_breakdown",),
     "request_durations": ("request_duration_cdf", "request_percentiles"),
     "rewards": ("rewards", "reward_times"),
@@ -87,7 +93,9 @@ def test_the_order_of_events_does_not_matter(name, rehearsed, shuffled):
     expected = close(ANALYSES[name](rehearsed.tables))
 
     assert expected == close(ANALYSES[name](shuffled))
-    assert expected or name in ("memory_phases", "memory_timeline", "step_trend")
+    # The rehearsal was on a CPU, and recorded before memory was read around releases.
+    nothing = ("memory_phases", "memory_timeline", "memory_over_time", "phase_spans", "step_trend")
+    assert expected or name in nothing
 
 
 @pytest.mark.parametrize("name", ANALYSES)

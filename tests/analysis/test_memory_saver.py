@@ -136,7 +136,7 @@ def test_what_moved_is_the_difference_on_the_device(step, move, tables):
     assert (15 * GB, GB, 2 * GB) == tuple(
         taken[key] for key in ("moved_bytes", "rss_bytes", "host_used_bytes")
     )
-    assert [] == memory_findings(tables(events), {})
+    assert [] == memory_findings(tables(events))
 
 
 def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
@@ -147,9 +147,9 @@ def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
         move("memory_resume", 8, 9, used_before=30, used_after=30.1, total=80),
     ]
 
-    (found,) = memory_findings(tables(events), {})
+    (found,) = memory_findings(tables(events))
     asked = {"r": {"training": {"memory": {"enable_memory_saver": False}}}}
-    (known,) = memory_findings(tables(events), asked)
+    (known,) = memory_findings(tables(events), launches=asked)
 
     assert ("nothing-freed", True) == (found["slug"], found["fault"])
     assert "off or defeated: 2 releases and resumes" in found["says"]
@@ -193,7 +193,7 @@ def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):
 def test_what_cannot_be_told_is_said_with_its_reason(step, move, tables, memory, slug, says):
     """None of it is a fault."""
     launches = {"r": {"training": {"memory": memory}}}
-    (found,) = memory_findings(tables([*step, move("memory_release", 3, 4)]), launches)
+    (found,) = memory_findings(tables([*step, move("memory_release", 3, 4)]), launches=launches)
 
     assert (slug, False) == (found["slug"], found["fault"])
     assert says in found["says"]
@@ -201,7 +201,7 @@ def test_what_cannot_be_told_is_said_with_its_reason(step, move, tables, memory,
 
 def test_no_release_at_all_is_said(step, tables):
     """The family was off, or the engine is none that releases."""
-    (found,) = memory_findings(tables(step), {})
+    (found,) = memory_findings(tables(step))
 
     assert "not-recorded" == found["slug"]
 
@@ -210,6 +210,6 @@ def test_other_tags_than_promised_are_a_fault(step, move, tables):
     """An adapter keeps its weights; then nobody should count on that memory."""
     launches = {"r": {"training": {"memory": {"tags": ["weights"]}}}}
     events = [*step, move("memory_release", 3, 4, ("kv_cache",), **ENGINE)]
-    (found,) = memory_findings(tables(events), launches)
+    (found,) = memory_findings(tables(events), launches=launches)
 
     assert ("other-tags", True) == (found["slug"], found["fault"])

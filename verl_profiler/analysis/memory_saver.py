@@ -139,25 +139,28 @@ def release_effects(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def memory_findings(
-    tables: Tables, launches: Mapping[str, Mapping[str, Any]], steps: Steps = None
+    tables: Tables, steps: Steps = None, *, launches: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Rows:
     """Say what is wrong with the release of memory, or why it cannot be told.
 
     Args:
         tables: The tables of the runs.
-        launches: `run.json` by run; a log has none.
         steps: First and last; None for all.
+        launches: `run.json` by run; a log has none.
 
     Returns:
         One row per finding: run, slug, fault (false where something is only not known), says,
         mend.
     """
-    listed = tables.rows("SELECT run FROM events UNION SELECT run FROM memory ORDER BY run")
+    listed = tables.rows(
+        f"SELECT run FROM events WHERE {in_steps(steps)} UNION "
+        f"SELECT run FROM memory WHERE {in_steps(steps)} ORDER BY run"
+    )
     runs = [row["run"] for row in listed]
     effects = release_effects(tables, steps)
     found: Rows = []
     for run in runs:
-        asked = (launches.get(run, {}).get("training") or {}).get("memory") or {}
+        asked = ((launches or {}).get(run, {}).get("training") or {}).get("memory") or {}
         mine = [row for row in effects if row["run"] == run]
         found += [{"run": run, **finding} for finding in _findings(mine, asked)]
     return found

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         content: dict[str, Any] = {
             "format": 1,
             "runs": about["runs"],
-            "findings": memory_saver.memory_findings(tables, launches, args.step),
+            "findings": memory_saver.memory_findings(tables, args.step, launches=launches),
             "tables": {
                 ask.__name__: ask(tables, args.step)
                 for ask in (

@@ -96,7 +96,7 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
         f"{row['says']} {row['mend']}".strip()
-        for row in memory_findings(tables, run.launches, steps)
+        for row in memory_findings(tables, steps, launches=run.launches)
     ]
     return data
 
