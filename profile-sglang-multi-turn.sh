@@ -90,9 +90,6 @@ recipe=(
     actor_rollout_ref.actor.kl_loss_type=low_var_kl
     actor_rollout_ref.actor.entropy_coeff=0
     actor_rollout_ref.actor.optim.lr=1e-6
-    actor_rollout_ref.actor.fsdp_config.param_offload=False
-    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-    actor_rollout_ref.ref.fsdp_config.param_offload=True
     actor_rollout_ref.rollout.tensor_model_parallel_size="$tp"
     actor_rollout_ref.rollout.multi_turn.enable=True
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5
@@ -103,6 +100,16 @@ recipe=(
     trainer.project_name=verl-profile-sglang-qwen2.5
     trainer.experiment_name="$name"
 )
+
+# The preset of PROFILER=memory_saver sets these.
+if [[ $profiler != memory_saver* ]]; then
+    recipe+=(
+        actor_rollout_ref.actor.fsdp_config.param_offload=False
+        actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+        actor_rollout_ref.ref.fsdp_config.param_offload=True
+    )
+    $rehearse || recipe+=(actor_rollout_ref.rollout.gpu_memory_utilization=0.5)
+fi
 
 if $rehearse; then
     has verl || fail "$python has no verl: docs/rehearsal.md says what a rehearsal needs"
@@ -169,7 +176,6 @@ carry_out "$python" -m verl.trainer.main_ppo "+profiler=$profiler" \
     actor_rollout_ref.actor.ppo_mini_batch_size="$batch" \
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu="$micro" \
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu="$micro" \
-    actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \
     actor_rollout_ref.rollout.n="$requests" \
     actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu="$micro" \
     trainer.logger="$logger" \

@@ -180,3 +180,13 @@ def test_the_memory_example_needs_its_data(tmp_path):
 
     assert 2 == done.returncode
     assert "train.parquet is missing" in done.stderr
+
+
+def test_the_memory_preset_is_not_contradicted():
+    """The recipe's own offloads and share of the device stand back."""
+    plain = overrides(run("1", "--gpus", "1", "--dry-run").stdout)
+    preset = overrides(run("1", "--gpus", "1", "--dry-run", PROFILER="memory_saver").stdout)
+    words = ("offload", "gpu_memory_utilization")
+
+    assert 4 == sum(any(word in key for word in words) for key in plain)
+    assert 0 == sum(any(word in key for word in words) for key in preset)
