@@ -465,8 +465,7 @@ WITH readings AS (
     WHERE parent = 'step' OR (parent IS NULL AND phase <> 'step')
 )
 SELECT r.run,
-    CASE WHEN r.at_us <= t.end_us THEN t.step WHEN r.at_us <= s.end_us THEN s.step ELSE r.step END
-        AS step,
+    CASE WHEN r.at_us <= t.end_us THEN t.step ELSE coalesce(s.step, r.step) END AS step,
     CASE WHEN r.at_us <= t.end_us THEN t.phase END AS phase,
     r.name, r.role, r.rank, r.at_us, r.source, r."at", r.allocated_bytes, r.reserved_bytes,
     CASE WHEN r.total_bytes > 1 THEN r.used_bytes END AS used_bytes,

@@ -152,24 +152,34 @@ def _timeline(rows: Rows, *, several: bool) -> str:
         rows = list(best.values())
     if not rows:
         return ""
-    cells = [["step", "phase", "of", "device", "", "lowest", "process", "host: process", "machine"]]
+    on_device = any(row["used_bytes"] is not None or row["reserved_bytes"] for row in rows)
+    device = ["device", "", "lowest", "process"] if on_device else []
+    cells = [["step", "phase", "of", *device, "host: process", "machine"]]
     for row in rows:
-        device = row["used_bytes"] is not None
-        reserved = f"{size(row['reserved_bytes'])} reserved" if row["reserved_bytes"] else "-"
         cells.append(
             [
                 _step(row, several=several),
                 row["phase"] or "-",
                 row["role"] or "",
-                f"{size(row['used_bytes'])} of {size(row['total_bytes'])}" if device else reserved,
-                share(row["used_share"]) if device else "",
-                size(row["lowest_used_bytes"]) if device else "-",
-                row["fullest"] or "",
+                *(_device(row) if on_device else ()),
                 size(row["rss_bytes"]),
                 size(row["host_used_bytes"]),
             ]
         )
-    return f"{title}\n" + align(cells, left=(0, 1, 2, 6))
+    return f"{title}\n" + align(cells, left=(0, 1, 2, 6) if on_device else (0, 1, 2))
+
+
+def _device(row: Mapping[str, Any]) -> list[str]:
+    """Write what was on the device; without the driver's number, torch's own."""
+    if row["used_bytes"] is None:
+        reserved = row["reserved_bytes"]
+        return [f"{size(reserved)} reserved" if reserved else "-", "", "-", ""]
+    return [
+        f"{size(row['used_bytes'])} of {size(row['total_bytes'])}",
+        share(row["used_share"]),
+        size(row["lowest_used_bytes"]),
+        row["fullest"] or "",
+    ]
 
 
 def _fullness(row: Mapping[str, Any]) -> tuple[float, float]:
