@@ -154,19 +154,19 @@ def _timeline(rows: Rows, *, several: bool) -> str:
         return ""
     on_device = any(row["used_bytes"] is not None or row["reserved_bytes"] for row in rows)
     device = ["device", "", "lowest", "process"] if on_device else []
-    cells = [["step", "phase", "of", *device, "host: process", "machine"]]
-    for row in rows:
-        cells.append(
-            [
-                _step(row, several=several),
-                row["phase"] or "-",
-                row["role"] or "",
-                *(_device(row) if on_device else ()),
-                size(row["rss_bytes"]),
-                size(row["host_used_bytes"]),
-            ]
-        )
-    return f"{title}\n" + align(cells, left=(0, 1, 2, 6) if on_device else (0, 1, 2))
+    head = ["step", "phase", "of", *device, "host: process", "machine"]
+    cells = [
+        [
+            _step(row, several=several),
+            row["phase"] or "-",
+            row["role"] or "",
+            *(_device(row) if on_device else ()),
+            size(row["rss_bytes"]),
+            size(row["host_used_bytes"]),
+        ]
+        for row in rows
+    ]
+    return f"{title}\n" + align([head, *cells], left=(0, 1, 2, 6) if on_device else (0, 1, 2))
 
 
 def _device(row: Mapping[str, Any]) -> list[str]:
