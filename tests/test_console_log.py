@@ -81,6 +81,21 @@ def test_lines_that_run_together_are_separated() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO:2026-11-21 01:48:15,971:Task compute_log_prob (pid=11227) is writing, cost time: 0.03s)",
+        "the actor (WorkerDict pid=7) died",
+        "ray::WorkerDict.update() (pid=7, ip=10.0.0.2, actor_id=ab, repr=<x>)",
+    ],
+)
+def test_a_process_that_a_line_speaks_of_is_no_prefix(text: str) -> None:
+    """The first is verl's own, from TransferQueue."""
+    line = only(f"\x1b[36m(WorkerDict pid=11227)\x1b[0m {text}\n")
+
+    assert (line.text, line.pid) == (text, 11227)
+
+
 def test_a_progress_bar_that_went_back_gives_a_line_each() -> None:
     """tqdm writes a carriage return and no line end."""
     lines = list(lines_of("\r 0%| 0/9\r11%| 1/9(A pid=1) step:1\n", 1))

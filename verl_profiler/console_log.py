@@ -17,14 +17,15 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from verl_profiler.errors import ReadingError
 
-__all__ = ["STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
+__all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
 
+# The name under which a run directory keeps its console, if it does.
+CONSOLE = "console.log"
 STDIN = Path("-")
 
 # Escape sequences, also where the escape byte was lost or written out: `cat -v`, syslog, JSON.
@@ -35,9 +36,10 @@ _ANSI = re.compile(
 )
 _MAYBE_ANSI = re.compile(r"[\x1b\u241b]|\[[0-9;:?]*[A-Za-z]")
 
-# `(TaskRunner pid=7)`, `(WorkerDict pid=7, ip=10.0.0.2)`, `(pid=7)`, `(Worker(rank=0) pid=7)`.
+# `(TaskRunner pid=7)`, `(WorkerDict pid=7, ip=10.0.0.2)`, `(Worker(rank=0) pid=7)`; `(pid=7)` at the
+# beginning only: verl writes `Task compute_log_prob (pid=7) is getting` within its lines.
 _PREFIX = re.compile(
-    r"\((?:(?P<process>[\w.:<>-]+(?:\([^()\n]{0,80}\))?) )?pid=(?P<pid>\d+)"
+    r"\((?:(?P<process>[\w.:<>-]+(?:\([^()\n]{0,80}\))?) |(?<=^\())pid=(?P<pid>\d+)"
     r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ \t]?"
 )
 _REPEATED = re.compile(
@@ -46,8 +48,7 @@ _REPEATED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleLine:
+class ConsoleLine(NamedTuple):
     """What one process printed as one line.
 
     Args:
@@ -147,7 +148,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]:
-    found = list(_PREFIX.finditer(text)) if "pid=" in text else []
+    found = list(_prefixes(text)) if "pid=" in text else []
     if not found:
         text, repeated = _counted(text)
         yield ConsoleLine(text, number, repeated=repeated, whole=whole)
@@ -167,6 +168,20 @@ def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]
             whole=whole or end is not None,
         )
         before = ""
+
+
+def _prefixes(text: str) -> Iterator[re.Match[str]]:
+    """Find Ray's prefixes, not the processes that a text speaks of.
+
+    A prefix without a name stands at the beginning only, and behind another prefix it directly
+    follows the text: `Task x (pid=7) is reading` is verl's own.
+    """
+    first = True
+    for match in _PREFIX.finditer(text):
+        before = text[: match.start()]
+        if (not before.strip("> \t")) if not match["process"] else (first or before[-1:].strip()):
+            first = False
+            yield match
 
 
 def _counted(text: str) -> tuple[str, int]:

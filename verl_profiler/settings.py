@@ -14,6 +14,7 @@ import msgspec
 from verl_profiler.clock import Anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.events import FAMILIES
+from verl_profiler.tq_tracing.switches import Switches
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
@@ -112,6 +113,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_dir: str
     events: EventSettings = EventSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()
+    transfer_queue: Switches = Switches()
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -171,6 +173,7 @@ def parse(node: Any, where: str = "profiler") -> Settings:
     _check_ranges(settings.events, f"{where}.events", _EVENT_RANGES)
     _check_ranges(settings.memory_saver, f"{where}.memory_saver", _MEMORY_SAVER_RANGES)
     _check_steps(settings.events.steps, f"{where}.events.steps")
+    settings.transfer_queue.check(f"{where}.transfer_queue")
     return settings
 
 
