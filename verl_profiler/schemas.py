@@ -15,6 +15,13 @@ _IDENTITY = {
     "validate": "BOOLEAN",
     "request_id": "VARCHAR",
 }
+_BY_RANK = {
+    "run": "VARCHAR",
+    "step": "INTEGER",
+    "name": "VARCHAR",
+    "role": "VARCHAR",
+    "rank": "INTEGER",
+}
 _INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
 
 _MEMORY_READING = {
@@ -202,11 +209,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "validation_requests": "BIGINT",
     },
     "rank_spans": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
+        **_BY_RANK,
         "event": "VARCHAR",
         "family": "VARCHAR",
         "status": "VARCHAR",
@@ -260,21 +263,13 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "score": "DOUBLE",
     },
     "memory": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
+        **_BY_RANK,
         "end_us": "BIGINT",
         "at": "VARCHAR",
         **_MEMORY_READING,
     },
     "memory_moves": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
+        **_BY_RANK,
         "event": "VARCHAR",
         "source": "VARCHAR",
         "tags": "VARCHAR",
