@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +113,8 @@ def offload_paths(config: Any, key: str) -> list[str]:
     for node in _TRAINING_NODES:
         below = value_at(config, node)
         for name in below or ():
-            value = below.get(name) if isinstance(name, str) else None
-            if isinstance(value, Mapping) or hasattr(value, "keys"):
+            value: Any = below.get(name) if isinstance(name, str) else None
+            if hasattr(value, "keys"):
                 if key in value:
                     found.append(f"{node}.{name}.{key}")
                 elif node == "critic" and "fsdp_config" in value and key in value["fsdp_config"]:
