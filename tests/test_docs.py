@@ -62,14 +62,21 @@ def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():
         assert f"`{family}`" in DOCS
 
 
-def test_the_yaml_says_what_the_code_assumes():
+@pytest.mark.parametrize(
+    ("group", "struct"),
+    [
+        ("events", EventSettings),
+        ("memory_saver", MemorySaverSettings),
+        ("transfer_queue", Switches),
+    ],
+)
+def test_the_yaml_says_what_the_code_assumes(group, struct):
     """A default that differs would hold only on one of the two ways in."""
     omegaconf = pytest.importorskip("omegaconf")
-    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler
-    said = omegaconf.OmegaConf.to_container(node, resolve=False)
+    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler[group]
+    said = omegaconf.OmegaConf.to_container(node)
 
-    assert msgspec.to_builtins(EventSettings()) == said["events"]
-    assert msgspec.to_builtins(MemorySaverSettings()) == said["memory_saver"]
+    assert msgspec.to_builtins(struct()) == said
 
 
 def test_every_event_is_documented():

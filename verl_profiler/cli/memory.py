@@ -1,7 +1,7 @@
 """Say how full memory was in each phase, what sleep and wake took, and what release really freed.
 
 verl-profiler memory logs/my-run
-verl-profiler memory logs/my-run --step 10:20 --json
+verl-profiler memory logs/my-run --steps 10:20 --json
 verl-profiler memory verl_demo.log
 
 A console log is read for verl's own memory lines, which it has with VERL_LOGGING_LEVEL=DEBUG.
@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.summary import add_reading_arguments, check_steps
+from verl_profiler.cli.options import add_cache, add_steps, check_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one; or console logs (also .gz; - for standard input)",
     )
-    add_reading_arguments(parser)
+    add_steps(parser)
+    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,15 +54,14 @@ def run(args: argparse.Namespace) -> int:
 
     with ExitStack() as stack:
         tables, about, launches = _open(args.paths, not args.no_cache, stack)
-        if args.step is not None and "run" in about:
-            check_steps(about.pop("run"), args.step)
-        about.pop("run", None)
+        if "run" in about:
+            check_steps(about["run"], args.steps)
         content: dict[str, Any] = {
             "format": 1,
             "runs": about["runs"],
-            "findings": memory_saver.memory_findings(tables, args.step, launches=launches),
+            "findings": memory_saver.memory_findings(tables, args.steps, launches=launches),
             "tables": {
-                ask.__name__: ask(tables, args.step)
+                ask.__name__: ask(tables, args.steps)
                 for ask in (
                     memory_saver.memory_timeline,
                     memory_saver.sleep_times,

@@ -19,6 +19,7 @@ from verl_profiler.report.plots import (
     shares,
     steps,
     tools,
+    tq,
     transfers,
     turns,
     workers,
@@ -38,6 +39,7 @@ PLOTS: dict[str, Plot] = {
     **engines.PLOTS,
     **tools.PLOTS,
     **transfers.PLOTS,
+    **tq.PLOTS,
     **memory.PLOTS,
     **processes.PLOTS,
 }
