@@ -29,10 +29,6 @@ def _micros(field: str) -> str:
     return f"nullif(round({_number(field, 'DOUBLE')} * 1e6)::BIGINT, 0)"
 
 
-# Which traced call of which function an event of TransferQueue belongs to.
-_TRACED = """func, nullif(trace_id, 'N/A') AS trace_id, call,
-    greatest(coalesce(sampled, 1), 1)::INTEGER AS sampled"""
-
 _EVENT_COUNTS = """
 SELECT run, step, role, family, event, count(*) AS events, count(request_id) AS of_requests,
     min(begin_us) AS begin_us, max(end_us) AS end_us
@@ -361,14 +357,23 @@ SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, dur
 FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
 """
 
-_TRANSFERS = f"""
-SELECT run, step, name, validate, request_id, role, event, op, partition, status,
-    begin_us, end_us, duration_us, size_bytes, rows, {_TRACED}
-FROM event_fields WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
+# An operation inside a traced function has the function's id with a number behind.
+_TRANSFERS = """
+SELECT e.run, step, name, validate, request_id, role, event, op, partition, status,
+    begin_us, end_us, duration_us, size_bytes, rows, coalesce(e.func, c.func) AS func,
+    nullif(trace_id, 'N/A') AS trace_id, e.call,
+    greatest(coalesce(sampled, 1), 1)::INTEGER AS sampled
+FROM event_fields AS e
+LEFT JOIN (
+    SELECT run, call, any_value(func) AS func FROM tq_calls WHERE call IS NOT NULL GROUP BY run, call
+) AS c ON c.run = e.run AND c.call = split_part(e.call, '.', 1)
+WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
 """
 
 _TQ_CALLS = f"""
-SELECT run, step, name, validate, request_id, role, {_TRACED}, 'events' AS source,
+SELECT run, step, name, validate, request_id, role, func,
+    nullif(trace_id, 'N/A') AS trace_id, call,
+    greatest(coalesce(sampled, 1), 1)::INTEGER AS sampled, 'events' AS source,
     'FUNCTION_END' AS stage, status, duration_us IS NOT NULL AS finished, false AS estimated,
     begin_us, end_us, duration_us, {_micros("get_s")} AS get_us,
     {_micros("compute_s")} AS compute_us, {_micros("put_s")} AS put_us,

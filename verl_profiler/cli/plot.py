@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from verl_profiler.reader import Run
     from verl_profiler.report.plots import Choice, Plot
 
-__all__ = ["add_arguments", "percentiles", "run"]
+__all__ = ["add_arguments", "known_plots", "percentiles", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
     """
-    plots = _plots()
+    plots = known_plots()
     if args.list:
         width = max(map(len, plots))
         print("\n".join(f"{name.ljust(width)}  {plot.about}" for name, plot in plots.items()))
@@ -132,7 +132,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _plots() -> Mapping[str, Plot]:
+def known_plots() -> Mapping[str, Plot]:
+    """Return the plots by name.
+
+    Raises:
+        ReadingError: What draws them is not installed.
+    """
     try:
         from verl_profiler.report.plots import PLOTS
     except ImportError as error:

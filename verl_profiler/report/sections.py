@@ -16,6 +16,8 @@ from verl_profiler import analysis
 from verl_profiler.analysis.request_durations import request_percentiles
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.turns import step_turn_times
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
@@ -23,6 +25,7 @@ from verl_profiler.report.conclusions import conclusions, notes
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.log_section import log_section
 from verl_profiler.report.timelines import timelines
+from verl_profiler.report.tq_text import finding_lines
 from verl_profiler.step_lines import LoggedRun
 from verl_profiler.tables import Tables
 
@@ -38,6 +41,8 @@ _LONGEST_STEPS = 50
 _CHARTED_STEPS = 1_000
 _ROWS = 4_000
 _FLIGHT_PARTS = 160
+# Traced functions that the page lists, those with most time first.
+_FUNCTIONS = 40
 _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 
 
@@ -86,6 +91,10 @@ def document(
         kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
+    data["tq_functions"] = frame(tq_functions(tables, steps)[:_FUNCTIONS], drop=("run",))
+    data["tq_findings"] = [
+        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+    ]
     lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
