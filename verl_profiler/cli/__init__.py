@@ -25,6 +25,7 @@ COMMANDS = (
     "timing",
     "tq",
     "plot",
+    "memory",
     "check",
     "rehearse",
 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from verl_profiler.reader import Run
     from verl_profiler.report.plots import Choice, Plot
 
-__all__ = ["add_arguments", "known_plots", "percentiles", "run"]
+__all__ = ["add_arguments", "percentiles", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reader import Run
 
-__all__ = ["add_arguments", "add_steps", "check_steps", "run", "step_range", "summarize"]
+__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,9 +40,9 @@ _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
 _CHARTED_STEPS = 1_000
 _ROWS = 4_000
-_FLIGHT_PARTS = 160
 # Traced functions that the page lists, those with most time first.
 _FUNCTIONS = 40
+_FLIGHT_PARTS = 160
 _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 
 
@@ -64,6 +64,8 @@ def document(
     found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
     whole = _whole(tables, steps)
     listed = found["step_times"]
+    found["memory_timeline"] = analysis.memory_timeline(tables, steps)
+    found["sleep_times"] = analysis.sleep_times(tables, steps)
     found["turn_times"] = step_turn_times(tables, steps)
     found["request_cdf"] = _request_cdf(tables, steps)
     found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
@@ -97,9 +99,14 @@ def document(
     ]
     lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
+    data["release_effects"] = frame(analysis.release_effects(tables, steps))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
+    data["notes"]["memory_saver"] = [
+        f"{row['says']} {row['mend']}".strip()
+        for row in analysis.memory_findings(tables, steps, launches=run.launches)
+    ]
     return data
 
 
@@ -115,6 +122,7 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
     "transfer_totals": (analysis.transfer_totals, ("transfers",)),
     "loop_lags": (analysis.loop_lags, ("lags",)),
     "memory_peaks": (analysis.memory_peaks, ("memory",)),
+    "memory_timeline": (analysis.memory_timeline, ("memory_readings",)),
 }
 
 
