@@ -174,8 +174,11 @@ class Tables:
     def _made_from(self, shelf: Shelf, query: str, chunk: _Chunk) -> list[str]:
         """Say what decides the rows of a chunk."""
         parts = shelf.of_steps(chunk.steps, chunk.without_step)
-        if "engine_requests" in _named(query):
+        named = _named(query)
+        if "engine_requests" in named:
             parts += shelf.of_times(*chunk.around_us)
+        if "tq_calls" in named and self.rows("SELECT 1 FROM tq_calls LIMIT 1"):
+            parts = list(shelf.parts)
         seen = self.rows(
             "SELECT DISTINCT run, event FROM event_counts "
             "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"
