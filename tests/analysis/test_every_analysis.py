@@ -8,6 +8,7 @@ import pytest
 from verl_profiler.tables import Tables
 
 MODULES = {
+    "critical_path": ("critical_path", "critical_segments"),
     "engine_parts": ("engine_parts",),
     "event_shares": ("event_shares",),
     "exclusive_times": ("exclusive_times",),
@@ -19,10 +20,12 @@ MODULES = {
     "rollout_tail": ("requests_in_flight", "rollout_tail"),
     "step_durations": ("step_durations", "step_trend"),
     "token_rates": ("token_rates", "replica_token_rates", "request_token_rates"),
+    "stragglers": ("straggler_requests", "stragglers"),
     "tool_latencies": ("tool_latencies",),
     "transfer_rates": ("transfer_rates",),
     "turns": ("turn_times",),
     "validation_times": ("validation_times",),
+    "what_if": ("step_replays", "what_if"),
     "worker_phases": ("worker_balance", "worker_phases"),
 }
 ANALYSES = {
@@ -127,5 +130,8 @@ def test_every_analysis_of_the_package_is_here():
         if name.islower()
     }
 
-    helpers = {"in_steps", "rows_of", "request_timeline"}
+    helpers = {
+        *("averages", "chosen_steps", "engine_interval", "in_steps", "path_owners"),
+        *("replays_of", "request_ends", "request_timeline", "rows_of", "step_models"),
+    }
     assert set(ANALYSES) == found - others - helpers

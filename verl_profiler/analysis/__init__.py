@@ -6,8 +6,8 @@ nothing; rows come in a fixed order whatever the order of the events.
 
 from __future__ import annotations
 
+from verl_profiler.analysis import critical_path, stragglers, what_if
 from verl_profiler.analysis.cost import profiler_cost
-from verl_profiler.analysis.critical_path import critical_path
 from verl_profiler.analysis.engines import engine_times, replica_balance
 from verl_profiler.analysis.event_loop import loop_lags
 from verl_profiler.analysis.memory import memory_peaks
@@ -19,18 +19,16 @@ from verl_profiler.analysis.requests import (
 )
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.steps import step_phases, step_tail, step_times
-from verl_profiler.analysis.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.tools import tool_times
 from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.analysis.weights import weight_sync
-from verl_profiler.analysis.what_if import what_if
 from verl_profiler.analysis.workers import rank_balance, rollout_balance
 
 __all__ = [
     "ANALYSES",
+    "OVERALL",
     "Rows",
     "Steps",
-    "critical_path",
     "engine_times",
     "loop_lags",
     "memory_peaks",
@@ -44,13 +42,10 @@ __all__ = [
     "step_phases",
     "step_tail",
     "step_times",
-    "straggler_requests",
-    "stragglers",
     "tool_times",
     "transfer_totals",
     "turns_per_request",
     "weight_sync",
-    "what_if",
 ]
 
 # Every analysis that needs no more than tables and steps, in reading order.
@@ -60,10 +55,7 @@ ANALYSES = {
         step_times,
         step_phases,
         step_tail,
-        critical_path,
-        what_if,
-        stragglers,
-        straggler_requests,
+        critical_path.critical_path,
         request_times,
         request_parts,
         turns_per_request,
@@ -78,5 +70,15 @@ ANALYSES = {
         loop_lags,
         memory_peaks,
         profiler_cost,
+    )
+}
+
+# Analyses that speak of all chosen steps together: their rows have no step, or few of many steps'.
+OVERALL = {
+    analysis.__name__: analysis
+    for analysis in (
+        what_if.what_if,
+        stragglers.stragglers,
+        stragglers.straggler_requests,
     )
 }

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.step_model import engine_interval
+from verl_profiler.events import EVENTS
 from verl_profiler.tables import Tables
 
 __all__ = ["OWNERS", "UNEXPLAINED", "critical_path", "critical_segments", "path_owners"]
@@ -50,7 +51,7 @@ _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 # Which interval a moment belongs to when several are open: the highest level, then the one that
 # began last.
-_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _PART = range(8)
+_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART = range(9)
 
 _OF_EVENT = {
     "request": UNEXPLAINED,
@@ -209,7 +210,7 @@ def _timers(tables: Tables, steps: Steps) -> _Keyed:
         if row["begin_us"] > begin:
             yield (
                 key,
-                _Span(begin, row["begin_us"], _WAIT, "dispatch", "gen", "dispatch", trainer),
+                _Span(begin, row["begin_us"], _RANK, "dispatch", "gen", "dispatch", trainer),
             )
         if row["wait_end_us"] is not None and row["wait_end_us"] > row["end_us"]:
             yield (
@@ -374,7 +375,7 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
             at, end = engine_interval(row)
         more = {"name": row["name"], "request_id": row["request_id"], "turn": row["turn"]}
         parts = [(part, row[f"{part}_us"]) for part in ("queue", "prefill", "decode")]
-        yield key, _Span(at, end, _PART, "engine", "gen", "engine_call", **more, what=row["what"])
+        yield key, _Span(at, end, _ENGINE, "engine", "gen", "engine_call", **more, what=row["what"])
         for part, spent in parts:
             until = min(at + (spent or 0), end)
             if until > at:
@@ -382,22 +383,38 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
                 at = until
 
 
+def _depth(event: str) -> int:
+    """Return how many events of the vocabulary contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
+
+
 def _swept(spans: list[_Span]) -> Iterable[tuple[int, int, _Span]]:
     """Cut the first span at every change of the innermost open one; merge equal neighbours."""
     first, last = spans[0].begin_us, spans[0].end_us
     ordered = sorted(spans, key=lambda span: span.begin_us)
-    open_: list[tuple[tuple[int, int, int], int, _Span]] = []
+    open_: list[tuple[tuple[int, int, int, int], int, _Span]] = []
     result: list[tuple[int, int, _Span]] = []
     moments = sorted(
         {first, last}
         | {min(max(moment, first), last) for span in spans for moment in (span[0], span[1])}
     )
     place = 0
-    for begin, end in zip(moments, moments[1:], strict=False):
+    for begin, end in pairwise(moments):
         while place < len(ordered) and ordered[place].begin_us <= begin:
             span = ordered[place]
             heapq.heappush(
-                open_, ((-span.level, -span.begin_us, span.end_us - span.begin_us), place, span)
+                open_,
+                (
+                    (
+                        -span.level,
+                        -span.begin_us,
+                        span.end_us - span.begin_us,
+                        -_depth(span.event),
+                    ),
+                    place,
+                    span,
+                ),
             )
             place += 1
         while open_[0][2].end_us <= begin:

@@ -17,19 +17,28 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from verl_profiler.tables import Tables
 
-__all__ = ["Call", "Request", "StepModel", "Tools", "Work", "engine_interval", "request_ends",
-    "step_models"]
+__all__ = [
+    "Call",
+    "Request",
+    "StepModel",
+    "Tools",
+    "Work",
+    "engine_interval",
+    "request_ends",
+    "step_models",
+]
 
 # verl's replay buffer sleeps so long between two looks (0.9.1); used where its looks were not seen.
 POLL_US = 2_000_000
-# Two TransferQueue calls of the trainer with this much between them belong to two looks.
-_APART_US = 300_000
+# Two TransferQueue calls of the trainer with this much between them belong to two looks; a trainer
+# that polls looks for the first time within this after it has begun to wait.
+_APART_US = 50_000
 # A request may end so long after the `gen` that waited for it: clocks of different hosts.
 _TOLERANCE_US = 50_000
 # Queues of at least this part of the engine's time may come from a limit of calls at once; it is
@@ -407,11 +416,15 @@ def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Ro
         key = row["run"], row["step"]
         rollouts.setdefault(key, _Rollout([], [], {}, {})).requests.append(row)
     for query in (
-        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
-        "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
-        "FROM engine_calls",
-        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
-        "FROM tool_calls",
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
+            "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
+            "FROM engine_calls"
+        ),
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
+            "FROM tool_calls"
+        ),
     ):
         for row in tables.rows(
             f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
@@ -457,9 +470,10 @@ def _polled(
     agrees with when it had its samples.
     """
     found = [look for look in looks if look < wait_end]
-    apart = [after - before for before, after in zip(found, found[1:], strict=False)]
+    apart = [after - before for before, after in pairwise(found)]
     poll = median(apart) if apart else POLL_US
-    if found and found[-1] >= last > found[-1] - 1.5 * poll:
+    polls = found and wait_begin is not None and found[0] - wait_begin <= _APART_US
+    if polls and found[-1] >= last > found[-1] - 1.5 * poll:
         return found, poll
     if looks or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
         return [], poll
@@ -518,10 +532,9 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
             if call["ended_us"] > call["decoding_us"] and (call["response_tokens"] or 0) > 1
         ]
     a, b = _line(pairs)
-    peak = 0
     for group in replicas.values():
-        peak = max(peak, _integrate(group, lambda running: 1 / (a + b * running)))
-    return (a, b), peak
+        _integrate(group, lambda running: 1 / (a + b * running))
+    return (a, b), max(map(_peak, replicas.values()), default=0)
 
 
 def _per_token(call: Mapping[str, Any]) -> float:
@@ -542,35 +555,39 @@ def _line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return (a, b) if a > 0 else (0.0, 1.0)
 
 
-def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> int:
-    """Set each call's `work` to the integral of speed(running calls) over its decoding.
+def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
+    """Return the most calls that ran at once; one that begins when another ends follows it."""
+    changes = [
+        change
+        for call in calls
+        if call["ended_us"] > call["started_us"]
+        for change in ((call["started_us"], 1), (call["ended_us"], -1))
+    ]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
-    Returns the most calls that ran at once.
-    """
+
+def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> None:
+    """Set each call's `work` to the integral of speed(running calls) over its decoding."""
     points = sorted(
         (call[moment], order, place)
         for place, call in enumerate(calls)
         for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
     )
-    done, running, most, before = 0.0, 0, 0, points[0][0] if points else 0
+    done, running, before = 0.0, 0, points[0][0] if points else 0
     for moment, order, place in points:
         if running:
             done += (moment - before) * speed(running)
         before = moment
         if order == 0:
             running += 1
-            most = max(most, running)
         elif order == 1:
             calls[place]["work"] = done
         else:
             running -= 1
             calls[place]["work"] = done - calls[place]["work"]
-    return most
 
 
-def _request(
-    row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool
-) -> Request:
+def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
     """Make a request's chain; its lengths add up to the measured one.
 
     `queued` keeps the queues as they were seen, and does not leave them to the replicas.

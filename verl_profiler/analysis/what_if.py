@@ -13,7 +13,15 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.analysis.step_model import Call, Request, Stage, StepModel, Tools, Work, step_models
+from verl_profiler.analysis.step_model import (
+    Call,
+    Request,
+    Stage,
+    StepModel,
+    Tools,
+    Work,
+    step_models,
+)
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -50,15 +58,15 @@ class Change:
     """
 
     about: str
-    requests: Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None = (
-        None
-    )
+    requests: (
+        Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
+    ) = None
     replay: Callable[[StepModel], dict[str, Any]] = lambda _: {}
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
 
 
 def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
-    """Stop the slowest requests at the 95th percentile; start a typical one in each one's place."""
+    """Stop the slowest requests, at least one, at P95; start a typical one in each one's place."""
 
     def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
         order = sorted(requests, key=lambda request: request.duration_us)
@@ -173,19 +181,19 @@ CHANGES: dict[str, Change] = {
         "the trainer is told when its samples are ready", replay=lambda _: {"polls": False}
     ),
     "slowest_1_percent": Change(
-        "the slowest 1 % of the requests (at least one) stop at the 95th percentile",
+        "the slowest 1 % of the requests stop at P95",
         requests=_capped(0.01, refilled=False),
     ),
     "slowest_1_percent_refilled": Change(
-        "the same, and a typical request starts in place of each",
+        "slowest 1 % stop, typical ones begin instead",
         requests=_capped(0.01, refilled=True),
     ),
     "slowest_5_percent": Change(
-        "the slowest 5 % of the requests (at least one) stop at the 95th percentile",
+        "the slowest 5 % of the requests stop at P95",
         requests=_capped(0.05, refilled=False),
     ),
     "slowest_5_percent_refilled": Change(
-        "the same, and a typical request starts in place of each",
+        "slowest 5 % stop, typical ones begin instead",
         requests=_capped(0.05, refilled=True),
     ),
     "tools_at_median": Change(
@@ -361,7 +369,9 @@ def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
     return {tool: median(each) for tool, each in lengths.items()}
 
 
-def _drawn(models: Sequence[StepModel], medians: Mapping[str, float]) -> list[dict[str, list[float]]]:
+def _drawn(
+    models: Sequence[StepModel], medians: Mapping[str, float]
+) -> list[dict[str, list[float]]]:
     """Draw batches again from each step's requests; give what each change saves in each, in s."""
     cost = sum(model.calls for model in models) * (len(CHANGES) + 1)
     draws = min(_DRAWS, _DRAWN_CALLS // max(cost, 1))
@@ -376,9 +386,7 @@ def _drawn(models: Sequence[StepModel], medians: Mapping[str, float]) -> list[di
             ]
             unchanged = model.replayed(batch)
             for what, change in CHANGES.items():
-                saved[what].append(
-                    (unchanged - _changed_us(model, batch, change, medians)) / 1e6
-                )
+                saved[what].append((unchanged - _changed_us(model, batch, change, medians)) / 1e6)
         results.append(saved)
     return results
 

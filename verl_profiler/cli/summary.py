@@ -76,14 +76,16 @@ def step_range(text: str) -> tuple[int, int]:
 
 
 def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
-    from verl_profiler.analysis import ANALYSES
-    from verl_profiler.report.findings import findings
+    from verl_profiler.analysis import ANALYSES, OVERALL
+    from verl_profiler.report.findings import finding_list, findings
     from verl_profiler.report.text import summary
 
     if steps is not None:
         check_steps(opened, steps)
-    tables = {name: analysis(opened.tables, steps) for name, analysis in ANALYSES.items()}
-    tables = {"findings": findings(tables), **tables}
+    tables = {
+        name: analysis(opened.tables, steps) for name, analysis in {**ANALYSES, **OVERALL}.items()
+    }
+    found = findings(tables)
     recorded = opened.rows("SELECT event, count(*) AS events FROM events GROUP BY event")
     about: dict[str, Any] = {
         "runs": opened.labels,
@@ -92,13 +94,20 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     }
     if as_json:
         about["recorded"] = sorted(about["recorded"])
-        content = {"format": 1, **about, "tables": tables, "problems": opened.problems}
+        content = {
+            "format": 1,
+            **about,
+            "findings": found,
+            "tables": tables,
+            "problems": opened.problems,
+        }
         json.dump(content, stream, indent=1, default=str)
         stream.write("\n")
     else:
         if not tables["step_times"]:
             print("\n".join(["nothing to report:", *opened.problems]), file=sys.stderr)
             return 1
+        about["findings"] = finding_list(found)
         stream.write(summary(tables, about, opened.problems))
     return 0 if tables["step_times"] else 1
 

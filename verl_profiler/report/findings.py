@@ -6,15 +6,16 @@ part of a step from which on it speaks, and what it says.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.stragglers import REASONS
-from verl_profiler.report.text import seconds, share
+from verl_profiler.report.text import plain, seconds, share
 
-__all__ = ["EVIDENCE", "RULES", "Rule", "findings"]
+__all__ = ["EVIDENCE", "RULES", "Rule", "finding_list", "finding_text", "findings"]
 
 # What findings are made from: the rows of these analyses, by name.
 EVIDENCE = ("critical_path", "what_if", "stragglers")
@@ -230,6 +231,52 @@ def findings(found: Mapping[str, Rows]) -> Rows:
             )
         rows += sorted(own, key=lambda row: -row["recoverable_s"])
     return rows
+
+
+# Where a plot's numbers are in the page; others are in the section of the critical path.
+_SECTIONS = {
+    "engine_parts": "rollout",
+    "loop_suspects": "lags",
+    "requests_in_flight": "rollout",
+    "reward_times": "requests",
+    "rollout_tail": "rollout",
+    "slowest_requests": "requests",
+    "step_durations": "steps",
+    "token_rates": "workers",
+    "tool_latencies": "tools",
+    "transfer_rates": "transfers",
+    "weight_sync": "weights",
+    "worker_phases": "workers",
+}
+
+
+def finding_text(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `findings` as texts: says, gain, why, try, see (names and page sections)."""
+    gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])})"
+    return {
+        "says": row["says"],
+        "gain": gain,
+        "why": row["cause"],
+        "try": row["advice"],
+        "see": [(name, _SECTIONS.get(name, "path")) for name in row["shows"]],
+    }
+
+
+def finding_list(rows: Rows) -> str:
+    """Write the findings for a terminal; nothing when there are none."""
+    several = len({row["run"] for row in rows}) > 1
+    lines = []
+    for number, row in enumerate(rows, 1):
+        text = finding_text(row)
+        of = f" of {row['run']}" if several else ""
+        lines.append(f"{number}. {text['says']}")
+        lines.append(f"   recoverable: {text['gain']}{of}")
+        told = [text["why"], text["try"], ", ".join(name for name, _ in text["see"])]
+        for label, each in zip(("why", "try", "see"), told, strict=True):
+            lines += textwrap.wrap(
+                each, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
+            )
+    return "\n".join(["Findings", *map(plain, lines)]) if lines else ""
 
 
 def _gain(rule: Rule, replay: Mapping[str, Any] | None, owner_s: float) -> float:

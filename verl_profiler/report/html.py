@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.report.style import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color
+from verl_profiler.report.findings import finding_text
+from verl_profiler.report.style import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
 
 try:
     import jinja2
@@ -62,6 +63,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     return environment.get_template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
+        findings=[finding_text(row) for row in document["findings"]],
         made=made,
         # The package's own files, and JSON without a character that could end its element.
         style=Markup(style),  # noqa: S704
@@ -105,10 +107,14 @@ def _hash(text: str) -> str:
 
 
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
-    """Give each phase and part that occurs its color."""
+    """Give each phase, part and owner that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
     table = document["step_phases"]
     if table["columns"]:
         place = table["columns"].index("phase")
         colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
+    path = document["critical_path"]
+    for row in path["rows"]:
+        owner = row[path["columns"].index("owner")]
+        colors[f"path:{owner}"] = owner_color(owner)
     return colors

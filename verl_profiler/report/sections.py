@@ -17,6 +17,7 @@ from verl_profiler.analysis.selection import in_steps
 from verl_profiler.events import FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
+from verl_profiler.report.findings import findings
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.timelines import timelines
 from verl_profiler.schemas import SCHEMAS
@@ -55,7 +56,9 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
             name: ask(kept if name in ("tool_times", "transfer_totals") else tables, steps)
             for name, ask in _ASKED.items()
         }
-        whole = _whole(tables, steps)
+        whole = _whole(tables, steps, found["critical_path"])
+    # They speak of all steps together.
+    whys = {name: ask(tables, steps) for name, ask in analysis.OVERALL.items()}
     found["turn_times"] = _turn_times(tables, steps)
     found["request_cdf"] = _request_cdf(tables, steps)
     found["requests_in_flight"] = _requests_in_flight(tables, steps)
@@ -85,6 +88,9 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
     data["longest_lags"] = frame(_longest_lags(tables, steps, places), drop=("run", "step"))
+    for name, rows in whys.items():
+        data[name] = frame(rows, drop=() if several else ("run",))
+    data["findings"] = findings({"critical_path": found["critical_path"], **whys})
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
     return data
@@ -96,6 +102,7 @@ _ASKED = {
         analysis.step_times,
         analysis.step_phases,
         analysis.step_tail,
+        analysis.critical_path.critical_path,
         analysis.request_times,
         analysis.request_parts,
         analysis.turns_per_request,
@@ -136,7 +143,7 @@ _KEPT = {
 }
 
 
-def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
+def _whole(tables: Tables, steps: Steps, paths: Rows) -> dict[str, Rows]:
     """Ask the same questions of all steps together."""
     with _merged(tables, steps) as merged:
         answers = {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
@@ -146,6 +153,7 @@ def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
         for row in answers[name]:
             # From the first call to the last there is training in between.
             row["tokens_per_s"] = None
+    answers["critical_path"] = _whole_path(paths)
     answers["step_phases"] = tables.rows(
         f"""
         WITH parts AS (
@@ -161,6 +169,23 @@ def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
         """
     )
     return answers
+
+
+def _whole_path(paths: Rows) -> Rows:
+    """Add up what each owner has in all steps."""
+    owners: dict[str, dict[str, Any]] = {}
+    for row in paths:
+        whole = owners.setdefault(row["owner"], {**row, "duration_s": 0.0, "segments": 0})
+        whole["duration_s"] += row["duration_s"]
+        whole["segments"] += row["segments"]
+        if row["longest_s"] > whole["longest_s"]:
+            whole |= {key: row[key] for key in ("longest_s", "longest_what")}
+    total = sum(row["duration_s"] for row in owners.values())
+    for row in owners.values():
+        row["share"] = row["duration_s"] / total if total else None
+    return sorted(
+        owners.values(), key=lambda row: (row["owner"] == "unexplained", -row["duration_s"])
+    )
 
 
 @contextmanager

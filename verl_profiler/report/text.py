@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["align", "finding_list", "seconds", "share", "size", "summary"]
+__all__ = ["align", "plain", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -72,7 +71,7 @@ def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: 
         left: Columns that are set to the left.
         indent: Put before every line.
     """
-    cells = [[_plain(cell) for cell in row] for row in rows]
+    cells = [[plain(cell) for cell in row] for row in rows]
     flush_left = set(left)
     widths = [
         max(len(row[column]) for row in cells if column < len(row))
@@ -93,12 +92,13 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
 
     Args:
         tables: The rows of the analyses, by name.
-        about: `runs` (labels), `events` (how many), `recorded` (names of events that occur).
+        about: `runs` (labels), `events` (how many), `recorded` (names of events that occur),
+            `findings` (their text).
         problems: Plain sentences; they come last.
     """
     steps = tables["step_times"]
     several = len(about["runs"]) > 1
-    blocks = [_headline(tables, about), finding_list(tables["findings"], several=several)]
+    blocks = [_headline(tables, about), about["findings"]]
     trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
         blocks.append(_step_lines(trained, tables, several=several))
@@ -127,27 +127,7 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
-    return _plain(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
-
-
-def finding_list(rows: Rows, *, several: bool = False) -> str:
-    """Write the findings, the most recoverable first; nothing when there are none."""
-    blocks = []
-    for number, row in enumerate(rows, 1):
-        gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])})"
-        if several:
-            gain += f" of {row['run']}"
-        lines = [f"{number}. {row['says']} Recoverable: {gain}."]
-        for label, text in (
-            ("why", row["cause"]),
-            ("try", row["advice"]),
-            ("see", ", ".join(row["shows"])),
-        ):
-            lines += textwrap.wrap(
-                text, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
-            )
-        blocks.append("\n".join(map(_plain, lines)))
-    return "\n".join(["Findings", *blocks]) if blocks else ""
+    return plain(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
 
 
 def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: bool) -> str:
@@ -166,7 +146,7 @@ def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: 
     slowest = _of(tables["slowest_requests"], row)
     if slowest:
         text += f"; slowest request {_slowest(slowest[0])}"
-    return _plain(text + ".")
+    return plain(text + ".")
 
 
 def _slowest(request: Mapping[str, Any]) -> str:
@@ -224,7 +204,7 @@ def _step_block(
     total = (
         f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
     )
-    return _plain(title + total) + "\n" + "\n".join(parts)
+    return plain(title + total) + "\n" + "\n".join(parts)
 
 
 def _request_lines(
@@ -470,7 +450,7 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
 def _problem_list(problems: Sequence[str]) -> str:
     if not problems:
         return "No problems found in the files."
-    shown = [f"  - {_plain(problem)}" for problem in problems[:_PROBLEMS]]
+    shown = [f"  - {plain(problem)}" for problem in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
     return "Problems\n" + "\n".join(shown)
@@ -488,7 +468,7 @@ def _of(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, A
 
 
 def _fact(name: str, text: str) -> str:
-    return _plain(f"  {name:<14}{text}").rstrip()
+    return plain(f"  {name:<14}{text}").rstrip()
 
 
 def _step_name(row: Mapping[str, Any], *, several: bool) -> str:
@@ -503,6 +483,6 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Take control characters out: names come from the run, and a terminal obeys them."""
     return text.translate(_UNPRINTABLE)
