@@ -18,7 +18,17 @@ from verl_profiler.errors import VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("summary", "why", "report", "requests", "plot", "check", "rehearse")
+COMMANDS = (
+    "summary",
+    "why",
+    "report",
+    "requests",
+    "timing",
+    "tq",
+    "plot",
+    "check",
+    "rehearse",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

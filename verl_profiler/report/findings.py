@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.stragglers import REASONS
-from verl_profiler.report.text import plain, seconds, share
+from verl_profiler.report.text import printable, seconds, share
 
 __all__ = ["EVIDENCE", "RULES", "Rule", "finding_list", "finding_text", "findings"]
 
@@ -276,7 +276,7 @@ def finding_list(rows: Rows) -> str:
             lines += textwrap.wrap(
                 each, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
             )
-    return "\n".join(["Findings", *map(plain, lines)]) if lines else ""
+    return "\n".join(["Findings", *map(printable, lines)]) if lines else ""
 
 
 def _gain(rule: Rule, replay: Mapping[str, Any] | None, owner_s: float) -> float:

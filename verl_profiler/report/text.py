@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["align", "plain", "seconds", "share", "size", "summary"]
+__all__ = ["align", "printable", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -71,20 +72,28 @@ def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: 
         left: Columns that are set to the left.
         indent: Put before every line.
     """
-    cells = [[plain(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     flush_left = set(left)
     widths = [
-        max(len(row[column]) for row in cells if column < len(row))
+        max(_width(row[column]) for row in cells if column < len(row))
         for column in range(max((len(row) for row in cells), default=0))
     ]
     lines = []
     for row in cells:
         laid = [
-            cell.ljust(widths[column]) if column in flush_left else cell.rjust(widths[column])
+            cell + gap if column in flush_left else gap + cell
             for column, cell in enumerate(row)
+            for gap in [" " * (widths[column] - _width(cell))]
         ]
         lines.append((indent + "  ".join(laid)).rstrip())
     return "\n".join(lines)
+
+
+def _width(text: str) -> int:
+    """Return how many columns a terminal gives the text: two for a Chinese character."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequence[str]) -> str:
@@ -127,7 +136,7 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
-    return plain(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
+    return printable(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
 
 
 def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: bool) -> str:
@@ -146,7 +155,7 @@ def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: 
     slowest = _of(tables["slowest_requests"], row)
     if slowest:
         text += f"; slowest request {_slowest(slowest[0])}"
-    return plain(text + ".")
+    return printable(text + ".")
 
 
 def _slowest(request: Mapping[str, Any]) -> str:
@@ -204,7 +213,7 @@ def _step_block(
     total = (
         f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
     )
-    return plain(title + total) + "\n" + "\n".join(parts)
+    return printable(title + total) + "\n" + "\n".join(parts)
 
 
 def _request_lines(
@@ -450,7 +459,7 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
 def _problem_list(problems: Sequence[str]) -> str:
     if not problems:
         return "No problems found in the files."
-    shown = [f"  - {plain(problem)}" for problem in problems[:_PROBLEMS]]
+    shown = [f"  - {printable(problem)}" for problem in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
     return "Problems\n" + "\n".join(shown)
@@ -468,7 +477,7 @@ def _of(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, A
 
 
 def _fact(name: str, text: str) -> str:
-    return plain(f"  {name:<14}{text}").rstrip()
+    return printable(f"  {name:<14}{text}").rstrip()
 
 
 def _step_name(row: Mapping[str, Any], *, several: bool) -> str:
@@ -483,6 +492,6 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Take control characters out: names come from the run, and a terminal obeys them."""
     return text.translate(_UNPRINTABLE)

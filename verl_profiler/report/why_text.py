@@ -8,7 +8,7 @@ from verl_profiler.analysis.critical_path import UNEXPLAINED
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.what_if import UNCHANGED
 from verl_profiler.report.findings import finding_list
-from verl_profiler.report.text import align, plain, seconds, share
+from verl_profiler.report.text import align, printable, seconds, share
 
 __all__ = ["why"]
 
@@ -33,7 +33,7 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     for run in runs:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
-            blocks.append(plain(f"run {run}"))
+            blocks.append(printable(f"run {run}"))
         blocks += [_path(own["critical_path"]), _residuals(own["step_replays"])]
         blocks += [_replays(own["what_if"]), _stragglers(own["stragglers"])]
         blocks.append(_requests(own["straggler_requests"]))
