@@ -62,7 +62,7 @@ def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
     assert 0 == run("all", REHEARSED, "--out", tmp_path)
 
     printed = capsys.readouterr()
-    assert 19 == len(list(tmp_path.glob("*.png")))
+    assert 22 == len(list(tmp_path.glob("*.png")))
     assert "memory_phases: nothing to draw" in printed.err
     assert 1 == printed.err.count("nothing to draw")
 
@@ -165,7 +165,7 @@ def test_the_list_says_what_each_plot_answers(capsys):
     assert 0 == run("--list")
 
     lines = capsys.readouterr().out.splitlines()
-    assert 20 == len(lines)
+    assert 23 == len(lines)
     assert all(line.endswith("?") for line in lines)
 
 

@@ -60,6 +60,7 @@ class Call(NamedTuple):
     seen_us: float
     replica: str | None
     turn: int | None
+    tokens: int | None = None
 
 
 class Tools(NamedTuple):
@@ -165,6 +166,35 @@ class StepModel:
             return self.duration_us
         last = max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
         return self.duration_us - self.wait_end_us + self._found(last, polls=polls)
+
+    def from_tokens(self) -> float | None:
+        """Return how long the step takes if all tokens are the same work, without polling.
+
+        In `replayed` each call has the work that it was seen to be; here it is predicted from its
+        tokens, so the difference shows what the model of the replicas' speed is worth.
+        """
+        calls = [
+            stage
+            for request in self.requests
+            for stage in request.stages
+            if isinstance(stage, Call) and stage.replica is not None
+        ]
+        tokens = sum(call.tokens or 0 for call in calls)
+        if not tokens:
+            return None
+        per_token = sum(call.work for call in calls if call.tokens) / tokens
+        requests = [
+            request._replace(
+                stages=tuple(
+                    stage._replace(work=stage.tokens * per_token)
+                    if isinstance(stage, Call) and stage.replica is not None and stage.tokens
+                    else stage
+                    for stage in request.stages
+                )
+            )
+            for request in self.requests
+        ]
+        return self.replayed(requests, polls=False)
 
     def _found(self, last_us: float, *, polls: bool) -> float:
         """Return when the trainer has its samples, if the last request ends then."""
@@ -642,4 +672,5 @@ def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
         call["duration_us"],
         call["engine_name"] or "",
         call["turn"],
+        call["response_tokens"],
     )

@@ -234,7 +234,9 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        residual_s and residual_share (unchanged minus measured; None for the others).  A run with
+        residual_s and residual_share (unchanged minus measured; None for the others), tokens_share
+        (how far, in parts of the step, the rollout's end is off when each call's decoding is not as
+        measured but as its tokens and the fitted speed predict; None for the others).  A run with
         more generate calls than can be replayed in seconds is answered by every n-th step.
     """
     return replays_of(step_models(tables, chosen_steps(tables, steps)))
@@ -250,7 +252,7 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         did not poll: what saved_s comes to over many steps), low_s and high_s (90 % of
         resamplings of steps, and of requests within a step, lie between; None where there is only
         one large step), residual_share (median of the unchanged replays' distance to the measured
-        steps, for `unchanged`).
+        steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
     models = step_models(tables, chosen_steps(tables, steps))
     return averages(models, replays_of(models))
@@ -278,9 +280,12 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 "low_s": None,
                 "high_s": None,
                 "residual_share": None,
+                "tokens_share": None,
             }
             if what == UNCHANGED:
                 row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+                known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
+                row["tokens_share"] = median(known) if known else None
             else:
                 saved = fmean(each["saved_s"] for each in answers)
                 low, high = _interval(
@@ -308,6 +313,9 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
         first = _replay(model, UNCHANGED, unchanged)
         first["residual_s"] = residual / 1e6
         first["residual_share"] = residual / model.duration_us if model.duration_us else 0.0
+        predicted = model.from_tokens()
+        if predicted is not None and model.duration_us:
+            first["tokens_share"] = (predicted - unpolled) / model.duration_us
         rows.append(first)
         for what, change in CHANGES.items():
             changed = _changed_us(model, model.requests, change, medians)
@@ -327,7 +335,15 @@ def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
         "what": what,
         "duration_s": model.duration_us / 1e6,
         "replayed_s": replayed_us / 1e6,
-        **dict.fromkeys(("saved_s", "earlier_s", "residual_s", "residual_share")),
+        **dict.fromkeys(
+            (
+                "saved_s",
+                "earlier_s",
+                "residual_s",
+                "residual_share",
+                "tokens_share",
+            )
+        ),
     }
 
 

@@ -70,13 +70,14 @@ def _path(rows: Rows) -> str:
 
 def _residuals(rows: Rows) -> str:
     unchanged = [row for row in rows if row["what"] == UNCHANGED]
-    lines = [["step", "measured", "replayed unchanged", "off by"]]
+    lines = [["step", "measured", "replayed unchanged", "off by", "decoding from tokens, off by"]]
     lines += [
         [
             str(row["step"]),
             seconds(row["duration_s"]),
             seconds(row["replayed_s"]),
             share(abs(row["residual_share"])),
+            "-" if row["tokens_share"] is None else share(abs(row["tokens_share"])),
         ]
         for row in unchanged[:_STEPS]
     ]

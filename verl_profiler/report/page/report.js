@@ -105,7 +105,7 @@ function pathSection() {
       {key: 'longest_s', label: 'longest', format: 's'}, {key: 'longest_what', label: 'in', format: 'text'}]}),
     unchanged ? element('h3', {}, 'What if') : null,
     unchanged ? note('Mean per step over ' + plural(unchanged.steps, 'replayed step') + ' of ' + seconds(unchanged.step_s) + '. Replayed unchanged, the median step is off by ' +
-      share(unchanged.residual_share) + '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up.') : null,
+      share(unchanged.residual_share) + (unchanged.tokens_share === null ? '' : '; with decoding predicted from tokens, by ' + share(unchanged.tokens_share)) + '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up.') : null,
     unchanged ? table({caption: 'Replays', rows: replays, limit: 14, columns: [...run,
       {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
       {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}) : null,

@@ -145,7 +145,8 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
         )
     figure, (left, right) = sheet(
         title,
-        f"{choice.words()}: others' waiting, charged to whoever is not done yet",
+        f"{choice.words()}: {max(row['of_steps'] for row in rows)} steps; others' waiting, charged "
+        "to whoever is not done yet",
         size=(12, 5.2),
         panels=(1, 2),
     )
@@ -157,11 +158,11 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
     )
     value_axis(left, f"others' waiting per step [{unit}]", of="x")
     left.set_title("requests, by why they were late")
-    names = [f"{row['kind']}: {short(row['who'])}" for row in worst if row["kind"] != "request"]
     shares = [row for row in worst if row["kind"] != "request"]
+    names = [f"{row['kind']}: {short(row['who'])}, {seconds(row['per_step_s'])}" for row in shares]
     bars(right, names, [("share", column(shares, "share"), MUTED)])
     value_axis(right, "part of its kind's waiting", of="x", percent=True)
-    right.set_title("the one that others of its kind wait for most")
+    right.set_title("the one that others of its kind wait for most, per step")
     return figure
 
 
@@ -181,7 +182,7 @@ PLOTS: dict[str, Plot] = {
         "Who makes others wait, and why?",
         _straggler_tables,
         _stragglers,
-        "nobody waited there.",
+        "no waiting was recorded there.",
         frozenset({"count"}),
     ),
 }
