@@ -133,5 +133,6 @@ def test_every_analysis_of_the_package_is_here():
     helpers = {
         *("averages", "chosen_steps", "engine_interval", "in_steps", "path_owners"),
         *("replays_of", "request_ends", "request_timeline", "rows_of", "step_models"),
+        "tools_of_length",
     }
     assert set(ANALYSES) == found - others - helpers

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from truth.synthetic import Request, Step, Turn, run_of, with_turns
 from truth.test_critical_path import UNSHRUNK, steps
 
+from verl_profiler.analysis.step_model import step_models
 from verl_profiler.analysis.what_if import CHANGES, UNCHANGED, step_replays, what_if
 
 TOOLS = (90_000, 100_000, 110_000, 100_000, 2_500_000)
@@ -151,18 +152,22 @@ def test_the_slowest_stop_at_the_95th_percentile():
 
 
 def test_calls_slow_each_other_down():
-    """Time per token proportional to the calls at once: half of the work, half of the time."""
+    """Four calls at once take four times as long per token; alone, the last one is as quick as one."""
+    alone = [(1, place) for place in range(12)]
+    together = [(4, 20 + place // 4) for place in range(48)]
     requests = tuple(
-        Request(
-            turns=(Turn(tokens=50, token_us=1_000 * load),), begin_us=round(begin * 1e6), replica=0
-        )
-        for load, begin in [(1, at) for at in range(12)] + [(4, 20 + at // 4) for at in range(48)]
+        Request(turns=(Turn(tokens=50, token_us=1_000 * load),), begin_us=begin * 1_000_000)
+        for load, begin in alone + together
     )
-    made = Step(requests)
-    tables, (truth,) = run_of(made)
-    (unchanged,) = (row for row in step_replays(tables) if row["what"] == UNCHANGED)
+    tables, (truth,) = run_of(Step(requests))
+    (model,) = step_models(tables, [1])
+    a, b = model.slowness
+    left_alone = model.replayed(model.requests[:-3], polls=False)
 
-    assert unchanged["replayed_s"] * 1e6 == pytest.approx(truth.duration_us, abs=5)
+    assert a < 0.001 * b
+    assert truth.duration_us == pytest.approx(model.replayed(), abs=1)
+    assert truth.duration_us == pytest.approx(model.from_tokens(), abs=100)
+    assert truth.duration_us - 150_000 == pytest.approx(left_alone, abs=100)
 
 
 def test_averages_intervals_and_emptiness():

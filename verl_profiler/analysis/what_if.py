@@ -32,6 +32,7 @@ __all__ = [
     "chosen_steps",
     "replays_of",
     "step_replays",
+    "tools_of_length",
     "what_if",
 ]
 
@@ -116,7 +117,7 @@ def _measured_us(stage: Stage) -> float:
     return stage.seen_us if isinstance(stage, Call) else stage.length_us
 
 
-def _tools(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
+def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
     """Give each tool call the length that `length_of` makes of its own and its tool's median."""
 
     def change(
@@ -197,10 +198,11 @@ CHANGES: dict[str, Change] = {
         requests=_capped(0.05, refilled=True),
     ),
     "tools_at_median": Change(
-        "no tool call takes longer than its tool's median", requests=_tools(min)
+        "no tool call takes longer than its tool's median", requests=tools_of_length(min)
     ),
     "tools_twice_as_fast": Change(
-        "every tool call takes half its time", requests=_tools(lambda length, _: length / 2)
+        "every tool call takes half its time",
+        requests=tools_of_length(lambda length, _: length / 2),
     ),
     "one_turn_fewer": Change(
         "requests with the most turns end one turn earlier", requests=_one_turn_fewer
