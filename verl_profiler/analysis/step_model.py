@@ -161,11 +161,26 @@ class StepModel:
             slots: How many calls a replica runs at once; as measured when None.
             even: A call goes to the replica with the fewest calls, not to the one it went to.
         """
+        return self.length_us(self.last_end_us(requests, slots=slots, even=even), polls=polls)
+
+    def last_end_us(
+        self,
+        requests: Sequence[Request] | None = None,
+        *,
+        slots: int | None = None,
+        even: bool = False,
+    ) -> float:
+        """Return when the last request ends; `replayed` has the arguments."""
         chosen = self.requests if requests is None else requests
-        if self.wait_end_us is None or not chosen:
+        if not chosen:
+            return self.last_us
+        return max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
+
+    def length_us(self, last_us: float, *, polls: bool = True) -> float:
+        """Return how long the step takes if its last request ends then."""
+        if self.wait_end_us is None:
             return self.duration_us
-        last = max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
-        return self.duration_us - self.wait_end_us + self._found(last, polls=polls)
+        return self.duration_us - self.wait_end_us + self._found(last_us, polls=polls)
 
     def from_tokens(self) -> float | None:
         """Return how long the step takes if all tokens are the same work, without polling.

@@ -38,10 +38,10 @@ __all__ = [
 
 UNCHANGED = "unchanged"
 
-# A replay of one generate call costs about 10 microseconds.  So many are spent on the answers, and
-# so many on resampling; beyond, every n-th step answers for the others.
-_CALLS = 40_000
-_DRAWN_CALLS = 250_000
+# A replay of one generate call costs about 10 microseconds, and there are a dozen replays.  A run
+# with more calls than this is answered by every n-th step; this many are replayed for resampling.
+_CALLS = 20_000
+_DRAWN_CALLS = 120_000
 _STEPS = 40
 _DRAWS = 20
 _RESAMPLES = 400
@@ -54,7 +54,9 @@ class Change:
     Args:
         about: What is otherwise, in a few words.
         requests: Makes the requests of a step otherwise; gets the typical length of each tool.
-        replay: Arguments of `StepModel.replayed`.
+        polls: Whether the trainer still polls.
+        even: Whether generate calls go to the replica with the fewest.
+        slots: How many calls a replica runs at once; None as measured.
         saved_us: What the step saves outside its rollout.
     """
 
@@ -62,7 +64,9 @@ class Change:
     requests: (
         Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
     ) = None
-    replay: Callable[[StepModel], dict[str, Any]] = lambda _: {}
+    polls: bool = True
+    even: bool = False
+    slots: Callable[[StepModel], int | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
 
 
@@ -178,9 +182,7 @@ def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list
 
 # The questions, by name.
 CHANGES: dict[str, Change] = {
-    "no_polling": Change(
-        "the trainer is told when its samples are ready", replay=lambda _: {"polls": False}
-    ),
+    "no_polling": Change("the trainer is told when its samples are ready", polls=False),
     "slowest_1_percent": Change(
         "the slowest 1 % of the requests stop at P95",
         requests=_capped(0.01, refilled=False),
@@ -207,9 +209,7 @@ CHANGES: dict[str, Change] = {
     "one_turn_fewer": Change(
         "requests with the most turns end one turn earlier", requests=_one_turn_fewer
     ),
-    "even_replicas": Change(
-        "generate calls go to the replica with the fewest", replay=lambda _: {"even": True}
-    ),
+    "even_replicas": Change("generate calls go to the replica with the fewest", even=True),
     "even_workers": Change(
         "the event loops of all workers have the same work", requests=_even_workers
     ),
@@ -221,11 +221,11 @@ CHANGES: dict[str, Change] = {
     ),
     "twice_the_slots": Change(
         "replicas run twice as many calls at once",
-        replay=lambda model: {"slots": 2 * model.slots if model.slots else None},
+        slots=lambda model: 2 * model.slots if model.slots else None,
     ),
     "half_the_slots": Change(
         "replicas run half as many calls at once",
-        replay=lambda model: {"slots": max(model.most_running // 2, 1)},
+        slots=lambda model: max(model.most_running // 2, 1),
     ),
 }
 
@@ -310,22 +310,21 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
     medians = _tool_medians(models)
     rows: Rows = []
     for model in models:
-        unchanged, unpolled = model.replayed(), model.replayed(polls=False)
+        last = model.last_end_us()
+        unchanged = model.length_us(last)
         residual = unchanged - model.duration_us
         first = _replay(model, UNCHANGED, unchanged)
         first["residual_s"] = residual / 1e6
         first["residual_share"] = residual / model.duration_us if model.duration_us else 0.0
         predicted = model.from_tokens()
         if predicted is not None and model.duration_us:
-            first["tokens_share"] = (predicted - unpolled) / model.duration_us
+            off = predicted - model.length_us(last, polls=False)
+            first["tokens_share"] = off / model.duration_us
         rows.append(first)
         for what, change in CHANGES.items():
-            changed = _changed_us(model, model.requests, change, medians)
-            earlier = unpolled - _changed_us(
-                model, model.requests, change, medians, {"polls": False}
-            )
-            row = _replay(model, what, changed)
-            row |= {"saved_s": (unchanged - changed) / 1e6, "earlier_s": earlier / 1e6}
+            saved, earlier = _saved_us(model, model.requests, last, change, medians)
+            row = _replay(model, what, unchanged - saved)
+            row |= {"saved_s": saved / 1e6, "earlier_s": earlier / 1e6}
             rows.append(row)
     return rows
 
@@ -349,18 +348,29 @@ def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
     }
 
 
-def _changed_us(
+def _saved_us(
     model: StepModel,
     requests: Sequence[Request],
+    last_us: float,
     change: Change,
     medians: Mapping[str, float],
-    more: Mapping[str, Any] | None = None,
-) -> float:
-    changed = requests
+) -> tuple[float, float]:
+    """Return what a change saves, and what it would save if the trainer did not poll.
+
+    `last_us` is when the last of the requests ends unchanged.
+    """
+    changed, slots = requests, None
     if change.requests is not None and requests:
         changed = change.requests(model, requests, medians)
-    options = {**change.replay(model), **(more or {})}
-    return model.replayed(changed, **options) - change.saved_us(model)
+    if change.slots is not None:
+        slots = change.slots(model)
+    changed_last = last_us
+    if change.requests is not None or slots is not None or change.even:
+        changed_last = model.last_end_us(changed, slots=slots, even=change.even)
+    more = change.saved_us(model)
+    saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
+    earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
+    return saved + more, earlier + more
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
@@ -402,9 +412,9 @@ def _drawn(
                 request._replace()
                 for request in chance.choices(model.requests, k=len(model.requests))
             ]
-            unchanged = model.replayed(batch)
+            last = model.last_end_us(batch)
             for what, change in CHANGES.items():
-                saved[what].append((unchanged - _changed_us(model, batch, change, medians)) / 1e6)
+                saved[what].append(_saved_us(model, batch, last, change, medians)[0] / 1e6)
         results.append(saved)
     return results
 
