@@ -30,6 +30,7 @@ def test_one_step_of_a_real_run(capsys):
         for title in (
             "Findings\n1. Every request had ended, and the trainer found out 1.51 s later.",
             "critical path of step 2: 20.1 s, each second with one owner",
+            "in order\n",
             "the model\n",
             "what if (mean per step; gains do not add up)",
             "who others wait for",

@@ -6,7 +6,7 @@ import pytest
 from truth.synthetic import Phase, Request, Step, Turn, run_of
 
 from verl_profiler.analysis import ANALYSES, OVERALL
-from verl_profiler.report.findings import EVIDENCE, RULES, finding_list, finding_text, findings
+from verl_profiler.report.findings import EVIDENCE, RULES, finding_list, finding_texts, findings
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
 QUIET = Step(
@@ -154,4 +154,14 @@ def test_findings_are_ranked_and_written():
     assert text.splitlines()[0] == "Findings"
     for number, row in enumerate(rows, 1):
         assert f"{number}. {row['says']}" in text
-        assert finding_text(row)["see"]
+    assert all(each["see"] for each in finding_texts(rows))
+
+
+def test_several_runs_are_named():
+    """Two parts of a resumed run have findings of their own."""
+    rows, _ = found_in(CASES["polling"][0])
+    both = [*rows, *({**row, "run": "second"} for row in rows)]
+
+    assert "of made" not in finding_list(rows)
+    assert " of made" in finding_list(both)
+    assert " of second" in finding_list(both)

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         segments = critical_segments(tables, args.step)
         found = {
             "critical_path": path_owners(segments),
+            "critical_segments": segments,
             "what_if": averages(models, replays),
             "stragglers": stragglers(tables, args.step),
             "straggler_requests": straggler_requests(tables, args.step),
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             "format": 1,
             "runs": opened.labels,
             "findings": ranked,
-            "tables": {**found, "critical_segments": segments},
+            "tables": found,
             "problems": problems,
         }
         json.dump(content, sys.stdout, indent=1, default=str)

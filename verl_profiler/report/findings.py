@@ -15,7 +15,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.stragglers import REASONS
 from verl_profiler.report.text import printable, seconds, share
 
-__all__ = ["EVIDENCE", "RULES", "Rule", "finding_list", "finding_text", "findings"]
+__all__ = ["EVIDENCE", "RULES", "Rule", "finding_list", "finding_texts", "findings"]
 
 # What findings are made from: the rows of these analyses, by name.
 EVIDENCE = ("critical_path", "what_if", "stragglers")
@@ -250,9 +250,14 @@ _SECTIONS = {
 }
 
 
-def finding_text(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `findings` as texts: says, gain, why, try, see (names and page sections)."""
-    gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])})"
+def finding_texts(rows: Rows) -> list[dict[str, Any]]:
+    """Return the rows of `findings` as texts: says, gain, why, try, see (names and page sections)."""
+    several = len({row["run"] for row in rows}) > 1
+    return [_texts(row, f" of {row['run']}" if several else "") for row in rows]
+
+
+def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
+    gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
     return {
         "says": row["says"],
         "gain": gain,
@@ -264,13 +269,10 @@ def finding_text(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def finding_list(rows: Rows) -> str:
     """Write the findings for a terminal; nothing when there are none."""
-    several = len({row["run"] for row in rows}) > 1
     lines = []
-    for number, row in enumerate(rows, 1):
-        text = finding_text(row)
-        of = f" of {row['run']}" if several else ""
+    for number, text in enumerate(finding_texts(rows), 1):
         lines.append(f"{number}. {text['says']}")
-        lines.append(f"   recoverable: {text['gain']}{of}")
+        lines.append(f"   recoverable: {text['gain']}")
         told = [text["why"], text["try"], ", ".join(name for name, _ in text["see"])]
         for label, each in zip(("why", "try", "see"), told, strict=True):
             lines += textwrap.wrap(

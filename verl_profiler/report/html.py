@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.report.findings import finding_text
+from verl_profiler.report.findings import finding_texts
 from verl_profiler.report.style import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
 
 try:
@@ -63,7 +63,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     return environment.get_template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
-        findings=[finding_text(row) for row in document["findings"]],
+        findings=finding_texts(document["findings"]),
         made=made,
         # The package's own files, and JSON without a character that could end its element.
         style=Markup(style),  # noqa: S704

@@ -15,6 +15,9 @@ __all__ = ["why"]
 # Owners with less than this part of the steps are one line together.
 _SMALL = 0.002
 _BAR = 30
+# Shorter stretches of the path, in parts of the step, are told together.
+_STRETCH = 0.005
+_NAMES = 5
 # So many steps get a line each.
 _STEPS = 20
 _STRAGGLERS = 14
@@ -24,8 +27,8 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     """Write why steps took as long as they did.
 
     Args:
-        found: The rows of `critical_path`, `what_if`, `step_replays`, `stragglers` and
-            `straggler_requests`, by name.
+        found: The rows of `critical_path`, `critical_segments`, `what_if`, `step_replays`,
+            `stragglers` and `straggler_requests`, by name.
         ranked: The rows of `findings`.
     """
     blocks = []
@@ -34,9 +37,9 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
             blocks.append(printable(f"run {run}"))
-        blocks += [_path(own["critical_path"]), _residuals(own["step_replays"])]
-        blocks += [_replays(own["what_if"]), _stragglers(own["stragglers"])]
-        blocks.append(_requests(own["straggler_requests"]))
+        blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
+        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"])]
+        blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
     return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
 
 
@@ -66,6 +69,37 @@ def _path(rows: Rows) -> str:
     title = f"critical path of {which}: {seconds(total / len(steps))}, each second with one owner"
     header = ["", "time", "share", "", "longest stretch"]
     return f"{title}\n{align([header, *lines], left=(0, 3, 4))}"
+
+
+def _chain(rows: Rows) -> str:
+    """Write the path of one step in order; short stretches are told together."""
+    if len({row["step"] for row in rows}) != 1:
+        return ""
+    least = _STRETCH * sum(row["duration_s"] for row in rows)
+    lines = [["at", "for", "", "", ""]]
+    short: list[str] = []
+    since = 0.0
+
+    def told(until: float) -> None:
+        if short:
+            names = ", ".join(list(dict.fromkeys(short))[:_NAMES])
+            names += ", …" * (len(set(short)) > _NAMES)
+            lines.append([seconds(since), seconds(until - since), "…", "", names])
+            short.clear()
+
+    for row in rows:
+        if row["duration_s"] < least:
+            if not short:
+                since = row["begin_s"]
+            short.append(row["owner"])
+            continue
+        told(row["begin_s"])
+        turn = "" if row["turn"] is None else f", turn {row['turn']}"
+        where = f"{row['what'] or row['event']} in {row['name']}{turn}"
+        at, length = seconds(row["begin_s"]), seconds(row["duration_s"])
+        lines.append([at, length, row["owner"], row["phase"] or "", where])
+    told(rows[-1]["begin_s"] + rows[-1]["duration_s"])
+    return f"in order\n{align(lines, left=(2, 3, 4))}"
 
 
 def _residuals(rows: Rows) -> str:
