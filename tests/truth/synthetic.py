@@ -92,7 +92,9 @@ RANK_EVENTS = {
 ROLES = {"worker": "agent_loop"}
 
 
-class _Writer:
+class Writer:
+    """Collects the events of one step; times are microseconds after its begin."""
+
     def __init__(self, step: int, begin_us: int) -> None:
         self.step = step
         self.begin_us = begin_us
@@ -131,10 +133,15 @@ def run_of(*steps: Step) -> tuple[Tables, list[Truth]]:
     truths = []
     begin = EPOCH
     for number, step in enumerate(steps, 1):
-        writer = _Writer(number, begin)
+        writer = Writer(number, begin)
         truths.append(_write(writer, step))
         events += writer.events
         begin += truths[-1].duration_us + SECOND
+    return tables_of(events), truths
+
+
+def tables_of(events: list[dict[str, Any]]) -> Tables:
+    """Make tables of events, with a process for each name in them."""
     names = dict.fromkeys(event["name"] for event in events)
     processes = [
         {
@@ -146,10 +153,10 @@ def run_of(*steps: Step) -> tuple[Tables, list[Truth]]:
         }
         for name in names
     ]
-    return Tables.of({"events": events, "processes": processes}), truths
+    return Tables.of({"events": events, "processes": processes})
 
 
-def _write(writer: _Writer, step: Step) -> Truth:
+def _write(writer: Writer, step: Step) -> Truth:
     truth = Truth()
     gen = step.gap_us
     chains = _served(step)
@@ -188,7 +195,7 @@ def _write(writer: _Writer, step: Step) -> Truth:
     return truth
 
 
-def _looks(writer: _Writer, step: Step, begin: int, last: int) -> tuple[int, int]:
+def _looks(writer: Writer, step: Step, begin: int, last: int) -> tuple[int, int]:
     """Write the trainer's looks; return when it looked with success, and its looks in vain since."""
     if step.poll_us is None:
         writer.span("trainer_0", "tq_meta", last, last + step.look_us, op="kv_list")
@@ -250,7 +257,7 @@ def _owned(request: Request, chain: list[tuple[int, int]]) -> list[tuple[str, in
 
 
 def _write_request(
-    writer: _Writer, step: Step, place: int, gen: int, chain: list[tuple[int, int]]
+    writer: Writer, step: Step, place: int, gen: int, chain: list[tuple[int, int]]
 ) -> int:
     request = step.requests[place]
     name, engine = f"worker_{request.worker}", f"engine_{request.replica}"
@@ -297,7 +304,7 @@ def _write_request(
     return end
 
 
-def _write_phase(writer: _Writer, phase: Phase, begin: int, owners: dict[str, int]) -> int:
+def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int]) -> int:
     ranks = begin + phase.before_us
     for rank, length in enumerate(phase.ranks_us):
         writer.span(f"actor_{rank}", RANK_EVENTS[phase.name], ranks, ranks + length)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from truth.synthetic import Phase, Request, Step, Turn, run_of
+from truth.synthetic import EPOCH, Phase, Request, Step, Turn, Writer, run_of, tables_of
 
 from verl_profiler.analysis.critical_path import OWNERS, critical_path, critical_segments
 
@@ -107,3 +107,36 @@ def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
     assert 701_500 == truth.owners["transport"]
     assert (600_000, 101_500) == (owners["event_loop"], owners["transport"])
     assert "event_loop" not in {row["owner"] for row in critical_path(quiet)}
+
+
+ANYTHING = st.tuples(
+    st.sampled_from(
+        [
+            *(("gen", "trainer_0"), ("sample_wait", "trainer_0"), ("update_actor", "trainer_0")),
+            *(("tq_get", "trainer_0"), ("reward", "trainer_0"), ("update_actor", "actor_0")),
+            *(("forward_backward", "actor_1"), ("tq_put", "actor_1"), ("request", "worker_0")),
+            *(("turn", "worker_0"), ("engine_call", "worker_0"), ("tool_call", "worker_0")),
+            *(("event_loop_lag", "worker_0"), ("postprocess", "worker_0"), ("reward", "worker_0")),
+        ]
+    ),
+    st.integers(-2_000, 12_000),
+    st.integers(0, 9_000),
+    st.sampled_from(["q0", "q1"]),
+)
+
+
+@given(st.lists(ANYTHING, max_size=14))
+@settings(max_examples=15, deadline=None, phases=UNSHRUNK)
+def test_intervals_that_contradict_each_other_have_one_owner_each(intervals):
+    """Overlapping timers, requests that begin before the step, calls longer than their request."""
+    writer = Writer(1, EPOCH)
+    writer.span("trainer_0", "step", 0, 10_000_000)
+    for (event, name), begin, length, request in intervals:
+        more = {"request_id": request} if name == "worker_0" else {}
+        writer.span(name, event, begin * 1_000, (begin + length) * 1_000, **more)
+    segments = critical_segments(tables_of(writer.events))
+
+    ends = [round((row["begin_s"] + row["duration_s"]) * 1e6) for row in segments]
+    begins = [round(row["begin_s"] * 1e6) for row in segments]
+    assert [0, *ends[:-1]] == begins
+    assert 10_000_000 == ends[-1]
