@@ -130,6 +130,8 @@ def test_one_bad_step_of_many_is_weighed_by_all():
     rare, _ = found_in(once, *([QUIET] * 9))
 
     assert [0.1] == [pytest.approx(row["recoverable_s"]) for row in rows]
+    assert [1] == [row["mostly_step"] for row in rows]
+    assert "mostly in step 1" in finding_list(rows)
     assert [] == rare
 
 
