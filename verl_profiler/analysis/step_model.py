@@ -13,6 +13,7 @@ What follows `gen` keeps its length.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +46,8 @@ _TOLERANCE_US = 50_000
 # believed when a replay with the limit ends within this part of the measured time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
+# Two moments of a replay that are no further apart are the same.
+_SAME_US = 1e-3
 # The speed of a replica is fitted to at least so many calls, and to loads at least so far apart.
 _FITTED_CALLS = 20
 _LOAD_RATIO = 1.5
@@ -238,7 +241,7 @@ class _Replica:
         self.decoding: list[tuple[float, int, Call]] = []
         self.done = 0.0
         self.at_us = 0.0
-        self.version = 0
+        self.check_us = math.inf
 
     def advance(self, now_us: float) -> None:
         """Let the running calls work until now."""
@@ -267,7 +270,7 @@ class _Replay:
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.count = 0
         for place, request in enumerate(requests):
-            self._later(request.begin_us, self._go_on, place)
+            self._go_on(request.begin_us, place)
 
     def run(self) -> list[float]:
         while self.heap:
@@ -280,7 +283,7 @@ class _Replay:
         heapq.heappush(self.heap, (at_us, self.count, what, arguments))
 
     def _go_on(self, now_us: float, place: int) -> None:
-        """Begin the request's next stages, up to one that needs a replica."""
+        """Find out when the request needs a replica next, or ends."""
         for stage in self.upcoming[place]:
             if isinstance(stage, Call) and stage.replica is not None:
                 self._later(now_us + stage.before_us, self._arrive, place, stage)
@@ -301,26 +304,34 @@ class _Replay:
             place, call = replica.waiting.popleft()
             replica.running += 1
             self._later(now_us + call.fixed_us, self._decode, place, call, replica)
-        self._reschedule(replica)
 
     def _decode(self, now_us: float, place: int, call: Call, replica: _Replica) -> None:
         replica.advance(now_us)
         heapq.heappush(replica.decoding, (replica.done + call.work, place, call))
-        self._reschedule(replica)
+        self._check_later(replica)
 
-    def _reschedule(self, replica: _Replica) -> None:
-        replica.version += 1
+    def _check_later(self, replica: _Replica) -> None:
+        """See to it that the replica is looked at when its next call may be finished.
+
+        Calls that join make it later: then the look finds nothing, and the next one is set.
+        """
         if replica.decoding:
-            self._later(replica.next_end_us(), self._finish, replica, replica.version)
+            next_us = replica.next_end_us()
+            if next_us < replica.check_us:
+                replica.check_us = next_us
+                self._later(next_us, self._check, replica)
 
-    def _finish(self, now_us: float, replica: _Replica, version: int) -> None:
-        if version != replica.version:
+    def _check(self, now_us: float, replica: _Replica) -> None:
+        if now_us != replica.check_us:
             return
+        replica.check_us = math.inf
         replica.advance(now_us)
-        _, place, call = heapq.heappop(replica.decoding)
-        replica.running -= 1
-        self._later(now_us + call.after_us, self._go_on, place)
-        self._admit(now_us, replica)
+        if replica.next_end_us() <= now_us + _SAME_US:
+            _, place, call = heapq.heappop(replica.decoding)
+            replica.running -= 1
+            self._go_on(now_us + call.after_us, place)
+            self._admit(now_us, replica)
+        self._check_later(replica)
 
 
 def request_ends(

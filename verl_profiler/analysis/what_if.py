@@ -38,10 +38,10 @@ __all__ = [
 
 UNCHANGED = "unchanged"
 
-# A replay of one generate call costs about 10 microseconds, and there are a dozen replays.  A run
+# A replay of one generate call costs 10 to 20 microseconds, and there are a dozen replays.  A run
 # with more calls than this is answered by every n-th step; this many are replayed for resampling.
-_CALLS = 20_000
-_DRAWN_CALLS = 120_000
+_CALLS = 10_000
+_DRAWN_CALLS = 60_000
 _STEPS = 40
 _DRAWS = 20
 _RESAMPLES = 400
