@@ -21,7 +21,7 @@ def run(*arguments):
 
 def test_one_step_of_a_real_run(capsys):
     """In the order in which a tired reader asks: what to do, why, how sure, what else, who."""
-    status = run(REHEARSED, "--step", "2")
+    status = run(REHEARSED, "--steps", "2")
 
     text = capsys.readouterr().out
     assert 0 == status
@@ -80,4 +80,4 @@ def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
 def test_a_step_that_is_not_there_is_refused():
     """With those that are."""
     with pytest.raises(ReadingError, match=r"step 7 is not in this run; it has 0 to 2\."):
-        run(REHEARSED, "--step", "7")
+        run(REHEARSED, "--steps", "7")

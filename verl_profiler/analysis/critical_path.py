@@ -278,7 +278,7 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
             FROM timers AS t JOIN last AS l USING (timer) JOIN transfers AS q
                 ON q.run = t.run AND q.step = t.step AND q.name = l.name
                 AND q.begin_us >= t.begin_us AND q.end_us <= t.end_us
-            WHERE q.duration_us IS NOT NULL
+            WHERE q.duration_us IS NOT NULL AND q.role <> 'agent_loop'
         )
         SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name
         UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event

@@ -1,10 +1,10 @@
 """Say why a step took as long as it did, and what it would have taken otherwise.
 
 verl-profiler why logs/my-run
-verl-profiler why logs/my-run --step 12
-verl-profiler why logs/my-run --step 12 --json
+verl-profiler why logs/my-run --steps 12
+verl-profiler why logs/my-run --steps 12 --json
 
-Without --step, all finished steps together.  docs/what-if.md says how the replays work, and how far
+Without --steps, all finished steps together.  docs/what-if.md says how the replays work, and how far
 to trust them.
 """
 
@@ -14,7 +14,8 @@ import argparse
 import json
 import sys
 
-from verl_profiler.cli.summary import add_arguments, check_steps
+from verl_profiler.cli.options import check_steps
+from verl_profiler.cli.summary import add_arguments
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,18 +34,17 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.report.why_text import why
 
     with load(args.runs, cache=not args.no_cache) as opened:
-        if args.step is not None:
-            check_steps(opened, args.step)
+        check_steps(opened, args.steps)
         tables = opened.tables
-        models = step_models(tables, chosen_steps(tables, args.step))
+        models = step_models(tables, chosen_steps(tables, args.steps))
         replays = replays_of(models)
-        segments = critical_segments(tables, args.step)
+        segments = critical_segments(tables, args.steps)
         found = {
             "critical_path": path_owners(segments),
             "critical_segments": segments,
             "what_if": averages(models, replays),
-            "stragglers": stragglers(tables, args.step),
-            "straggler_requests": straggler_requests(tables, args.step),
+            "stragglers": stragglers(tables, args.steps),
+            "straggler_requests": straggler_requests(tables, args.steps),
             "step_replays": replays,
         }
         problems = opened.problems

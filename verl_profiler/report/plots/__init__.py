@@ -18,6 +18,7 @@ from verl_profiler.report.plots import (
     shares,
     steps,
     tools,
+    tq,
     transfers,
     turns,
     whys,
@@ -39,5 +40,6 @@ PLOTS: dict[str, Plot] = {
     **engines.PLOTS,
     **tools.PLOTS,
     **transfers.PLOTS,
+    **tq.PLOTS,
     **processes.PLOTS,
 }
