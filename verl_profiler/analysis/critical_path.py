@@ -284,7 +284,7 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
         UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event
         """
     ):
-        yield _keyed(row, _RANK, _OF_EVENT.get(row["event"], row["phase"]))
+        yield _keyed(row, _RANK, _OF_EVENT.get(row["event"]) or row["phase"])
 
 
 def _requests(tables: Tables, steps: Steps) -> _Keyed:
@@ -310,7 +310,7 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
     ):
         event = row["event"]
         # What the engine says is inside comes from `_engine_parts`; the rest is the way there.
-        owner = "transport" if event == "engine_call" else _OF_EVENT.get(event, event)
+        owner = "transport" if event == "engine_call" else _OF_EVENT.get(event) or event
         yield _keyed(row, _LEVEL_OF_EVENT.get(event, _PART), owner)
 
 
