@@ -1,5 +1,7 @@
 """Who owns each second of a step, against steps of which that is known."""
 
+import json
+
 import pytest
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
@@ -107,6 +109,22 @@ def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
     assert 701_500 == truth.owners["transport"]
     assert (600_000, 101_500) == (owners["event_loop"], owners["transport"])
     assert "event_loop" not in {row["owner"] for row in critical_path(quiet)}
+
+
+def test_a_traced_function_owns_nothing_of_what_it_computes():
+    """TransferQueue's tracing spans the whole agent loop; the time is still that of its parts."""
+    step = Step((Request(),))
+    tables, (truth,) = run_of(step)
+    begin, end = 11_000, truth.ends_us[0]
+    writer = Writer(1, EPOCH)
+    writer.span("worker_0", "tq_function_compute", begin + 2_000, end, request_id="q0000")
+    events = [
+        {**row, "extra": row["extra"] and json.loads(row["extra"])}
+        for row in tables.rows("SELECT * FROM events")
+    ]
+    found = critical_path(tables_of([*events, *writer.events]))
+
+    assert truth.owners == {row["owner"]: round(row["duration_s"] * 1e6) for row in found}
 
 
 ANYTHING = st.tuples(

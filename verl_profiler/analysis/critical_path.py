@@ -60,10 +60,7 @@ _OF_EVENT = {
     "tool_execution": "tool",
     "tool_call": "tool",
     "event_loop_lag": "event_loop",
-    "tq_put": "transfer",
-    "tq_get": "transfer",
-    "tq_meta": "transfer",
-    "tq_clear": "transfer",
+    "engine_call": "transport",
 }
 _LEVEL_OF_EVENT = {
     "request": _REQUEST,
@@ -267,14 +264,15 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
                 row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
             FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
         ), inside AS MATERIALIZED (
-            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, NULL AS what,
+            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, t.phase AS owner, NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
             FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
                 AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN t.begin_us AND t.end_us
         ), last AS (
             SELECT timer, max_by(name, (end_us, begin_us, name)) AS name FROM inside GROUP BY timer
         ), moved AS (
-            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, q.op AS what, q.begin_us, q.end_us
+            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, 'transfer' AS owner,
+                q.op AS what, q.begin_us, q.end_us
             FROM timers AS t JOIN last AS l USING (timer) JOIN transfers AS q
                 ON q.run = t.run AND q.step = t.step AND q.name = l.name
                 AND q.begin_us >= t.begin_us AND q.end_us <= t.end_us
@@ -284,7 +282,7 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
         UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event
         """
     ):
-        yield _keyed(row, _RANK, _OF_EVENT.get(row["event"]) or row["phase"])
+        yield _keyed(row, _RANK, row["owner"])
 
 
 def _requests(tables: Tables, steps: Steps) -> _Keyed:
@@ -292,25 +290,29 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
     for row in tables.rows(
         f"""
         WITH {_last_requests(steps)}, own AS (
-            SELECT l.run, l.step, e.event, e.name, e.request_id, e.turn, e.extra,
+            SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn, e.extra,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
             FROM lasts AS l JOIN events AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
             WHERE e.duration_us IS NOT NULL AND {in_steps(steps, "e.step")}
-                AND (e.family IN ('rollout', 'transfer_queue', 'user'))
+                AND e.family IN ('rollout', 'transfer_queue', 'user')
+                -- A whole function with what it computes, not a call of the queue.
+                AND NOT starts_with(e.event, 'tq_function')
             UNION ALL
-            SELECT l.run, l.step, 'event_loop_lag', g.name, NULL, NULL, NULL,
+            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL,
                 greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
         )
-        SELECT run, step, 'gen' AS phase, event, name, request_id, turn, begin_us, end_us,
+        SELECT run, step, 'gen' AS phase, event, family, name, request_id, turn, begin_us, end_us,
             coalesce(extra->>'$.tool', extra->>'$.server', extra->>'$.op') AS what
         FROM own WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
         """
     ):
         event = row["event"]
         # What the engine says is inside comes from `_engine_parts`; the rest is the way there.
-        owner = "transport" if event == "engine_call" else _OF_EVENT.get(event) or event
+        owner = _OF_EVENT.get(event) or event
+        if row["family"] == "transfer_queue":
+            owner = "transfer"
         yield _keyed(row, _LEVEL_OF_EVENT.get(event, _PART), owner)
 
 
