@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from truth.synthetic import Phase, Request, Step, Turn, run_of
 
-from verl_profiler.analysis import ANALYSES, OVERALL
+from verl_profiler.analysis import ANALYSES
 from verl_profiler.report.findings import EVIDENCE, RULES, finding_list, finding_texts, findings
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
@@ -95,7 +95,7 @@ CASES = {
 
 def found_in(*steps):
     tables, truths = run_of(*steps)
-    rows = {name: {**ANALYSES, **OVERALL}[name](tables) for name in EVIDENCE}
+    rows = {name: ANALYSES[name](tables) for name in EVIDENCE}
     return findings(rows), truths
 
 
