@@ -37,7 +37,7 @@ def test_nothing_is_active_when_events_are_off():
         (
             {"output_dir": "x", "zzz": 1},
             "unknown-key",
-            "profiler has: events, output_dir, transfer_queue.",
+            "profiler has: events, memory_saver, output_dir, transfer_queue.",
         ),
         (
             {"output_dir": "x", "events": {"families": {"memry": True}}},

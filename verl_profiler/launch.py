@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler import captures, recorder, run_directory, tq_tracing
+from verl_profiler import captures, memory_saver, recorder, run_directory, tq_tracing
 from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
@@ -56,13 +56,21 @@ def prepare(config: Any) -> Any:
     )
     with open_dict(config):
         captures.translate(config)
+        for warning in memory_saver.apply(config, settings.memory_saver):
+            recorder.say(f"WARNING {warning}")
         if settings.transfer_queue.any:
             _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue))
     if not settings.events.enabled:
         return config
     clock = take_anchor()
     directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
-    carried = Carried(str(directory), settings.output_dir, settings.events, clock)
+    carried = Carried(
+        str(directory),
+        settings.output_dir,
+        settings.events,
+        clock,
+        settings.memory_saver.sample_interval_s,
+    )
     text = carried.encode()
     # A driver that another recorded run started inherits that run's settings; they end here.
     os.environ.pop(ENVIRONMENT_VARIABLE, None)
@@ -125,6 +133,7 @@ def _training(config: Any) -> dict[str, Any]:
         "use_v1": pick("trainer.use_v1"),
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
+        "memory": memory_saver.facts(config),
     }
 
 

@@ -67,7 +67,9 @@ def test_the_order_of_events_does_not_matter(name, rehearsed, shuffled):
     expected = close(ANALYSES[name](rehearsed.tables))
 
     assert expected == close(ANALYSES[name](shuffled))
-    assert expected or name in ("memory_peaks", "memory_phases", "step_trend") or "tq_" in name
+    # The rehearsal was on a CPU, and recorded before memory was read around releases.
+    nothing = ("memory_peaks", "memory_timeline", "memory_over_time", "phase_spans")
+    assert expected or name in (*nothing, "memory_phases", "step_trend") or "tq_" in name
 
 
 @pytest.mark.parametrize("name", ANALYSES)

@@ -26,6 +26,7 @@ COMMANDS = (
     "timing",
     "tq",
     "plot",
+    "memory",
     "check",
     "rehearse",
 )
