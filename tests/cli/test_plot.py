@@ -62,10 +62,10 @@ def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
     assert 0 == run("all", REHEARSED, "--out", tmp_path)
 
     printed = capsys.readouterr()
-    assert 20 == len(list(tmp_path.glob("*.png")))
+    assert 23 == len(list(tmp_path.glob("*.png")))
     assert "memory_phases: nothing to draw" in printed.err
     assert "tq_functions: nothing to draw" in printed.err
-    assert 2 == printed.err.count("nothing to draw")
+    assert 3 == printed.err.count("nothing to draw")
 
 
 def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
@@ -166,7 +166,7 @@ def test_the_list_says_what_each_plot_answers(capsys):
     assert 0 == run("--list")
 
     lines = capsys.readouterr().out.splitlines()
-    assert 22 == len(lines)
+    assert 26 == len(lines)
     assert all(line.endswith("?") for line in lines)
 
 

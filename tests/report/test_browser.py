@@ -19,7 +19,7 @@ pytestmark = [
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 SECTIONS = [
-    "steps", "rollout", "requests", "turns", "tools", "workers", "transfers", "weights", "lags",
+    "steps", "path", "rollout", "requests", "turns", "tools", "workers", "transfers", "weights", "lags",
     "validation", "problems", "cost", "launch",
 ]  # fmt: skip
 HOSTILE = {

@@ -9,12 +9,13 @@ of this chain; what no event explains is `unexplained`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.step_model import engine_interval
+from verl_profiler.events import EVENTS
 from verl_profiler.tables import Tables
 
 __all__ = ["OWNERS", "UNEXPLAINED", "critical_path", "critical_segments", "path_owners"]
@@ -50,7 +51,7 @@ _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 # Which interval a moment belongs to when several are open: the highest level, then the one that
 # began last.
-_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _PART = range(8)
+_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART = range(9)
 
 _OF_EVENT = {
     "request": UNEXPLAINED,
@@ -59,10 +60,7 @@ _OF_EVENT = {
     "tool_execution": "tool",
     "tool_call": "tool",
     "event_loop_lag": "event_loop",
-    "tq_put": "transfer",
-    "tq_get": "transfer",
-    "tq_meta": "transfer",
-    "tq_clear": "transfer",
+    "engine_call": "transport",
 }
 _LEVEL_OF_EVENT = {
     "request": _REQUEST,
@@ -178,74 +176,58 @@ def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], lis
 _Keyed = Iterator[tuple[tuple[str, int], _Span]]
 
 
+def _keyed(
+    row: Mapping[str, Any], level: int, owner: str, **more: Any
+) -> tuple[tuple[str, int], _Span]:
+    """Make a span of a row, with some of its columns otherwise, and the key of its chain."""
+    columns = {key: row[key] for key in _Span._fields if key in row}
+    return (row["run"], row["step"]), _Span(
+        **{"phase": None, **columns, "level": level, "owner": owner, **more}
+    )
+
+
 def _timers(tables: Tables, steps: Steps) -> _Keyed:
     """Give the trainer's timers, its waits in `gen`, and its TransferQueue calls."""
     for row in tables.rows(
         f"""
-        SELECT run, step, phase, begin_us, end_us, name, EXISTS (
+        SELECT run, step, phase, phase AS event, begin_us, end_us, name, EXISTS (
             SELECT 1 FROM rank_spans AS r WHERE r.run = p.run AND r.step = p.step
                 AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us) AS ranked
         FROM phases AS p WHERE phase <> 'step' AND NOT validate AND {in_steps(steps)}
         ORDER BY run, step, begin_us, end_us DESC, phase
         """
     ):
-        phase = row["phase"]
+        phase = "gen" if row["phase"] == "sample_wait" else row["phase"]
         handed = row["ranked"] and phase not in _WITHOUT_RANKS
-        yield (
-            (row["run"], row["step"]),
-            _Span(
-                row["begin_us"],
-                row["end_us"],
-                _TIMER,
-                "handover" if handed else "gen" if phase == "sample_wait" else phase,
-                phase,
-                phase,
-                row["name"],
-            ),
-        )
-    for row in tables.rows(f"WITH {_last_requests(steps)} SELECT * FROM lasts"):
-        key = row["run"], row["step"]
-        trainer, begin, end = row["trainer"], row["gen_begin_us"], row["gen_end_us"]
-        if row["begin_us"] > begin:
-            yield (
-                key,
-                _Span(begin, row["begin_us"], _WAIT, "dispatch", "gen", "dispatch", trainer),
+        yield _keyed(row, _TIMER, "handover" if handed else phase)
+    for row in tables.rows(
+        f"WITH {_last_requests(steps)} SELECT run, step, 'gen' AS phase, trainer AS name, "
+        "gen_begin_us, gen_end_us, wait_end_us, begin_us, end_us FROM lasts"
+    ):
+        if row["begin_us"] > row["gen_begin_us"]:
+            yield _keyed(
+                row,
+                _RANK,
+                "dispatch",
+                event="dispatch",
+                begin_us=row["gen_begin_us"],
+                end_us=row["begin_us"],
             )
-        if row["wait_end_us"] is not None and row["wait_end_us"] > row["end_us"]:
-            yield (
-                key,
-                _Span(
-                    row["end_us"],
-                    min(row["wait_end_us"], end),
-                    _WAIT,
-                    "polling",
-                    "gen",
-                    "polling",
-                    trainer,
-                ),
+        until = min(row["wait_end_us"] or 0, row["gen_end_us"])
+        if until > row["end_us"]:
+            yield _keyed(
+                row, _WAIT, "polling", event="polling", begin_us=row["end_us"], end_us=until
             )
     for row in tables.rows(
-        f"SELECT run, step, event, op, begin_us, end_us, name FROM transfers "
+        f"SELECT run, step, event, op AS what, begin_us, end_us, name FROM transfers "
         f"WHERE role = 'trainer' AND duration_us IS NOT NULL AND {in_steps(steps)} "
         f"ORDER BY run, step, begin_us, end_us, event"
     ):
-        yield (
-            (row["run"], row["step"]),
-            _Span(
-                row["begin_us"],
-                row["end_us"],
-                _TRANSFER,
-                "transfer",
-                None,
-                row["event"],
-                row["name"],
-                what=row["op"],
-            ),
-        )
+        yield _keyed(row, _TRANSFER, "transfer")
 
 
 # Timers that wait for requests, not for ranks.
-_WITHOUT_RANKS = ("gen", "sample_wait", "update_weights")
+_WITHOUT_RANKS = ("gen", "update_weights")
 
 
 def _last_requests(steps: Steps) -> str:
@@ -282,36 +264,25 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
                 row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
             FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
         ), inside AS MATERIALIZED (
-            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, NULL AS op,
+            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, t.phase AS owner, NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
             FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
                 AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN t.begin_us AND t.end_us
         ), last AS (
             SELECT timer, max_by(name, (end_us, begin_us, name)) AS name FROM inside GROUP BY timer
         ), moved AS (
-            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, q.op, q.begin_us, q.end_us
+            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, 'transfer' AS owner,
+                q.op AS what, q.begin_us, q.end_us
             FROM timers AS t JOIN last AS l USING (timer) JOIN transfers AS q
                 ON q.run = t.run AND q.step = t.step AND q.name = l.name
                 AND q.begin_us >= t.begin_us AND q.end_us <= t.end_us
-            WHERE q.duration_us IS NOT NULL
+            WHERE q.duration_us IS NOT NULL AND q.role <> 'agent_loop'
         )
         SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name
         UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event
         """
     ):
-        yield (
-            (row["run"], row["step"]),
-            _Span(
-                row["begin_us"],
-                row["end_us"],
-                _RANK,
-                _OF_EVENT.get(row["event"], row["phase"]),
-                row["phase"],
-                row["event"],
-                row["name"],
-                what=row["op"],
-            ),
-        )
+        yield _keyed(row, _RANK, row["owner"])
 
 
 def _requests(tables: Tables, steps: Steps) -> _Keyed:
@@ -319,40 +290,30 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
     for row in tables.rows(
         f"""
         WITH {_last_requests(steps)}, own AS (
-            SELECT l.run, l.step, e.event, e.name, e.request_id, e.turn, e.extra,
+            SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn, e.extra,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
             FROM lasts AS l JOIN events AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
             WHERE e.duration_us IS NOT NULL AND {in_steps(steps, "e.step")}
-                AND (e.family IN ('rollout', 'transfer_queue', 'user'))
+                AND e.family IN ('rollout', 'transfer_queue', 'user')
+                -- A whole function with what it computes, not a call of the queue.
+                AND NOT starts_with(e.event, 'tq_function')
             UNION ALL
-            SELECT l.run, l.step, 'event_loop_lag', g.name, NULL, NULL, NULL,
+            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL,
                 greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
         )
-        SELECT run, step, event, name, request_id, turn, begin_us, end_us,
+        SELECT run, step, 'gen' AS phase, event, family, name, request_id, turn, begin_us, end_us,
             coalesce(extra->>'$.tool', extra->>'$.server', extra->>'$.op') AS what
         FROM own WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
         """
     ):
         event = row["event"]
         # What the engine says is inside comes from `_engine_parts`; the rest is the way there.
-        owner = "transport" if event == "engine_call" else _OF_EVENT.get(event, event)
-        yield (
-            (row["run"], row["step"]),
-            _Span(
-                row["begin_us"],
-                row["end_us"],
-                _LEVEL_OF_EVENT.get(event, _PART),
-                owner,
-                "gen",
-                event,
-                row["name"],
-                row["request_id"],
-                row["turn"],
-                row["what"],
-            ),
-        )
+        owner = _OF_EVENT.get(event) or event
+        if row["family"] == "transfer_queue":
+            owner = "transfer"
+        yield _keyed(row, _LEVEL_OF_EVENT.get(event, _PART), owner)
 
 
 def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
@@ -360,7 +321,7 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
     for row in tables.rows(
         f"""
         WITH {_last_requests(steps)}
-        SELECT l.run, l.step, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
+        SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
             coalesce(c.engine_name, c.name) AS name, c.server AS what, c.engine_begin_us,
             c.engine_duration_us, c.queue_us, c.prefill_us, c.decode_us
         FROM lasts AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
@@ -368,36 +329,49 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
         WHERE c.duration_us IS NOT NULL ORDER BY 1, 2, c.begin_us, c.end_us
         """
     ):
-        key = row["run"], row["step"]
         at, end = row["begin_us"], row["end_us"]
         if row["engine_duration_us"] is not None:
             at, end = engine_interval(row)
-        more = {"name": row["name"], "request_id": row["request_id"], "turn": row["turn"]}
-        parts = [(part, row[f"{part}_us"]) for part in ("queue", "prefill", "decode")]
-        yield key, _Span(at, end, _PART, "engine", "gen", "engine_call", **more, what=row["what"])
-        for part, spent in parts:
-            until = min(at + (spent or 0), end)
+        yield _keyed(row, _ENGINE, "engine", event="engine_call", begin_us=at, end_us=end)
+        for part in ("queue", "prefill", "decode"):
+            until = min(at + (row[f"{part}_us"] or 0), end)
             if until > at:
-                yield key, _Span(at, until, _PART, part, "gen", part, **more, what=row["what"])
+                yield _keyed(row, _PART, part, event=part, begin_us=at, end_us=until)
                 at = until
+
+
+def _depth(event: str) -> int:
+    """Return how many events of the vocabulary contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
 
 
 def _swept(spans: list[_Span]) -> Iterable[tuple[int, int, _Span]]:
     """Cut the first span at every change of the innermost open one; merge equal neighbours."""
     first, last = spans[0].begin_us, spans[0].end_us
     ordered = sorted(spans, key=lambda span: span.begin_us)
-    open_: list[tuple[tuple[int, int, int], int, _Span]] = []
+    open_: list[tuple[tuple[int, int, int, int], int, _Span]] = []
     result: list[tuple[int, int, _Span]] = []
     moments = sorted(
         {first, last}
         | {min(max(moment, first), last) for span in spans for moment in (span[0], span[1])}
     )
     place = 0
-    for begin, end in zip(moments, moments[1:], strict=False):
+    for begin, end in pairwise(moments):
         while place < len(ordered) and ordered[place].begin_us <= begin:
             span = ordered[place]
             heapq.heappush(
-                open_, ((-span.level, -span.begin_us, span.end_us - span.begin_us), place, span)
+                open_,
+                (
+                    (
+                        -span.level,
+                        -span.begin_us,
+                        span.end_us - span.begin_us,
+                        -_depth(span.event),
+                    ),
+                    place,
+                    span,
+                ),
             )
             place += 1
         while open_[0][2].end_us <= begin:

@@ -13,11 +13,12 @@ What follows `gen` keeps its length.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -36,14 +37,17 @@ __all__ = [
 
 # verl's replay buffer sleeps so long between two looks (0.9.1); used where its looks were not seen.
 POLL_US = 2_000_000
-# Two TransferQueue calls of the trainer with this much between them belong to two looks.
-_APART_US = 300_000
+# Two TransferQueue calls of the trainer with this much between them belong to two looks; a trainer
+# that polls looks for the first time within this after it has begun to wait.
+_APART_US = 50_000
 # A request may end so long after the `gen` that waited for it: clocks of different hosts.
 _TOLERANCE_US = 50_000
 # Queues of at least this part of the engine's time may come from a limit of calls at once; it is
 # believed when a replay with the limit ends within this part of the measured time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
+# Two moments of a replay that are no further apart are the same.
+_SAME_US = 1e-3
 # The speed of a replica is fitted to at least so many calls, and to loads at least so far apart.
 _FITTED_CALLS = 20
 _LOAD_RATIO = 1.5
@@ -59,6 +63,7 @@ class Call(NamedTuple):
     seen_us: float
     replica: str | None
     turn: int | None
+    tokens: int | None = None
 
 
 class Tools(NamedTuple):
@@ -159,11 +164,55 @@ class StepModel:
             slots: How many calls a replica runs at once; as measured when None.
             even: A call goes to the replica with the fewest calls, not to the one it went to.
         """
+        return self.length_us(self.last_end_us(requests, slots=slots, even=even), polls=polls)
+
+    def last_end_us(
+        self,
+        requests: Sequence[Request] | None = None,
+        *,
+        slots: int | None = None,
+        even: bool = False,
+    ) -> float:
+        """Return when the last request ends; `replayed` has the arguments."""
         chosen = self.requests if requests is None else requests
-        if self.wait_end_us is None or not chosen:
+        if not chosen:
+            return self.last_us
+        return max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
+
+    def length_us(self, last_us: float, *, polls: bool = True) -> float:
+        """Return how long the step takes if its last request ends then."""
+        if self.wait_end_us is None:
             return self.duration_us
-        last = max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
-        return self.duration_us - self.wait_end_us + self._found(last, polls=polls)
+        return self.duration_us - self.wait_end_us + self._found(last_us, polls=polls)
+
+    def from_tokens(self) -> float | None:
+        """Return how long the step takes if all tokens are the same work, without polling.
+
+        In `replayed` each call has the work that it was seen to be; here it is predicted from its
+        tokens, so the difference shows what the model of the replicas' speed is worth.
+        """
+        calls = [
+            stage
+            for request in self.requests
+            for stage in request.stages
+            if isinstance(stage, Call) and stage.replica is not None
+        ]
+        tokens = sum(call.tokens or 0 for call in calls)
+        if not tokens:
+            return None
+        per_token = sum(call.work for call in calls if call.tokens) / tokens
+        requests = [
+            request._replace(
+                stages=tuple(
+                    stage._replace(work=stage.tokens * per_token)
+                    if isinstance(stage, Call) and stage.replica is not None and stage.tokens
+                    else stage
+                    for stage in request.stages
+                )
+            )
+            for request in self.requests
+        ]
+        return self.replayed(requests, polls=False)
 
     def _found(self, last_us: float, *, polls: bool) -> float:
         """Return when the trainer has its samples, if the last request ends then."""
@@ -192,7 +241,7 @@ class _Replica:
         self.decoding: list[tuple[float, int, Call]] = []
         self.done = 0.0
         self.at_us = 0.0
-        self.version = 0
+        self.check_us = math.inf
 
     def advance(self, now_us: float) -> None:
         """Let the running calls work until now."""
@@ -221,7 +270,7 @@ class _Replay:
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.count = 0
         for place, request in enumerate(requests):
-            self._later(request.begin_us, self._go_on, place)
+            self._go_on(request.begin_us, place)
 
     def run(self) -> list[float]:
         while self.heap:
@@ -234,7 +283,7 @@ class _Replay:
         heapq.heappush(self.heap, (at_us, self.count, what, arguments))
 
     def _go_on(self, now_us: float, place: int) -> None:
-        """Begin the request's next stages, up to one that needs a replica."""
+        """Find out when the request needs a replica next, or ends."""
         for stage in self.upcoming[place]:
             if isinstance(stage, Call) and stage.replica is not None:
                 self._later(now_us + stage.before_us, self._arrive, place, stage)
@@ -255,26 +304,34 @@ class _Replay:
             place, call = replica.waiting.popleft()
             replica.running += 1
             self._later(now_us + call.fixed_us, self._decode, place, call, replica)
-        self._reschedule(replica)
 
     def _decode(self, now_us: float, place: int, call: Call, replica: _Replica) -> None:
         replica.advance(now_us)
         heapq.heappush(replica.decoding, (replica.done + call.work, place, call))
-        self._reschedule(replica)
+        self._check_later(replica)
 
-    def _reschedule(self, replica: _Replica) -> None:
-        replica.version += 1
+    def _check_later(self, replica: _Replica) -> None:
+        """See to it that the replica is looked at when its next call may be finished.
+
+        Calls that join make it later: then the look finds nothing, and the next one is set.
+        """
         if replica.decoding:
-            self._later(replica.next_end_us(), self._finish, replica, replica.version)
+            next_us = replica.next_end_us()
+            if next_us < replica.check_us:
+                replica.check_us = next_us
+                self._later(next_us, self._check, replica)
 
-    def _finish(self, now_us: float, replica: _Replica, version: int) -> None:
-        if version != replica.version:
+    def _check(self, now_us: float, replica: _Replica) -> None:
+        if now_us != replica.check_us:
             return
+        replica.check_us = math.inf
         replica.advance(now_us)
-        _, place, call = heapq.heappop(replica.decoding)
-        replica.running -= 1
-        self._later(now_us + call.after_us, self._go_on, place)
-        self._admit(now_us, replica)
+        if replica.next_end_us() <= now_us + _SAME_US:
+            _, place, call = heapq.heappop(replica.decoding)
+            replica.running -= 1
+            self._go_on(now_us + call.after_us, place)
+            self._admit(now_us, replica)
+        self._check_later(replica)
 
 
 def request_ends(
@@ -415,11 +472,15 @@ def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Ro
         key = row["run"], row["step"]
         rollouts.setdefault(key, _Rollout([], [], {}, {})).requests.append(row)
     for query in (
-        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
-        "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
-        "FROM engine_calls",
-        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
-        "FROM tool_calls",
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
+            "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
+            "FROM engine_calls"
+        ),
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
+            "FROM tool_calls"
+        ),
     ):
         for row in tables.rows(
             f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
@@ -465,9 +526,10 @@ def _polled(
     agrees with when it had its samples.
     """
     found = [look for look in looks if look < wait_end]
-    apart = [after - before for before, after in zip(found, found[1:], strict=False)]
+    apart = [after - before for before, after in pairwise(found)]
     poll = median(apart) if apart else POLL_US
-    if found and found[-1] >= last > found[-1] - 1.5 * poll:
+    polls = found and wait_begin is not None and found[0] - wait_begin <= _APART_US
+    if polls and found[-1] >= last > found[-1] - 1.5 * poll:
         return found, poll
     if looks or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
         return [], poll
@@ -526,10 +588,9 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
             if call["ended_us"] > call["decoding_us"] and (call["response_tokens"] or 0) > 1
         ]
     a, b = _line(pairs)
-    peak = 0
     for group in replicas.values():
-        peak = max(peak, _integrate(group, lambda running: 1 / (a + b * running)))
-    return (a, b), peak
+        _integrate(group, lambda running: 1 / (a + b * running))
+    return (a, b), max(map(_peak, replicas.values()), default=0)
 
 
 def _per_token(call: Mapping[str, Any]) -> float:
@@ -550,30 +611,36 @@ def _line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return (a, b) if a > 0 else (0.0, 1.0)
 
 
-def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> int:
-    """Set each call's `work` to the integral of speed(running calls) over its decoding.
+def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
+    """Return the most calls that ran at once; one that begins when another ends follows it."""
+    changes = [
+        change
+        for call in calls
+        if call["ended_us"] > call["started_us"]
+        for change in ((call["started_us"], 1), (call["ended_us"], -1))
+    ]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
-    Returns the most calls that ran at once.
-    """
+
+def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> None:
+    """Set each call's `work` to the integral of speed(running calls) over its decoding."""
     points = sorted(
         (call[moment], order, place)
         for place, call in enumerate(calls)
         for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
     )
-    done, running, most, before = 0.0, 0, 0, points[0][0] if points else 0
+    done, running, before = 0.0, 0, points[0][0] if points else 0
     for moment, order, place in points:
         if running:
             done += (moment - before) * speed(running)
         before = moment
         if order == 0:
             running += 1
-            most = max(most, running)
         elif order == 1:
             calls[place]["work"] = done
         else:
             running -= 1
             calls[place]["work"] = done - calls[place]["work"]
-    return most
 
 
 def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
@@ -631,4 +698,5 @@ def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
         call["duration_us"],
         call["engine_name"] or "",
         call["turn"],
+        call["response_tokens"],
     )

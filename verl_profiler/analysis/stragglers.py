@@ -179,7 +179,7 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             blame_us / nullif(sum(blame_us) OVER (PARTITION BY s.run, s.kind), 0) AS share
         FROM summed AS s JOIN counted AS c ON c.run = s.run AND c.kind = s.kind
         WHERE blame_us > 0
-        ORDER BY s.run, s.kind NOT IN ('request', 'tool', 'worker', 'replica'), s.kind,
-            blame_us DESC, who
+        ORDER BY s.run, coalesce(list_position(['request', 'tool', 'worker', 'replica'], s.kind), 9),
+            s.kind, blame_us DESC, who
         """
     )

@@ -32,15 +32,16 @@ __all__ = [
     "chosen_steps",
     "replays_of",
     "step_replays",
+    "tools_of_length",
     "what_if",
 ]
 
 UNCHANGED = "unchanged"
 
-# A replay of one generate call costs about 10 microseconds.  So many are spent on the answers, and
-# so many on resampling; beyond, every n-th step answers for the others.
-_CALLS = 40_000
-_DRAWN_CALLS = 250_000
+# A replay of one generate call costs 10 to 20 microseconds, and there are a dozen replays.  A run
+# with more calls than this is answered by every n-th step; this many are replayed for resampling.
+_CALLS = 10_000
+_DRAWN_CALLS = 60_000
 _STEPS = 40
 _DRAWS = 20
 _RESAMPLES = 400
@@ -53,7 +54,9 @@ class Change:
     Args:
         about: What is otherwise, in a few words.
         requests: Makes the requests of a step otherwise; gets the typical length of each tool.
-        replay: Arguments of `StepModel.replayed`.
+        polls: Whether the trainer still polls.
+        even: Whether generate calls go to the replica with the fewest.
+        slots: How many calls a replica runs at once; None as measured.
         saved_us: What the step saves outside its rollout.
     """
 
@@ -61,12 +64,14 @@ class Change:
     requests: (
         Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
     ) = None
-    replay: Callable[[StepModel], dict[str, Any]] = lambda _: {}
+    polls: bool = True
+    even: bool = False
+    slots: Callable[[StepModel], int | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
 
 
 def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
-    """Stop the slowest requests at the 95th percentile; start a typical one in each one's place."""
+    """Stop the slowest requests, at least one, at P95; start a typical one in each one's place."""
 
     def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
         order = sorted(requests, key=lambda request: request.duration_us)
@@ -116,7 +121,7 @@ def _measured_us(stage: Stage) -> float:
     return stage.seen_us if isinstance(stage, Call) else stage.length_us
 
 
-def _tools(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
+def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
     """Give each tool call the length that `length_of` makes of its own and its tool's median."""
 
     def change(
@@ -177,37 +182,34 @@ def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list
 
 # The questions, by name.
 CHANGES: dict[str, Change] = {
-    "no_polling": Change(
-        "the trainer is told when its samples are ready", replay=lambda _: {"polls": False}
-    ),
+    "no_polling": Change("the trainer is told when its samples are ready", polls=False),
     "slowest_1_percent": Change(
-        "the slowest 1 % of the requests (at least one) stop at the 95th percentile",
+        "the slowest 1 % of the requests stop at P95",
         requests=_capped(0.01, refilled=False),
     ),
     "slowest_1_percent_refilled": Change(
-        "the same, and a typical request starts in place of each",
+        "slowest 1 % stop, typical ones begin instead",
         requests=_capped(0.01, refilled=True),
     ),
     "slowest_5_percent": Change(
-        "the slowest 5 % of the requests (at least one) stop at the 95th percentile",
+        "the slowest 5 % of the requests stop at P95",
         requests=_capped(0.05, refilled=False),
     ),
     "slowest_5_percent_refilled": Change(
-        "the same, and a typical request starts in place of each",
+        "slowest 5 % stop, typical ones begin instead",
         requests=_capped(0.05, refilled=True),
     ),
     "tools_at_median": Change(
-        "no tool call takes longer than its tool's median", requests=_tools(min)
+        "no tool call takes longer than its tool's median", requests=tools_of_length(min)
     ),
     "tools_twice_as_fast": Change(
-        "every tool call takes half its time", requests=_tools(lambda length, _: length / 2)
+        "every tool call takes half its time",
+        requests=tools_of_length(lambda length, _: length / 2),
     ),
     "one_turn_fewer": Change(
         "requests with the most turns end one turn earlier", requests=_one_turn_fewer
     ),
-    "even_replicas": Change(
-        "generate calls go to the replica with the fewest", replay=lambda _: {"even": True}
-    ),
+    "even_replicas": Change("generate calls go to the replica with the fewest", even=True),
     "even_workers": Change(
         "the event loops of all workers have the same work", requests=_even_workers
     ),
@@ -219,11 +221,11 @@ CHANGES: dict[str, Change] = {
     ),
     "twice_the_slots": Change(
         "replicas run twice as many calls at once",
-        replay=lambda model: {"slots": 2 * model.slots if model.slots else None},
+        slots=lambda model: 2 * model.slots if model.slots else None,
     ),
     "half_the_slots": Change(
         "replicas run half as many calls at once",
-        replay=lambda model: {"slots": max(model.most_running // 2, 1)},
+        slots=lambda model: max(model.most_running // 2, 1),
     ),
 }
 
@@ -234,7 +236,9 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        residual_s and residual_share (unchanged minus measured; None for the others).  A run with
+        residual_s and residual_share (unchanged minus measured; None for the others), tokens_share
+        (how far, in parts of the step, the rollout's end is off when each call's decoding is not as
+        measured but as its tokens and the fitted speed predict; None for the others).  A run with
         more generate calls than can be replayed in seconds is answered by every n-th step.
     """
     return replays_of(step_models(tables, chosen_steps(tables, steps)))
@@ -250,7 +254,7 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         did not poll: what saved_s comes to over many steps), low_s and high_s (90 % of
         resamplings of steps, and of requests within a step, lie between; None where there is only
         one large step), residual_share (median of the unchanged replays' distance to the measured
-        steps, for `unchanged`).
+        steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
     models = step_models(tables, chosen_steps(tables, steps))
     return averages(models, replays_of(models))
@@ -278,9 +282,12 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 "low_s": None,
                 "high_s": None,
                 "residual_share": None,
+                "tokens_share": None,
             }
             if what == UNCHANGED:
                 row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+                known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
+                row["tokens_share"] = median(known) if known else None
             else:
                 saved = fmean(each["saved_s"] for each in answers)
                 low, high = _interval(
@@ -303,19 +310,21 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
     medians = _tool_medians(models)
     rows: Rows = []
     for model in models:
-        unchanged, unpolled = model.replayed(), model.replayed(polls=False)
+        last = model.last_end_us()
+        unchanged = model.length_us(last)
         residual = unchanged - model.duration_us
         first = _replay(model, UNCHANGED, unchanged)
         first["residual_s"] = residual / 1e6
         first["residual_share"] = residual / model.duration_us if model.duration_us else 0.0
+        predicted = model.from_tokens()
+        if predicted is not None and model.duration_us:
+            off = predicted - model.length_us(last, polls=False)
+            first["tokens_share"] = off / model.duration_us
         rows.append(first)
         for what, change in CHANGES.items():
-            changed = _changed_us(model, model.requests, change, medians)
-            earlier = unpolled - _changed_us(
-                model, model.requests, change, medians, {"polls": False}
-            )
-            row = _replay(model, what, changed)
-            row |= {"saved_s": (unchanged - changed) / 1e6, "earlier_s": earlier / 1e6}
+            saved, earlier = _saved_us(model, model.requests, last, change, medians)
+            row = _replay(model, what, unchanged - saved)
+            row |= {"saved_s": saved / 1e6, "earlier_s": earlier / 1e6}
             rows.append(row)
     return rows
 
@@ -327,22 +336,41 @@ def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
         "what": what,
         "duration_s": model.duration_us / 1e6,
         "replayed_s": replayed_us / 1e6,
-        **dict.fromkeys(("saved_s", "earlier_s", "residual_s", "residual_share")),
+        **dict.fromkeys(
+            (
+                "saved_s",
+                "earlier_s",
+                "residual_s",
+                "residual_share",
+                "tokens_share",
+            )
+        ),
     }
 
 
-def _changed_us(
+def _saved_us(
     model: StepModel,
     requests: Sequence[Request],
+    last_us: float,
     change: Change,
     medians: Mapping[str, float],
-    more: Mapping[str, Any] | None = None,
-) -> float:
-    changed = requests
+) -> tuple[float, float]:
+    """Return what a change saves, and what it would save if the trainer did not poll.
+
+    `last_us` is when the last of the requests ends unchanged.
+    """
+    changed, slots = requests, None
     if change.requests is not None and requests:
         changed = change.requests(model, requests, medians)
-    options = {**change.replay(model), **(more or {})}
-    return model.replayed(changed, **options) - change.saved_us(model)
+    if change.slots is not None:
+        slots = change.slots(model)
+    changed_last = last_us
+    if change.requests is not None or slots is not None or change.even:
+        changed_last = model.last_end_us(changed, slots=slots, even=change.even)
+    more = change.saved_us(model)
+    saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
+    earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
+    return saved + more, earlier + more
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
@@ -384,9 +412,9 @@ def _drawn(
                 request._replace()
                 for request in chance.choices(model.requests, k=len(model.requests))
             ]
-            unchanged = model.replayed(batch)
+            last = model.last_end_us(batch)
             for what, change in CHANGES.items():
-                saved[what].append((unchanged - _changed_us(model, batch, change, medians)) / 1e6)
+                saved[what].append(_saved_us(model, batch, last, change, medians)[0] / 1e6)
         results.append(saved)
     return results
 

@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = (
     "summary",
+    "why",
     "report",
     "requests",
     "timing",

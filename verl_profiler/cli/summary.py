@@ -52,12 +52,12 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
 
 def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
-    from verl_profiler.report.findings import findings
+    from verl_profiler.report.findings import finding_list, findings
     from verl_profiler.report.text import summary
 
     check_steps(opened, steps)
     tables = {name: ANALYSES[name](opened.tables, steps) for name in (*SUMMARY, *EXPLANATIONS)}
-    tables = {"findings": findings(tables), **tables}
+    found = findings(tables)
     recorded = opened.rows(
         "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
     )
@@ -68,12 +68,19 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     }
     if as_json:
         about["recorded"] = sorted(about["recorded"])
-        content = {"format": 1, **about, "tables": tables, "problems": opened.problems}
+        content = {
+            "format": 1,
+            **about,
+            "findings": found,
+            "tables": tables,
+            "problems": opened.problems,
+        }
         json.dump(content, stream, indent=1, default=str)
         stream.write("\n")
     else:
         if not tables["step_times"]:
             print("\n".join(["nothing to report:", *opened.problems]), file=sys.stderr)
             return 1
+        about["findings"] = finding_list(found)
         stream.write(summary(tables, about, opened.problems))
     return 0 if tables["step_times"] else 1

@@ -18,7 +18,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from verl_profiler.rehearsal import adjust, assets
+from verl_profiler.rehearsal import adjust, assets, latency
 from verl_profiler.rehearsal.environment import environment
 
 __all__ = ["RehearsalCallback"]
@@ -49,6 +49,7 @@ def prepare(config: DictConfig) -> None:
     poll_interval_s = config.rehearsal.poll_interval_s
     if poll_interval_s is not None:
         os.environ[adjust.POLL_VARIABLE] = str(float(poll_interval_s))
+    os.environ[latency.FACTOR_VARIABLE] = str(float(config.rehearsal.tool_latency))
 
     from verl.plugin.platform import platform_manager
 

@@ -6,9 +6,13 @@ is here so that a profile of a rehearsal shows what a profile of a real run show
 
 from __future__ import annotations
 
+import os
 import random
 
-__all__ = ["latency_s"]
+__all__ = ["FACTOR_VARIABLE", "latency_s"]
+
+# Set from `rehearsal.tool_latency`; the workers inherit it.
+FACTOR_VARIABLE = "VERL_PROFILER_REHEARSAL_TOOL_LATENCY"
 
 
 def latency_s(
@@ -18,7 +22,7 @@ def latency_s(
     tail_share: float = 0.02,
     tail_s: float = 0.7,
 ) -> float:
-    """Return the latency of one call.
+    """Return the latency of one call, times what `rehearsal.tool_latency` says.
 
     Args:
         key: What the call is: the same key has the same latency.
@@ -31,4 +35,4 @@ def latency_s(
     seconds = median_s * rng.lognormvariate(0, sigma)
     if rng.random() < tail_share:
         seconds += tail_s * rng.uniform(0.5, 1.5)
-    return seconds
+    return seconds * float(os.environ.get(FACTOR_VARIABLE) or 1)

@@ -1,4 +1,4 @@
-"""What happened in a run, in three sentences, and which quantities are missing and why."""
+"""What happened in a run, in two sentences, and which quantities are missing and why."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ __all__ = ["conclusions", "notes"]
 
 Rows = Sequence[Mapping[str, Any]]
 
-# A wait below this part of a step is not worth a sentence.
-_NOTICEABLE = 0.03
-# verl's replay buffer looks for finished samples this often (0.9.1).
-_POLL_S = 2.0
-
 
 def conclusions(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> list[str]:
-    """Say what the steps consist of, what they waited for, and which request was the slowest.
+    """Say what the steps consist of, and which request was the slowest.
 
     Args:
         found: The rows of the analyses, by name.
         listed: The rows of `step_times`.
         several: Several runs are shown; steps are named with their run.
     """
-    sentences = [_steps(found, listed), _waiting(found, listed, several=several)]
-    sentences.append(_slowest(found, several=several))
+    sentences = [_steps(found, listed), _slowest(found, several=several)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -159,34 +153,6 @@ def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
     if unfinished:
         text += f" {unfinished:,} of {requests:,} requests have no end."
     return text
-
-
-def _waiting(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> str:
-    """Name the largest wait, as part of its step: for the last requests, or after them."""
-    lengths = {(row["run"], row["step"]): row["duration_s"] for row in listed}
-    best: tuple[float, str] = (0.0, "")
-    for row in found["step_tail"]:
-        length = lengths.get((row["run"], row["step"]))
-        if not length:
-            continue
-        step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
-        poll, tail = row["poll_s"], row["after_p80_s"]
-        if poll is not None:
-            text = f"In {step}, the last request ended {seconds(poll)} before gen did"
-            if poll <= _POLL_S + 0.1:
-                text += f": the replay buffer polls every {seconds(_POLL_S).replace('.00', '')}"
-            best = max(best, (poll / length, text + "."))
-        if tail is not None and row["requests"] > 1:
-            text = (
-                f"In {step}, 80 % of the requests were done {seconds(tail)} before the last one: "
-                f"{share(tail / length)} of the step went to the tail."
-            )
-            best = max(best, (tail / length, text))
-    if best[0] >= _NOTICEABLE:
-        return best[1]
-    if any(lengths.values()) and found["step_tail"]:
-        return "No step waited noticeably for its last requests."
-    return ""
 
 
 def _slowest(found: Mapping[str, Rows], *, several: bool) -> str:

@@ -6,15 +6,16 @@ part of a step from which on it speaks, and what it says.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.stragglers import REASONS
-from verl_profiler.report.text import seconds, share
+from verl_profiler.report.text import printable, seconds, share
 
-__all__ = ["EVIDENCE", "RULES", "Rule", "findings"]
+__all__ = ["EVIDENCE", "RULES", "Rule", "finding_list", "finding_texts", "findings"]
 
 # What findings are made from: the rows of these analyses, by name.
 EVIDENCE = ("critical_path", "what_if", "stragglers")
@@ -130,11 +131,13 @@ RULES: dict[str, Rule] = {
         owners=("event_loop",),
     ),
     "late_start": Rule(
-        "The request that ends last begins {owner_s} after gen.",
-        "Prompts are handed out one after the other, or a worker was busy or still starting.",
-        "More agent-loop workers (rollout.agent.num_workers); smaller prompts in the batch.",
+        "{owner_s} per step pass before the request that ends last begins.",
+        "The trainer reads the batch and hands prompts out one after the other; a worker is busy, "
+        "or, in the first step, still starting.",
+        "More agent-loop workers (rollout.agent.num_workers); more dataloader workers; smaller "
+        "prompts in the batch.",
         ("critical_path", "requests_in_flight"),
-        owners=("dispatch",),
+        owners=("dispatch", "prepare_step"),
     ),
     "reward": Rule(
         "Scoring holds the step up for {owner_s}.",
@@ -195,7 +198,8 @@ def findings(found: Mapping[str, Rows]) -> Rows:
     Returns:
         One row per run and rule that speaks, most recoverable first: run, finding (a key of
         `RULES`), recoverable_s (per step, on average), share (of the mean step), low_s and high_s (of
-        the replay, None where nothing was resampled), step_s (the mean step), says, cause, advice,
+        the replay, None where nothing was resampled), step_s (the mean step), mostly_step
+        (the step with more than half of it, where there are three or more), says, cause, advice,
         shows (names of plots and tables).  Gains overlap: they do not add up.
     """
     rows: Rows = []
@@ -208,8 +212,12 @@ def findings(found: Mapping[str, Rows]) -> Rows:
         own: Rows = []
         for name, rule in RULES.items():
             replay = next((r for r in replays.get(run, ()) if r["what"] == rule.change), None)
-            owned = [row["duration_s"] for row in path if row["owner"] in rule.owners]
-            owner_s = sum(owned) / steps
+            by_step: dict[int, float] = {}
+            for row in path:
+                if row["owner"] in rule.owners:
+                    by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
+            owner_s = sum(by_step.values()) / steps
+            worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
             gain = _gain(rule, replay, owner_s)
             if not step_s or gain < rule.least * step_s:
                 continue
@@ -222,6 +230,9 @@ def findings(found: Mapping[str, Rows]) -> Rows:
                     "low_s": replay["low_s"] if replay else None,
                     "high_s": replay["high_s"] if replay else None,
                     "step_s": step_s,
+                    "mostly_step": worst
+                    if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
+                    else None,
                     "says": rule.says.format(**_words(rule, owner_s, step_s, waits.get(run, []))),
                     "cause": rule.cause,
                     "advice": rule.advice,
@@ -230,6 +241,56 @@ def findings(found: Mapping[str, Rows]) -> Rows:
             )
         rows += sorted(own, key=lambda row: -row["recoverable_s"])
     return rows
+
+
+# Where a plot's numbers are in the page; others are in the section of the critical path.
+_SECTIONS = {
+    "engine_parts": "rollout",
+    "loop_suspects": "lags",
+    "requests_in_flight": "rollout",
+    "reward_times": "requests",
+    "rollout_tail": "rollout",
+    "slowest_requests": "requests",
+    "step_durations": "steps",
+    "token_rates": "workers",
+    "tool_latencies": "tools",
+    "transfer_rates": "transfers",
+    "weight_sync": "weights",
+    "worker_phases": "workers",
+}
+
+
+def finding_texts(rows: Rows) -> list[dict[str, Any]]:
+    """Return the rows of `findings` as texts: says, gain, why, try, see (names and page sections)."""
+    several = len({row["run"] for row in rows}) > 1
+    return [_texts(row, f" of {row['run']}" if several else "") for row in rows]
+
+
+def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
+    gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
+    if row["mostly_step"] is not None:
+        gain += f", mostly in step {row['mostly_step']}"
+    return {
+        "says": row["says"],
+        "gain": gain,
+        "why": row["cause"],
+        "try": row["advice"],
+        "see": [(name, _SECTIONS.get(name, "path")) for name in row["shows"]],
+    }
+
+
+def finding_list(rows: Rows) -> str:
+    """Write the findings for a terminal; nothing when there are none."""
+    lines = []
+    for number, text in enumerate(finding_texts(rows), 1):
+        lines.append(f"{number}. {text['says']}")
+        lines.append(f"   recoverable: {text['gain']}")
+        told = [text["why"], text["try"], ", ".join(name for name, _ in text["see"])]
+        for label, each in zip(("why", "try", "see"), told, strict=True):
+            lines += textwrap.wrap(
+                each, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
+            )
+    return "\n".join(["Findings", *map(printable, lines)]) if lines else ""
 
 
 def _gain(rule: Rule, replay: Mapping[str, Any] | None, owner_s: float) -> float:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.report.style import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color
+from verl_profiler.report.findings import finding_texts
+from verl_profiler.report.style import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
 
 try:
     import jinja2
@@ -62,6 +63,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     return environment.get_template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
+        findings=finding_texts(document["findings"]),
         made=made,
         # The package's own files, and JSON without a character that could end its element.
         style=Markup(style),  # noqa: S704
@@ -105,7 +107,7 @@ def _hash(text: str) -> str:
 
 
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
-    """Give each phase and part that occurs its color."""
+    """Give each phase, part and owner that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
     log = document["log"]
     tables = [(document["step_phases"], "phase")]
@@ -114,4 +116,8 @@ def _colors(document: Mapping[str, Any]) -> dict[str, str]:
         if table["columns"]:
             place = table["columns"].index(column)
             colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
+    path = document["critical_path"]
+    for row in path["rows"]:
+        owner = row[path["columns"].index("owner")]
+        colors[f"path:{owner}"] = owner_color(owner)
     return colors

@@ -22,6 +22,7 @@ from verl_profiler.analysis.turns import step_turn_times
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
+from verl_profiler.report.findings import findings
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.log_section import log_section
 from verl_profiler.report.timelines import timelines
@@ -62,6 +63,7 @@ def document(
     """
     tables = run.tables
     found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
+    whys = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.EXPLANATIONS}
     whole = _whole(tables, steps)
     listed = found["step_times"]
     found["memory_timeline"] = analysis.memory_timeline(tables, steps)
@@ -70,6 +72,9 @@ def document(
     found["request_cdf"] = _request_cdf(tables, steps)
     found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
     whole["step_phases"] = _whole_phases(found["step_phases"])
+    ranked = findings(whys)
+    found["critical_path"] = whys.pop("critical_path")
+    whole["critical_path"] = _whole_path(found["critical_path"])
     several = len(run.labels) > 1
     places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
     detailed = _detailed(listed)
@@ -93,6 +98,10 @@ def document(
         kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
+    for name, rows in whys.items():
+        # They speak of all steps together.
+        data[name] = frame(rows, drop=() if several else ("run",))
+    data["findings"] = ranked
     data["tq_functions"] = frame(tq_functions(tables, steps)[:_FUNCTIONS], drop=("run",))
     data["tq_findings"] = [
         short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
@@ -137,6 +146,23 @@ def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
             # From the first call to the last there is training in between.
             row["tokens_per_s"] = None
     return answers
+
+
+def _whole_path(paths: Rows) -> Rows:
+    """Add up what each owner has in all steps."""
+    owners: dict[str, dict[str, Any]] = {}
+    for row in paths:
+        whole = owners.setdefault(row["owner"], {**row, "duration_s": 0.0, "segments": 0})
+        whole["duration_s"] += row["duration_s"]
+        whole["segments"] += row["segments"]
+        if row["longest_s"] > whole["longest_s"]:
+            whole |= {key: row[key] for key in ("longest_s", "longest_what")}
+    total = sum(row["duration_s"] for row in owners.values())
+    for row in owners.values():
+        row["share"] = row["duration_s"] / total if total else None
+    return sorted(
+        owners.values(), key=lambda row: (row["owner"] == "unexplained", -row["duration_s"])
+    )
 
 
 def _whole_phases(rows: Rows) -> Rows:

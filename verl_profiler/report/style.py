@@ -15,11 +15,13 @@ __all__ = [
     "GRID",
     "INK",
     "MUTED",
+    "OWNER_COLORS",
     "PART_COLORS",
     "PHASE_COLORS",
     "TQ_COLORS",
     "color",
     "is_known",
+    "owner_color",
 ]
 
 # Text, secondary text, grid lines, and what a figure points at.
@@ -71,6 +73,18 @@ PART_COLORS: dict[str, str] = {
     "other": _REST,
 }
 
+# Owners of the critical path that are no parts of a request.
+OWNER_COLORS: dict[str, str] = {
+    "dispatch": "#999933",
+    "server_acquire": "#882255",
+    "transport": ENGINE_COLORS["outside"],
+    "transfer": "#44AA99",
+    "event_loop": "#000000",
+    "polling": "#8B0000",
+    "handover": "#8A8A8A",
+    "unexplained": _REST,
+}
+
 # Other names of the same work, or of work inside it.
 _SAME = {
     "agent_loop": "engine",
@@ -116,3 +130,16 @@ def color(name: str) -> str:
         if known in family:
             return family[known]
     return _SPARE[zlib.crc32(name.encode("utf-8", "replace")) % len(_SPARE)]
+
+
+def owner_color(name: str) -> str:
+    """Return the color of an owner of the critical path: the trainer's phases are pale.
+
+    A phase and a part of a request may have the same color, and stand in one bar here.
+    """
+    if name in OWNER_COLORS:
+        return OWNER_COLORS[name]
+    if name in PART_COLORS and name != "reward":
+        return PART_COLORS[name]
+    pale = (round(int(color(name)[at : at + 2], 16) * 0.45 + 255 * 0.55) for at in (1, 3, 5))
+    return "#" + "".join(f"{part:02X}" for part in pale)

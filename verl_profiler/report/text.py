@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.events import COMPUTING_ROLES
 
-__all__ = ["align", "finding_list", "printable", "seconds", "share", "size", "summary"]
+__all__ = ["align", "printable", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -102,12 +101,13 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
 
     Args:
         tables: The rows of the analyses, by name.
-        about: `runs` (labels), `events` (how many), `recorded` (names of events that occur).
+        about: `runs` (labels), `events` (how many), `recorded` (names of events that occur),
+            `findings` (their text).
         problems: Plain sentences; they come last.
     """
     steps = tables["step_times"]
     several = len(about["runs"]) > 1
-    blocks = [_headline(tables, about), finding_list(tables["findings"], several=several)]
+    blocks = [_headline(tables, about), about["findings"]]
     trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
         blocks.append(_step_lines(trained, tables, several=several))
@@ -137,26 +137,6 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
     return printable(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
-
-
-def finding_list(rows: Rows, *, several: bool = False) -> str:
-    """Write the findings, the most recoverable first; nothing when there are none."""
-    blocks = []
-    for number, row in enumerate(rows, 1):
-        gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])})"
-        if several:
-            gain += f" of {row['run']}"
-        lines = [f"{number}. {row['says']} Recoverable: {gain}."]
-        for label, text in (
-            ("why", row["cause"]),
-            ("try", row["advice"]),
-            ("see", ", ".join(row["shows"])),
-        ):
-            lines += textwrap.wrap(
-                text, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
-            )
-        blocks.append("\n".join(map(printable, lines)))
-    return "\n".join(["Findings", *blocks]) if blocks else ""
 
 
 def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: bool) -> str:

@@ -27,7 +27,7 @@ const chosenName = () => chosen === ALL ? 'all steps' : 'step ' + clean(chosenSt
 const detailed = new Set(DATA.detailed);
 
 const SECTIONS = [
-  ['steps', 'Steps', stepsSection], ['rollout', 'Rollout', rolloutSection], ['requests', 'Requests', requestsSection],
+  ['steps', 'Steps', stepsSection], ['path', 'Critical path', pathSection, 'Path'], ['rollout', 'Rollout', rolloutSection], ['requests', 'Requests', requestsSection],
   ['turns', 'Turns', turnsSection], ['tools', 'Tools', toolsSection], ['workers', 'Workers', workersSection],
   ['transfers', 'Transfers', transfersSection], ['weights', 'Weights and memory', weightsSection, 'Weights'],
   ...(DATA.log ? [['log', 'Console log', logSection, 'Log']] : []),
@@ -79,6 +79,54 @@ function stepsSection() {
       label: (row) => 'Show step ' + row.label}),
     start && start.seen_s ? note('Before the first step: ' + seconds(start.seen_s) + ' of start-up' +
       (start.validation_requests ? ' and validation' : '') + '.') : null,
+  ];
+}
+
+const REASONS = {late: 'began later', queued: 'queued', long: 'long', slow: 'slow per token', tool: 'tools', other: 'other'};
+
+function pathSection() {
+  const rows = of('critical_path');
+  if (!rows.length) return [...nothing('steps', tables.critical_path.length > 0, 'steps with an end')];
+  const colorOfOwner = (row) => colorOf('path:' + row.owner);
+  const large = rows.filter((row) => row.share >= 0.005);
+  const rest = rows.filter((row) => row.share < 0.005);
+  const unexplained = rows.find((row) => row.owner === 'unexplained');
+  const replays = tables.what_if.filter((row) => row.what !== 'unchanged');
+  const unchanged = tables.what_if.find((row) => row.what === 'unchanged');
+  const run = several ? [{key: 'run', label: 'run', format: 'text'}] : [];
+  return [
+    about('What ' + (chosen === ALL ? 'the steps' : chosenName()) + ' waited for, moment by moment: each second has one owner. Pale: the trainer’s phases. ' +
+      (unexplained ? share(unexplained.share) + ' is explained by no event.' : '')),
+    partsBar([...large.map((row) => ({name: row.owner, value: row.duration_s, color: colorOfOwner(row)})),
+      ...(rest.length ? [{name: 'the others', value: summaryOf(rest, 'duration_s'), color: '#C9CED6'}] : [])]),
+    table({caption: 'Critical path', rows, limit: 12, columns: [
+      {key: 'owner', label: 'owner', format: 'text'}, {key: 'share', label: 'share', format: 'share'},
+      {key: 'duration_s', label: chosen === ALL ? 'all steps together' : 'time', format: 's', bar: true, color: colorOfOwner}, {key: 'segments', label: 'stretches', format: 'n'},
+      {key: 'longest_s', label: 'longest', format: 's'}, {key: 'longest_what', label: 'in', format: 'text'}]}),
+    unchanged ? element('h3', {}, 'What if') : null,
+    unchanged ? note('Mean per step over ' + plural(unchanged.steps, 'replayed step') + ' of ' + seconds(unchanged.step_s) + '. Replayed unchanged, the median step is off by ' +
+      share(unchanged.residual_share) + (unchanged.tokens_share === null ? '' : '; with decoding predicted from tokens, by ' + share(unchanged.tokens_share)) + '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up.') : null,
+    unchanged ? table({caption: 'Replays', rows: replays, limit: 14, columns: [...run,
+      {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
+      {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}) : null,
+    ...waitingFor(run),
+  ];
+}
+
+function waitingFor(run) {
+  if (!tables.stragglers.length) return [];
+  const requests = tables.straggler_requests.map((row) => ({...row, because: REASONS[row.because] || row.because}));
+  return [
+    element('h3', {}, 'Who others wait for'),
+    note('Whoever is done waits for the last of its kind. That waiting, charged to those that are not done yet; over all steps.'),
+    table({caption: 'Stragglers', rows: tables.stragglers.map((row) => ({...row, who: row.kind === 'request' ? REASONS[row.who] || row.who : row.who})), limit: 12, columns: [...run,
+      {key: 'kind', label: 'kind', format: 'text', title: 'A phase: its ranks'}, {key: 'who', label: 'who, or why', format: 'text'}, {key: 'blame_s', label: 'others’ waiting', format: 's', bar: true},
+      {key: 'share', label: 'of its kind', format: 'share'}, {key: 'per_step_s', label: 'per step', format: 's'}, {key: 'last', label: 'steps in which last', format: 'n'}, {key: 'of_steps', label: 'of', format: 'n'}]}),
+    requests.length ? table({caption: 'Requests that others waited for', rows: requests, limit: 6, columns: [...run,
+      {key: 'request_id', label: 'request', format: 'text', show: (value) => value === null ? '(no id)' : shorten(value, 16)}, {key: 'step', label: 'step', format: 'n'},
+      {key: 'name', label: 'worker', format: 'text'}, {key: 'blame_s', label: 'others’ waiting', format: 's', bar: true}, {key: 'behind_s', label: 'behind the median', format: 's'},
+      {key: 'because', label: 'because', format: 'text'}, {key: 'late_s', label: 'later', format: 's'}, {key: 'queued_s', label: 'queued', format: 's'}, {key: 'long_s', label: 'long', format: 's'},
+      {key: 'slow_s', label: 'slow', format: 's'}, {key: 'tool_s', label: 'tools', format: 's'}, {key: 'other_s', label: 'other', format: 's'}]}) : null,
   ];
 }
 

@@ -22,6 +22,7 @@ from verl_profiler.report.plots import (
     tq,
     transfers,
     turns,
+    whys,
     workers,
 )
 from verl_profiler.report.plots.choice import Choice, NothingToDraw, Plot
@@ -31,6 +32,7 @@ __all__ = ["PLOTS", "Choice", "NothingToDraw", "Plot"]
 # In reading order.
 PLOTS: dict[str, Plot] = {
     **steps.PLOTS,
+    **whys.PLOTS,
     **shares.PLOTS,
     **rollouts.PLOTS,
     **workers.PLOTS,

@@ -1,0 +1,83 @@
+"""`verl-profiler why`: findings, path, model, replays and stragglers, as text and as JSON."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.cli import why
+from verl_profiler.errors import ReadingError
+
+DATA = Path(__file__).parent.parent / "data"
+REHEARSED = DATA / "rehearsal_run.tar.gz"
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    why.add_arguments(parser)
+    return why.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+
+
+def test_one_step_of_a_real_run(capsys):
+    """In the order in which a tired reader asks: what to do, why, how sure, what else, who."""
+    status = run(REHEARSED, "--steps", "2")
+
+    text = capsys.readouterr().out
+    assert 0 == status
+    places = [
+        text.index(title)
+        for title in (
+            "Findings\n1. Every request had ended, and the trainer found out 1.51 s later.",
+            "critical path of step 2: 20.1 s, each second with one owner",
+            "in order\n",
+            "the model\n",
+            "what if (mean per step; gains do not add up)",
+            "who others wait for",
+            "requests that others waited for",
+        )
+    ]
+    assert sorted(places) == places
+    assert "update_actor" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_json_holds_all_of_it(capsys):
+    """The stretches in order, too; they add up to the steps."""
+    run(REHEARSED, "--json")
+
+    content = json.loads(capsys.readouterr().out)
+    tables = content["tables"]
+    assert {"rehearsal_run"} == {row["run"] for rows in tables.values() for row in rows}
+    assert ["polling"] == [row["finding"] for row in content["findings"]]
+    assert 21.016081 + 20.106269 == pytest.approx(
+        sum(row["duration_s"] for row in tables["critical_segments"])
+    )
+    unexplained = [r["share"] for r in tables["critical_path"] if r["owner"] == "unexplained"]
+    assert max(unexplained) < 0.01
+    residuals = [r["residual_share"] for r in tables["step_replays"] if r["what"] == "unchanged"]
+    assert max(map(abs, residuals)) < 1e-6
+
+
+def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
+    """A run that was killed in its first step, or whose trainer was not recorded."""
+    folder = tmp_path / "run" / "step_1"
+    folder.mkdir(parents=True)
+    line = {
+        "timestamp": "2026-11-21T02:33:24.000000+00:00",
+        "event": "request",
+        "duration_sec": 1.5,
+        "extra": {"request_id": "q", "sample": 1, "session": 0},
+        "workid": 0,
+        "step": 1,
+    }
+    (folder / "worker_0.jsonl").write_text(json.dumps(line) + "\n")
+
+    assert 1 == run(folder.parent)
+    assert "nothing to report: no step has an end" in capsys.readouterr().err
+
+
+def test_a_step_that_is_not_there_is_refused():
+    """With those that are."""
+    with pytest.raises(ReadingError, match=r"step 7 is not in this run; it has 0 to 2\."):
+        run(REHEARSED, "--steps", "7")

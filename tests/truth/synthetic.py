@@ -1,0 +1,329 @@
+"""Steps made up second by second, so that every answer about them is known beforehand.
+
+A step is specified (`Step`), and `run_of` writes the events that verl would have left and says what is
+true of it.  The truth comes from how the step is put together here, and shares no code with the
+analyses: who owns each microsecond, when each request ends, what the step takes.  What a change would
+save is known by making the changed step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl_profiler.events import EVENTS
+from verl_profiler.tables import Tables
+
+SECOND = 1_000_000
+EPOCH = 1_795_228_400 * SECOND
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: on the way, in the engine, back, in the worker, in tools that run side by side."""
+
+    tokens: int = 50
+    token_us: int = 10_000
+    prefill_us: int = 20_000
+    acquire_us: int = 500
+    way_us: int = 1_500
+    back_us: int = 1_000
+    own_us: int = 700
+    tools: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    turns: tuple[Turn, ...] = (Turn(),)
+    worker: int = 0
+    replica: int = 0
+    begin_us: int = 10_000
+    build_us: int = 3_000
+    reward_us: int = 20_000
+    put_us: int = 2_000
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of the trainer: handed over, done by ranks that begin together, collected."""
+
+    name: str
+    ranks_us: tuple[int, ...]
+    before_us: int = 4_000
+    after_us: int = 3_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; `poll_us` None: the trainer is told; `slots` None: replicas run everything."""
+
+    requests: tuple[Request, ...]
+    phases: tuple[Phase, ...] = (
+        Phase("old_log_prob", (300_000, 310_000)),
+        Phase("update_actor", (900_000, 880_000)),
+        Phase("update_weights", (150_000, 140_000)),
+    )
+    poll_us: int | None = None
+    look_us: int = 5_000
+    fetch_us: int = 8_000
+    gap_us: int = 1_000
+    slots: int | None = None
+    stall: tuple[int, int, int] | None = None
+    save_us: int = 0
+
+
+@dataclass
+class Truth:
+    """What is so: times in microseconds after the step's begin."""
+
+    duration_us: int = 0
+    owners: dict[str, int] = field(default_factory=dict)
+    ends_us: list[int] = field(default_factory=list)
+    last: int = 0
+
+
+RANK_EVENTS = {
+    "old_log_prob": "compute_log_prob",
+    "ref": "compute_ref_log_prob",
+    "update_actor": "update_actor",
+    "update_weights": "update_weights",
+}
+ROLES = {"worker": "agent_loop"}
+
+
+class Writer:
+    """Collects the events of one step; times are microseconds after its begin."""
+
+    def __init__(self, step: int, begin_us: int) -> None:
+        self.step = step
+        self.begin_us = begin_us
+        self.events: list[dict[str, Any]] = []
+
+    def span(self, name: str, event: str, begin: int, end: int, **more: Any) -> None:
+        kind = name.rpartition("_")[0]
+        identity = {key: more.pop(key) for key in ("request_id", "turn") if key in more}
+        trains = name == "trainer_0" and EVENTS.get(event) is None
+        family = "trainer" if trains else EVENTS[event].family
+        if name == "trainer_0" and family in ("workers", "weights"):
+            family = "trainer"
+        self.events.append(
+            {
+                "run": "made",
+                "name": name,
+                "role": ROLES.get(kind, kind),
+                "rank": int(name.rpartition("_")[2]),
+                "host": "one",
+                "step": self.step,
+                "event": event,
+                "family": family,
+                "begin_us": self.begin_us + begin,
+                "end_us": self.begin_us + end,
+                "duration_us": end - begin,
+                "validate": False,
+                **identity,
+                "extra": more or None,
+            }
+        )
+
+
+def run_of(*steps: Step) -> tuple[Tables, list[Truth]]:
+    """Make the tables of a run of these steps, and what is true of each."""
+    events: list[dict[str, Any]] = []
+    truths = []
+    begin = EPOCH
+    for number, step in enumerate(steps, 1):
+        writer = Writer(number, begin)
+        truths.append(_write(writer, step))
+        events += writer.events
+        begin += truths[-1].duration_us + SECOND
+    return tables_of(events), truths
+
+
+def tables_of(events: list[dict[str, Any]]) -> Tables:
+    """Make tables of events, with a process for each name in them."""
+    names = dict.fromkeys(event["name"] for event in events)
+    processes = [
+        {
+            "run": "made",
+            "name": name,
+            "role": ROLES.get(name.rpartition("_")[0], name.rpartition("_")[0]),
+            "rank": int(name.rpartition("_")[2]),
+            "replica": int(name.rpartition("_")[2]) if name.startswith("engine") else None,
+        }
+        for name in names
+    ]
+    return Tables.of({"events": events, "processes": processes})
+
+
+def _write(writer: Writer, step: Step) -> Truth:
+    truth = Truth()
+    gen = step.gap_us
+    chains = _served(step)
+    for place, chain in enumerate(chains):
+        truth.ends_us.append(_write_request(writer, step, place, gen, chain))
+    truth.last = max(
+        range(len(chains)),
+        key=lambda place: (truth.ends_us[place], -step.requests[place].begin_us),
+    )
+    owners: dict[str, int] = {"dispatch": step.requests[truth.last].begin_us}
+    for owner, length in _owned(step.requests[truth.last], chains[truth.last]):
+        owners[owner] = owners.get(owner, 0) + length
+    last = truth.ends_us[truth.last]
+    look, polls = _looks(writer, step, gen, last)
+    wait_end = look + step.look_us + step.fetch_us
+    writer.span("trainer_0", "tq_get", look + step.look_us, wait_end)
+    owners["polling"] = look - last - polls
+    owners["transfer"] = owners.get("transfer", 0) + polls + step.look_us + step.fetch_us
+    writer.span("trainer_0", "sample_wait", gen, wait_end)
+    writer.span("trainer_0", "gen", gen, wait_end + 1_000)
+    owners["gen"] = 1_000
+    now = wait_end + 1_000
+    for phase in step.phases:
+        now = _write_phase(writer, phase, now + step.gap_us, owners)
+    if step.save_us:
+        writer.span("trainer_0", "save_checkpoint", now, now + step.save_us)
+        owners["save_checkpoint"] = step.save_us
+        now += step.save_us
+    truth.duration_us = now + step.gap_us
+    owners["unexplained"] = owners.get("unexplained", 0) + step.gap_us * (2 + len(step.phases))
+    writer.span("trainer_0", "step", 0, truth.duration_us)
+    if step.stall:
+        worker, begin, end = step.stall
+        writer.span(f"worker_{worker}", "event_loop_lag", begin, end, loop="main")
+    truth.owners = {owner: length for owner, length in owners.items() if length}
+    return truth
+
+
+def _looks(writer: Writer, step: Step, begin: int, last: int) -> tuple[int, int]:
+    """Write the trainer's looks; return when it looked with success, and its looks in vain since."""
+    if step.poll_us is None:
+        writer.span("trainer_0", "tq_meta", last, last + step.look_us, op="kv_list")
+        return last, 0
+    look, since = begin, 0
+    while True:
+        writer.span("trainer_0", "tq_meta", look, look + step.look_us, op="kv_list")
+        if look >= last:
+            return look, since
+        since += max(look + step.look_us - max(look, last), 0)
+        look += step.look_us + step.poll_us
+
+
+def _served(step: Step) -> list[list[tuple[int, int]]]:
+    """Return (queue, begin of serving) for each turn of each request: first come, first served."""
+    free: dict[int, list[int]] = {}
+    chains: list[list[tuple[int, int]]] = [[] for _ in step.requests]
+    arrivals = []
+    for place, request in enumerate(step.requests):
+        first = request.turns[0]
+        at = step.gap_us + request.begin_us + request.build_us + first.acquire_us + first.way_us
+        heapq.heappush(arrivals, (at, place, 0))
+    while arrivals:
+        at, place, turn = heapq.heappop(arrivals)
+        request = step.requests[place]
+        spec = request.turns[turn]
+        slots = free.setdefault(request.replica, [])
+        begin = at
+        if step.slots is not None and len(slots) >= step.slots:
+            begin = max(at, heapq.heappop(slots))
+        end = begin + spec.prefill_us + spec.tokens * spec.token_us
+        heapq.heappush(slots, end)
+        chains[place].append((begin - at, begin))
+        if turn + 1 < len(request.turns):
+            after = request.turns[turn + 1]
+            at = end + spec.back_us + spec.own_us + _tools_us(spec)
+            heapq.heappush(arrivals, (at + after.acquire_us + after.way_us, place, turn + 1))
+    return chains
+
+
+def _tools_us(turn: Turn) -> int:
+    return max((length for _, length in turn.tools), default=0)
+
+
+def _owned(request: Request, chain: list[tuple[int, int]]) -> list[tuple[str, int]]:
+    """Say what each microsecond of a request went to."""
+    owned = [("prompt_build", request.build_us)]
+    for turn, (queue, _) in zip(request.turns, chain, strict=True):
+        owned += [
+            ("server_acquire", turn.acquire_us),
+            ("transport", turn.way_us + turn.back_us),
+            ("queue", queue),
+            ("prefill", turn.prefill_us),
+            ("decode", turn.tokens * turn.token_us),
+            ("token_merge", turn.own_us),
+            ("tool", _tools_us(turn)),
+        ]
+    return [*owned, ("reward", request.reward_us), ("transfer", request.put_us)]
+
+
+def _write_request(
+    writer: Writer, step: Step, place: int, gen: int, chain: list[tuple[int, int]]
+) -> int:
+    request = step.requests[place]
+    name, engine = f"worker_{request.worker}", f"engine_{request.replica}"
+    who = {"request_id": f"q{place:04d}"}
+    begin = gen + request.begin_us
+    now = begin + request.build_us
+    if request.build_us:
+        writer.span(name, "prompt_build", begin, now, **who)
+    for number, (turn, (queue, served)) in enumerate(zip(request.turns, chain, strict=True)):
+        here = {**who, "turn": number}
+        call = {"engine_request_id": f"{who['request_id']}-{writer.step}-{number}"}
+        call["response_tokens"] = turn.tokens
+        first = now
+        arrived = now + turn.acquire_us + turn.way_us
+        end = served + turn.prefill_us + turn.tokens * turn.token_us
+        writer.span(name, "server_acquire", now, now + turn.acquire_us, **here)
+        writer.span(
+            engine,
+            "engine_request",
+            arrived,
+            end,
+            **call,
+            queue_s=queue / 1e6,
+            prefill_s=turn.prefill_us / 1e6,
+            decode_s=turn.tokens * turn.token_us / 1e6,
+        )
+        now = end + turn.back_us
+        writer.span(name, "engine_call", first, now, **here, **call)
+        writer.span(name, "token_merge", now, now + turn.own_us, **here, of="response")
+        now += turn.own_us
+        for tool, length in turn.tools:
+            writer.span(name, "tool_call", now, now + length, **here, tool=tool)
+        if turn.tools:
+            writer.span(name, "tool_execution", now, now + _tools_us(turn), **here)
+        now += _tools_us(turn)
+        writer.span(name, "turn", first, now, **here)
+    writer.span(name, "agent_loop", begin, now, **who)
+    after = now + request.reward_us
+    writer.span(name, "reward", now, after, **who)
+    writer.span(name, "tq_put", after, after + request.put_us, **who)
+    writer.span(name, "postprocess", now, after + request.put_us, **who)
+    end = after + request.put_us
+    writer.span(name, "request", begin, end, **who, turns=len(request.turns))
+    return end
+
+
+def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int]) -> int:
+    ranks = begin + phase.before_us
+    for rank, length in enumerate(phase.ranks_us):
+        writer.span(f"actor_{rank}", RANK_EVENTS[phase.name], ranks, ranks + length)
+    worked = max(phase.ranks_us, default=0)
+    end = ranks + worked + phase.after_us
+    writer.span("trainer_0", phase.name, begin, end)
+    handed = phase.before_us + phase.after_us
+    handover = phase.name if phase.name == "update_weights" else "handover"
+    for owner, length in ((phase.name, worked), (handover, handed)):
+        owners[owner] = owners.get(owner, 0) + length
+    return end
+
+
+def with_turns(step: Step, change: Any) -> Step:
+    """Make the step with each turn changed."""
+    return replace(
+        step,
+        requests=tuple(
+            replace(request, turns=tuple(change(turn) for turn in request.turns))
+            for request in step.requests
+        ),
+    )

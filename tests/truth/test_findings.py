@@ -1,0 +1,169 @@
+"""Each rule speaks on a run made to show it, names what it costs, and is silent on the others."""
+
+from dataclasses import replace
+
+import pytest
+from truth.synthetic import Phase, Request, Step, Turn, run_of
+
+from verl_profiler.analysis import ANALYSES
+from verl_profiler.report.findings import EVIDENCE, RULES, finding_list, finding_texts, findings
+
+# Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
+QUIET = Step(
+    requests=tuple(
+        Request(
+            turns=tuple(
+                Turn(tokens=60 + place // 20, tools=(("search", 50_000),)) for _ in range(2)
+            ),
+            worker=place % 2,
+            replica=place % 2,
+        )
+        for place in range(40)
+    ),
+    phases=(
+        Phase("old_log_prob", (400_000, 399_000)),
+        Phase("update_actor", (900_000, 898_000)),
+        Phase("update_weights", (90_000, 89_000)),
+    ),
+)
+
+
+def requests_with(change, chosen=range(40), step=QUIET):
+    """Change some requests of a step."""
+    return replace(
+        step,
+        requests=tuple(
+            change(request) if place in chosen else request
+            for place, request in enumerate(step.requests)
+        ),
+    )
+
+
+def turns_with(**more):
+    return lambda request: replace(
+        request, turns=tuple(replace(turn, **more) for turn in request.turns)
+    )
+
+
+def longest_turn(request):
+    return replace(request, turns=(*request.turns[:-1], replace(request.turns[-1], tokens=300)))
+
+
+STALLED = requests_with(turns_with(back_us=150_000), (0,))
+# What else a run shows that is made for a rule, and rightly so.
+CASES = {
+    "polling": (replace(QUIET, poll_us=2_000_000), set()),
+    "tail": (requests_with(longest_turn, (7, 8)), set()),
+    "slow_tools": (
+        requests_with(turns_with(tools=(("search", 900_000),)), (3,)),
+        # One request of forty is among the slowest 5 %.
+        {"tail"},
+    ),
+    "uneven_replicas": (
+        replace(
+            requests_with(lambda request: replace(request, replica=0), range(6, 40)),
+            slots=10,
+        ),
+        {"engine_queue", "tail"},
+    ),
+    "uneven_workers": (
+        requests_with(turns_with(own_us=200_000), range(0, 40, 2)),
+        set(),
+    ),
+    "slow_ranks": (
+        replace(QUIET, phases=(Phase("update_actor", (1_500_000, 900_000)),)),
+        set(),
+    ),
+    "engine_queue": (replace(QUIET, slots=8), {"tail"}),
+    "way_to_engine": (requests_with(turns_with(acquire_us=90_000)), set()),
+    "event_loop": (replace(STALLED, stall=(0, 680_000, 828_000)), {"tail", "way_to_engine"}),
+    "late_start": (requests_with(lambda request: replace(request, begin_us=300_000)), set()),
+    "reward": (requests_with(lambda request: replace(request, reward_us=300_000)), set()),
+    "transfer": (requests_with(lambda request: replace(request, put_us=300_000)), set()),
+    "weight_sync": (
+        replace(QUIET, phases=(*QUIET.phases[:2], Phase("update_weights", (700_000, 690_000)))),
+        set(),
+    ),
+    "checkpoint": (replace(QUIET, save_us=400_000), set()),
+    "handover": (
+        replace(QUIET, phases=tuple(replace(phase, before_us=100_000) for phase in QUIET.phases)),
+        {"weight_sync"},
+    ),
+    "unexplained": (replace(QUIET, gap_us=100_000), set()),
+}
+
+
+def found_in(*steps):
+    tables, truths = run_of(*steps)
+    rows = {name: ANALYSES[name](tables) for name in EVIDENCE}
+    return findings(rows), truths
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_speaks_where_it_should_and_no_other_does(name):
+    """With a cost, a cause, something to try, and somewhere to look."""
+    step, others = CASES[name]
+    rows, (truth,) = found_in(step)
+    names = {row["finding"] for row in rows}
+    row = next((row for row in rows if row["finding"] == name), None)
+
+    assert row is not None, names
+    assert names <= {name, *others}
+    assert 0 < row["recoverable_s"] < truth.duration_us / 1e6
+    assert row["share"] == pytest.approx(row["recoverable_s"] * 1e6 / truth.duration_us)
+    assert all(row[key] for key in ("says", "cause", "advice", "shows"))
+    assert "{" not in row["says"]
+
+
+def test_a_quiet_run_has_no_findings():
+    """Nothing to say is nothing said."""
+    rows, _ = found_in(QUIET, QUIET)
+
+    assert [] == rows
+    assert "" == finding_list(rows)
+
+
+def test_one_bad_step_of_many_is_weighed_by_all():
+    """The cost is per step; what one step of ten loses is not worth a line."""
+    once = CASES["checkpoint"][0]
+    rows, _ = found_in(once, *([QUIET] * 3))
+    rare, _ = found_in(once, *([QUIET] * 9))
+
+    assert [0.1] == [pytest.approx(row["recoverable_s"]) for row in rows]
+    assert [1] == [row["mostly_step"] for row in rows]
+    assert "mostly in step 1" in finding_list(rows)
+    assert [] == rare
+
+
+def test_the_costs_are_the_true_ones():
+    """What a rule calls recoverable is what the step would save."""
+    step = CASES["polling"][0]
+    ((row,), (truth,)) = found_in(step)
+    told = run_of(QUIET)[1][0]
+
+    assert row["recoverable_s"] * 1e6 == pytest.approx(truth.duration_us - told.duration_us, abs=1)
+
+
+def test_findings_are_ranked_and_written():
+    """The most recoverable first, numbered, with where to look."""
+    step = replace(CASES["late_start"][0], poll_us=2_000_000, save_us=600_000)
+    rows, _ = found_in(step)
+    text = finding_list(rows)
+
+    gains = [row["recoverable_s"] for row in rows]
+    assert sorted(gains, reverse=True) == gains
+    assert {"checkpoint", "late_start"} <= {row["finding"] for row in rows}
+    assert text.splitlines()[0] == "Findings"
+    for number, row in enumerate(rows, 1):
+        assert f"{number}. {row['says']}" in text
+    assert all(each["see"] for each in finding_texts(rows))
+
+
+def test_several_runs_are_named():
+    """Two parts of a resumed run have findings of their own."""
+    rows, _ = found_in(CASES["polling"][0])
+    both = [*rows, *({**row, "run": "second"} for row in rows)]
+
+    assert "of made" not in finding_list(rows)
+    assert " of made" in finding_list(both)
+    assert " of second" in finding_list(both)

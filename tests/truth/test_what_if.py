@@ -1,0 +1,183 @@
+"""What a change would have saved, against the changed step itself."""
+
+from dataclasses import replace
+from statistics import fmean, median
+
+import pytest
+from hypothesis import given, settings
+from truth.synthetic import Request, Step, Turn, run_of, with_turns
+from truth.test_critical_path import UNSHRUNK, steps
+
+from verl_profiler.analysis.step_model import step_models
+from verl_profiler.analysis.what_if import CHANGES, UNCHANGED, step_replays, what_if
+
+TOOLS = (90_000, 100_000, 110_000, 100_000, 2_500_000)
+MIXED = Step(
+    requests=tuple(
+        Request(
+            turns=tuple(
+                Turn(tokens=40 + 5 * place, tools=(("search", TOOLS[(place + turn) % 5]),))
+                for turn in range(1 + place % 3)
+            ),
+            worker=place % 2,
+            replica=place % 2,
+        )
+        for place in range(12)
+    ),
+    poll_us=2_000_000,
+)
+
+
+def replays(step):
+    tables, (truth,) = run_of(step)
+    return {row["what"]: row["replayed_s"] * 1e6 for row in step_replays(tables)}, truth
+
+
+def truth_of(step):
+    return run_of(step)[1][0].duration_us
+
+
+@given(steps)
+@settings(max_examples=12, deadline=None, phases=UNSHRUNK)
+def test_an_unchanged_replay_is_the_measured_step(made):
+    """To the microsecond, whatever the step, where queues are as seen."""
+    replayed, truth = replays(replace(made, slots=None))
+
+    assert truth.duration_us == pytest.approx(replayed[UNCHANGED], abs=1)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_a_limit_of_calls_is_recognized_and_replayed(slots):
+    """Queues come from the limit, so an unchanged replay has to find each of them again."""
+    made = replace(MIXED, slots=slots, poll_us=None)
+    replayed, truth = replays(made)
+
+    assert truth.duration_us == pytest.approx(replayed[UNCHANGED], abs=2)
+    assert truth_of(replace(made, slots=2 * slots)) == pytest.approx(
+        replayed["twice_the_slots"], abs=2
+    )
+
+
+def test_half_the_slots_make_the_others_wait():
+    """Six calls at once in each replica; with three, the rest queues."""
+    replayed, _ = replays(MIXED)
+
+    assert truth_of(replace(MIXED, slots=3)) == pytest.approx(replayed["half_the_slots"], abs=2)
+
+
+def test_no_polling():
+    """The trainer has its samples when the last request has ended."""
+    replayed, _ = replays(MIXED)
+
+    assert truth_of(replace(MIXED, poll_us=None)) == pytest.approx(replayed["no_polling"], abs=1)
+
+
+@pytest.mark.parametrize("poll_us", [None, 300_000, 2_000_000])
+def test_tools(poll_us):
+    """At the tool's median, and twice as fast; through the trainer's looks, too."""
+    made = replace(MIXED, poll_us=poll_us)
+    middle = median(
+        length for request in made.requests for turn in request.turns for _, length in turn.tools
+    )
+
+    def shorter(length_of):
+        return with_turns(
+            made,
+            lambda turn: replace(
+                turn, tools=tuple((t, round(length_of(us))) for t, us in turn.tools)
+            ),
+        )
+
+    replayed, _ = replays(made)
+    assert truth_of(shorter(lambda us: min(us, middle))) == pytest.approx(
+        replayed["tools_at_median"], abs=1
+    )
+    assert truth_of(shorter(lambda us: us / 2)) == pytest.approx(
+        replayed["tools_twice_as_fast"], abs=1
+    )
+
+
+def test_one_turn_fewer():
+    """Requests with three turns end after two; their own work of that turn stays."""
+    made = replace(MIXED, poll_us=None)
+    shorter = replace(
+        made,
+        requests=tuple(
+            replace(
+                request, turns=request.turns[:2], put_us=request.put_us + request.turns[2].own_us
+            )
+            if len(request.turns) == 3
+            else request
+            for request in made.requests
+        ),
+    )
+    replayed, _ = replays(made)
+
+    assert truth_of(shorter) == pytest.approx(replayed["one_turn_fewer"], abs=1)
+
+
+def test_ranks_and_weights():
+    """Means of ranks in the phases before the weight sync, and half of that."""
+    replayed, truth = replays(MIXED)
+    uneven = sum(
+        max(phase.ranks_us) - fmean(phase.ranks_us)
+        for phase in MIXED.phases
+        if phase.name != "update_weights"
+    )
+    weights = 150_000 + 4_000 + 3_000
+
+    assert truth.duration_us - uneven == pytest.approx(replayed["even_ranks"], abs=1)
+    assert truth.duration_us - weights / 2 == pytest.approx(
+        replayed["weights_twice_as_fast"], abs=1
+    )
+
+
+def test_the_slowest_stop_at_the_95th_percentile():
+    """With 40 requests of which one is slow: the step ends with the second slowest."""
+    quick = tuple(Request(turns=(Turn(tokens=100 + place),)) for place in range(39))
+    slow = Request(turns=(Turn(tokens=900),))
+    made = Step((*quick, slow))
+    replayed, truth = replays(made)
+    second = truth_of(Step(quick))
+    p95 = run_of(made)[1][0].ends_us[37]
+
+    assert second == pytest.approx(replayed["slowest_1_percent"], abs=1)
+    assert replayed["slowest_5_percent"] == pytest.approx(
+        truth.duration_us - truth.ends_us[39] + p95, abs=1
+    )
+    refilled = p95 + (truth.ends_us[19] - 1_000 - 10_000)
+    assert replayed["slowest_1_percent_refilled"] == pytest.approx(
+        truth.duration_us - truth.ends_us[39] + refilled, abs=1
+    )
+
+
+def test_calls_slow_each_other_down():
+    """Four calls at once take four times as long per token; alone, the last one is as quick as one."""
+    alone = [(1, place) for place in range(12)]
+    together = [(4, 20 + place // 4) for place in range(48)]
+    requests = tuple(
+        Request(turns=(Turn(tokens=50, token_us=1_000 * load),), begin_us=begin * 1_000_000)
+        for load, begin in alone + together
+    )
+    tables, (truth,) = run_of(Step(requests))
+    (model,) = step_models(tables, [1])
+    a, b = model.slowness
+    left_alone = model.replayed(model.requests[:-3], polls=False)
+
+    assert a < 0.001 * b
+    assert truth.duration_us == pytest.approx(model.replayed(), abs=1)
+    assert truth.duration_us == pytest.approx(model.from_tokens(), abs=100)
+    assert truth.duration_us - 150_000 == pytest.approx(left_alone, abs=100)
+
+
+def test_averages_intervals_and_emptiness():
+    """One row per change and run; the interval holds what single steps save."""
+    tables, _ = run_of(*(replace(MIXED, poll_us=poll) for poll in (None, 500_000, 2_000_000)))
+    rows = {row["what"]: row for row in what_if(tables)}
+
+    assert [UNCHANGED, *CHANGES] == list(rows)
+    polling = rows["no_polling"]
+    assert 0 <= polling["low_s"] <= polling["saved_s"] <= polling["high_s"]
+    assert 0 == rows[UNCHANGED]["residual_share"]
+    assert polling["share"] == pytest.approx(polling["saved_s"] / polling["step_s"])
+    assert [] == what_if(tables, (7, 9))

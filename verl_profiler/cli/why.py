@@ -1,0 +1,67 @@
+"""Say why a step took as long as it did, and what it would have taken otherwise.
+
+verl-profiler why logs/my-run
+verl-profiler why logs/my-run --steps 12
+verl-profiler why logs/my-run --steps 12 --json
+
+Without --steps, all finished steps together.  docs/what-if.md says how the replays work, and how far
+to trust them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from verl_profiler.cli.options import check_steps
+from verl_profiler.cli.summary import add_arguments
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print path, replays and stragglers; return 0, or 1 when no step has an end.
+
+    Raises:
+        ReadingError: The paths or the arguments cannot be used (exit code 2).
+    """
+    from verl_profiler.analysis.critical_path import critical_segments, path_owners
+    from verl_profiler.analysis.stragglers import straggler_requests, stragglers
+    from verl_profiler.analysis.what_if import averages, chosen_steps, replays_of, step_models
+    from verl_profiler.reader import load
+    from verl_profiler.report.findings import findings
+    from verl_profiler.report.why_text import why
+
+    with load(args.runs, cache=not args.no_cache) as opened:
+        check_steps(opened, args.steps)
+        tables = opened.tables
+        models = step_models(tables, chosen_steps(tables, args.steps))
+        replays = replays_of(models)
+        segments = critical_segments(tables, args.steps)
+        found = {
+            "critical_path": path_owners(segments),
+            "critical_segments": segments,
+            "what_if": averages(models, replays),
+            "stragglers": stragglers(tables, args.steps),
+            "straggler_requests": straggler_requests(tables, args.steps),
+            "step_replays": replays,
+        }
+        problems = opened.problems
+    if not segments:
+        print("\n".join(["nothing to report: no step has an end", *problems]), file=sys.stderr)
+        return 1
+    ranked = findings(found)
+    if args.json:
+        content = {
+            "format": 1,
+            "runs": opened.labels,
+            "findings": ranked,
+            "tables": found,
+            "problems": problems,
+        }
+        json.dump(content, sys.stdout, indent=1, default=str)
+        print()
+    else:
+        sys.stdout.write(why(found, ranked))
+    return 0
