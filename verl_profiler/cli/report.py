@@ -9,13 +9,12 @@ The file holds everything that it shows; nothing is fetched when it is opened.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.output import replacing, target_of
 from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.errors import ReadingError
 
@@ -83,12 +82,7 @@ def _write(
     from verl_profiler.report.html import page
     from verl_profiler.report.sections import document
 
-    target = _target(runs, out)
-    if target.exists() and not force:
-        raise ReadingError(
-            f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
-            "output-exists",
-        )
+    target = target_of(runs, out, "report.html", force=force)
     with load(runs, cache=cache) as opened:
         if steps is not None:
             check_steps(opened, steps, "--steps")
@@ -96,38 +90,9 @@ def _write(
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
         return None
-    _replace(target, page(gathered, made=_made()))
+    with replacing(target) as file:
+        file.write(page(gathered, made=_made()).encode())
     return target
-
-
-def _target(runs: Sequence[Path], out: Path | None) -> Path:
-    if out is not None:
-        return out / "report.html" if out.is_dir() else out
-    first = runs[0]
-    if first.is_dir():
-        return first / "report.html"
-    # An archive or a single file: beside it.
-    return first.with_name(first.name.split(".")[0] + "-report.html")
-
-
-def _replace(target: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".report-", suffix=".html", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise ReadingError(
-            f"{target} cannot be written: {error.strerror}.\nName another file with --out",
-            "cannot-write",
-        ) from error
 
 
 def _made() -> str:
