@@ -13,7 +13,7 @@ from verl_profiler.settings import EventSettings, Settings
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
-    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import_path" not in file.parts
+    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import-path" not in file.parts
 ]
 DOCS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").rglob("*.md")))
 

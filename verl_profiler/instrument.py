@@ -27,7 +27,7 @@ import wrapt
 
 from verl_profiler import context, loop_lag, recorder
 from verl_profiler.clock import now
-from verl_profiler.loop_lag import note_blocking_call, watch_running_loop
+from verl_profiler.loop_lag import WORTH_NAMING_NS, note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
 
 __all__ = ["Status", "install", "status", "uninstall", "wrap"]
@@ -308,8 +308,9 @@ def _leave(
     try:
         call.end_ns = end
         status.hits[probe.name] += 1
-        if blocking:
-            note_blocking_call(probe.name, call.begin_ns or end, end)
+        begin = call.begin_ns
+        if blocking and begin is not None and end - begin > WORTH_NAMING_NS:
+            note_blocking_call(probe.name, begin, end)
         if error is not None:
             call.error = error
         if probe.leave is not None:
@@ -325,10 +326,7 @@ def _leave(
                 if context.process.validate:
                     extra = {**(extra or _NOTHING), "validate": True}
             else:
-                identity = request.identity()
-                if extra:
-                    identity.update(extra)
-                extra = identity
+                extra = {**request.known_identity(), **extra} if extra else request.identity()
                 if step is None:
                     step = request.step
             if error is not None:
