@@ -18,7 +18,7 @@ from verl_profiler.errors import VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("summary", "report", "requests", "plot", "diff", "export", "check", "rehearse")
+COMMANDS = ("summary", "report", "requests", "plot", "diff", "export", "watch", "check", "rehearse")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
