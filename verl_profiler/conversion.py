@@ -32,7 +32,7 @@ from verl_profiler.sources import EventFile, Source
 
 __all__ = ["Converted", "convert"]
 
-_VERSION = 2
+_VERSION = 3
 _PART_BYTES = 128 << 20
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
@@ -150,6 +150,8 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
         process.host,
         process.pid,
         process.shift_us,
+        process.drift,
+        process.drift_from_us,
         original,
     ]
 

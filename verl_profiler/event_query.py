@@ -54,6 +54,8 @@ _FILE_COLUMNS = {
     "pid": "INTEGER",
     "step": "INTEGER",
     "shift_us": "BIGINT",
+    "drift": "DOUBLE",
+    "drift_from_us": "BIGINT",
     "original": "BOOLEAN",
 }
 
@@ -117,8 +119,8 @@ WITH lines AS ({lines}
 ), typed AS (
     SELECT f.*, lines.* EXCLUDE (filename, duration_s, workid),
         nullif(workid, f.rank::VARCHAR) AS workid,
-        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + f.shift_us END
-            AS end_us,
+        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + f.shift_us
+            + round(f.drift * (moment_us - f.drift_from_us))::BIGINT END AS end_us,
         CASE WHEN duration_s BETWEEN 0 AND 1e9 THEN round(duration_s * 1e6)::BIGINT END
             AS duration_us,
         duration_s IS NOT NULL AND NOT coalesce(duration_s BETWEEN 0 AND 1e9, false)
