@@ -67,15 +67,15 @@ def test_a_time_namespace_of_its_own_is_noticed():
 
 def test_readings_stay_few_and_span_the_whole_run(monkeypatch):
     """A reading every 5 s for three days: at most 32, the first one kept, the last one recent."""
-    moment = 0
-    monkeypatch.setattr(clock, "now", lambda: moment)
+    passed = [0]
+    monkeypatch.setattr(clock, "now", lambda: passed[0])
     readings = Readings()
-    for moment in range(0, 3 * 86_400 * 10**9, 5 * 10**9):
+    for passed[0] in range(0, 3 * 86_400 * 10**9, 5 * 10**9):
         taken = readings.take()
         assert len(taken) <= 32
 
     times = [monotonic for _, monotonic, _ in taken]
     assert 0 == times[0]
     assert times == sorted(times)
-    assert moment - times[-1] < moment / 8
+    assert passed[0] - times[-1] < passed[0] / 8
     assert len(times) >= 12
