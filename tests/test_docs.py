@@ -10,6 +10,7 @@ import pytest
 from verl_profiler.cli import COMMANDS
 from verl_profiler.events import EVENTS, FAMILIES
 from verl_profiler.settings import EventSettings, Settings
+from verl_profiler.tq_tracing.switches import Switches
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
@@ -41,7 +42,7 @@ def test_every_slug_has_an_entry_and_every_entry_a_slug():
     assert documented == slugs_in_code()
 
 
-@pytest.mark.parametrize("struct", [EventSettings, Settings])
+@pytest.mark.parametrize("struct", [EventSettings, Settings, Switches])
 def test_every_setting_is_documented(struct):
     """In the table, and above its line in the YAML."""
     table = (ROOT / "docs/configuration.md").read_text()

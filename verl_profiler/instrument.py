@@ -30,7 +30,7 @@ from verl_profiler.clock import now
 from verl_profiler.loop_lag import WORTH_NAMING_NS, note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
 
-__all__ = ["Status", "install", "status", "uninstall", "wrap"]
+__all__ = ["Status", "install", "resolve", "status", "uninstall", "wrap"]
 
 
 @dataclass
@@ -111,7 +111,7 @@ def _place(probe: Probe, module: ModuleType) -> None:
         if module_name != module.__name__:
             continue
         tried.append(path)
-        found = _resolve(module, path)
+        found = resolve(module, path)
         if found is None:
             continue
         owner, attribute, original = found
@@ -137,7 +137,7 @@ def _place(probe: Probe, module: ModuleType) -> None:
         _miss(probe, f"{module.__name__} has no {' or '.join(tried)}")
 
 
-def _resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
+def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
     """Find the class (or module) that defines the attribute, reading `vars`, never `getattr`."""
     *parents, attribute = path.split(".")
     owner: Any = module

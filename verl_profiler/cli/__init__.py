@@ -18,7 +18,19 @@ from verl_profiler.errors import VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("summary", "report", "requests", "plot", "diff", "export", "watch", "check", "rehearse")
+COMMANDS = (
+    "summary",
+    "report",
+    "requests",
+    "timing",
+    "tq",
+    "plot",
+    "diff",
+    "export",
+    "watch",
+    "check",
+    "rehearse",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

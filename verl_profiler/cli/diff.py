@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.output import replacing, target_of
+from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.errors import ReadingError
 
@@ -129,8 +129,7 @@ def run(args: argparse.Namespace) -> int:
     if target is not None:
         from verl_profiler.report.diff_page import diff_page
 
-        with replacing(target) as file:
-            file.write(diff_page(document).encode())
+        write_whole(target, [diff_page(document)])
         # Standard output may be the JSON.
         print(f"Wrote {target}", file=sys.stderr)
     return int(any(verdict["holds"] for verdict in verdicts))

@@ -2,6 +2,7 @@
 
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
+    verl-profiler report logs/my-run --log verl_demo.log
 
 The file holds everything that it shows; nothing is fetched when it is opened.
 """
@@ -14,12 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.output import replacing, target_of
+from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.summary import check_steps, step_range
+from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
+    from verl_profiler.step_lines import LoggedRun
 
 __all__ = ["add_arguments", "run", "write_report"]
 
@@ -41,6 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
     parser.add_argument(
+        "--log",
+        dest="logs",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="console log of the run, to compare its timers with the recorded spans "
+        f"(default: RUN/{CONSOLE}, if it is there)",
+    )
+    parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
     )
 
@@ -51,7 +64,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    written = _write(args.runs, args.out, args.steps, force=args.force, cache=not args.no_cache)
+    written = _write(
+        args.runs,
+        args.out,
+        args.steps,
+        force=args.force,
+        cache=not args.no_cache,
+        logs=args.logs,
+    )
     if written is None:
         return 1
     print(f"Wrote {written}")
@@ -76,23 +96,47 @@ def write_report(run_dir: Path, out: Path | None = None, force: bool = False) ->
 
 
 def _write(
-    runs: Sequence[Path], out: Path | None, steps: Steps, *, force: bool, cache: bool
+    runs: Sequence[Path],
+    out: Path | None,
+    steps: Steps,
+    *,
+    force: bool,
+    cache: bool,
+    logs: Sequence[Path] = (),
 ) -> Path | None:
     from verl_profiler.reader import load
     from verl_profiler.report.html import page
     from verl_profiler.report.sections import document
 
     target = target_of(runs, out, "report.html", force=force)
+    log = _logged(logs, runs)
     with load(runs, cache=cache) as opened:
         if steps is not None:
             check_steps(opened, steps, "--steps")
-        gathered = document(opened, steps)
+        gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
         return None
-    with replacing(target) as file:
-        file.write(page(gathered, made=_made()).encode())
+    write_whole(target, [page(gathered, made=_made())])
     return target
+
+
+def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
+    """Read the last training of the console logs; without any, of the one in the run directory.
+
+    Raises:
+        ReadingError: Logs that were named cannot be read, or have no timers.
+    """
+    from verl_profiler.step_lines import logged_runs
+
+    beside = [path for run in runs if (path := run / CONSOLE).is_file()]
+    problems: list[str] = []
+    found = logged_runs(logs or beside, problems)
+    if found:
+        return found[-1], problems
+    if logs:
+        raise ReadingError("\n".join(problems), "log-without-timers")
+    return None
 
 
 def _made() -> str:
