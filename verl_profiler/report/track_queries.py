@@ -48,8 +48,7 @@ for _name, _event in EVENTS.items():
 
 SPANS = f"""
 CREATE OR REPLACE TEMP TABLE spans AS
-SELECT row_number() OVER (
-        ORDER BY run, name, begin_us, end_us DESC, event, request_id, turn, hash(extra)) AS id, run, name, step, validate, request_id, turn, event, family,
+SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::UBIGINT AS id, run, name, step, validate, request_id, turn, event, family,
     greatest(begin_us, 0) AS begin_us, greatest(end_us, 0) AS end_us, duration_us IS NULL AS instant,
     CASE {" ".join(f"WHEN {claim} THEN {place}" for place, claim in enumerate(LANES.values()))} END
         AS lane,
@@ -63,7 +62,8 @@ WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN ('memory', 'profiler_
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
-# numbers are those of the span that asks (an engine call, a tool call, a reward) times four.
+# numbers are those of the span that asks (an engine call, a tool call, a reward), and one more for the
+# way back.
 ARROWS = """
 CREATE OR REPLACE TEMP TABLE arrows AS
 WITH followed AS (
@@ -88,16 +88,16 @@ WITH followed AS (
         AND s.session IS NOT DISTINCT FROM r.session AND s.begin_us BETWEEN w.begin_us AND w.end_us
     WHERE w.event = 'reward' AND w.family = 'rollout'
 ), edges AS (
-    SELECT id * 4 AS arrow, id AS source, served_id AS target FROM calls
-    UNION ALL SELECT id * 4 + 1, served_id, next_id FROM calls WHERE next_us >= end_us
-    UNION ALL SELECT id * 4, asked_id, id FROM followed WHERE event = 'tool_call'
-    UNION ALL SELECT id * 4 + 1, id, answered_id FROM followed WHERE event = 'tool_call'
-    UNION ALL SELECT id * 4, id, scored_id FROM rewards
+    SELECT id AS arrow, id AS source, served_id AS target FROM calls
+    UNION ALL SELECT id + 1, served_id, next_id FROM calls WHERE next_us >= end_us
+    UNION ALL SELECT id, asked_id, id FROM followed WHERE event = 'tool_call'
+    UNION ALL SELECT id + 1, id, answered_id FROM followed WHERE event = 'tool_call'
+    UNION ALL SELECT id, id, scored_id FROM rewards
 )
 SELECT id, list(arrow ORDER BY arrow) FILTER (leaving) AS sources, list(arrow ORDER BY arrow) FILTER (NOT leaving) AS targets
 FROM (
-    SELECT source AS id, arrow, true AS leaving FROM edges WHERE source + target IS NOT NULL
-    UNION ALL SELECT target, arrow, false FROM edges WHERE source + target IS NOT NULL
+    SELECT source AS id, arrow, true AS leaving FROM edges WHERE source IS NOT NULL AND target IS NOT NULL
+    UNION ALL SELECT target, arrow, false FROM edges WHERE source IS NOT NULL AND target IS NOT NULL
 ) GROUP BY id
 """
 
