@@ -50,7 +50,7 @@ def test_what_is_written_is_read(written, fields, begin_ns, flows):
     def fill(trace):
         lane = trace.lane("lane", trace.folder("folder"))
         for _ in range(2):
-            trace.begin(lane, begin_ns, "span", "family", fields, flows[:1], flows[1:])
+            trace.begin(lane, begin_ns, ("span", "family", fields), flows[:1], flows[1:])
             trace.end(lane, begin_ns)
 
     reading = written(fill)
@@ -93,7 +93,7 @@ def test_large_traces_are_written_in_blocks(written):
     def fill(trace):
         lane = trace.lane("lane", 0)
         for number in range(count):
-            trace.begin(lane, number, "span", "family", {"number": number, "request": "q" * 40})
+            trace.begin(lane, number, ("span", "family", {"number": number, "request": "q" * 40}))
             trace.end(lane, number + 1)
 
     reading = written(fill)

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+from verl_profiler.cli.arguments import add_cache, add_out, add_runs
 from verl_profiler.cli.output import replacing, target_of
 from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.errors import ReadingError
@@ -28,21 +29,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("format", choices=["perfetto"], help="what to write")
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
+    add_runs(parser)
+    add_out(
+        parser, "the file to write; compressed if it ends in .gz (default: RUN/timeline.pftrace)"
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="the file to write; compressed if it ends in .gz (default: RUN/timeline.pftrace)",
-    )
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     parser.add_argument(
         "--step", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
@@ -60,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write Chrome's JSON trace events, for tools that read no Perfetto trace",
     )
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_profiler.cli.arguments import add_cache
 from verl_profiler.cli.summary import step_range
 from verl_profiler.errors import ReadingError
 
@@ -88,9 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="give the numbers as JSON")
     numbers.add_argument("--csv", action="store_true", help="give the numbers as CSV")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.arguments import add_cache, add_out, add_runs
 from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.console_log import CONSOLE
@@ -29,17 +30,8 @@ __all__ = ["add_arguments", "run", "write_report"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="the file to write (default: RUN/report.html)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    add_runs(parser)
+    add_out(parser, "the file to write (default: RUN/report.html)")
     parser.add_argument(
         "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
@@ -53,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="console log of the run, to compare its timers with the recorded spans "
         f"(default: RUN/{CONSOLE}, if it is there)",
     )
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

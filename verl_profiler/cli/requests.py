@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_profiler.cli.arguments import add_cache, add_runs
 from verl_profiler.cli.plot import check_selection
 from verl_profiler.cli.summary import step_range
 from verl_profiler.errors import ReadingError
@@ -27,13 +27,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
-    )
+    add_runs(parser)
     parser.add_argument(
         "--step",
         "--steps",
@@ -54,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", metavar="ID", help="show this request's turns and calls")
     parser.add_argument("--width", type=int, help="columns to use (default: the terminal's)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from verl_profiler.cli.arguments import add_cache, add_runs
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -27,20 +28,12 @@ _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
-    )
+    add_runs(parser)
     parser.add_argument(
         "--step", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 import msgspec
+
+from verl_profiler.report.perfetto import About, Arrows
 
 __all__ = ["ChromeTrace"]
 
@@ -57,26 +58,18 @@ class ChromeTrace:
         return self._tracks
 
     def begin(
-        self,
-        track: int,
-        time_ns: int,
-        name: str,
-        category: str,
-        fields: Mapping[str, Any],
-        sources: Iterable[int] = (),
-        targets: Iterable[int] = (),
+        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
     ) -> None:
         """Begin a span inside those that are open on its track; see `PerfettoTrace.begin`."""
-        about = {"name": name, "cat": category}
-        self._event("B", track, time_ns, **about, args=fields)
+        name, category, fields = about
+        self._event("B", track, time_ns, name=name, cat=category, args=fields)
         for kind, flows in (("s", sources), ("f", targets)):
             for flow in flows:
                 self._event(kind, track, time_ns, name="flow", cat="flow", id=flow, bp="e")
 
-    def instant(
-        self, track: int, time_ns: int, name: str, category: str, fields: Mapping[str, Any]
-    ) -> None:
+    def instant(self, track: int, time_ns: int, about: About) -> None:
         """Mark a moment."""
+        name, category, fields = about
         self._event("i", track, time_ns, name=name, cat=category, s="t", args=fields)
 
     def end(self, track: int, time_ns: int) -> None:

@@ -94,10 +94,10 @@ def write_guest(guest: Guest, tables: Tables, folders: Folders, trace: Trace) ->
         for span in spans:
             about = (span.name, span.category, span.fields)
             if span.instant:
-                trace.instant(lanes.moment(span.begin_ns), span.begin_ns, *about)
+                trace.instant(lanes.moment(span.begin_ns), span.begin_ns, about)
             else:
                 track = lanes.place(span.begin_ns, span.end_ns)
-                trace.begin(track, span.begin_ns, *about, span.sources, span.targets)
+                trace.begin(track, span.begin_ns, about, span.sources, span.targets)
         lanes.end_unit(max((span.end_ns for span in spans), default=0))
     for name, values in sorted(guest.counters.items()):
         track = trace.counter(name, folder, "")

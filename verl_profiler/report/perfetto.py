@@ -13,7 +13,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
-__all__ = ["PerfettoTrace"]
+__all__ = ["About", "Arrows", "PerfettoTrace"]
+
+# Name, family and fields of a span; the numbers of arrows.
+About = tuple[str, str, Mapping[str, Any]]
+Arrows = Iterable[int]
 
 _MASK = (1 << 14) - 1
 _SHORT = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(1 << 14)]
@@ -89,39 +93,27 @@ class PerfettoTrace:
         return self._track(name, parent, counter=_bytes(8, _text(6, unit)))
 
     def begin(
-        self,
-        track: int,
-        time_ns: int,
-        name: str,
-        category: str,
-        fields: Mapping[str, Any],
-        sources: Iterable[int] = (),
-        targets: Iterable[int] = (),
+        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
     ) -> None:
         """Begin a span inside those that are open on its track.
 
         Args:
             track: A lane.
             time_ns: When.
-            name: What the viewer writes on it.
-            category: The family.
-            fields: Shown when the span is selected.
+            about: What the viewer writes on it, its family, and what is shown when it is selected.
             sources: Numbers of the arrows that come from here.
             targets: Numbers of the arrows that end here.
         """
-        event = self._head(_BEGIN, track, name, category) + self._annotated(fields)
+        event = self._head(_BEGIN, track, about) + self._annotated(about[2])
         for flow in sources:
             event += _FLOW + _fixed64(flow)
         for flow in targets:
             event += _FLOW + _fixed64(flow)
         self._event(event, time_ns)
 
-    def instant(
-        self, track: int, time_ns: int, name: str, category: str, fields: Mapping[str, Any]
-    ) -> None:
+    def instant(self, track: int, time_ns: int, about: About) -> None:
         """Mark a moment."""
-        head = self._head(_INSTANT, track, name, category)
-        self._event(head + self._annotated(fields), time_ns)
+        self._event(self._head(_INSTANT, track, about) + self._annotated(about[2]), time_ns)
 
     def end(self, track: int, time_ns: int) -> None:
         """End the span of this track that began last."""
@@ -160,7 +152,8 @@ class PerfettoTrace:
         self._packet(_SEQUENCE + _bytes(60, track))
         return self._tracks
 
-    def _head(self, kind: int, track: int, name: str, category: str) -> bytes:
+    def _head(self, kind: int, track: int, about: About) -> bytes:
+        name, category, _ = about
         head = self._heads.get((kind, track, name, category))
         if head is None:
             head = _number(9, kind) + _number(10, self._interned(2, name)) + _number(11, track)

@@ -9,12 +9,13 @@ its reward worker, and back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
+from verl_profiler.report.perfetto import About, Arrows
 from verl_profiler.report.track_queries import (
     ARROWS,
     COUNTERS,
@@ -38,18 +39,9 @@ class Trace(Protocol):
     def lane(self, name: str, parent: int) -> int: ...  # noqa: D102
     def counter(self, name: str, parent: int, unit: str) -> int: ...  # noqa: D102
     def begin(  # noqa: D102
-        self,
-        track: int,
-        time_ns: int,
-        name: str,
-        category: str,
-        fields: dict[str, Any],
-        sources: Iterable[int] = (),
-        targets: Iterable[int] = (),
+        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
     ) -> None: ...
-    def instant(  # noqa: D102
-        self, track: int, time_ns: int, name: str, category: str, fields: dict[str, Any]
-    ) -> None: ...
+    def instant(self, track: int, time_ns: int, about: About) -> None: ...  # noqa: D102
     def end(self, track: int, time_ns: int) -> None: ...  # noqa: D102
     def count(self, track: int, time_ns: int, value: float) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
@@ -215,12 +207,12 @@ def _write_spans(tables: Tables, folders: Folders, trace: Trace) -> None:
         elif end_ns > unit_end_ns:
             unit_end_ns = end_ns
         event, family, instant = kinds[kind]
-        fields = _fields(extra)
+        about = (event, family, _fields(extra))
         if instant:
-            trace.instant(lanes.moment(begin_ns), begin_ns, event, family, fields)
+            trace.instant(lanes.moment(begin_ns), begin_ns, about)
         else:
             track = lanes.place(begin_ns, end_ns)
-            trace.begin(track, begin_ns, event, family, fields, sources or (), targets or ())
+            trace.begin(track, begin_ns, about, sources or (), targets or ())
     if lanes is not None:
         lanes.end_unit(unit_end_ns)
 
@@ -241,7 +233,7 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
         track = trace.lane("unfinished requests", folders[row.pop("run"), row.pop("name")])
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
-        trace.begin(track, begin_ns, "request (unfinished)", "rollout", fields)
+        trace.begin(track, begin_ns, ("request (unfinished)", "rollout", fields))
 
 
 def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
