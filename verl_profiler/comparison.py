@@ -70,7 +70,7 @@ class Change:
         high: The upper end.
         p: The chance of a difference as large where there is none; None where there are too few
             steps for any difference to be certain.
-        p_up: The same for an increase as large.
+        p_up: The same for an increase as large, which needs fewer steps.
         p_down: The same for a decrease as large.
         adjusted_p: `p`, with regard to the number of figures.
     """
@@ -113,6 +113,9 @@ def change(figure: Figure) -> Change:
         asked = [_chances(statistic, pool, _exchanges(*sizes, way)) for way in ways]
         # The better of two questions, at the price of two.
         chances = tuple(min(1.0, min(each) * len(ways)) for each in zip(*asked, strict=True))
+        # With groups of the same size, the exchange of all steps is as far, the other way.
+        if smallest_p(*sizes) * (1 + (sizes[0] == sizes[1])) > ALPHA:
+            chances = (None, *chances[1:])
     if min(sizes) > 1:
         drawn = sorted(
             statistic(take_b(pool)) - statistic(take_a(pool))

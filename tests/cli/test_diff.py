@@ -165,6 +165,12 @@ def test_few_steps_tell_nothing_and_say_so(capsys, runs):
         run(*sides, "--fail-if", "step.p50 > +5%")
     assert "too-few-steps" == raised.value.slug
     assert 1 == run(*sides, "--fail-if", "step.p50 > 1s")
+    # Three against three can be certain to 5 %, and not to the half of it.
+    sides = (f"{runs[0]}@2:4", f"{runs[2]}@2:4")
+    change = ("--fail-if", "gen.max > +1%")
+    assert 0 == run(*sides, *change)
+    with pytest.raises(ReadingError, match="with 2 conditions"):
+        run(*sides, *change, *change)
 
 
 def test_ranges_of_one_run_are_compared(capsys, runs):

@@ -188,7 +188,7 @@ def _figure(name: str, statistic: str, first: Rows, second: Rows) -> Figure:
 
 
 def _verdicts(conditions: Sequence[Condition], first: Rows, second: Rows) -> list[dict[str, Any]]:
-    from verl_profiler.comparison import ALPHA, change
+    from verl_profiler.comparison import ALPHA, change, smallest_p
     from verl_profiler.conditions import statistic_of
 
     once = _once(first, second)
@@ -197,11 +197,13 @@ def _verdicts(conditions: Sequence[Condition], first: Rows, second: Rows) -> lis
         statistic_of(each, once)
         found: Change = change(_figure(each.name, each.statistic, first, second))
         chance = each.chance(found)
-        if each.relative and chance is None and each.exceeded(found):
+        limit = ALPHA / len(conditions)
+        least = smallest_p(len(found.figure.a), len(found.figure.b))
+        if each.relative and each.exceeded(found) and least > limit:
             raise ReadingError(
                 f"{each.text!r}: {len(found.figure.a)} and {len(found.figure.b)} steps are too few to "
-                "tell a change from noise.\nCompare at least 4 steps of each, or give a limit instead "
-                f"of a change, such as '{each.name}.{each.statistic} > {found.a:.3g}s'",
+                f"tell a change from noise with {len(conditions)} conditions.\nCompare more steps, at "
+                f"least 4 of each, or give a limit instead of a change, such as '{each.name}.{each.statistic} > {found.a:.3g}s'",
                 "too-few-steps",
             )
         verdicts.append(
@@ -212,7 +214,7 @@ def _verdicts(conditions: Sequence[Condition], first: Rows, second: Rows) -> lis
                 "b": found.b,
                 "share": found.share,
                 "p": chance if each.relative else None,
-                "certain_p": ALPHA / len(conditions),
+                "certain_p": limit,
                 "exceeded": each.exceeded(found),
                 "holds": each.fails(found, len(conditions)),
             }
