@@ -70,7 +70,6 @@ def start(ray: Any) -> None:
     if _thread is not None and _thread.is_alive():
         return
     _ended.clear()
-    _samples.clear()
     recorder.before_stop(stop)
     _thread = threading.Thread(
         target=_run, args=(ray,), name="verl-profiler clock exchange", daemon=True

@@ -224,7 +224,7 @@ def test_the_page_shows_the_table(runs, tmp_path, capsys):
     assert "<script" not in text
     assert not re.search(r"https?://", text)
     table = text[text.index("Certain changes") :]
-    assert table.index("gen.mean") < table.index("Not more than noise")
+    assert table.index("gen.mean") < table.index("Not certain")
     assert "FAILED: step.p50 &gt; +5%" in text
     with pytest.raises(ReadingError, match="--force"):
         run(named, runs[2], "--html", page)

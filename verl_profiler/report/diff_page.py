@@ -29,7 +29,7 @@ def diff_page(document: Mapping[str, Any]) -> str:
     reach = _reach(figures)
     groups = [
         ("Certain changes", [row for row in figures if row["certain"]]),
-        ("Not more than noise", [row for row in figures if not row["certain"]]),
+        ("Not certain", [row for row in figures if not row["certain"]]),
     ]
     return template("diff.html").render(
         title=" and ".join(run["name"] for run in document["runs"]),

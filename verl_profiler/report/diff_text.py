@@ -67,7 +67,7 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     blocks = ["\n".join(sides(document)), conclusion(document)]
     for title, rows in (
         ("Certain changes", certain),
-        ("Not more than noise" if certain else "Figures", others[: len(others) - hidden]),
+        ("Not certain" if certain else "Figures", others[: len(others) - hidden]),
     ):
         if rows:
             blocks.append(f"{title}\n{align([HEADINGS, *map(change_cells, rows)])}")
@@ -98,7 +98,7 @@ def conclusion(document: Mapping[str, Any]) -> str:
     certain = [row for row in document["figures"] if row["certain"]]
     if not certain:
         return f"Nothing changed that is more than noise; a step takes {length}."
-    text = f"A step takes {length}, which is not more than noise."
+    text = f"A step takes {length}, which may be noise."
     if step["certain"]:
         text = f"A step takes {length}: {_signed(step['share'])}."
     parts = [row for row in certain if row["unit"] == "s" and row["figure"] not in _STEP]
@@ -168,5 +168,5 @@ def verdict(each: Mapping[str, Any]) -> str:
     if each["holds"]:
         return f"FAILED: {each['condition']} ({measured})"
     if each["exceeded"]:
-        return f"passed: {each['condition']} is so, but not more than noise ({measured})"
+        return f"passed: {each['condition']} is so, but not certain ({measured})"
     return f"passed: {each['condition']} is not so ({measured})"
