@@ -40,6 +40,7 @@ class Process:
         drift: Added per microsecond after `drift_from_us`, where its clock runs at another speed.
         clock_bound_us: How far its times may be from the driver's axis; 0 on the driver's host,
             None where nothing is known.
+        clock_residual_us: How far the comparisons of its clock are from what is corrected.
         recorded_events: What the header says was written; None without a header.
     """
 
@@ -62,6 +63,7 @@ class Process:
     drift: float = 0.0
     drift_from_us: int = 0
     clock_bound_us: int | None = None
+    clock_residual_us: int | None = None
     recorded_events: int | None = None
     size_bytes: int | None = None
     dropped: int | None = None
@@ -183,6 +185,7 @@ def _align(found: dict[str, Process], source: Source) -> None:
             process.drift_from_us = (line.at_ns + offset) // 1000
             # Half a microsecond is lost to rounding, three times.
             process.clock_bound_us = -(-line.bound_ns // 1000) + 2
+            process.clock_residual_us = -(-line.residual_ns // 1000)
 
 
 def _hosts(found: dict[str, Process]) -> Iterator[str]:
@@ -200,7 +203,8 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
             drift = f", drift {worst.drift * 1e6:+.1f} ppm" if worst.drift else ""
             aligned.append(
                 f"{worst.host} (moved by {worst.shift_us / 1000:+.3f} ms{drift}) to within "
-                f"{worst.clock_bound_us / 1000:.2f} ms"
+                f"{worst.clock_bound_us / 1000:.2f} ms (residual "
+                f"{(worst.clock_residual_us or 0) / 1000:.2f} ms)"
             )
     if aligned:
         yield f"clocks were placed on the driver's: {', '.join(sorted(aligned)[:8])}"

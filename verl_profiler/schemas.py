@@ -78,6 +78,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "drift": "DOUBLE",
         "drift_from_us": "BIGINT",
         "clock_bound_us": "BIGINT",
+        "clock_residual_us": "BIGINT",
         "recorded_events": "BIGINT",
         "size_bytes": "BIGINT",
         "dropped": "BIGINT",
