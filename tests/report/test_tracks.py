@@ -101,6 +101,22 @@ def test_no_more_lanes_than_requests_at_one_time(run, reading):
         assert flight[0] <= len(lanes) <= 2 * flight[0]
 
 
+def test_tracks_of_one_name_have_one_place(reading):
+    """Lanes that a viewer shows as one agree on where that is; folders come in their order."""
+    ranks = {}
+    for track, descriptor in reading.tracks.items():
+        place = (descriptor.parent_uuid, descriptor.name)
+        ranks.setdefault(place, set()).add(descriptor.sibling_order_rank)
+
+    assert {1} == {len(each) for each in ranks.values()}
+    top = [
+        each.name
+        for each in sorted(reading.tracks.values(), key=lambda each: each.sibling_order_rank)
+        if not each.parent_uuid
+    ]
+    assert "whole run" == top[0]
+
+
 def test_arrows_lead_to_the_engine_and_back(run, reading):
     """One to the engine and one back per call that both sides saw, and two per tool call."""
     arrows = Counter()

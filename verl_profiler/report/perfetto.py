@@ -69,6 +69,7 @@ class PerfettoTrace:
         self._file = file
         self._block = bytearray()
         self._tracks = 0
+        self._ranks: dict[tuple[int, str], int] = {}
         self._names: dict[tuple[int, str], int] = {}
         self._heads: dict[tuple[int, int, str, str], bytes] = {}
         self._tails: dict[int, bytes] = {}
@@ -143,8 +144,9 @@ class PerfettoTrace:
     def _track(self, name: str, parent: int, *, about: str = "", counter: bytes = b"") -> int:
         self._tracks += 1
         track = _number(1, self._tracks) + _text(2, name) + counter
-        # Made in the order in which they are to be shown.
-        track += _number(11, _EXPLICIT_ORDER) + _number(12, self._tracks)
+        # Made in the order in which they are to be shown; lanes of one name are shown as one.
+        rank = self._ranks.setdefault((parent, name), self._tracks)
+        track += _number(11, _EXPLICIT_ORDER) + _number(12, rank)
         if parent:
             track += _number(5, parent)
         if about:
