@@ -104,7 +104,7 @@ def test_no_more_lanes_than_requests_at_one_time(run, reading):
 def test_tracks_of_one_name_have_one_place(reading):
     """Lanes that a viewer shows as one agree on where that is; folders come in their order."""
     ranks = {}
-    for track, descriptor in reading.tracks.items():
+    for descriptor in reading.tracks.values():
         place = (descriptor.parent_uuid, descriptor.name)
         ranks.setdefault(place, set()).add(descriptor.sibling_order_rank)
 
