@@ -22,7 +22,7 @@ __all__ = ["Line", "Run"]
 _STEP_FOLDER = re.compile(r"step_(\d{1,18})")
 _TRAINER = "trainer_"
 # Steps of which everything is read when watching begins, and that are looked at every time.
-_LATEST = 2
+_LATEST = 3
 _BLOCK_BYTES = 1 << 20
 # So much is read before a frame is shown again.
 _AT_ONCE_BYTES = 32 << 20
