@@ -173,6 +173,9 @@ def test_a_bad_trace_in_the_run_costs_only_itself(tmp_path, capsys):
     shutil.copytree(SMALL, folder)
     (folder / "nsight").mkdir()
     (folder / "nsight" / "bad.json").write_text("{")
+    (folder / "nsight" / "captures.json").write_text('[{"another": "kind"}]')
 
     assert 0 == run(folder)
-    assert "not merged: " in capsys.readouterr().err
+    assert 1 == capsys.readouterr().err.count("not merged: ")
+    with pytest.raises(ReadingError, match=r"captures\.json"):
+        run(folder, "--force", "--merge", folder / "nsight" / "captures.json")

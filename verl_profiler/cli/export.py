@@ -78,13 +78,13 @@ def run(args: argparse.Namespace) -> int:
             return 1
         for path in (path for each in args.runs for path in find_guests(each)):
             try:
-                guests.append(read_guest(path))
+                guests.append(read_guest(path, found=True))
             except ReadingError as error:
                 print(f"not merged: {error}", file=sys.stderr)
         with replacing(target) as file, _packed(file, target) as stream:
             trace = kind(stream, first_ns)
             folders = write_run(opened.tables, args.step, trace)
-            for guest in guests:
+            for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
             trace.close()
     print(f"Wrote {target}")

@@ -62,13 +62,20 @@ class Guest:
 
 
 def find_guests(run: Path) -> list[Path]:
-    """Return the traces that lie in the `nsight` folder of a run."""
+    """Return the files in the `nsight` folder of a run that may be traces."""
     folder = run / "nsight"
     return sorted(path for pattern in _PATTERNS for path in folder.rglob(pattern))
 
 
-def read_guest(path: Path) -> Guest:
+def read_guest(path: Path, *, found: bool = False) -> Guest | None:
     """Read a trace.
+
+    Args:
+        path: The file.
+        found: It was not named, only found: JSON of another kind is none of ours, and no fault.
+
+    Returns:
+        None for a file that was found and is no trace.
 
     Raises:
         ReadingError: The file is neither a Chrome trace nor an export of nsys, or has no time of day.
@@ -77,7 +84,10 @@ def read_guest(path: Path) -> Guest:
         if path.suffix == ".sqlite":
             return _nsys(path)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = msgspec.json.decode(file.read())
+            text = file.read()
+            content = msgspec.json.decode(text)
+        if found and b'"traceEvents"' not in text:
+            return None
         return _chrome(path, content)
     except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError, sqlite3.Error) as error:
         raise _unusable(path, f"cannot be read: {error}") from error
