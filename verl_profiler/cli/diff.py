@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_profiler.cli.options import check_steps, step_range
 from verl_profiler.cli.output import target_of, write_whole
-from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -141,8 +141,7 @@ def _rows(each: Side, warmup: int, *, cache: bool) -> Rows:
     from verl_profiler.reader import load
 
     with load(each.path, cache=cache) as opened:
-        if each.steps is not None:
-            check_steps(opened, each.steps, f"{each.path}@")
+        check_steps(opened, each.steps, f"{each.path}@")
         rows = step_figures(opened.tables, each.steps)
     steps = sorted({row["step"] for row in rows})
     left = steps if each.steps is not None else steps[max(warmup, 0) :]

@@ -18,9 +18,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from verl_profiler.cli.arguments import add_cache, add_out, add_runs
+from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import replacing, target_of
-from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.errors import ReadingError
 
 __all__ = ["add_arguments", "run"]
@@ -33,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(
         parser, "the file to write; compressed if it ends in .gz (default: RUN/timeline.pftrace)"
     )
-    parser.add_argument(
-        "--step", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
-    )
+    add_steps(parser)
     parser.add_argument(
         "--merge",
         metavar="TRACE",
@@ -70,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     target = target_of(args.runs, args.out, name, force=args.force)
     guests = [read_guest(path) for path in args.merge]
     with load(args.runs, cache=not args.no_cache) as opened:
-        if args.step is not None:
-            check_steps(opened, args.step)
-        first_ns = origin_ns(opened.tables, args.step)
+        check_steps(opened, args.steps)
+        first_ns = origin_ns(opened.tables, args.steps)
         if not first_ns:
             print("\n".join(["nothing to export:", *opened.problems]), file=sys.stderr)
             return 1
@@ -83,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"not merged: {error}", file=sys.stderr)
         with replacing(target) as file, _packed(file, target) as stream:
             trace = kind(stream, first_ns)
-            folders = write_run(opened.tables, args.step, trace)
+            folders = write_run(opened.tables, args.steps, trace)
             for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
             trace.close()

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.arguments import add_cache, add_out, add_runs
+from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import target_of, write_whole
-from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
 
@@ -32,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_runs(parser)
     add_out(parser, "the file to write (default: RUN/report.html)")
-    parser.add_argument(
-        "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
-    )
+    add_steps(parser)
     parser.add_argument(
         "--log",
         dest="logs",
@@ -101,8 +98,7 @@ def _write(
     target = target_of(runs, out, "report.html", force=force)
     log = _logged(logs, runs)
     with load(runs, cache=cache) as opened:
-        if steps is not None:
-            check_steps(opened, steps, "--steps")
+        check_steps(opened, steps)
         gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)

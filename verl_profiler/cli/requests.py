@@ -14,9 +14,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.arguments import add_cache, add_runs
-from verl_profiler.cli.plot import check_selection
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.options import (
+    add_cache,
+    add_runs,
+    add_steps,
+    check_steps,
+    check_worker,
+)
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -28,14 +32,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_runs(parser)
-    parser.add_argument(
-        "--step",
-        "--steps",
-        dest="steps",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
     )
@@ -65,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
             "option-value",
         )
     with load(args.runs, cache=not args.no_cache) as opened:
-        check_selection(opened, args.steps, args.worker, option="--step")
+        check_steps(opened, args.steps)
+        check_worker(opened, args.worker)
         return _one(opened, args) if args.request else _list(opened, args)
 
 
