@@ -304,12 +304,15 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
 def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
     """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
     readings = clock.get("readings")
+    listed = readings if isinstance(readings, list) else []
     pairs = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
-    pairs += [
-        tuple(each[:2]) for each in readings or () if isinstance(each, list) and len(each) > 1
-    ]
+    pairs += [tuple(each[:2]) for each in listed if isinstance(each, list) and len(each) > 1]
     pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
-    known = [(w, m) for w, m in pairs if _integer(w) is not None and _integer(m) is not None]
+    known: list[tuple[int, int]] = [
+        (int(wall), int(monotonic))
+        for wall, monotonic in pairs
+        if _integer(wall) is not None and _integer(monotonic) is not None
+    ]
     for wall, monotonic in known[1:]:
         elapsed_s = (monotonic - known[0][1]) / 1e9
         jump_s = (wall - known[0][0]) / 1e9 - elapsed_s

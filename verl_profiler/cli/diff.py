@@ -183,7 +183,8 @@ def _figure(name: str, statistic: str, first: Rows, second: Rows) -> Figure:
                 single = row["value"] is not None
                 unit = row["unit"] if statistic != "count" else ""
                 values[-1][row["step"]] = row["value"] if single else row[statistic]
-    return Figure(f"{name}.{statistic}", unit, *values, statistic if single else "mean")
+    over_steps = statistic if single else "mean"
+    return Figure(f"{name}.{statistic}", unit, values[0], values[1], over_steps)
 
 
 def _verdicts(conditions: Sequence[Condition], first: Rows, second: Rows) -> list[dict[str, Any]]:

@@ -75,10 +75,11 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(_HIDE_CURSOR + _CLEAR)
         _follow(followed, live, args.interval)
     except KeyboardInterrupt:
-        return 0
+        pass
     finally:
         sys.stdout.write(f"{_SHOW_CURSOR}\n")
         sys.stdout.flush()
+    return 0
 
 
 def _follow(followed: Run, live: Live, interval_s: float) -> None:
