@@ -6,7 +6,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler.clock import Anchor, Timestamps, anchor_for_this_boot, take_anchor
+from verl_profiler import clock
+from verl_profiler.clock import (
+    Anchor,
+    Readings,
+    Timestamps,
+    anchor_for_this_boot,
+    take_anchor,
+)
 
 ANCHOR = Anchor("boot", 1_795_000_000_123_456_789, 5_000_000_000, 50)
 
@@ -56,3 +63,19 @@ def test_a_time_namespace_of_its_own_is_noticed():
     elsewhere = msgspec.structs.replace(driver, monotonic_ns=driver.monotonic_ns - 3600 * 10**9)
 
     assert not anchor_for_this_boot(elsewhere).shared
+
+
+def test_readings_stay_few_and_span_the_whole_run(monkeypatch):
+    """A reading every 5 s for three days: at most 32, the first one kept, the last one recent."""
+    passed = [0]
+    monkeypatch.setattr(clock, "now", lambda: passed[0])
+    readings = Readings()
+    for passed[0] in range(0, 3 * 86_400 * 10**9, 5 * 10**9):
+        taken = readings.take()
+        assert len(taken) <= 32
+
+    times = [monotonic for _, monotonic, _ in taken]
+    assert 0 == times[0]
+    assert times == sorted(times)
+    assert passed[0] - times[-1] < passed[0] / 8
+    assert len(times) >= 12

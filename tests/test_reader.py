@@ -495,6 +495,18 @@ def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
             },
             "the wall clock of host n was set by +8.000 s during the run",
         ),
+        (
+            {
+                "clock": {
+                    "wall_ns": 0,
+                    "monotonic_ns": 0,
+                    "readings": [[1_000_000_000, 1_000_000_000, 90], [0, 4_000_000_000, 90], [3]],
+                    "last_wall_ns": 9_000_000_000,
+                    "last_monotonic_ns": 9_000_000_000,
+                }
+            },
+            "the wall clock of host n was set by -4.000 s during the run",
+        ),
     ],
 )
 def test_headers_tell_what_is_missing(tmp_path, changes, sentence):

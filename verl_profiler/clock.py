@@ -13,7 +13,15 @@ from datetime import datetime, timezone
 
 import msgspec
 
-__all__ = ["Anchor", "Timestamps", "anchor_for_this_boot", "boot_id", "now", "take_anchor"]
+__all__ = [
+    "Anchor",
+    "Readings",
+    "Timestamps",
+    "anchor_for_this_boot",
+    "boot_id",
+    "now",
+    "take_anchor",
+]
 
 # perf_counter and monotonic are the same clock on Linux.
 now = time.perf_counter_ns
@@ -68,6 +76,26 @@ def anchor_for_this_boot(driver: Anchor | None) -> Anchor:
         if abs(drift) < 1_000_000_000:
             return shared
     return take_anchor()
+
+
+class Readings:
+    """Anchors that are taken again as a process goes on, thinned so that they stay few."""
+
+    def __init__(self, limit: int = 32) -> None:
+        self._limit = limit
+        self._interval_ns = 0
+        self._taken: list[tuple[int, int, int]] = []
+
+    def take(self) -> list[tuple[int, int, int]]:
+        """Take one if it is time to; return all: wall, monotonic and uncertainty in ns."""
+        moment = now()
+        if not self._taken or moment - self._taken[-1][1] >= self._interval_ns:
+            anchor = take_anchor(tries=4)
+            self._taken.append((anchor.wall_ns, anchor.monotonic_ns, anchor.uncertainty_ns))
+            if len(self._taken) > self._limit:
+                self._interval_ns = 2 * (self._taken[-1][1] - self._taken[0][1]) // self._limit
+                self._taken = [*self._taken[:-1:2], self._taken[-1]]
+        return list(self._taken)
 
 
 class Timestamps:

@@ -157,6 +157,8 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
         process.host,
         process.pid,
         process.shift_us,
+        process.drift,
+        process.drift_from_us,
         original,
     ]
 

@@ -38,6 +38,8 @@ _FILE_COLUMNS = {
     "path": "VARCHAR",
     **{name: SCHEMAS["events"][name] for name in ("name", "role", "rank", "host", "pid", "step")},
     "shift_us": "BIGINT",
+    "drift": "DOUBLE",
+    "drift_from_us": "BIGINT",
     "original": "BOOLEAN",
 }
 
@@ -85,7 +87,8 @@ WITH parsed AS (
     FROM counted
 ), checked AS (
     SELECT line, t, x, odd, more_keys, more_fields, empty_extra, files.* EXCLUDE (path),
-        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us END AS end_us,
+        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us
+            + round(drift * (moment_us - drift_from_us))::BIGINT END AS end_us,
         CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN round(t.duration_sec * 1e6)::BIGINT END
             AS duration_us,
         {turn} AS turn, {line_step} AS line_step

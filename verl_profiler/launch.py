@@ -14,7 +14,14 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler import captures, memory_saver, recorder, run_directory, tq_tracing
+from verl_profiler import (
+    captures,
+    clock_exchange,
+    memory_saver,
+    recorder,
+    run_directory,
+    tq_tracing,
+)
 from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
@@ -197,10 +204,23 @@ def _hook_ray_init() -> None:
                     runtime_env.get("worker_process_setup_hook")
                 )
                 kwargs["runtime_env"] = runtime_env
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if not through_client:
+            _compare_clocks(ray)
+        return result
 
     init.__verl_profiler__ = True  # type: ignore[attr-defined]
     ray.init = init
+
+
+def _compare_clocks(ray: Any) -> None:
+    active = recorder.active()
+    if active is None or not active.carried.events.clock_exchange:
+        return
+    try:
+        clock_exchange.start(ray)
+    except Exception as error:  # noqa: BLE001  the run starts all the same
+        recorder.say(f"WARNING the clocks of the nodes are not compared: {error!r}")
 
 
 def _job_has_hook() -> bool:

@@ -141,6 +141,8 @@ def _listing(
                 "pid": process.pid,
                 "step": file.step,
                 "shift_us": process.shift_us,
+                "drift": process.drift,
+                "drift_from_us": process.drift_from_us,
                 "original": original,
             }
         )

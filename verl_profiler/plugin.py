@@ -110,7 +110,9 @@ def _describe() -> dict[str, Any]:
     from verl_profiler import instrument
 
     status = instrument.status
+    exchange = sys.modules.get("verl_profiler.clock_exchange")
     return {
+        **(exchange.account() if exchange is not None else {}),
         "versions": _versions(),
         "probes": {
             "installed": dict(status.installed),

@@ -3,7 +3,8 @@
 Clocks: processes with the same `boot_id` ran on one kernel and share its monotonic clock.  Their
 timestamps were made with up to as many anchors (pairs of monotonic and wall time) as processes;
 the reader moves all of them to one, the anchor with the smallest `uncertainty_ns` among them and
-`run.json`.  Processes of other hosts are left as they are: their wall clocks are all there is.
+`run.json`.  Other hosts' clocks are placed on the driver's where it compared them with its own
+(`alignment`); where it did not, they are left as they are: their wall clocks are all there is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from verl_profiler.alignment import aheads
 from verl_profiler.events import WORKER_ROLE
 from verl_profiler.sources import Source, role_and_rank
 
@@ -34,7 +36,11 @@ class Process:
     """One row of the table `processes`.
 
     Args:
-        shift_us: Added to every recorded time of this process to align it with its host's others.
+        shift_us: Added to every recorded time of this process to align it with all others.
+        drift: Added per microsecond after `drift_from_us`, where its clock runs at another speed.
+        clock_bound_us: How far its times may be from the driver's axis; 0 on the driver's host,
+            None where nothing is known.
+        clock_residual_us: How far the comparisons of its clock are from what is corrected.
         recorded_events: What the header says was written; None without a header.
     """
 
@@ -54,6 +60,10 @@ class Process:
     clock_shared: bool | None = None
     uncertainty_ns: int | None = None
     shift_us: int = 0
+    drift: float = 0.0
+    drift_from_us: int = 0
+    clock_bound_us: int | None = None
+    clock_residual_us: int | None = None
     recorded_events: int | None = None
     size_bytes: int | None = None
     dropped: int | None = None
@@ -103,12 +113,7 @@ def process_problems(
         yield "run.json is missing; what was launched is not known"
     if source.whole:
         yield from _missing_files(source, found, counts)
-    hosts = {process.boot_id for process in found.values() if process.boot_id}
-    if len(hosts) > 1:
-        yield (
-            f"the run used {len(hosts)} hosts; times of different hosts are compared by their wall "
-            "clocks, which nothing here corrects"
-        )
+    yield from _hosts(found)
     yield from _losses(found.values())
     yield from _probe_problems(found)
     yield from _clock_jumps(found)
@@ -158,12 +163,64 @@ def _align(found: dict[str, Process], source: Source) -> None:
             (uncertainty if uncertainty is not None else 1 << 62, name, offset)
         )
         offsets[name] = (boot, offset)
+    others = {boot: (driver, line) for driver, boot, line in aheads(source.headers)}
+    driver_boot = _text(_object(source.launch.get("clock")).get("boot_id"))
     for name, process in found.items():
-        if name in offsets:
-            boot, offset = offsets[name]
-            best = min(anchors[boot])[2]
-            shift = (best - offset) // 1000
-            process.shift_us = shift if abs(shift) < _SAME_CLOCK_LIMIT_US else 0
+        if name not in offsets:
+            continue
+        boot, offset = offsets[name]
+        best = min(anchors[boot])[2]
+        shift = (best - offset) // 1000
+        if abs(shift) >= _SAME_CLOCK_LIMIT_US:
+            continue
+        process.shift_us = shift
+        if boot == driver_boot:
+            process.clock_bound_us = 0
+        elif boot in others and others[boot][0] in anchors:
+            driver, line = others[boot]
+            # Recorded times are its monotonic clock plus `offset`; the axis is the driver's plus
+            # the driver's best anchor.
+            process.shift_us = (min(anchors[driver])[2] - offset - line.offset_ns) // 1000
+            process.drift = -line.drift
+            process.drift_from_us = (line.at_ns + offset) // 1000
+            # Half a microsecond is lost to rounding, three times.
+            process.clock_bound_us = -(-line.bound_ns // 1000) + 2
+            process.clock_residual_us = -(-line.residual_ns // 1000)
+
+
+def _hosts(found: dict[str, Process]) -> Iterator[str]:
+    """Say how well the clocks of several hosts are placed on one axis."""
+    hosts: dict[str, list[Process]] = {}
+    for process in found.values():
+        if process.boot_id:
+            hosts.setdefault(process.boot_id, []).append(process)
+    if len(hosts) < 2:
+        return
+    aligned = []
+    for members in hosts.values():
+        worst = max(members, key=lambda each: each.clock_bound_us or 0)
+        if worst.clock_bound_us:
+            drift = f", drift {worst.drift * 1e6:+.1f} ppm" if worst.drift else ""
+            aligned.append(
+                f"{worst.host} (moved by {worst.shift_us / 1000:+.3f} ms{drift}) to within "
+                f"{worst.clock_bound_us / 1000:.2f} ms (residual "
+                f"{(worst.clock_residual_us or 0) / 1000:.2f} ms)"
+            )
+    if aligned:
+        yield f"clocks were placed on the driver's: {', '.join(sorted(aligned)[:8])}"
+    unknown = sorted(
+        {
+            str(each.host)
+            for members in hosts.values()
+            for each in members
+            if each.clock_bound_us is None
+        }
+    )
+    if unknown:
+        yield (
+            f"the run used {len(hosts)} hosts, and the clocks of {_some(unknown)} were not compared "
+            "with the driver's; they are as good as their wall clocks"
+        )
 
 
 def _missing_files(
@@ -232,16 +289,8 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
     jumps: dict[str, tuple[float, list[str]]] = {}
     for name, process in found.items():
         clock = _object(_object(json.loads(process.header or "{}")).get("clock"))
-        numbers = [
-            _integer(clock.get(key))
-            for key in ("wall_ns", "last_wall_ns", "monotonic_ns", "last_monotonic_ns")
-        ]
-        if None in numbers:
-            continue
-        wall, last_wall, monotonic, last_monotonic = (number or 0 for number in numbers)
-        elapsed_s = (last_monotonic - monotonic) / 1e9
-        jump_s = (last_wall - wall) / 1e9 - elapsed_s
-        if abs(jump_s) > _JUMP_S + _SLEW * abs(elapsed_s):
+        jump_s = max(_wall_moves(clock), key=abs, default=0.0)
+        if jump_s:
             host = process.host or name
             largest, names = jumps.get(host, (0.0, []))
             jumps[host] = (max(largest, jump_s, key=abs), [*names, name])
@@ -250,6 +299,25 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
             f"the wall clock of host {host} was set by {jump_s:+.3f} s during the run (seen by "
             f"{_some(names)}); times here follow the monotonic clock and did not jump"
         )
+
+
+def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
+    """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
+    readings = clock.get("readings")
+    listed = readings if isinstance(readings, list) else []
+    pairs = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
+    pairs += [tuple(each[:2]) for each in listed if isinstance(each, list) and len(each) > 1]
+    pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
+    known: list[tuple[int, int]] = [
+        (int(wall), int(monotonic))
+        for wall, monotonic in pairs
+        if _integer(wall) is not None and _integer(monotonic) is not None
+    ]
+    for wall, monotonic in known[1:]:
+        elapsed_s = (monotonic - known[0][1]) / 1e9
+        jump_s = (wall - known[0][0]) / 1e9 - elapsed_s
+        if abs(jump_s) > _JUMP_S + _SLEW * abs(elapsed_s):
+            yield jump_s
 
 
 def _ends(found: dict[str, Process]) -> Iterator[str]:

@@ -34,6 +34,7 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
+from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.conversion import cache_folder, convert
 from verl_profiler.event_query import PART_COLUMNS
 from verl_profiler.processes import Process, process_problems, processes
@@ -252,6 +253,7 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
             f"in {rows[0]['requests']} requests the parts are longer than the whole, because "
             "calls ran at the same time; their shares are of the parts"
         )
+    yield from _contradictions(tables)
     if several:
         rows = tables.rows(
             "SELECT step, string_agg(run, ' and ' ORDER BY run) AS runs FROM steps "
@@ -262,4 +264,19 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
             yield (
                 f"{len(rows)} step{'s' * (len(rows) > 1)} (such as {shown}) are in {rows[0]['runs']}; "
                 "they are kept apart"
+            )
+
+
+def _contradictions(tables: Tables) -> Iterator[str]:
+    """Say where calls arrive on another host before they were made."""
+    hosts = tables.row("SELECT count(DISTINCT boot_id) AS hosts FROM processes")
+    if hosts["hosts"] < 2:
+        return
+    for row in clock_agreement(tables):
+        if row["contradiction_us"]:
+            yield (
+                f"{row['early']} of {row['calls']} generate calls of host {row['host']} are at "
+                f"host {row['engine_host']} earlier than they were made, or later than they came "
+                f"back; the two clocks differ by at least {row['contradiction_us'] / 1000:.3f} ms "
+                "more than is corrected"
             )

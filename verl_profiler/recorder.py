@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from verl_profiler import context
-from verl_profiler.clock import Anchor, Timestamps, anchor_for_this_boot, now
+from verl_profiler.clock import Anchor, Readings, Timestamps, anchor_for_this_boot, now
 from verl_profiler.events import FORMAT_VERSION, process_name
 from verl_profiler.settings import Carried
 
@@ -124,6 +124,7 @@ class Recorder:
         self.identity: Identity | None = None
         self.name: str | None = None
         self.anchor: Anchor = anchor_for_this_boot(carried.clock)
+        self._readings = Readings()
         self.dropped = 0
         self.wrapper_ns = 0
         # Called by the writer thread before each of its flushes.
@@ -422,6 +423,7 @@ class Recorder:
             "python": sys.version.split()[0],
             "clock": {
                 **msgspec.structs.asdict(self.anchor),
+                "readings": self._readings.take(),
                 "last_wall_ns": time.time_ns(),
                 "last_monotonic_ns": now(),
             },

@@ -59,6 +59,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lag_threshold_s: An event loop that is late by this much is recorded.
         engine_timing: Ask SGLang for its own queue, prefill and decode times.
         announce: Print one line per process.
+        clock_exchange: Compare the clocks of a cluster's nodes.
     """
 
     enabled: bool = True
@@ -69,6 +70,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag_threshold_s: float = 0.02
     engine_timing: bool = False
     announce: bool = True
+    clock_exchange: bool = True
 
     def active_families(self) -> frozenset[str]:
         """Return the names of the families that are switched on."""

@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
 
-__all__ = ["EventFile", "Source", "find_sources", "role_and_rank"]
+__all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
 
 PROCESSES = "processes"
 _STEP_FOLDER = re.compile(r"step_(\d{1,18})")
@@ -125,7 +125,7 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
     if path.is_file():
         if path.name.endswith(_ARCHIVES):
             _unpack(path, scratch, problems)
-            source = _directory(_run_directory(scratch, path), problems)
+            source = _directory(run_directory(scratch, path), problems)
             source.label = _text(re.sub(r"(\.tar(\.gz|\.zst)?|\.tgz)$", "", path.name))
             source.whole = True
             return source
@@ -134,7 +134,7 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         return _single_file(path, problems)
     if _STEP_FOLDER.fullmatch(path.resolve().name) and not _step_folders(path):
         return _single_step(path.resolve(), problems)
-    return _directory(_run_directory(path, path), problems)
+    return _directory(run_directory(path, path), problems)
 
 
 def _directory(root: Path, problems: list[str]) -> Source:
@@ -257,7 +257,7 @@ def _is_run(folder: Path) -> bool:
     )
 
 
-def _run_directory(path: Path, named: Path) -> Path:
+def run_directory(path: Path, named: Path) -> Path:
     """Return the run in or below `path`, when there is exactly one."""
     try:
         if _is_run(path):

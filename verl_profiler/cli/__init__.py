@@ -27,6 +27,9 @@ COMMANDS = (
     "tq",
     "plot",
     "memory",
+    "diff",
+    "export",
+    "watch",
     "check",
     "rehearse",
 )

@@ -12,7 +12,15 @@ from verl_profiler.errors import ReadingError
 if TYPE_CHECKING:
     from verl_profiler.reader import Run
 
-__all__ = ["add_cache", "add_runs", "add_steps", "check_steps", "check_worker", "step_range"]
+__all__ = [
+    "add_cache",
+    "add_out",
+    "add_runs",
+    "add_steps",
+    "check_steps",
+    "check_worker",
+    "step_range",
+]
 
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -37,6 +45,12 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
         type=step_range,
         help="one step, or those from N to M (default: all)",
     )
+
+
+def add_out(parser: argparse.ArgumentParser, text: str) -> None:
+    """Declare the file to write, described by `text`, and `--force`."""
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help=text)
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

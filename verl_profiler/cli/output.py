@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from verl_profiler.errors import ReadingError
 
-__all__ = ["refuse_overwriting", "write_whole"]
+__all__ = ["refuse_overwriting", "replacing", "target_of", "write_whole"]
+
+
+def target_of(runs: Sequence[Path], out: Path | None, name: str, *, force: bool) -> Path:
+    """Return the file to write: `out`, or `name` in or beside the first run.
+
+    Raises:
+        ReadingError: It exists, and `force` is False.
+    """
+    first = runs[0]
+    if out is not None:
+        target = out / name if out.is_dir() else out
+    elif first.is_dir():
+        target = first / name
+    else:
+        # An archive or a single file: beside it.
+        target = first.with_name(f"{first.name.split('.')[0]}-{name}")
+    refuse_overwriting(target, force=force)
+    return target
 
 
 def refuse_overwriting(target: Path, *, force: bool) -> None:
@@ -31,14 +51,25 @@ def write_whole(target: Path, text: Iterable[str]) -> None:
     Raises:
         ReadingError: It cannot be written.
     """
+    with replacing(target) as file:
+        file.writelines(piece.encode() for piece in text)
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `target` when all of it is written.
+
+    Raises:
+        ReadingError: It cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(
             prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent
         )
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.writelines(text)
+            with os.fdopen(handle, "wb") as file:
+                yield file
             os.chmod(name, 0o644)
             os.replace(name, target)
         except BaseException:

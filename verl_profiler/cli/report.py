@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps
-from verl_profiler.cli.output import refuse_overwriting, write_whole
+from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
+from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
 
@@ -30,10 +30,7 @@ __all__ = ["add_arguments", "run", "write_report"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_runs(parser)
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="the file to write (default: RUN/report.html)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    add_out(parser, "the file to write (default: RUN/report.html)")
     add_steps(parser)
     parser.add_argument(
         "--log",
@@ -98,8 +95,7 @@ def _write(
     from verl_profiler.report.html import page
     from verl_profiler.report.sections import document
 
-    target = _target(runs, out)
-    refuse_overwriting(target, force=force)
+    target = target_of(runs, out, "report.html", force=force)
     log = _logged(logs, runs)
     with load(runs, cache=cache) as opened:
         check_steps(opened, steps)
@@ -127,16 +123,6 @@ def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list
     if logs:
         raise ReadingError("\n".join(problems), "log-without-timers")
     return None
-
-
-def _target(runs: Sequence[Path], out: Path | None) -> Path:
-    if out is not None:
-        return out / "report.html" if out.is_dir() else out
-    first = runs[0]
-    if first.is_dir():
-        return first / "report.html"
-    # An archive or a single file: beside it.
-    return first.with_name(first.name.split(".")[0] + "-report.html")
 
 
 def _made() -> str:

@@ -27,7 +27,7 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-__all__ = ["page", "script_json"]
+__all__ = ["digest", "page", "part", "script_json", "template"]
 
 _PAGE = Path(__file__).with_name("page")
 _SCRIPTS = ("format.js", "table.js", "charts.js", "timeline.js", "request.js", "report.js")
@@ -50,17 +50,10 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = _part("report.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_part, _SCRIPTS)) + "})();\n"
+    style = part("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(part, _SCRIPTS)) + "})();\n"
     data = {**document, "colors": _colors(document)}
-    return environment.get_template("report.html").render(
+    return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
         findings=finding_texts(document["findings"]),
@@ -72,14 +65,26 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         policy="; ".join(
             (
                 "default-src 'none'",
-                f"script-src '{_hash(script)}'",
-                f"style-src '{_hash(style)}'",
+                f"script-src '{digest(script)}'",
+                f"style-src '{digest(style)}'",
                 "img-src data:",
                 "base-uri 'none'",
                 "form-action 'none'",
             )
         ),
     )
+
+
+def template(name: str) -> jinja2.Template:
+    """Return a page's template; whatever is put into it is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def script_json(value: Any) -> str:
@@ -94,16 +99,17 @@ def script_json(value: Any) -> str:
     return text
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """Return a file of the page, to be inlined."""
     text = (_PAGE / name).read_text(encoding="utf-8")
     if "</" in text or "<!--" in text:
         raise AssertionError(f"{name} cannot be inlined: it holds a tag")
     return text
 
 
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
+def digest(text: str) -> str:
+    """Return what the content security policy calls an inlined text by."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:

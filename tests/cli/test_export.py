@@ -1,0 +1,181 @@
+"""The export command: one timeline, with the traces of other profilers in it."""
+
+import argparse
+import gzip
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from report.perfetto_reading import read_trace
+
+from verl_profiler.cli import export
+from verl_profiler.errors import ReadingError
+from verl_profiler.report.guest_traces import read_guest
+
+DATA = Path(__file__).parent.parent / "data"
+SMALL = DATA / "small_run"
+# Exported by torch 2.13's profiler on a CPU.
+TORCH = DATA / "torch_trace.json.gz"
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    export.add_arguments(parser)
+    return export.run(parser.parse_args(["perfetto", *map(str, arguments), "--no-cache"]))
+
+
+def test_the_timeline_is_written_once_and_replaced_when_told(tmp_path, capsys):
+    """Beside the run by default, packed when its name says so."""
+    folder = tmp_path / "run"
+    shutil.copytree(SMALL, folder)
+
+    assert 0 == run(folder)
+    assert f"Wrote {folder / 'timeline.pftrace'}\n" in capsys.readouterr().out
+    with pytest.raises(ReadingError, match="--force") as raised:
+        run(folder)
+    assert "output-exists" == raised.value.slug
+    assert 0 == run(folder, "--force")
+    assert 0 == run(folder, "-o", tmp_path / "packed.pftrace.gz")
+    plain = read_trace(folder / "timeline.pftrace")
+    assert plain.spans == read_trace(tmp_path / "packed.pftrace.gz").spans
+
+
+def test_steps_narrow_the_timeline(tmp_path):
+    """Nothing of another step is written."""
+    run(SMALL, "-o", tmp_path / "one.pftrace", "--step", 2)
+
+    steps = [span for span in read_trace(tmp_path / "one.pftrace").spans if span.name == "step"]
+    assert 1 == len(steps)
+    with pytest.raises(ReadingError, match="step 9 is not in this run"):
+        run(SMALL, "-o", tmp_path / "none.pftrace", "--step", "9")
+    assert not (tmp_path / "none.pftrace").exists()
+
+
+def test_chrome_json_is_json(tmp_path):
+    """Packed too."""
+    run(SMALL, "-o", tmp_path / "run.json.gz", "--chrome-json")
+
+    content = json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))
+    assert "step" in {event.get("name") for event in content["traceEvents"]}
+
+
+def test_a_torch_trace_is_merged_at_its_time_of_day(tmp_path):
+    """Every span of it, with the arrows from forward to backward."""
+    run(SMALL, "-o", tmp_path / "run.pftrace", "--merge", TORCH)
+
+    content = json.loads(gzip.decompress(TORCH.read_bytes()))
+    base = content["baseTimeNanoseconds"]
+    reading = read_trace(tmp_path / "run.pftrace")
+    merged = [span for span in reading.spans if "torch" in reading.path(span.track)[0]]
+    expected = sorted(
+        (event["name"], base + round(event["ts"] * 1000))
+        for event in content["traceEvents"]
+        if event["ph"] == "X"
+    )
+    for (name, begin_ns), span in zip(
+        expected, sorted(merged, key=lambda span: (span.name, span.begin_ns)), strict=True
+    ):
+        assert name == span.name
+        # The file gives times as floating point numbers.
+        assert abs(begin_ns - span.begin_ns) <= 1000
+    pairs = {
+        tuple(sorted(span.name for span in ends))
+        for ends in reading.arrows().values()
+        if ends[0] in merged
+    }
+    assert ("MmBackward0", "aten::mm") in pairs
+    assert [] == reading.faults
+
+
+def test_a_trace_in_the_run_lies_beside_its_process(tmp_path):
+    """Found below `nsight`, recognized by host and pid."""
+    folder = tmp_path / "run"
+    shutil.copytree(SMALL, folder)
+    header = json.loads((folder / "processes" / "actor_0.json").read_text())
+    content = json.loads(gzip.decompress(TORCH.read_bytes()))
+    content["host_name"] = header["host"]
+    for event in content["traceEvents"]:
+        if isinstance(event.get("pid"), int):
+            event["pid"] = header["pid"]
+    (folder / "nsight").mkdir()
+    (folder / "nsight" / "actor.pt.trace.json").write_text(json.dumps(content))
+    run(folder)
+
+    reading = read_trace(folder / "timeline.pftrace")
+    paths = {reading.path(span.track) for span in reading.spans if span.name == "aten::mm"}
+    assert {("actor_0", "torch: actor.pt.trace.json")} == {path[2:4] for path in paths}
+
+
+def test_an_nsys_export_is_merged(tmp_path):
+    """NVTX ranges and kernels; the tables are those of `nsys export --type sqlite`."""
+    path = tmp_path / "worker.sqlite"
+    base = 1_795_228_400_000_000_000
+    with sqlite3.connect(path) as file:
+        file.executescript(
+            """
+            CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT);
+            CREATE TABLE StringIds (id INTEGER, value TEXT);
+            CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
+                globalTid INTEGER, textId INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, streamId INTEGER,
+                globalPid INTEGER, shortName INTEGER);
+            """
+        )
+        file.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '')", (base,))
+        file.execute("INSERT INTO StringIds VALUES (1, 'gemm'), (2, 'update_actor')")
+        thread = (7 << 24) + 8
+        file.execute("INSERT INTO NVTX_EVENTS VALUES (10, 90, 59, NULL, ?, 2)", (thread,))
+        file.execute(
+            "INSERT INTO NVTX_EVENTS VALUES (50, 95, 60, 'overlapping', ?, NULL)", (thread,)
+        )
+        file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (20, 30, 3, ?, 1)", (7 << 24,))
+    file.close()
+    run(SMALL, "-o", tmp_path / "run.pftrace", "--merge", path)
+
+    reading = read_trace(tmp_path / "run.pftrace")
+    spans = {
+        (reading.path(span.track)[-1], span.name, span.begin_ns - base, span.end_ns - base)
+        for span in reading.spans
+        if "nsys" in reading.path(span.track)[0]
+    }
+    assert {
+        ("NVTX of thread 8", "update_actor", 10, 90),
+        ("NVTX of thread 8", "overlapping", 50, 95),
+        ("kernels, stream 3", "gemm", 20, 30),
+    } == spans
+    assert [] == reading.faults
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[1, 2]",
+        b'{"traceEvents": 3}',
+        b'{"traceEvents": [{"ph": "X", "pid": 1, "tid": 1, "ts": 5, "name": "x"}]}',
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path, content):
+    """Given by hand it is an error; found in the run it is said, and the rest is written."""
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+
+    with pytest.raises(ReadingError, match=r"bad\.json") as raised:
+        read_guest(path)
+    assert "bad-trace" == raised.value.slug
+
+
+def test_a_bad_trace_in_the_run_costs_only_itself(tmp_path, capsys):
+    """The timeline is written without it."""
+    folder = tmp_path / "run"
+    shutil.copytree(SMALL, folder)
+    (folder / "nsight").mkdir()
+    (folder / "nsight" / "bad.json").write_text("{")
+    (folder / "nsight" / "captures.json").write_text('[{"another": "kind"}]')
+
+    assert 0 == run(folder)
+    assert 1 == capsys.readouterr().err.count("not merged: ")
+    with pytest.raises(ReadingError, match=r"captures\.json"):
+        run(folder, "--force", "--merge", folder / "nsight" / "captures.json")

@@ -1,0 +1,248 @@
+"""The timeline of a run against its tables, read with Perfetto's own classes."""
+
+import io
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from report.perfetto_reading import read_trace
+
+from verl_profiler.reader import load
+from verl_profiler.report.chrome_trace import ChromeTrace
+from verl_profiler.report.perfetto import PerfettoTrace
+from verl_profiler.report.tracks import Lanes, origin_ns, write_run
+
+DATA = Path(__file__).parent.parent / "data"
+NOT_DRAWN = ("memory", "profiler_cost", "request_start")
+
+
+def write(tables, path, kind=PerfettoTrace):
+    with path.open("wb") as file:
+        trace = kind(file, origin_ns(tables, None))
+        write_run(tables, None, trace)
+        trace.close()
+    return path
+
+
+@pytest.fixture(scope="module", params=["rehearsal_run.tar.gz", "small_run"])
+def run(request):
+    with load(DATA / request.param, cache=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def reading(run, tmp_path_factory):
+    return read_trace(write(run.tables, tmp_path_factory.mktemp("trace") / "run.pftrace"))
+
+
+def test_every_event_is_on_the_timeline_once(run, reading):
+    """In the track of its process, at its time, under its name."""
+    expected = Counter(
+        (row["host"], row["role"], row["name"], row["event"], row["begin_us"], row["end_us"])
+        for row in run.rows("SELECT * FROM events JOIN processes USING (run, name, role, host)")
+        if row["event"] not in NOT_DRAWN
+    )
+    drawn = Counter()
+    for span in (*reading.spans, *reading.instants):
+        node, role, name, _ = reading.path(span.track)
+        end_ns = span.begin_ns if span in reading.instants else span.end_ns
+        if span.name == "request (unfinished)":
+            continue
+        event = span.name.partition(" ")[0]
+        key = (node.removeprefix("node "), role, name, event, span.begin_ns // 1000, end_ns // 1000)
+        drawn[key] += 1
+
+    assert [] == reading.faults
+    assert expected == drawn
+
+
+def test_fields_are_those_of_the_file(run, reading):
+    """Whole numbers stay whole; a request is found by its id."""
+    (row, *_) = run.rows(
+        "SELECT begin_us, extra FROM events WHERE event = 'request' ORDER BY duration_us DESC"
+    )
+    (span,) = [
+        span
+        for span in reading.spans
+        if span.name == "request" and span.begin_ns == row["begin_us"] * 1000
+    ]
+
+    assert json.loads(row["extra"]) == span.fields
+
+
+def test_spans_of_a_lane_are_nested_or_apart(reading):
+    """Children lie inside their parents in time."""
+    open_spans = {}
+    for span in reading.spans:
+        stack = open_spans.setdefault(span.track, [])
+        del stack[span.depth :]
+        if stack:
+            assert stack[-1].begin_ns <= span.begin_ns
+            assert span.end_ns <= stack[-1].end_ns
+        stack.append(span)
+
+
+def test_no_more_lanes_than_requests_at_one_time(run, reading):
+    """A lane is used again when its request has ended; parallel calls take further ones."""
+    for name in {row["name"] for row in run.rows("SELECT DISTINCT name FROM requests")}:
+        lanes = [
+            track
+            for track in reading.tracks
+            if reading.path(track)[-2:] == (name, "requests") and track not in reading.counters
+        ]
+        flight = [
+            max(value for _, value in values)
+            for track, values in reading.counters.items()
+            if reading.path(track)[-2:] == (name, "requests in flight")
+        ]
+
+        assert flight[0] <= len(lanes) <= 2 * flight[0]
+
+
+def test_tracks_of_one_name_have_one_place(reading):
+    """Lanes that a viewer shows as one agree on where that is; folders come in their order."""
+    ranks = {}
+    for descriptor in reading.tracks.values():
+        place = (descriptor.parent_uuid, descriptor.name)
+        ranks.setdefault(place, set()).add(descriptor.sibling_order_rank)
+
+    assert {1} == {len(each) for each in ranks.values()}
+    top = [
+        each.name
+        for each in sorted(reading.tracks.values(), key=lambda each: each.sibling_order_rank)
+        if not each.parent_uuid
+    ]
+    assert "whole run" == top[0]
+
+
+def test_arrows_lead_to_the_engine_and_back(run, reading):
+    """One to the engine and one back per call that both sides saw, and two per tool call."""
+    arrows = Counter()
+    for ends in reading.arrows().values():
+        assert 2 == len(ends)
+        source, target = sorted(ends, key=lambda span: span.begin_ns)
+        arrows[source.name.partition(" ")[0], target.name.partition(" ")[0]] += 1
+        if source.name == "engine_call" and target.name == "engine_request":
+            assert source.fields["engine_request_id"] == target.fields["engine_request_id"]
+    served = run.rows("SELECT count(*) AS n FROM engine_calls WHERE engine_begin_us IS NOT NULL")
+    tools = run.rows("SELECT count(*) AS n FROM tool_calls")
+
+    assert served[0]["n"] == arrows["engine_call", "engine_request"] > 0
+    assert served[0]["n"] == sum(
+        n for (source, _), n in arrows.items() if source == "engine_request"
+    )
+    assert tools[0]["n"] == sum(n for (_, target), n in arrows.items() if target == "tool_call")
+    assert tools[0]["n"] == sum(n for (source, _), n in arrows.items() if source == "tool_call")
+
+
+def test_counters_end_where_nothing_is_under_way(run, reading):
+    """What is in flight and its tokens per second; tokens are the area below the curve."""
+    whole = {
+        reading.path(track)[-1]: values
+        for track, values in reading.counters.items()
+        if reading.path(track)[0] == "whole run"
+    }
+    tokens = run.rows("SELECT sum(response_tokens) AS n FROM engine_calls WHERE duration_us > 0")[
+        0
+    ]["n"]
+    rates = whole["response tokens per second"]
+    area = sum(
+        value * (after_ns - time_ns) / 1e9 for (time_ns, value), (after_ns, _) in pairwise(rates)
+    )
+    unfinished = run.rows("SELECT count(*) AS n FROM requests WHERE end_us IS NULL")[0]["n"]
+
+    assert unfinished == whole["requests in flight"][-1][1]
+    assert pytest.approx(0, abs=1e-3) == rates[-1][1]
+    assert pytest.approx(tokens, rel=1e-4) == area
+
+
+def test_memory_and_lags_are_counters_of_their_process(rehearsed, tmp_path):
+    """With their units."""
+    reading = read_trace(write(rehearsed.tables, tmp_path / "run.pftrace"))
+    rows = rehearsed.rows("SELECT count(*) AS n FROM memory WHERE used_bytes IS NOT NULL")
+    lags = rehearsed.rows("SELECT max(duration_us) AS longest FROM lags")[0]["longest"]
+    by_name = {}
+    for track, values in reading.counters.items():
+        by_name.setdefault(reading.path(track)[-1], []).extend(values)
+
+    assert rows[0]["n"] == len(by_name["memory used"])
+    assert pytest.approx(lags / 1000) == max(value for _, value in by_name["event-loop lag"])
+
+
+@pytest.fixture(scope="module")
+def rehearsed():
+    with load(DATA / "rehearsal_run.tar.gz", cache=False) as opened:
+        yield opened
+
+
+def test_chrome_json_shows_the_same(rehearsed, tmp_path):
+    """The same spans at the same times, nested, and both ends of every arrow."""
+    reading = read_trace(write(rehearsed.tables, tmp_path / "run.pftrace"))
+    content = json.loads(write(rehearsed.tables, tmp_path / "run.json", ChromeTrace).read_text())
+    origin = int(content["otherData"]["origin_unix_ns"])
+    stacks, spans, flows = {}, Counter(), Counter()
+    for event in content["traceEvents"]:
+        place = (event["pid"], event.get("tid"))
+        if event["ph"] == "B":
+            stacks.setdefault(place, []).append(event)
+        elif event["ph"] == "E":
+            begun = stacks[place].pop()
+            spans[
+                begun["name"],
+                origin + round(begun["ts"] * 1000),
+                origin + round(event["ts"] * 1000),
+            ] += 1
+        elif event["ph"] in "sf":
+            flows[event["id"]] += 1 if event["ph"] == "s" else 100
+
+    assert {()} == {tuple(stack) for stack in stacks.values()}
+    assert Counter((span.name, span.begin_ns, span.end_ns) for span in reading.spans) == spans
+    assert set(reading.arrows()) == set(flows)
+    assert {101} == set(flows.values())
+
+
+def test_requests_without_end_stay_open(tables, span, tmp_path):
+    """A request of which only the begin is known begins, and does not end."""
+    events = [
+        span("request_start", 1, 1, sample="3", session="0", uid="u") | {"duration_us": None},
+        span("step", 0, 5, name="trainer_0"),
+    ]
+    reading = read_trace(write(tables(events), tmp_path / "run.pftrace"))
+
+    (request,) = [span for span in reading.spans if span.name == "request (unfinished)"]
+    assert (1_000_000_000, None) == (request.begin_ns, request.end_ns)
+
+
+def test_parallel_tools_take_lanes_of_their_own(tables, conversation, tmp_path):
+    """Two calls at the same time are both seen whole."""
+    reading = read_trace(write(tables(conversation()), tmp_path / "run.pftrace"))
+    calls = {span.name: span for span in reading.spans if span.name.startswith("tool_call")}
+
+    assert {"tool_call search": 2, "tool_call calc": 1} == {
+        name: (span.end_ns - span.begin_ns) // 10**9 for name, span in calls.items()
+    }
+    assert [] == reading.faults
+
+
+def test_lanes_are_used_again_when_they_are_free():
+    """The lowest free one first."""
+
+    class Listed(ChromeTrace):
+        lanes = 0
+
+        def lane(self, name, parent):
+            self.lanes += 1
+            return super().lane(name, parent)
+
+    trace = Listed(io.BytesIO(), 0)
+    lanes = Lanes(trace, 0, "requests")
+    tracks = []
+    for begin, end in ((0, 10), (5, 20), (10, 12), (13, 14)):
+        lanes.begin_unit(begin)
+        tracks.append(lanes.place(begin, end))
+        lanes.end_unit(end)
+
+    assert 2 == trace.lanes
+    assert [tracks[0], tracks[1], tracks[0], tracks[0]] == tracks

@@ -1,0 +1,298 @@
+"""Clocks of several hosts on one axis: simulated skews, real other clocks, and what is said of them."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_profiler import clock_exchange
+from verl_profiler.alignment import aheads, fit
+from verl_profiler.clock import boot_id
+from verl_profiler.reader import load
+
+SECOND = 10**9
+WALL_NS = 1_795_228_400 * SECOND
+
+
+class Network:
+    """Two clocks and what lies between them.
+
+    Args:
+        offset_ns: By how much the other clock is ahead at the driver's time 0.
+        drift: By how much it gains per nanosecond.
+        delay_ns: The least time that a message takes, in each direction.
+        jitter_ns: What is added to it at most, and to each direction apart.
+    """
+
+    def __init__(self, offset_ns, drift, delay_ns=100_000, jitter_ns=400_000, seed=0):
+        self.offset_ns, self.drift = offset_ns, drift
+        self._delay_ns, self._jitter_ns = delay_ns, jitter_ns
+        self._source = random.Random(seed)
+        self.time_ns = 0
+
+    def other(self, driver_ns):
+        return round(driver_ns + self.offset_ns + self.drift * driver_ns)
+
+    def now(self):
+        return self.time_ns
+
+    def ask(self):
+        self.time_ns += self._delay_ns + self._source.randrange(self._jitter_ns)
+        told = self.other(self.time_ns)
+        self.time_ns += self._delay_ns + self._source.randrange(self._jitter_ns)
+        return "other", told
+
+    def samples(self, monkeypatch, bursts=40, every_s=30):
+        monkeypatch.setattr(clock_exchange, "now", self.now)
+        taken = []
+        for _ in range(bursts):
+            taken.append(clock_exchange.exchange(self.ask)[1])
+            self.time_ns += every_s * SECOND
+        return taken
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    offset_ns=st.integers(-(10**15), 10**15),
+    drift=st.floats(-1e-4, 1e-4),
+    delay_ns=st.integers(1_000, 20_000_000),
+    jitter_ns=st.integers(1, 20_000_000),
+    bursts=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+)
+def test_the_truth_is_within_the_bound(offset_ns, drift, delay_ns, jitter_ns, bursts, seed):
+    """Wherever clocks were compared, whatever the network did with each half of the way."""
+    network = Network(offset_ns, drift, delay_ns, jitter_ns, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        samples = network.samples(patch, bursts)
+    for at_ns, ahead_ns, bound_ns in samples:
+        assert abs(network.other(at_ns) - at_ns - ahead_ns) <= bound_ns + abs(drift) * bound_ns + 1
+    line = fit(samples)
+
+    limit = 4 * sorted(bound for _, _, bound in samples)[len(samples) // 2]
+    for at_ns, _, bound_ns in samples:
+        if bound_ns <= limit / 4:
+            other_ns = network.other(at_ns)
+            said = line.offset_ns + line.drift * (other_ns - line.at_ns)
+            assert abs(said - (other_ns - at_ns)) <= line.bound_ns + 50
+
+
+def test_a_usual_network_is_aligned_to_half_a_millisecond(monkeypatch):
+    """0.1 to 0.5 ms each way, clocks 20 ppm apart, an hour."""
+    network = Network(7 * SECOND, 2e-5)
+    line = fit(network.samples(monkeypatch, bursts=120))
+
+    assert pytest.approx(2e-5, abs=2e-8) == line.drift
+    assert line.bound_ns < 500_000
+
+
+def test_a_burst_of_slow_answers_loosens_nothing(monkeypatch):
+    """A comparison that took a second says less than the others, and is left out."""
+    network = Network(SECOND, 0.0)
+    samples = network.samples(monkeypatch)
+    before = fit(samples)
+    samples[10] = [samples[10][0], samples[10][1] + 400_000_000, 500_000_000]
+
+    assert before.bound_ns == pytest.approx(fit(samples).bound_ns, rel=0.05)
+    assert len(samples) - 1 == fit(samples).samples
+
+
+def test_few_comparisons_give_no_drift(monkeypatch):
+    """Over some seconds it would be noise, and be multiplied."""
+    network = Network(SECOND, 0.0)
+
+    assert 0.0 == fit(network.samples(monkeypatch, bursts=3, every_s=5)).drift
+    assert fit([]) is None
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        None,
+        3,
+        {"boot_id": 5},
+        {"boot_id": "a", "peers": 7},
+        {"boot_id": "a", "peers": [3, {"boot_id": 1}, {"boot_id": "b"}]},
+        {"boot_id": "a", "peers": [{"boot_id": "b", "samples": [[1, 2], "x", [1, "2", 3]]}]},
+        {"boot_id": "a", "peers": [{"boot_id": "b", "samples": [[1, 2, -3]]}]},
+    ],
+)
+def test_what_is_no_comparison_says_nothing(exchange):
+    """Files are never trusted."""
+    assert [] == list(aheads({"driver": {"clock_exchange": exchange}}))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="time namespaces are Linux's")
+def test_a_real_clock_that_is_ahead_is_found():
+    """A process in a time namespace of its own, 1000 s ahead, asked over pipes."""
+    answer = "import sys, time\nfor _ in sys.stdin: print(time.perf_counter_ns(), flush=True)"
+    command = ["unshare", "--user", "--map-root-user", "-T", "--monotonic", "1000"]
+    if os.getuid() == 0:
+        command = ["unshare", "-T", "--monotonic", "1000"]
+    try:
+        other = subprocess.Popen(
+            [*command, sys.executable, "-c", answer],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("no unshare")
+
+    def ask():
+        other.stdin.write("\n")
+        other.stdin.flush()
+        told = other.stdout.readline()
+        if not told:
+            pytest.skip("time namespaces are not allowed here")
+        return "other", int(told)
+
+    with other:
+        samples = [clock_exchange.exchange(ask)[1] for _ in range(5)]
+        other.stdin.close()
+    for _, ahead_ns, bound_ns in samples:
+        assert abs(ahead_ns - 1000 * SECOND) <= bound_ns
+    line = fit(samples)
+    assert abs(line.offset_ns - 1000 * SECOND) <= line.bound_ns
+
+
+def write_run(folder, network, *, exchange=None, wall_error_ns=0):
+    """Write calls of a worker on the driver's host to an engine on another, every minute.
+
+    The engine has each request for all of the call but 2 ms at either end.
+    """
+    anchors = {
+        "a": (WALL_NS, 0),
+        # Taken at the driver's time 0 from a wall clock that is wrong.
+        "b": (WALL_NS + wall_error_ns, network.other(0)),
+    }
+    folder.mkdir()
+    clocks = {
+        boot: {"boot_id": boot, "wall_ns": wall, "monotonic_ns": monotonic, "uncertainty_ns": 50}
+        for boot, (wall, monotonic) in anchors.items()
+    }
+    launch = {"format": 1, "launched": "x", "clock": clocks["a"]}
+    (folder / "run.json").write_text(json.dumps(launch))
+    (folder / "processes").mkdir()
+    headers = {"driver_a_1": "a", "worker_0": "a", "engine_0": "b"}
+    for name, boot in headers.items():
+        header = {"format": 1, "name": name, "role": name.split("_")[0], "host": boot, "pid": 1}
+        header |= {"rank": 0, "clock": clocks[boot], "ended": "2026-11-21T09:00:00+00:00"}
+        if name == "worker_0":
+            header["role"] = "agent_loop"
+        if name == "driver_a_1" and exchange:
+            header["clock_exchange"] = {
+                "boot_id": "a",
+                "peers": [{"boot_id": "b", "host": "b", "samples": exchange}],
+            }
+        (folder / "processes" / f"{name}.json").write_text(json.dumps(header))
+    (folder / "step_1").mkdir()
+    truths = []
+    for number in range(60):
+        begin_ns, end_ns = (number * 60 + 5) * SECOND, (number * 60 + 6) * SECOND
+        for name, event, first_ns, last_ns in (
+            ("worker_0", "engine_call", begin_ns, end_ns),
+            ("engine_0", "engine_request", begin_ns + 2_000_000, end_ns - 2_000_000),
+        ):
+            wall, monotonic = anchors[headers[name]]
+            clock = network.other if headers[name] == "b" else round
+            at = [(wall + clock(each) - monotonic) // 1000 for each in (first_ns, last_ns)]
+            moment = datetime.fromtimestamp(at[1] // 10**6, timezone.utc)
+            line = {
+                "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S}.{at[1] % 10**6:06}+00:00",
+                "event": event,
+                "duration_sec": (at[1] - at[0]) / 1e6,
+                "extra": {"engine_request_id": f"e{number}", "request_id": "q", "turn": number},
+                "workid": 0,
+                "step": 1,
+            }
+            with (folder / "step_1" / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            truths.append((name, number, (WALL_NS + last_ns) // 1000))
+    return truths
+
+
+def worst_us(opened, truths):
+    """Return by how much the engine's times are wrong at most."""
+    rows = opened.rows("SELECT name, turn, end_us FROM events")
+    found = {(row["name"], row["turn"]): row["end_us"] for row in rows}
+    return max(abs(found[name, number] - truth) for name, number, truth in truths)
+
+
+@pytest.mark.parametrize(
+    ("wall_error_ns", "drift"), [(0, 0.0), (37_000_000, 4e-5), (-3 * SECOND, -8e-5)]
+)
+def test_hosts_are_placed_within_the_stated_bound(tmp_path, monkeypatch, wall_error_ns, drift):
+    """An hour with clocks that are wrong and drift: below a millisecond, and no request comes early."""
+    network = Network(86_400 * SECOND, drift, seed=5)
+    exchange = network.samples(monkeypatch, bursts=120)
+    truths = write_run(tmp_path / "run", network, exchange=exchange, wall_error_ns=wall_error_ns)
+
+    with load(tmp_path / "run", cache=False) as opened:
+        (bound,) = opened.rows("SELECT clock_bound_us AS us FROM processes WHERE host = 'b'")
+        assert worst_us(opened, truths) <= bound["us"] < 1000
+        assert any("clocks were placed on the driver's: b (moved by" in p for p in opened.problems)
+        assert not any("earlier than they were made" in p for p in opened.problems)
+
+
+def test_without_comparisons_contradictions_are_said(tmp_path):
+    """The wall clock of the engine's host is 37 ms behind: its requests seem to come before they are sent."""
+    network = Network(86_400 * SECOND, 0.0)
+    truths = write_run(tmp_path / "run", network, wall_error_ns=-37_000_000)
+
+    with load(tmp_path / "run", cache=False) as opened:
+        assert 37_000 == worst_us(opened, truths)
+        problems = "\n".join(opened.problems)
+    assert "the clocks of b were not compared with the driver's" in problems
+    assert "60 of 60 generate calls of host a are at host b earlier than they were made" in problems
+    # 2 ms of the 37 cannot be seen.
+    assert "differ by at least 35.000 ms" in problems
+
+
+def test_the_exchange_keeps_few_samples_and_no_own_ones(monkeypatch):
+    """A week of bursts stays small; the node with the driver's kernel has the driver's clock."""
+    monkeypatch.setattr(clock_exchange, "_samples", {})
+    clock_exchange._keep((boot_id(), "here"), [0, 0, 1])
+    assert {} == clock_exchange.account()
+    for number in range(2000):
+        clock_exchange._keep(("other", "there"), [number, 0, 1])
+
+    (peer,) = clock_exchange.account()["clock_exchange"]["peers"]
+    kept = [at for at, _, _ in peer["samples"]]
+    assert ("other", "there") == (peer["boot_id"], peer["host"])
+    assert len(kept) <= 128
+    assert (0, 1999) == (kept[0], kept[-1])
+    assert kept == sorted(kept)
+
+
+class BrokenRay:
+    """A Ray that fails at whatever is asked of it."""
+
+    def __init__(self, nodes):
+        self._nodes = nodes
+
+    def nodes(self):
+        if self._nodes is None:
+            raise RuntimeError("Ray is gone")
+        return self._nodes
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [None, [], [{"Alive": True, "NodeID": "a"}], [{"Alive": True, "NodeID": n} for n in "ab"]],
+)
+def test_a_failing_ray_ends_the_exchange_and_nothing_else(monkeypatch, nodes):
+    """The thread ends when it is told to, and nothing was measured."""
+    monkeypatch.setattr(clock_exchange, "_FIRST_S", (0.0,) * 10)
+    monkeypatch.setattr(clock_exchange, "_thread", None)
+    clock_exchange.start(BrokenRay(nodes))
+    clock_exchange.stop()
+
+    assert not clock_exchange._thread.is_alive()
+    assert {} == clock_exchange.account()

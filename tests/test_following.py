@@ -1,0 +1,95 @@
+"""Following the files of a run: each byte once, whole lines only."""
+
+import json
+import random
+
+import pytest
+from recorded import grow, lines_in_order, unpacked
+
+from verl_profiler import following
+from verl_profiler.following import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return unpacked(tmp_path_factory.mktemp("recorded"))
+
+
+def polled(followed):
+    return [(name, step, line.event) for name, step, line in followed.poll()]
+
+
+def test_a_growing_run_is_read_as_a_whole_one(run, tmp_path):
+    """Whatever pieces its files grow by, torn lines included; nothing is read twice."""
+    source = random.Random(3)
+    ordered = lines_in_order(run)
+    expected = [
+        (path.rpartition("/")[2][:-6], json.loads(line)["step"], json.loads(line)["event"])
+        for path, line in ordered
+    ]
+    followed, found = Run(tmp_path), []
+    for path, line in ordered:
+        cut = source.randrange(len(line))
+        grow(tmp_path, [(path, line[:cut])])
+        if source.random() < 0.02:
+            found += polled(followed)
+        grow(tmp_path, [(path, line[cut:])])
+    found += polled(followed)
+
+    assert sorted(expected) == sorted(found)
+    assert [] == polled(followed)
+    assert (0, 0) == (followed.unreadable, followed.behind_bytes)
+
+
+def test_of_a_long_run_the_beginning_is_not_read(run, tmp_path):
+    """Of steps before the latest three, the trainer's files; later all of it."""
+    for step in range(1, 6):
+        for name in ("trainer_0", "worker_0"):
+            line = {"timestamp": "2026-11-21T02:00:00+00:00", "event": "x", "step": step}
+            grow(tmp_path, [(f"step_{step}/{name}.jsonl", json.dumps(line).encode() + b"\n")])
+    followed = Run(tmp_path)
+    first = polled(followed)
+    line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"late","step":4}\n'
+    grow(tmp_path, [("step_6/worker_0.jsonl", line), ("step_4/worker_0.jsonl", line)])
+
+    assert {("trainer_0", step) for step in range(1, 6)} | {
+        ("worker_0", step) for step in (3, 4, 5)
+    } == {(name, step) for name, step, _ in first}
+    assert [("worker_0", 4, "late")] * 2 == polled(followed)
+    grow(tmp_path, [("step_4/worker_0.jsonl", line)])
+    grow(tmp_path, [("step_7/worker_0.jsonl", line)])
+    assert [("worker_0", 4, "late")] * 2 == polled(followed)
+
+
+def test_broken_lines_are_counted_and_passed_over(tmp_path, monkeypatch):
+    """Also one that is longer than what is read at once."""
+    monkeypatch.setattr(following, "_BLOCK_BYTES", 256)
+    good = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"turn","step":1}\n'
+    pieces = [good, b"{\n", b"\xff\xfe\n", b"x" * 1000 + b"\n", b'{"event":3}\n', good]
+    grow(tmp_path, [("step_1/worker_0.jsonl", piece) for piece in pieces])
+    followed = Run(tmp_path)
+
+    assert ["turn", "turn"] == [event for _, _, event in polled(followed)]
+    assert followed.unreadable >= 4
+
+
+def test_much_is_read_in_portions(tmp_path, monkeypatch):
+    """The screen says how much is left."""
+    monkeypatch.setattr(following, "_AT_ONCE_BYTES", 200)
+    line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"turn","step":1}\n'
+    monkeypatch.setattr(following, "_BLOCK_BYTES", 2 * len(line))
+    grow(tmp_path, [(f"step_1/worker_{rank}.jsonl", line * 6) for rank in range(2)])
+    followed = Run(tmp_path)
+    counts = []
+    while not counts or followed.behind_bytes:
+        counts.append(len(polled(followed)))
+
+    assert 12 == sum(counts)
+    assert len(counts) > 1
+
+
+def test_a_folder_that_is_away_is_no_error(tmp_path):
+    """A network file system comes back."""
+    followed = Run(tmp_path / "gone")
+
+    assert ([], {}, {}) == (polled(followed), followed.launch(), followed.headers())

@@ -1,0 +1,183 @@
+"""What is known of a run while it goes on, against what its tables say afterwards."""
+
+import msgspec
+import pytest
+from recorded import lines_in_order, unpacked
+
+from verl_profiler.following import Line
+from verl_profiler.live import Live, percentile
+from verl_profiler.reader import load
+from verl_profiler.report.live_text import frame, header_problems
+
+
+@pytest.fixture(scope="module")
+def recorded_run(tmp_path_factory):
+    return unpacked(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def ordered(recorded_run):
+    """(process, line) in order."""
+    return [
+        (path.rpartition("/")[2][:-6], msgspec.json.decode(line, type=Line))
+        for path, line in lines_in_order(recorded_run)
+    ]
+
+
+def test_in_the_end_it_says_what_the_tables_say(recorded_run, ordered):
+    """Steps, phases, requests, tools."""
+    live = Live()
+    for name, line in ordered:
+        live.take(name, line.step, line)
+
+    with load(recorded_run, cache=False) as opened:
+        for row in opened.rows("SELECT * FROM steps WHERE finished"):
+            step = live.steps[row["step"]]
+            assert pytest.approx(row["duration_us"] / 1e6) == step.duration_s
+            assert (row["requests"], row["requests"]) == (step.started, len(step.ends))
+        for row in opened.rows("SELECT * FROM phases WHERE parent = 'step' AND phase = 'gen'"):
+            assert (
+                pytest.approx(row["duration_us"] / 1e6)
+                == dict(live.steps[row["step"]].phases)["gen"]
+            )
+        tools = opened.rows(
+            "SELECT step, tool, count(*) AS calls FROM tool_calls WHERE NOT validate GROUP BY ALL"
+        )
+    assert {(row["step"], row["tool"], row["calls"]) for row in tools} == {
+        (number, name, len(tool.seconds))
+        for number, step in live.steps.items()
+        for name, tool in step.tools.items()
+    }
+    assert {} == live.asked
+    assert 2 == live.current.number
+    assert live.phase() is None
+
+
+def test_at_every_moment_what_began_and_has_not_ended_is_in_flight(ordered):
+    """Line for line, and every frame fits its screen."""
+    live, begun, ended = Live(), 0, 0
+    phases = []
+    for place, (name, line) in enumerate(ordered):
+        live.take(name, line.step, line)
+        begun += line.event == "request_start"
+        ended += line.event == "request"
+
+        assert begun - ended == len(live.asked)
+        if place % 50 == 0:
+            lines = frame(live, {}, {}, title="run", now_s=live.newest_s)
+            assert len(lines) <= 24
+            assert max(map(len, lines)) <= 80
+        phase = live.phase()
+        if phase and phases[-1:] != [phase[0]]:
+            phases.append(phase[0])
+
+    # Of the first step it is not known what follows; of the second, it is.
+    first = ["gen", "after gen", "after old_log_prob", "after ref", "after adv"]
+    second = ["gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "end of step"]
+    assert [*first, "after update_actor", "after update_weights", *second] == phases
+
+
+def test_a_request_in_flight_says_where_it_is():
+    """Its id and turn come from lines within the turn."""
+    live = Live()
+
+    def take(event, second, **extra):
+        moment = f"2026-11-21T02:00:{second:02}+00:00"
+        live.take("worker_3", 5, Line(moment, event, None, extra, 5))
+
+    take("request_start", 1, sample=12, session=1, uid="u")
+    take("prompt_build", 2, sample=12, session=1, request_id="q1")
+    take("engine_call", 3, request_id="q1", turn=0)
+    take("tool_parsing", 4, request_id="q1", turn=0)
+    (asked,) = live.asked.values()
+    assert ("q1", 0, "tool", "12", "1") == (
+        asked.request_id,
+        asked.turn,
+        asked.doing,
+        asked.sample,
+        asked.session,
+    )
+    take("tool_call", 5, request_id="q1", turn=0, tool="search", status="error")
+    take("turn", 6, request_id="q1", turn=0)
+    assert (1, "engine") == (asked.turn, asked.doing)
+    text = "\n".join(frame(live, {}, {}, title="run", now_s=live.newest_s + 4))
+    assert "q1           worker_3  12/1       1  engine     9.00 s" in text
+    take("request", 9, sample=12, session=1, request_id="q1")
+    assert {} == live.asked
+
+
+def test_the_tail_is_counted_from_when_most_had_ended():
+    """20 requests; 19 end in the first 19 seconds, one is still awaited."""
+    live = Live()
+    for number in range(20):
+        live.take(
+            "worker_0",
+            1,
+            Line("2026-11-21T02:00:00+00:00", "request_start", None, {"sample": number}, 1),
+        )
+        if number < 19:
+            moment = f"2026-11-21T02:00:{number + 1:02}+00:00"
+            live.take("worker_0", 1, Line(moment, "request", number + 1.0, {"sample": number}, 1))
+    text = "\n".join(frame(live, {}, {}, title="run", now_s=live.newest_s + 11))
+
+    assert "1 in flight, 19 of 20 finished (95 %)" in text
+    assert "p50 10.0 s, p95 18.1 s, max 19.0 s; tail 11.0 s since 95 % had ended" in text
+    launch = {"training": {"train_batch_size": 10, "rollout_n": 4}}
+    text = "\n".join(frame(live, launch, {}, title="run", now_s=live.newest_s + 11))
+    assert "19 of 40 finished (48 %)" in text
+    assert "tail" not in text
+
+
+def header(**more):
+    return {"updated": "2026-11-21T02:00:00+00:00", "ended": None, **more}
+
+
+def test_headers_tell_of_losses_failures_and_silence():
+    """In plain words."""
+    headers = {
+        "worker_0": header(counters={"dropped": 5, "write_errors": 2}),
+        "worker_1": header(probes={"errors": {"turn": 3}, "missed": {"reward": "gone"}}),
+        "worker_2": header(updated="2026-11-21T01:50:00+00:00"),
+        "worker_3": header(updated="2026-11-21T01:50:00+00:00", ended="2026-11-21T01:50:00+00:00"),
+        "worker_4": header(fallback="disk full"),
+        "worker_5": {},
+        "worker_6": header(updated=7, counters=None, probes=None),
+    }
+
+    assert [
+        "worker_0 dropped 5 events",
+        "worker_0 had 2 write errors",
+        "worker_1: probes failed 3 times",
+        "worker_2 has been silent for 10 min 0 s",
+        "worker_4 writes elsewhere: disk full",
+        "probes that are off: reward",
+    ] == header_problems(headers)
+
+
+def test_problems_stay_on_a_small_screen(ordered):
+    """They come last and are not cut off; control characters never reach the terminal."""
+    live = Live()
+    for name, line in ordered[:1200]:
+        live.take(name, line.step, line)
+    live.current.tools["\x1b[2Jevil\n"] = live.current.tools.popitem()[1]
+    for height in range(3, 40):
+        lines = frame(
+            live, {}, {"w": header(counters={"dropped": 1})}, title="r", now_s=0, height=height
+        )
+        assert len(lines) <= height
+        assert "  w dropped 1 events" == lines[-1]
+        assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([], 50, None),
+        ([3.0], 95, 3.0),
+        ([1.0, 3.0], 50, 2.0),
+        ([float(n) for n in range(101)], 95, 95),
+    ],
+)
+def test_percentiles(values, percent, expected):
+    """Of nothing, of one, and between two."""
+    assert expected == percentile(values, percent)

@@ -1,0 +1,95 @@
+"""Write a run in the format of another tool.
+
+    verl-profiler export perfetto logs/my-run
+    verl-profiler export perfetto logs/my-run -o timeline.pftrace.gz --step 3:5
+    verl-profiler export perfetto logs/my-run --merge worker.pt.trace.json.gz
+    verl-profiler export perfetto logs/my-run --chrome-json -o timeline.json
+
+One timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).  Traces of
+torch.profiler and exports of nsys that lie under RUN/nsight are merged into it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
+from verl_profiler.cli.output import replacing, target_of
+from verl_profiler.errors import ReadingError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("format", choices=["perfetto"], help="what to write")
+    add_runs(parser)
+    add_out(
+        parser, "the file to write; compressed if it ends in .gz (default: RUN/timeline.pftrace)"
+    )
+    add_steps(parser)
+    parser.add_argument(
+        "--merge",
+        metavar="TRACE",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=Path,
+        help="a trace of torch.profiler, or an SQLite export of nsys, to merge",
+    )
+    parser.add_argument(
+        "--chrome-json",
+        action="store_true",
+        help="write Chrome's JSON trace events, for tools that read no Perfetto trace",
+    )
+    add_cache(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the timeline; return 0, or 1 when there is nothing in it.
+
+    Raises:
+        ReadingError: The paths or the arguments cannot be used (exit code 2).
+    """
+    from verl_profiler.reader import load
+    from verl_profiler.report.chrome_trace import ChromeTrace
+    from verl_profiler.report.guest_traces import find_guests, read_guest, write_guest
+    from verl_profiler.report.perfetto import PerfettoTrace
+    from verl_profiler.report.tracks import origin_ns, write_run
+
+    kind = ChromeTrace if args.chrome_json else PerfettoTrace
+    name = "timeline.json" if args.chrome_json else "timeline.pftrace"
+    target = target_of(args.runs, args.out, name, force=args.force)
+    guests = [read_guest(path) for path in args.merge]
+    with load(args.runs, cache=not args.no_cache) as opened:
+        check_steps(opened, args.steps)
+        first_ns = origin_ns(opened.tables, args.steps)
+        if not first_ns:
+            print("\n".join(["nothing to export:", *opened.problems]), file=sys.stderr)
+            return 1
+        for path in (path for each in args.runs for path in find_guests(each)):
+            try:
+                guests.append(read_guest(path, found=True))
+            except ReadingError as error:
+                print(f"not merged: {error}", file=sys.stderr)
+        with replacing(target) as file, _packed(file, target) as stream:
+            trace = kind(stream, first_ns)
+            folders = write_run(opened.tables, args.steps, trace)
+            for guest in filter(None, guests):
+                write_guest(guest, opened.tables, folders, trace)
+            trace.close()
+    print(f"Wrote {target}")
+    if not args.chrome_json:
+        print("Open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _packed(file: IO[bytes], target: Path) -> contextlib.AbstractContextManager[Any]:
+    if target.suffix == ".gz":
+        return gzip.GzipFile(fileobj=file, mode="wb", compresslevel=3, mtime=0)
+    return contextlib.nullcontext(file)

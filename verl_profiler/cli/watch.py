@@ -1,0 +1,122 @@
+"""Follow a run as it goes, in the terminal.
+
+    verl-profiler watch logs/my-run
+    verl-profiler watch logs/my-run --once
+
+Reads what is added to the run's files, each byte once, and writes nothing.  Works over ssh and on 80
+columns by 24 lines; Ctrl-C ends it and leaves the run alone.  --once prints one screen, also of a
+run that has ended, and so does output that is no terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.following import Run
+    from verl_profiler.live import Live
+
+__all__ = ["add_arguments", "run"]
+
+_HEADERS_EVERY_S = 5.0
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_CLEAR, _HOME, _END_OF_LINE, _BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("run_directory", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument("--once", action="store_true", help="print one screen and end")
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=float,
+        default=1.0,
+        help="how often to look (default: 1)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the run until it is interrupted; return 0, or 1 when there is nothing to show.
+
+    Raises:
+        ReadingError: The path or the arguments cannot be used (exit code 2).
+    """
+    from verl_profiler.following import Run
+    from verl_profiler.live import Live
+    from verl_profiler.sources import run_directory
+
+    if not args.interval > 0:
+        raise ReadingError(
+            f"--interval {args.interval:g} is no time.\nFor example --interval 2", "option-value"
+        )
+    if not args.run_directory.is_dir():
+        raise ReadingError(
+            f"{args.run_directory} is not a directory, and only a run's own directory grows.\n"
+            "Name it, such as logs/my-run",
+            "no-such-run",
+        )
+    followed = Run(run_directory(args.run_directory, args.run_directory))
+    live = Live()
+    if args.once or not sys.stdout.isatty():
+        _read(followed, live)
+        while followed.behind_bytes:
+            _read(followed, live)
+        print("\n".join(_lines(followed, live, followed.headers())))
+        return 0 if live.steps else 1
+    try:
+        sys.stdout.write(_HIDE_CURSOR + _CLEAR)
+        _follow(followed, live, args.interval)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.stdout.write(f"{_SHOW_CURSOR}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _follow(followed: Run, live: Live, interval_s: float) -> None:
+    headers, read_s = followed.headers(), time.monotonic()
+    while True:
+        _read(followed, live)
+        if time.monotonic() - read_s > _HEADERS_EVERY_S:
+            headers, read_s = followed.headers(), time.monotonic()
+        lines = _lines(followed, live, headers)
+        sys.stdout.write(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
+        sys.stdout.flush()
+        if not followed.behind_bytes:
+            time.sleep(interval_s)
+
+
+def _read(followed: Run, live: Live) -> None:
+    for name, step, line in followed.poll():
+        live.take(name, step, line)
+
+
+def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
+    from verl_profiler.report.live_text import frame
+
+    columns, rows = shutil.get_terminal_size((80, 24))
+    problems = []
+    if followed.behind_bytes:
+        problems.append(f"reading what is there already: {followed.behind_bytes >> 20} MiB left")
+    if followed.unreadable:
+        problems.append(f"{followed.unreadable} lines cannot be read")
+    return frame(
+        live,
+        followed.launch(),
+        headers,
+        title=followed.directory.resolve().name,
+        now_s=time.time(),
+        problems=problems,
+        width=columns,
+        # The last line stays free, so that the terminal never scrolls.
+        height=rows - 1,
+    )

@@ -1,0 +1,108 @@
+"""Write a timeline as Chrome's JSON trace events, for tools that do not read Perfetto's format."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import msgspec
+
+from verl_profiler.report.perfetto import About, Arrows
+
+__all__ = ["ChromeTrace"]
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_BLOCK_BYTES = 1 << 20
+
+
+class ChromeTrace:
+    """A trace that is being written; its methods are those of `PerfettoTrace`.
+
+    A folder is a process of the format, a lane a thread.  Times in the file are microseconds after
+    `origin_ns`, which stands under `otherData`.
+
+    Args:
+        file: Where it goes.
+        origin_ns: The first time of the run, in nanoseconds since 1970.
+    """
+
+    def __init__(self, file: BinaryIO, origin_ns: int) -> None:
+        self._file = file
+        self._origin_ns = origin_ns
+        self._block = bytearray(b'{"displayTimeUnit":"ms","otherData":')
+        self._block += _encode({"origin_unix_ns": str(origin_ns)}) + b',"traceEvents":[\n'
+        self._separator = b""
+        self._paths: dict[int, str] = {0: ""}
+        # What tells an event of a track where it belongs.
+        self._places: dict[int, dict[str, Any]] = {}
+        self._tracks = 0
+
+    def folder(self, name: str, parent: int = 0, *, about: str = "") -> int:
+        """Make a track that holds others; return its number."""
+        self._tracks += 1
+        path = f"{self._paths[parent]} / {name}" if parent else name
+        self._paths[self._tracks] = path
+        self._describe("process", self._tracks, 0, {"name": path, "labels": about})
+        return self._tracks
+
+    def lane(self, name: str, parent: int) -> int:
+        """Make a track of spans."""
+        self._tracks += 1
+        self._places[self._tracks] = {"pid": parent, "tid": self._tracks}
+        self._describe("thread", parent, self._tracks, {"name": name})
+        return self._tracks
+
+    def counter(self, name: str, parent: int, unit: str) -> int:
+        """Make a track of numbers over time."""
+        self._tracks += 1
+        self._places[self._tracks] = {"pid": parent, "name": f"{name} ({unit})"}
+        return self._tracks
+
+    def begin(
+        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
+    ) -> None:
+        """Begin a span inside those that are open on its track; see `PerfettoTrace.begin`."""
+        name, category, fields = about
+        self._event("B", track, time_ns, name=name, cat=category, args=fields)
+        for kind, flows in (("s", sources), ("f", targets)):
+            for flow in flows:
+                self._event(kind, track, time_ns, name="flow", cat="flow", id=flow, bp="e")
+
+    def instant(self, track: int, time_ns: int, about: About) -> None:
+        """Mark a moment."""
+        name, category, fields = about
+        self._event("i", track, time_ns, name=name, cat=category, s="t", args=fields)
+
+    def end(self, track: int, time_ns: int) -> None:
+        """End the span of this track that began last."""
+        self._event("E", track, time_ns)
+
+    def count(self, track: int, time_ns: int, value: float) -> None:
+        """Set the number of a counter from this moment on."""
+        self._event("C", track, time_ns, args={"value": value})
+
+    def close(self) -> None:
+        """End the JSON; the file stays open."""
+        self._block += b"\n]}\n"
+        self._flush()
+
+    def _event(self, kind: str, track: int, time_ns: int, **more: Any) -> None:
+        time_us = (time_ns - self._origin_ns) / 1000
+        self._write({"ph": kind, "ts": time_us, **self._places[track], **more})
+
+    def _describe(self, what: str, pid: int, tid: int, about: dict[str, str]) -> None:
+        for key, value in about.items():
+            if value:
+                event = {"ph": "M", "pid": pid, "tid": tid, "name": f"{what}_{key}"}
+                self._write({**event, "args": {key: value}})
+        order = {"ph": "M", "pid": pid, "tid": tid, "name": f"{what}_sort_index"}
+        self._write({**order, "args": {"sort_index": self._tracks}})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._block += self._separator + _encode(event)
+        self._separator = b",\n"
+        if len(self._block) > _BLOCK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._file.write(self._block)
+        self._block.clear()
