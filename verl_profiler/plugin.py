@@ -61,6 +61,10 @@ def _place_probes(carried: Any) -> None:
 
     families = carried.events.active_families()
     instrument.install(select(families))
+    if carried.captures is not None:
+        from verl_profiler import capture_probes
+
+        capture_probes.install(carried.captures)
     if "rollout" in families:
         from verl_profiler.probes.rollout import finish_open_requests
 

@@ -36,6 +36,7 @@ except ImportError as error:
 
 from verl_profiler.conversion import Converted, convert
 from verl_profiler.event_query import PART_COLUMNS
+from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
 from verl_profiler.sources import Source, find_sources
 from verl_profiler.tables import SCHEMAS, Tables
@@ -168,6 +169,8 @@ class Run:
             queries += _part_queries(self.tables.connection, source, converted)
         self.tables.take("events", "\nUNION ALL\n".join(queries or [_no_events()]))
         self.tables.put("processes", (process.row() for process in everyone))
+        roots = [(source.label, source.root) for source in sources]
+        self._problems += take_captures(self.tables, roots, self._scratch)
 
 
 _ORIGINAL = (

@@ -17,6 +17,15 @@ _IDENTITY = {
 }
 _INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
 
+# A report of nsys, whose it is, and the step that it was made in.
+_OF_REPORT = {
+    "run": "VARCHAR",
+    "step": "INTEGER",
+    "name": "VARCHAR",
+    "file": "VARCHAR",
+    "host": "VARCHAR",
+}
+
 # The parts of a request's time, in the order in which people read them; with `other_us` minus
 # `overlap_us` they add up to `duration_us`.
 REQUEST_PARTS = (
@@ -255,5 +264,46 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "dropped": "BIGINT",
         "wrapper_s": "DOUBLE",
         "writer_s": "DOUBLE",
+    },
+    "captures": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "host": "VARCHAR",
+        "pid": "BIGINT",
+        "task": "VARCHAR",
+        "number": "INTEGER",
+        "tool": "VARCHAR",
+        "file": "VARCHAR",
+        "size_bytes": "BIGINT",
+        "begin_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "problem": "VARCHAR",
+    },
+    "capture_ranges": {
+        **_OF_REPORT,
+        "domain": "VARCHAR",
+        "event": "VARCHAR",
+        "category": "VARCHAR",
+        "payload": "BIGINT",
+        "kind": "VARCHAR",
+        "pid": "BIGINT",
+        "tid": "BIGINT",
+        "begin_ns": "BIGINT",
+        "end_ns": "BIGINT",
+    },
+    "capture_work": {
+        **_OF_REPORT,
+        "kind": "VARCHAR",
+        "kernel": "VARCHAR",
+        "gpu": "VARCHAR",
+        "stream": "BIGINT",
+        "pid": "BIGINT",
+        "tid": "BIGINT",
+        "launch_ns": "BIGINT",
+        "begin_ns": "BIGINT",
+        "end_ns": "BIGINT",
     },
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from verl_profiler.capture_plan import NsightSettings, Plan
 from verl_profiler.clock import Anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.events import FAMILIES
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     output_dir: str
     events: EventSettings = EventSettings()
+    nsight: NsightSettings = NsightSettings()
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -72,12 +74,14 @@ class Carried(msgspec.Struct, frozen=True):
         output_dir: `profiler.output_dir` as the user wrote it; `directory` may have a number more.
         events: See `EventSettings`.
         clock: The driver's anchor.
+        captures: What is captured; None for nothing.
     """
 
     directory: str
     output_dir: str
     events: EventSettings
     clock: Anchor | None = None
+    captures: Plan | None = None
 
     def encode(self) -> str:
         """Return the one-line form."""

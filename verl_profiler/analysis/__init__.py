@@ -6,6 +6,7 @@ nothing; rows come in a fixed order whatever the order of the events.
 
 from __future__ import annotations
 
+from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.engines import engine_times, replica_balance
 from verl_profiler.analysis.event_loop import loop_lags
@@ -28,19 +29,23 @@ __all__ = [
     "Rows",
     "Steps",
     "engine_times",
+    "gpu_idle",
     "loop_lags",
     "memory_peaks",
     "profiler_cost",
+    "range_times",
     "rank_balance",
     "replica_balance",
     "request_parts",
     "request_times",
     "rollout_balance",
     "slowest_requests",
+    "span_kernels",
     "step_phases",
     "step_tail",
     "step_times",
     "tool_times",
+    "top_kernels",
     "transfer_totals",
     "turns_per_request",
     "weight_sync",
@@ -66,6 +71,10 @@ ANALYSES = {
         transfer_totals,
         loop_lags,
         memory_peaks,
+        range_times,
+        span_kernels,
+        top_kernels,
+        gpu_idle,
         profiler_cost,
     )
 }

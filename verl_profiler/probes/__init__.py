@@ -39,6 +39,7 @@ class Call:
         state: Whatever the probe's hooks hand to each other.
         error: The exception that ended the call, if one did.
         end_ns: When it ended.
+        range: Its NVTX range, where ranges are opened.
     """
 
     # Defaults of the class: storing nine of them per call would cost more than all else here.
@@ -48,6 +49,7 @@ class Call:
     step: int | None = None
     state: Any = None
     error: BaseException | None = None
+    range: Any = None
 
     def __init__(self, event: str | None, arguments: Mapping[str, Any], begin_ns: int) -> None:
         self.event = event

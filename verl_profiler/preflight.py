@@ -1,0 +1,188 @@
+"""Ask every node before training whether it can capture as planned.
+
+Ray finds out only when it starts the first actor under nsys, tries three times, and shows the tool's
+answer as bytes; a wrong `python` on PATH makes it wait for ever.  So each node is asked first, by a
+task that tries what Ray's agent will do, with the PATH that the agent has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_profiler import recorder
+from verl_profiler.capture_plan import Plan, words_of
+from verl_profiler.errors import ConfigError
+
+__all__ = ["check_nodes", "look", "problems_of"]
+
+_PATIENCE_S = 180.0
+
+
+def check_nodes(plan: Plan, config: Any) -> bool:
+    """Look at every node of the cluster.
+
+    Args:
+        plan: What is captured.
+        config: verl's config; its profiler is switched off when captures cannot be had.
+
+    Returns:
+        False when nothing will be captured.
+
+    Raises:
+        ConfigError: If a node cannot capture and `profiler.nsight.on_missing` is `error`.
+    """
+    problems = []
+    for host, seen in _ask_nodes(plan).items():
+        problems += [f"{host}: {problem}" for problem in problems_of(seen, plan)]
+    if not problems:
+        return True
+    text = "captures are not possible:\n  " + "\n  ".join(problems)
+    if plan.on_missing == "error":
+        raise ConfigError(
+            f"{text}\nMend it, train without captures by trainer.profile_steps=null, or let such "
+            "runs go on without them by profiler.nsight.on_missing=warn.",
+            "cannot-capture",
+        )
+    recorder.say(f"WARNING {text}\nTraining goes on without captures. (cannot-capture)")
+    from omegaconf import open_dict
+
+    with open_dict(config):
+        config.global_profiler.steps = None
+        config.global_profiler.tool = None
+    return False
+
+
+def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask = ray.remote(num_cpus=0)(look)
+    commands = {
+        role: words_of({key: value for key, value in capture.options.items() if key != "o"})
+        for role, capture in plan.roles.items()
+    }
+    asked = {
+        node["NodeManagerHostname"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(plan.tool, plan.directory, commands)
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    answers = {}
+    for host, reference in asked.items():
+        try:
+            answers[host] = ray.get(reference, timeout=_PATIENCE_S)
+        except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
+            answers[host] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return answers
+
+
+def look(tool: str, directory: str, commands: dict[str, list[str]]) -> dict[str, Any]:
+    """Return what this node can do; runs there, so it needs nothing but Python.
+
+    Args:
+        tool: `nsys` or `torch`.
+        directory: Where the tool will write; made here, because nsys writes elsewhere without it.
+        commands: Role → its nsys options.
+    """
+    import importlib.metadata
+    import os
+    import shutil
+    import subprocess
+    import sys
+    import tempfile
+
+    seen: dict[str, Any] = {"python": sys.executable, "directory": None, "options": {}}
+    try:
+        os.makedirs(directory, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        seen["directory"] = error.strerror or str(error)
+    if tool != "nsys":
+        return seen
+    try:
+        seen["nvtx"] = importlib.metadata.version("nvtx")
+    except importlib.metadata.PackageNotFoundError:
+        seen["nvtx"] = None
+    # Ray's agent runs the check, and it has the raylet's environment, not the job's.
+    path = os.environ.get("PATH", "")
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            entries = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
+        path = entries[b"PATH"].decode()
+    except (OSError, KeyError):
+        pass
+    nsys = shutil.which("nsys", path=path)
+    seen["nsys"] = nsys
+    seen["nsys_of_job"] = shutil.which("nsys")
+    if nsys is None:
+        return seen
+
+    def run(*words: str) -> tuple[int, str]:
+        try:
+            done = subprocess.run(  # noqa: S603
+                words, capture_output=True, text=True, timeout=120, check=False, env=environment
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return -1, str(error)
+        return done.returncode, (done.stdout + done.stderr).strip()
+
+    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"}
+    seen["version"] = run(nsys, "--version")[1]
+    seen["bare_python"] = run("python", "-c", "import ray")[0] == 0
+    script = (
+        "import nvtx; g = getattr(nvtx, 'get_domain', None); "
+        "print('domain', type(g('verl_profiler')).__name__ if g else '')"
+    )
+    tried: dict[tuple[str, ...], tuple[int, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for role, options in commands.items():
+            key = tuple(options)
+            if key not in tried:
+                words = [nsys, "profile", *options, "-o", f"{folder}/{len(tried)}"]
+                tried[key] = run(*words, sys.executable, "-c", script if seen["nvtx"] else "")
+            code, output = tried[key]
+            seen["silent"] = seen.get("silent") or "domain DummyDomain" in output
+            if code:
+                seen["options"][role] = output[-300:]
+    return seen
+
+
+def problems_of(seen: dict[str, Any], plan: Plan) -> list[str]:
+    """Return what keeps a node from capturing, each with its mend."""
+    if "failed" in seen:
+        return [f"it did not answer: {seen['failed']}"]
+    problems = []
+    if seen["directory"]:
+        problems.append(
+            f"{plan.directory} cannot be written: {seen['directory']}. "
+            "Set profiler.nsight.directory to a folder that every node can write."
+        )
+    if plan.tool != "nsys":
+        return problems
+    if seen["nvtx"] is None:
+        problems.append(f"nvtx is not installed for {seen['python']}. Run: pip install nvtx")
+    if seen["nsys"] is None:
+        found = seen.get("nsys_of_job")
+        problems.append(
+            f"nsys is at {found}, but not on the PATH that Ray was started with there. Add its "
+            "folder to PATH before `ray start`."
+            if found
+            else "nsys is not on the PATH that Ray was started with. Install Nsight Systems there "
+            "and start Ray again, or use profiler.nsight.tool=torch, which needs no nsys."
+        )
+        return problems
+    if not seen["bare_python"]:
+        problems.append(
+            "`python` on PATH cannot import ray, and Ray starts workers under nsys by that name: "
+            f"they would never come up. Put {seen['python']}'s folder first on PATH."
+        )
+    for role, output in seen["options"].items():
+        problems.append(f"nsys refuses the options for {role}: {output}")
+    waits = {capture.waits_for() for capture in plan.roles.values()}
+    if seen.get("silent") and "nvtx" in waits:
+        problems.append(
+            f"nvtx {seen['nvtx']} records no range under {seen['version']}, and says nothing. "
+            "Use a newer nsys, or pip install 'nvtx==0.2.11'."
+        )
+    return problems
