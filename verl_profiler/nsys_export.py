@@ -200,7 +200,8 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
             name = capture["file"] or ""
             captures.append(_capture_row(label, capture))
             if capture["problem"]:
-                problems.append(f"capture of {captures[-1]['name']}: {capture['problem']}")
+                whose = f"{captures[-1]['name']} in step {capture['step']}"
+                problems.append(f"capture of {whose}: {capture['problem']}")
             path = root / "nsight" / f"{name.removesuffix('.nsys-rep')}.sqlite"
             if not name.endswith(".nsys-rep") or not path.is_file():
                 continue

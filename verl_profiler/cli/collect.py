@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run directory")
+    parser.add_argument("directory", metavar="RUN", type=Path, help="the run directory")
     parser.add_argument(
         "--wait",
         type=float,
@@ -42,15 +42,17 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler import collecting
     from verl_profiler.errors import ReadingError
 
-    if not args.run.is_dir():
-        raise ReadingError(f"{args.run} does not exist, or is not a directory.", "no-such-run")
-    captures = collecting.collect(args.run, patience_s=args.wait)
+    if not args.directory.is_dir():
+        raise ReadingError(
+            f"{args.directory} does not exist, or is not a directory.", "no-such-run"
+        )
+    captures = collecting.collect(args.directory, patience_s=args.wait)
     if args.export:
         from verl_profiler.nsys_export import export
 
         for capture in captures:
             if capture.file and capture.tool == "nsys" and not capture.problem:
-                export(args.run / "nsight" / capture.file)
+                export(args.directory / "nsight" / capture.file)
     if args.json:
         json.dump([asdict(capture) for capture in captures], sys.stdout, indent=2)
         print()
