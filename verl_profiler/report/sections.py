@@ -59,6 +59,7 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
     found["turn_times"] = _turn_times(tables, steps)
     found["request_cdf"] = _request_cdf(tables, steps)
     found["requests_in_flight"] = _requests_in_flight(tables, steps)
+    found["captures"] = _captures(tables, steps)
 
     listed = found["step_times"]
     several = len(run.labels) > 1
@@ -109,6 +110,9 @@ _ASKED = {
         analysis.transfer_totals,
         analysis.loop_lags,
         analysis.memory_peaks,
+        analysis.range_times,
+        analysis.top_kernels,
+        analysis.gpu_idle,
         analysis.profiler_cost,
     )
 }
@@ -359,6 +363,16 @@ def _requests_in_flight(tables: Tables, steps: Steps) -> Rows:
             list([part, most, last] ORDER BY part) AS counts
         FROM parts AS p JOIN extents AS e USING (run, step) JOIN steps AS s USING (run, step)
         GROUP BY p.run, p.step ORDER BY p.run, p.step
+        """
+    )
+
+
+def _captures(tables: Tables, steps: Steps) -> Rows:
+    return tables.rows(
+        f"""
+        SELECT run, step, name, host, task, tool, file, size_bytes, problem,
+            (end_ns - begin_ns) / 1e9 AS duration_s
+        FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
         """
     )
 
