@@ -42,8 +42,10 @@ def nvtx():
     folder = real_nsys.cache().with_name(f"nvtx-{NVTX}-{sys.version_info[0]}{sys.version_info[1]}")
     if not (folder / "nvtx").is_dir():
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-            + ["--target", str(folder), f"nvtx=={NVTX}"],
+            [
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"),
+                *("--target", str(folder), f"nvtx=={NVTX}"),
+            ],
             capture_output=True,
             text=True,
             check=False,
