@@ -128,7 +128,8 @@ def test_a_failed_check_before_training_switches_captures_off(captured, nvtx, mo
 
 def test_captures_that_the_host_makes_are_written_down_too(captured, tmp_path):
     """On CUDA verl calls the CUDA profiler itself; the step and the task are what verl says."""
-    captured(roles={"agent_loop": RoleCapture(None, {"capture-range": "cudaProfilerApi"})})
+    by_cuda = {"agent_loop": RoleCapture(None, {"capture-range": "cudaProfilerApi"})}
+    captured(discrete=True, roles=by_cuda)
     process = capturing.current()
     capturing.note_step(7)
     capturing.note_task("actor_update")

@@ -80,10 +80,18 @@ def _of_actor(
 
 
 def _of_task(plan: Plan, _function: Any, options: dict[str, Any]) -> None:
-    env = options.get("runtime_env")
+    asked = options.get("runtime_env")
     # A user's own task may ask for nsys itself.
-    if not (env or {}).get("_nsight"):
-        options["runtime_env"] = runtime_env_for(plan, None, env)
+    if (asked or {}).get("_nsight"):
+        return
+    made = runtime_env_for(plan, None, asked)
+    if made is not asked:
+        from ray._private.utils import get_runtime_env_info
+
+        # Ray has encoded it before it comes here, and looks at that alone.
+        options["serialized_runtime_env_info"] = get_runtime_env_info(
+            made, is_job_runtime_env=False, serialize=True
+        )
 
 
 def runtime_env_for(

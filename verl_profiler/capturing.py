@@ -108,10 +108,12 @@ class Process:
             "silent": self.plan.tool == "nsys" and nvtx_is_silent(),
         }
         folder = Path(self.plan.journal)
+        path = folder / f"{self.role}_{socket.gethostname()}_{os.getpid()}.jsonl"
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{self.role}_{socket.gethostname()}_{os.getpid()}.jsonl"
-            with path.open("ab") as file:
+            # Modes are named: a process that nsys started has no umask.
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
 
 
@@ -165,9 +167,9 @@ def note_step(step: int | None) -> None:
 
 
 def note_task(task: str | None) -> None:
-    """Remember which of verl's tasks the next capture is of."""
+    """Remember which of verl's tasks the next capture is of; one of a step has no task."""
     process = current()
-    if process is not None:
+    if process is not None and process.plan.discrete:
         process.task = task
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.events import process_name
 from verl_profiler.schemas import SCHEMAS
 from verl_profiler.tables import Tables
 
@@ -194,6 +195,7 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
     """
     captures: list[dict[str, Any]] = []
     problems: list[str] = []
+    lacking: dict[str, list[str]] = {}
     rows: dict[str, list[list[Any]]] = {"capture_ranges": [], "capture_work": []}
     for label, root in roots:
         for capture in _summary(root / "nsight" / SUMMARY):
@@ -211,9 +213,14 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
             except ReadingError as error:
                 problems.append(str(error))
                 continue
-            problems += [f"{path.name}: {problem}" for problem in found.problems]
+            for problem in found.problems:
+                lacking.setdefault(problem, []).append(path.name)
             rows["capture_ranges"] += [[*beginning, *row] for row in found.ranges]
             rows["capture_work"] += [[*beginning, *row] for row in found.work]
+    problems += [
+        f"{names[0]}: {problem}" + (f"; {len(names) - 1} more are like it" if names[1:] else "")
+        for problem, names in lacking.items()
+    ]
     tables.put("captures", captures)
     for table, content in rows.items():
         path = scratch / f"{table}.csv"
@@ -236,10 +243,10 @@ def _summary(path: Path) -> list[dict[str, Any]]:
 
 
 def _capture_row(label: str, capture: dict[str, Any]) -> dict[str, Any]:
-    rank = capture["rank"]
-    own = f"{capture['role']}_{capture['host']}_{capture['pid']}"
+    whose = [capture[key] for key in ("role", "rank", "host", "pid")]
     return {
         "run": label,
-        "name": own if rank is None else f"{capture['role']}_{rank}",
+        # As the event files are named, so that both can be joined.
+        "name": process_name(*whose),
         **{key: capture[key] for key in SCHEMAS["captures"] if key in capture},
     }
