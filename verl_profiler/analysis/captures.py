@@ -11,6 +11,8 @@ from verl_profiler.tables import Tables
 
 __all__ = ["gpu_idle", "range_times", "span_kernels", "top_kernels"]
 
+# The range that nsys waited for.
+_CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
 # A plain call's range holds what its thread launched; one of a coroutine what its process launched.
 _LAUNCHED_IN = """
     w.run = r.run AND w.file = r.file AND w.pid = r.pid
@@ -31,7 +33,7 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH ranges AS (
             SELECT *, row_number() OVER () AS id FROM capture_ranges
-            WHERE end_ns IS NOT NULL AND {in_steps(steps)}
+            WHERE end_ns IS NOT NULL AND NOT {_CAPTURE} AND {in_steps(steps)}
         ), work AS (
             SELECT r.id, count(*) AS launches, sum(w.end_ns - w.begin_ns) AS gpu_ns
             FROM ranges AS r JOIN capture_work AS w ON {_LAUNCHED_IN} GROUP BY r.id
@@ -57,7 +59,7 @@ def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH ranges AS (
             SELECT *, row_number() OVER () AS id FROM capture_ranges
-            WHERE domain = 'verl_profiler' AND event <> 'capture' AND end_ns IS NOT NULL
+            WHERE domain = 'verl_profiler' AND NOT {_CAPTURE} AND end_ns IS NOT NULL
                 AND {in_steps(steps)}
         ), pairs AS (
             SELECT r.*, e.request_id, e.turn, e.duration_us, e.step AS event_step
