@@ -38,13 +38,14 @@ test: $(INSTALLED) $(VENV)/installed-dev lint
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
-	$(VENV)/bin/pip install $(PIP_FLAGS) -q --group dev
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts --group dev
 	touch $@
 
-# Plain pip: it finds the CPU builds of torch that uv does not.
+# Plain pip: it finds the CPU builds of torch that uv does not.  Its warnings of conflicts are about
+# what the -no-deps lists leave out on purpose.
 $(INSTALLED): pyproject.toml $(wildcard verl_profiler/rehearsal/requirements-*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q -r $(REQUIREMENTS).txt
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-deps -r $(REQUIREMENTS)-no-deps.txt
-	$(VENV)/bin/pip install $(PIP_FLAGS) -q -e '.[report]'
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts -e '.[report]'
 	touch $@

@@ -11,10 +11,11 @@ from verl_profiler.capture_plan import NsightSettings
 from verl_profiler.cli import COMMANDS
 from verl_profiler.events import EVENTS, FAMILIES
 from verl_profiler.settings import EventSettings, Settings
+from verl_profiler.tq_tracing.switches import Switches
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
-    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import_path" not in file.parts
+    file for file in (ROOT / "verl_profiler").rglob("*.py") if "import-path" not in file.parts
 ]
 DOCS = "\n".join(file.read_text() for file in sorted((ROOT / "docs").rglob("*.md")))
 
@@ -42,7 +43,7 @@ def test_every_slug_has_an_entry_and_every_entry_a_slug():
     assert documented == slugs_in_code()
 
 
-@pytest.mark.parametrize("struct", [EventSettings, Settings])
+@pytest.mark.parametrize("struct", [EventSettings, Settings, Switches])
 def test_every_setting_is_documented(struct):
     """In the table, and above its line in the YAML."""
     table = (ROOT / "docs/configuration.md").read_text()

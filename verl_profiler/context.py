@@ -68,7 +68,11 @@ class Request:
         self._identity_turn: int | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity keys of an event's `extra`, as far as they are known, as a new dict.
+        """Return `known_identity` as a new dict."""
+        return self.known_identity().copy()
+
+    def known_identity(self) -> dict[str, Any]:
+        """Return the identity keys of an event's `extra`, as far as they are known; not to be changed.
 
         Within a turn these are `request_id` and `turn`: the request's own lines say which sample it
         is of, and most lines of a run lie within turns.
@@ -80,7 +84,7 @@ class Request:
         ):
             self._identity = self._make_identity()
             self._identity_turn, self._identity_id = self.turn, self.request_id
-        return self._identity.copy()
+        return self._identity
 
     def _make_identity(self) -> dict[str, Any]:
         if self.request_id is None or self.turn is None:

@@ -21,6 +21,15 @@ def _first(kind: str, *fields: str) -> str:
     return f"coalesce({', '.join(_number(field, kind) for field in fields)})"
 
 
+def _micros(field: str) -> str:
+    # A stage of no time is one that never was.
+    return f"nullif(round({_number(field, 'DOUBLE')} * 1e6)::BIGINT, 0)"
+
+
+# Which traced call of which function an event of TransferQueue belongs to.
+_TRACED = f"""extra->>'$.func' AS func, nullif(extra->>'$.trace_id', 'N/A') AS trace_id, extra->>'$.call' AS call,
+    greatest(coalesce({_number("sampled", "INTEGER")}, 1), 1) AS sampled"""
+
 _RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
 
 # `request_start` is written before verl has given the request its id; it is matched to its request
@@ -379,8 +388,23 @@ _TRANSFERS = f"""
 SELECT run, step, name, validate, request_id, role, event,
     extra->>'$.op' AS op, extra->>'$.partition' AS partition, status,
     begin_us, end_us, duration_us,
-    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows
-FROM events WHERE family = 'transfer_queue'
+    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows, {_TRACED}
+FROM events WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
+"""
+
+_TQ_CALLS = f"""
+SELECT run, step, name, validate, request_id, role, {_TRACED}, 'events' AS source,
+    'FUNCTION_END' AS stage, status, duration_us IS NOT NULL AS finished, false AS estimated,
+    begin_us, end_us, duration_us, {_micros("get_s")} AS get_us,
+    {_micros("compute_s")} AS compute_us, {_micros("put_s")} AS put_us,
+    coalesce({_number("waits", "BOOLEAN")}, false) AS waits, {_number("rows")} AS rows, extra AS more
+FROM events WHERE family = 'transfer_queue' AND event = 'tq_function'
+"""
+
+_TQ_STAGES = """
+SELECT run, step, name, extra->>'$.func' AS func, extra->>'$.call' AS call,
+    substr(event, length('tq_function_') + 1) AS stage, begin_us, end_us, duration_us
+FROM events WHERE family = 'transfer_queue' AND starts_with(event, 'tq_function_')
 """
 
 _REWARD_SCORES = f"""
@@ -419,6 +443,8 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "steps": (_STEPS, True),
     "rank_spans": (_RANK_SPANS, False),
     "transfers": (_TRANSFERS, False),
+    "tq_calls": (_TQ_CALLS, True),
+    "tq_stages": (_TQ_STAGES, True),
     "reward_scores": (_REWARD_SCORES, False),
     "memory": (_MEMORY, False),
     "lags": (_LAGS, False),

@@ -215,16 +215,32 @@ EVENTS: dict[str, Event] = {
         "transfer_queue",
         None,
         "Data goes into the queue.",
-        ("size_bytes", "rows", "fields", "partition"),
+        ("size_bytes", "rows", "fields", "partition", "trace_id", "call"),
     ),
     "tq_get": Event(
         "transfer_queue",
         None,
         "Data comes out of the queue.",
-        ("size_bytes", "rows", "fields", "partition"),
+        ("size_bytes", "rows", "fields", "partition", "trace_id", "call"),
     ),
     "tq_meta": Event("transfer_queue", None, "A question to the controller.", ("op", "rows")),
     "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows",)),
+    "tq_function": Event(
+        "transfer_queue",
+        None,
+        "One call of a traced function, with its time by stage.",
+        ("func", "call", "trace_id", "rows", "get_s", "compute_s", "put_s", "waits"),
+    ),
+    **{
+        f"tq_function_{stage}": Event(
+            "transfer_queue", "tq_function", doc, ("func", "call", "trace_id")
+        )
+        for stage, doc in (
+            ("get", "The function's data comes out of the queue."),
+            ("compute", "The function's own work."),
+            ("put", "The function's results go into the queue."),
+        )
+    },
     # any asyncio process
     "event_loop_lag": Event(
         "event_loop",

@@ -27,10 +27,10 @@ import wrapt
 
 from verl_profiler import context, loop_lag, recorder
 from verl_profiler.clock import now
-from verl_profiler.loop_lag import note_blocking_call, watch_running_loop
+from verl_profiler.loop_lag import WORTH_NAMING_NS, note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
 
-__all__ = ["Status", "install", "status", "uninstall", "wrap"]
+__all__ = ["Status", "install", "resolve", "status", "uninstall", "wrap"]
 
 
 @dataclass
@@ -111,7 +111,7 @@ def _place(probe: Probe, module: ModuleType) -> None:
         if module_name != module.__name__:
             continue
         tried.append(path)
-        found = _resolve(module, path)
+        found = resolve(module, path)
         if found is None:
             continue
         owner, attribute, original = found
@@ -137,7 +137,7 @@ def _place(probe: Probe, module: ModuleType) -> None:
         _miss(probe, f"{module.__name__} has no {' or '.join(tried)}")
 
 
-def _resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
+def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
     """Find the class (or module) that defines the attribute, reading `vars`, never `getattr`."""
     *parents, attribute = path.split(".")
     owner: Any = module
@@ -310,8 +310,9 @@ def _leave(
     try:
         call.end_ns = end
         status.hits[probe.name] += 1
-        if blocking:
-            note_blocking_call(probe.name, call.begin_ns or end, end)
+        begin = call.begin_ns
+        if blocking and begin is not None and end - begin > WORTH_NAMING_NS:
+            note_blocking_call(probe.name, begin, end)
         if error is not None:
             call.error = error
         if probe.leave is not None:
@@ -327,10 +328,7 @@ def _leave(
                 if context.process.validate:
                     extra = {**(extra or _NOTHING), "validate": True}
             else:
-                identity = request.identity()
-                if extra:
-                    identity.update(extra)
-                extra = identity
+                extra = {**request.known_identity(), **extra} if extra else request.identity()
                 if step is None:
                     step = request.step
             if error is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_profiler import captures, recorder, run_directory
+import msgspec
+
+from verl_profiler import captures, recorder, run_directory, tq_tracing
 from verl_profiler.capture_plan import Plan
 from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
@@ -52,9 +54,14 @@ def prepare(config: Any) -> Any:
     settings = parse(
         OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     )
+    settings = msgspec.structs.replace(
+        settings, transfer_queue=settings.transfer_queue.under(os.environ)
+    )
     nsight = settings.nsight
     with open_dict(config):
         capture = captures.translate(config, nsight.tool, nsight.roles.workers)
+        if settings.transfer_queue.any:
+            _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue))
     if not settings.events.enabled and capture is None:
         return config
     clock = take_anchor()
@@ -76,7 +83,7 @@ def prepare(config: Any) -> Any:
 
     os.environ[ENVIRONMENT_VARIABLE] = text
     with open_dict(config):
-        _put_into_runtime_env(config, text)
+        _put_into_runtime_env(config, {ENVIRONMENT_VARIABLE: text})
         if settings.events.engine_timing:
             _ask_engine_for_times(config)
     _hook_ray_init()
@@ -170,8 +177,8 @@ def _training(config: Any) -> dict[str, Any]:
     }
 
 
-def _put_into_runtime_env(config: Any, text: str) -> None:
-    """Add our variable to `ray_kwargs.ray_init.runtime_env.env_vars`.
+def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:
+    """Add our variables to `ray_kwargs.ray_init.runtime_env.env_vars`.
 
     Ray passes a driver's own environment to workers only on a cluster that the driver starts.
     """
@@ -180,7 +187,7 @@ def _put_into_runtime_env(config: Any, text: str) -> None:
     ray_init: Any = OmegaConf.select(config, "ray_kwargs.ray_init")
     ray_init = {} if ray_init is None else OmegaConf.to_container(ray_init)
     runtime_env = dict(ray_init.get("runtime_env") or {})
-    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), ENVIRONMENT_VARIABLE: text}
+    runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **variables}
     # Set whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
     OmegaConf.update(config, "ray_kwargs.ray_init", {**ray_init, "runtime_env": runtime_env})
 

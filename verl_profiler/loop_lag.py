@@ -14,10 +14,11 @@ from typing import Any
 from verl_profiler import recorder
 from verl_profiler.clock import now
 
-__all__ = ["note_blocking_call", "watch_running_loop"]
+__all__ = ["WORTH_NAMING_NS", "note_blocking_call", "watch_running_loop"]
 
 _PERIOD_S = 0.1
-_WORTH_NAMING_NS = 5_000_000
+# Synchronous calls that are shorter are not worth a `note_blocking_call`.
+WORTH_NAMING_NS = 5_000_000
 # Event, begin, end and thread of the last probed synchronous call of some length.
 last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -67,5 +68,4 @@ class _Heartbeat:
 def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:
     """Remember a probed synchronous call, so that a stall of its thread's loop can name it."""
     global last_blocking_call
-    if end_ns - begin_ns > _WORTH_NAMING_NS:
-        last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())
+    last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())

@@ -1,8 +1,8 @@
 """The entry point in every process of the run: importing it activates the probes.
 
 verl imports it through the entry-point group `verl.plugins`; processes that never import verl
-get it from Ray's worker process set-up hook.  Without `VERL_PROFILER_SETTINGS` in the environment it
-does nothing.  It imports neither verl nor Ray, and it never raises: verl hides a plugin's failure
+get it from Ray's worker process set-up hook.  Without `VERL_PROFILER_SETTINGS` or a TransferQueue switch
+(`TQ_…`) in the environment it does nothing.  It imports neither verl nor Ray, and it never raises: verl hides a plugin's failure
 at DEBUG level, and Ray ends a worker whose hook fails, so a failure is said here and training
 goes on.
 """
@@ -12,9 +12,18 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 __all__ = ["activate"]
+
+# Of `tq_tracing.switches`; importing it would cost every run that is not traced.
+_TRANSFER_QUEUE_SWITCHES = (
+    "TQ_TRACE_ENABLED",
+    "TQ_TRACE_DETAIL_ENABLED",
+    "TQ_PROFILER_ENABLED",
+    "TQ_METRICS_ENABLED",
+)
 
 
 def activate(role: str | None = None) -> bool:
@@ -29,6 +38,8 @@ def activate(role: str | None = None) -> bool:
     # `settings.ENVIRONMENT_VARIABLE`; importing it would cost every run that is not profiled.
     text = os.environ.get("VERL_PROFILER_SETTINGS")
     if not text:
+        if role is None:
+            _trace_transfers()
         return False
     try:
         from verl_profiler import recorder, roles
@@ -43,7 +54,13 @@ def activate(role: str | None = None) -> bool:
             recorder.start(carried, lambda: identity, _describe)
         else:
             recorder.start(carried, roles.identify, _describe)
-            _place_probes(carried)
+            families = carried.events.active_families()
+            _place_probes(families)
+            _trace_transfers(families)
+            if carried.captures is not None:
+                from verl_profiler import capture_probes
+
+                capture_probes.install(carried.captures)
     except Exception:  # noqa: BLE001  see the module docstring
         print(
             "[verl-profiler] WARNING this process records nothing; training is not affected. "
@@ -55,16 +72,37 @@ def activate(role: str | None = None) -> bool:
     return True
 
 
-def _place_probes(carried: Any) -> None:
+def _transfers_are_traced() -> bool:
+    return any(os.environ.get(name, "0") not in ("", "0") for name in _TRANSFER_QUEUE_SWITCHES)
+
+
+def _trace_transfers(families: Collection[str] = ()) -> None:
+    """Trace TransferQueue if the environment says so, also where nothing else is recorded."""
+    if not _transfers_are_traced():
+        return
+    try:
+        from verl_profiler import tq_tracing
+
+        tq_tracing.activate(records="transfer_queue" in families)
+    except Exception:  # noqa: BLE001  see the module docstring
+        print(
+            "[verl-profiler] WARNING TransferQueue is not traced in this process; training is not "
+            f"affected. (plugin-failed)\n{traceback.format_exc().rstrip()}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _place_probes(families: Collection[str]) -> None:
     from verl_profiler import instrument, recorder
     from verl_profiler.probes import select
 
-    families = carried.events.active_families()
-    instrument.install(select(families))
-    if carried.captures is not None:
-        from verl_profiler import capture_probes
+    probes = select(families)
+    if _transfers_are_traced():
+        from verl_profiler.tq_tracing.placement import name_calls
 
-        capture_probes.install(carried.captures)
+        probes = name_calls(probes)
+    instrument.install(probes)
     if "rollout" in families:
         from verl_profiler.probes.rollout import finish_open_requests
 

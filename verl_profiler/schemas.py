@@ -6,7 +6,7 @@ Times are microseconds since 1970 in UTC (`begin_us`, `end_us`), lengths are mic
 
 from __future__ import annotations
 
-__all__ = ["REQUEST_PARTS", "SCHEMAS"]
+__all__ = ["REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
 
 _IDENTITY = {
     "run": "VARCHAR",
@@ -25,6 +25,12 @@ _OF_REPORT = {
     "file": "VARCHAR",
     "host": "VARCHAR",
 }
+
+# Which traced call of which function: `sampled` is how many calls each recorded one stands for.
+_TRACED = {"func": "VARCHAR", "trace_id": "VARCHAR", "call": "VARCHAR", "sampled": "INTEGER"}
+
+# What a function that TransferQueue feeds does, in this order.
+TQ_STAGES = ("get", "compute", "put")
 
 # The parts of a request's time, in the order in which people read them; with `other_us` minus
 # `overlap_us` they add up to `duration_us`.
@@ -221,6 +227,31 @@ SCHEMAS: dict[str, dict[str, str]] = {
         **_INTERVAL,
         "size_bytes": "BIGINT",
         "rows": "BIGINT",
+        **_TRACED,
+    },
+    "tq_calls": {
+        **_IDENTITY,
+        "role": "VARCHAR",
+        **_TRACED,
+        "source": "VARCHAR",
+        "stage": "VARCHAR",
+        "status": "VARCHAR",
+        "finished": "BOOLEAN",
+        "estimated": "BOOLEAN",
+        **_INTERVAL,
+        **{f"{stage}_us": "BIGINT" for stage in TQ_STAGES},
+        "waits": "BOOLEAN",
+        "rows": "BIGINT",
+        "more": "JSON",
+    },
+    "tq_stages": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "func": "VARCHAR",
+        "call": "VARCHAR",
+        "stage": "VARCHAR",
+        **_INTERVAL,
     },
     "reward_scores": {
         "run": "VARCHAR",

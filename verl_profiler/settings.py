@@ -15,6 +15,7 @@ from verl_profiler.capture_plan import NsightSettings, Plan
 from verl_profiler.clock import Anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.events import FAMILIES
+from verl_profiler.tq_tracing.switches import Switches
 
 __all__ = ["ENVIRONMENT_VARIABLE", "Carried", "EventSettings", "Settings", "parse"]
 
@@ -64,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_dir: str
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
+    transfer_queue: Switches = Switches()
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -121,6 +123,7 @@ def parse(node: Any, where: str = "profiler") -> Settings:
             "config-value",
         ) from None
     _check_ranges(settings.events, f"{where}.events")
+    settings.transfer_queue.check(f"{where}.transfer_queue")
     return settings
 
 

@@ -96,6 +96,27 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small):
     assert quiet(browser, small)
 
 
+def test_a_console_log_has_a_section_that_follows_the_step(browser, tmp_path):
+    """Its own names appear as text; without a log there is no such section."""
+    folder = tmp_path / "small_run"
+    shutil.copytree(SMALL, folder)
+    (folder / "console.log").write_text(
+        "step:1 - timing_s/gen:1.5 - timing_s/<b>x:0.5 - timing_s/step:2.5\n"
+        "step:2 - timing_s/gen:1.25 - timing_s/step:2.5\n"
+    )
+    path = write_report(folder)
+    browser.open(path)
+
+    assert "Every difference" not in text(browser, "#log")
+    assert "<b>x" in text(browser, "#log")
+    choose_step(browser, "1")
+    assert "1.50 s" in text(browser, "#log table")
+    choose_step(browser, "2")
+    assert "1.25 s" in text(browser, "#log table")
+    assert "1.50 s" not in text(browser, "#log table")
+    assert quiet(browser, path)
+
+
 def test_keys_zoom_pan_and_return(browser, small):
     """The timeline can be used without a mouse."""
     browser.open(small)

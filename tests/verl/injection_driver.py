@@ -32,6 +32,7 @@ class AgentLoopWorker:
             "plugin": "verl_profiler.plugin" in sys.modules,
             "settings": "VERL_PROFILER_SETTINGS" in os.environ,
             "recording": active is not None,
+            "tracing": os.environ.get("TQ_TRACE_ENABLED"),
             "users_variable": os.environ.get("MINE"),
             "users_hook": os.environ.get("USERS_HOOK_RAN"),
             "verl": "verl" in sys.modules,
@@ -50,7 +51,11 @@ def main():
         ray_init["runtime_env"]["worker_process_setup_hook"] = "injection_hook.hook"
     config = OmegaConf.create(
         {
-            "profiler": {"output_dir": output_dir, "events": {"flush_interval_s": 0.05}},
+            "profiler": {
+                "output_dir": output_dir,
+                "events": {"flush_interval_s": 0.05},
+                "transfer_queue": {"trace": True},
+            },
             "ray_kwargs": {"ray_init": ray_init},
         }
     )

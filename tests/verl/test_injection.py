@@ -39,7 +39,11 @@ def cluster(verl_environment, tmp_path_factory):
 def arrived(found):
     """Whether each actor records, and the user's own variable is still there."""
     return [
-        actor["plugin"] and actor["settings"] and actor["recording"] and actor["users_variable"]
+        actor["plugin"]
+        and actor["settings"]
+        and actor["recording"]
+        and actor["tracing"] == "1"
+        and actor["users_variable"]
         for actor in found
     ]
 

@@ -47,7 +47,7 @@ def places():
             module, _, path = target.partition(":")
             if module not in sys.modules:
                 continue
-            place = instrument._resolve(sys.modules[module], path)
+            place = instrument.resolve(sys.modules[module], path)
             if place is not None:
                 found.append((target, probe, *place))
     return found

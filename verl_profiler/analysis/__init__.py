@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.cost import profiler_cost
+from verl_profiler.analysis.critical_path import critical_path
 from verl_profiler.analysis.engines import engine_times, replica_balance
 from verl_profiler.analysis.event_loop import loop_lags
 from verl_profiler.analysis.memory import memory_peaks
@@ -19,15 +20,18 @@ from verl_profiler.analysis.requests import (
 )
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.steps import step_phases, step_tail, step_times
+from verl_profiler.analysis.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.tools import tool_times
 from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.analysis.weights import weight_sync
+from verl_profiler.analysis.what_if import what_if
 from verl_profiler.analysis.workers import rank_balance, rollout_balance
 
 __all__ = [
     "ANALYSES",
     "Rows",
     "Steps",
+    "critical_path",
     "engine_times",
     "gpu_idle",
     "loop_lags",
@@ -44,11 +48,14 @@ __all__ = [
     "step_phases",
     "step_tail",
     "step_times",
+    "straggler_requests",
+    "stragglers",
     "tool_times",
     "top_kernels",
     "transfer_totals",
     "turns_per_request",
     "weight_sync",
+    "what_if",
 ]
 
 # Every analysis that needs no more than tables and steps, in reading order.
@@ -58,6 +65,10 @@ ANALYSES = {
         step_times,
         step_phases,
         step_tail,
+        critical_path,
+        what_if,
+        stragglers,
+        straggler_requests,
         request_times,
         request_parts,
         turns_per_request,

@@ -18,7 +18,17 @@ from verl_profiler.errors import VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("summary", "report", "requests", "plot", "collect", "check", "rehearse")
+COMMANDS = (
+    "summary",
+    "report",
+    "requests",
+    "timing",
+    "tq",
+    "plot",
+    "collect",
+    "check",
+    "rehearse",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,14 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.rehearsal.children import Children
 from verl_profiler.rehearsal.command import ENGINES, build
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
 
 __all__ = ["add_arguments", "run"]
-
-CONSOLE = "console.log"
 
 # Say that the run is alive when nothing was told for this long.
 QUIET_S = 20.0

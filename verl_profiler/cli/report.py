@@ -2,6 +2,7 @@
 
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
+    verl-profiler report logs/my-run --log verl_demo.log
 
 The file holds everything that it shows; nothing is fetched when it is opened.
 """
@@ -9,18 +10,19 @@ The file holds everything that it shows; nothing is fetched when it is opened.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.output import refuse_overwriting, write_whole
 from verl_profiler.cli.summary import check_steps, step_range
+from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
+    from verl_profiler.step_lines import LoggedRun
 
 __all__ = ["add_arguments", "run", "write_report"]
 
@@ -42,6 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
     )
     parser.add_argument(
+        "--log",
+        dest="logs",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="console log of the run, to compare its timers with the recorded spans "
+        f"(default: RUN/{CONSOLE}, if it is there)",
+    )
+    parser.add_argument(
         "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
     )
 
@@ -52,7 +64,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    written = _write(args.runs, args.out, args.steps, force=args.force, cache=not args.no_cache)
+    written = _write(
+        args.runs,
+        args.out,
+        args.steps,
+        force=args.force,
+        cache=not args.no_cache,
+        logs=args.logs,
+    )
     if written is None:
         return 1
     print(f"Wrote {written}")
@@ -77,27 +96,48 @@ def write_report(run_dir: Path, out: Path | None = None, force: bool = False) ->
 
 
 def _write(
-    runs: Sequence[Path], out: Path | None, steps: Steps, *, force: bool, cache: bool
+    runs: Sequence[Path],
+    out: Path | None,
+    steps: Steps,
+    *,
+    force: bool,
+    cache: bool,
+    logs: Sequence[Path] = (),
 ) -> Path | None:
     from verl_profiler.reader import load
     from verl_profiler.report.html import page
     from verl_profiler.report.sections import document
 
     target = _target(runs, out)
-    if target.exists() and not force:
-        raise ReadingError(
-            f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
-            "output-exists",
-        )
+    refuse_overwriting(target, force=force)
+    log = _logged(logs, runs)
     with load(runs, cache=cache) as opened:
         if steps is not None:
             check_steps(opened, steps, "--steps")
-        gathered = document(opened, steps)
+        gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
         return None
-    _replace(target, page(gathered, made=_made()))
+    write_whole(target, [page(gathered, made=_made())])
     return target
+
+
+def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
+    """Read the last training of the console logs; without any, of the one in the run directory.
+
+    Raises:
+        ReadingError: Logs that were named cannot be read, or have no timers.
+    """
+    from verl_profiler.step_lines import logged_runs
+
+    beside = [path for run in runs if (path := run / CONSOLE).is_file()]
+    problems: list[str] = []
+    found = logged_runs(logs or beside, problems)
+    if found:
+        return found[-1], problems
+    if logs:
+        raise ReadingError("\n".join(problems), "log-without-timers")
+    return None
 
 
 def _target(runs: Sequence[Path], out: Path | None) -> Path:
@@ -108,26 +148,6 @@ def _target(runs: Sequence[Path], out: Path | None) -> Path:
         return first / "report.html"
     # An archive or a single file: beside it.
     return first.with_name(first.name.split(".")[0] + "-report.html")
-
-
-def _replace(target: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".report-", suffix=".html", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise ReadingError(
-            f"{target} cannot be written: {error.strerror}.\nName another file with --out",
-            "cannot-write",
-        ) from error
 
 
 def _made() -> str:

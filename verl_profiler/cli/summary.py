@@ -77,11 +77,13 @@ def step_range(text: str) -> tuple[int, int]:
 
 def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     from verl_profiler.analysis import ANALYSES
+    from verl_profiler.report.findings import findings
     from verl_profiler.report.text import summary
 
     if steps is not None:
         check_steps(opened, steps)
     tables = {name: analysis(opened.tables, steps) for name, analysis in ANALYSES.items()}
+    tables = {"findings": findings(tables), **tables}
     recorded = opened.rows("SELECT event, count(*) AS events FROM events GROUP BY event")
     about: dict[str, Any] = {
         "runs": opened.labels,

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 __all__ = ["Call", "Probe", "all_probes", "select"]
 
 # The modules that hold `PROBES`, grouped by the part of verl that is watched.
@@ -26,7 +28,7 @@ _MODULES = (
 )
 
 
-class Call:
+class Call(msgspec.Struct):
     """One running call of a probed callable.
 
     Attributes:
@@ -42,7 +44,9 @@ class Call:
         range: Its NVTX range, where ranges are opened.
     """
 
-    # Defaults of the class: storing nine of them per call would cost more than all else here.
+    event: str | None
+    arguments: Mapping[str, Any]
+    begin_ns: int | None
     end_ns: int = 0
     extra: dict[str, Any] | None = None
     request: Any = None
@@ -50,11 +54,6 @@ class Call:
     state: Any = None
     error: BaseException | None = None
     range: Any = None
-
-    def __init__(self, event: str | None, arguments: Mapping[str, Any], begin_ns: int) -> None:
-        self.event = event
-        self.arguments = arguments
-        self.begin_ns: int | None = begin_ns
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_profiler.probes import Call, Probe
 
-__all__ = ["PROBES", "size_bytes"]
+__all__ = ["PROBES", "end_get", "size_bytes"]
 
 _CLIENT = "transfer_queue.client:AsyncTransferQueueClient"
 
@@ -64,7 +64,8 @@ def _begin_put(call: Call) -> None:
     }
 
 
-def _end_get(call: Call, result: Any) -> None:
+def end_get(call: Call, result: Any) -> None:
+    """Take the fields of a get from its result."""
     call.extra = {**_fields_of(result), **_partition(call.arguments["metadata"])}
 
 
@@ -127,7 +128,7 @@ PROBES = (
         "transfer_queue",
         (f"{_CLIENT}.async_get_data",),
         reads=("metadata",),
-        leave=_end_get,
+        leave=end_get,
     ),
     *(
         Probe("tq_meta", "transfer_queue", (f"{_CLIENT}.{method}",), enter=hook, optional=True)

@@ -18,7 +18,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from verl_profiler.rehearsal import assets
+from verl_profiler.rehearsal import adjust, assets
 from verl_profiler.rehearsal.environment import environment
 
 __all__ = ["RehearsalCallback"]
@@ -46,6 +46,9 @@ class RehearsalCallback(Callback):
 def prepare(config: DictConfig) -> None:
     """Make the driver and its config ready for a run on a CPU."""
     os.environ.update(environment(config.actor_rollout_ref.rollout.name, os.environ))
+    poll_interval_s = config.rehearsal.poll_interval_s
+    if poll_interval_s is not None:
+        os.environ[adjust.POLL_VARIABLE] = str(float(poll_interval_s))
 
     from verl.plugin.platform import platform_manager
 

@@ -15,8 +15,8 @@ __all__ = ["FOR_SGLANG", "FOR_TORCHVISION", "environment"]
 WORKER_MODULE = "verl_profiler.rehearsal.worker"
 
 # Folders of packages that must be found before the installed ones of the same name.
-FOR_SGLANG = Path(__file__).parent / "import_path" / "for_sglang"
-FOR_TORCHVISION = Path(__file__).parent / "import_path" / "for_torchvision"
+FOR_SGLANG = Path(__file__).parent / "import-path" / "for_sglang"
+FOR_TORCHVISION = Path(__file__).parent / "import-path" / "for_torchvision"
 
 
 def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:

@@ -107,8 +107,11 @@ def _hash(text: str) -> str:
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     """Give each phase and part that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
-    table = document["step_phases"]
-    if table["columns"]:
-        place = table["columns"].index("phase")
-        colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
+    log = document["log"]
+    tables = [(document["step_phases"], "phase")]
+    tables += [(log["differences"], "timer"), (log["timers"], "timer")] if log else []
+    for table, column in tables:
+        if table["columns"]:
+            place = table["columns"].index(column)
+            colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
     return colors

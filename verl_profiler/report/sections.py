@@ -8,7 +8,7 @@ place in `steps`; -1 stands for all steps together.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,10 @@ from verl_profiler.events import FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
 from verl_profiler.report.frames import frame, short_text
+from verl_profiler.report.log_section import log_section
 from verl_profiler.report.timelines import timelines
 from verl_profiler.schemas import SCHEMAS
+from verl_profiler.step_lines import LoggedRun
 from verl_profiler.tables import Tables
 
 __all__ = ["document"]
@@ -38,16 +40,19 @@ _COMPUTING = ("actor", "critic", "ref", "rollout")
 _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 
 
-def document(run: Run, steps: Steps = None) -> dict[str, Any]:
+def document(
+    run: Run, steps: Steps = None, log: tuple[LoggedRun, Sequence[str]] | None = None
+) -> dict[str, Any]:
     """Gather everything that the page shows.
 
     Args:
         run: An open run.
         steps: First and last step to show; all when None.
+        log: The run in a console log, with what was found while the log was read.
 
     Returns:
         A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `steps` and
-        one table (`columns`, `rows`) per section; `timelines`.
+        one table (`columns`, `rows`) per section; `timelines`; `log`.
     """
     tables = run.tables
     with _kept(tables, steps) as kept:
@@ -86,6 +91,7 @@ def document(run: Run, steps: Steps = None) -> dict[str, Any]:
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
     data["longest_lags"] = frame(_longest_lags(tables, steps, places), drop=("run", "step"))
+    data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
     return data

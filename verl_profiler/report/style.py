@@ -18,6 +18,7 @@ __all__ = [
     "PART_COLORS",
     "PHASE_COLORS",
     "color",
+    "is_known",
 ]
 
 # Text, secondary text, grid lines, and what a figure points at.
@@ -74,23 +75,33 @@ _SAME = {
     "compute_values": "values",
     "engine_call": "engine",
     "engine_request": "engine",
+    "compute_score": "reward",
     "generate": "gen",
+    "generate_sequences": "engine",
     "infer_batch": "old_log_prob",
     "reward_score": "reward",
+    "reshard": "update_weights",
     "rollout": "gen",
     "sample_wait": "gen",
     "server_acquire": "outside",
     "tool_call": "tool",
+    "tool_calls": "tool",
     "tool_execution": "tool",
     "train_batch": "update_actor",
     "train_mini_batch": "update_actor",
     "unrecorded": "unaccounted",
+    "update_critic_actor": "update_actor",
     "validation": "testing",
     "weight_transfer": "update_weights",
 }
 
 # For names of no known phase, such as timers of a user's own.
 _SPARE = ("#8FA3BF", "#A8917D", "#7FA58A", "#B59BB0", "#9B9B7A", "#86A7A5")
+
+
+def is_known(name: str) -> bool:
+    """Tell whether a name has a color of its own."""
+    return name in _SAME or name in PHASE_COLORS or name in PART_COLORS
 
 
 def color(name: str) -> str:

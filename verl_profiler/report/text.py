@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["align", "seconds", "share", "size", "summary"]
+__all__ = ["align", "finding_list", "printable", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -71,20 +73,28 @@ def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: 
         left: Columns that are set to the left.
         indent: Put before every line.
     """
-    cells = [[_plain(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     flush_left = set(left)
     widths = [
-        max(len(row[column]) for row in cells if column < len(row))
+        max(_width(row[column]) for row in cells if column < len(row))
         for column in range(max((len(row) for row in cells), default=0))
     ]
     lines = []
     for row in cells:
         laid = [
-            cell.ljust(widths[column]) if column in flush_left else cell.rjust(widths[column])
+            cell + gap if column in flush_left else gap + cell
             for column, cell in enumerate(row)
+            for gap in [" " * (widths[column] - _width(cell))]
         ]
         lines.append((indent + "  ".join(laid)).rstrip())
     return "\n".join(lines)
+
+
+def _width(text: str) -> int:
+    """Return how many columns a terminal gives the text: two for a Chinese character."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequence[str]) -> str:
@@ -97,13 +107,13 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     """
     steps = tables["step_times"]
     several = len(about["runs"]) > 1
-    blocks = [_headline(tables, about)]
+    blocks = [_headline(tables, about), finding_list(tables["findings"], several=several)]
     trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
         blocks.append(_step_lines(trained, tables, several=several))
         longest = sorted(trained, key=lambda row: -(row["duration_s"] or row["seen_s"]))[:_BLOCKS]
         chosen = [row for row in trained if any(row is each for each in longest)]
-        blocks.insert(1, f"longest: {_conclusion(longest[0], tables, several=several)}")
+        blocks.insert(2, f"longest: {_conclusion(longest[0], tables, several=several)}")
         blocks.append(
             f"The {_BLOCKS} longest of {len(trained)} steps follow; --step N shows any other."
         )
@@ -126,7 +136,27 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
-    return _plain(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
+    return printable(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
+
+
+def finding_list(rows: Rows, *, several: bool = False) -> str:
+    """Write the findings, the most recoverable first; nothing when there are none."""
+    blocks = []
+    for number, row in enumerate(rows, 1):
+        gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])})"
+        if several:
+            gain += f" of {row['run']}"
+        lines = [f"{number}. {row['says']} Recoverable: {gain}."]
+        for label, text in (
+            ("why", row["cause"]),
+            ("try", row["advice"]),
+            ("see", ", ".join(row["shows"])),
+        ):
+            lines += textwrap.wrap(
+                text, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
+            )
+        blocks.append("\n".join(map(printable, lines)))
+    return "\n".join(["Findings", *blocks]) if blocks else ""
 
 
 def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: bool) -> str:
@@ -145,7 +175,7 @@ def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: 
     slowest = _of(tables["slowest_requests"], row)
     if slowest:
         text += f"; slowest request {_slowest(slowest[0])}"
-    return _plain(text + ".")
+    return printable(text + ".")
 
 
 def _slowest(request: Mapping[str, Any]) -> str:
@@ -203,7 +233,7 @@ def _step_block(
     total = (
         f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
     )
-    return _plain(title + total) + "\n" + "\n".join(parts)
+    return printable(title + total) + "\n" + "\n".join(parts)
 
 
 def _request_lines(
@@ -449,7 +479,7 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
 def _problem_list(problems: Sequence[str]) -> str:
     if not problems:
         return "No problems found in the files."
-    shown = [f"  - {_plain(problem)}" for problem in problems[:_PROBLEMS]]
+    shown = [f"  - {printable(problem)}" for problem in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
     return "Problems\n" + "\n".join(shown)
@@ -467,7 +497,7 @@ def _of(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, A
 
 
 def _fact(name: str, text: str) -> str:
-    return _plain(f"  {name:<14}{text}").rstrip()
+    return printable(f"  {name:<14}{text}").rstrip()
 
 
 def _step_name(row: Mapping[str, Any], *, several: bool) -> str:
@@ -482,6 +512,6 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def _plain(text: str) -> str:
+def printable(text: str) -> str:
     """Take control characters out: names come from the run, and a terminal obeys them."""
     return text.translate(_UNPRINTABLE)

@@ -31,6 +31,7 @@ const SECTIONS = [
   ['turns', 'Turns', turnsSection], ['tools', 'Tools', toolsSection], ['workers', 'Workers', workersSection],
   ['transfers', 'Transfers', transfersSection], ['weights', 'Weights and memory', weightsSection, 'Weights'],
   ...(tables.captures.length ? [['captures', 'Captures', capturesSection]] : []),
+  ...(DATA.log ? [['log', 'Console log', logSection, 'Log']] : []),
   ['lags', 'Event-loop lags', lagsSection, 'Lags'], ['validation', 'Validation', validationSection],
   ['problems', 'Problems', problemsSection], ['cost', 'Profiler cost', costSection, 'Cost'],
   ['launch', 'What was launched', launchSection, 'Launch'],
@@ -449,6 +450,24 @@ function validationSection() {
     tools.length ? table({caption: 'Tools in validation', rows: tools, columns: [
       {key: 'tool', label: 'tool', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
       {key: 'total_s', label: 'all calls', format: 's', bar: true, color: colorOf('tool')}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'}]}) : null,
+  ];
+}
+
+function logSection() {
+  const log = DATA.log;
+  const rows = unpack(log.differences).filter((row) => row.s === chosen);
+  const open = rows.filter((row) => !row.explained).length;
+  return [
+    about('What verl printed (' + clean(log.label) + ') beside the spans that were recorded, ' + chosenName() + '. ' +
+      (rows.length ? (open ? plural(open, 'difference') + ' without a known reason.' : 'Every difference has a known reason.') : 'The log and the recording have nothing in common here.')),
+    rows.length ? table({caption: 'Logged and recorded timers', rows, columns: [
+      {key: 'timer', label: 'timer', format: 'text', swatch: true}, {key: 'logged_s', label: 'log', format: 's'}, {key: 'recorded_s', label: 'recorded', format: 's', bar: true},
+      {key: 'difference_s', label: 'recorded − log', format: 's'}, {key: 'reason', label: 'why', format: 'text'}]}) : null,
+    element('h3', {}, 'The timers of the log, all steps'),
+    table({caption: 'Statistics of the log’s timers', rows: unpack(log.timers), limit: 16, columns: [
+      {key: 'timer', label: 'timer', format: 'text', swatch: true}, {key: 'steps', label: 'steps', format: 'n'}, {key: 'mean', label: 'mean', format: 's', bar: true},
+      {key: 'median', label: 'median', format: 's'}, {key: 'std', label: 'std', format: 's'}, {key: 'min', label: 'min', format: 's'}, {key: 'max', label: 'max', format: 's'}]}),
+    ...[...log.facts, ...log.problems].map((text) => note(clean(text))),
   ];
 }
 

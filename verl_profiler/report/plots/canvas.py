@@ -136,10 +136,13 @@ def sheet(
     return figure, [axes for row in made for axes in row]
 
 
-def save(figure: Figure, path: Path, form: str) -> None:
-    """Write a figure; the same figure gives the same bytes."""
+def save(figure: Figure, path: Path, form: str, *, description: str | None = None) -> None:
+    """Write a figure; the same figure gives the same bytes.
+
+    A PNG file carries the description, if there is one, near its beginning.
+    """
     metadata: dict[str, Any] = {
-        "png": {"Software": None},
+        "png": {"Software": None, "Description": description},
         "svg": {"Date": None},
         "pdf": {"CreationDate": None},
     }[form]

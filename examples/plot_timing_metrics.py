@@ -1,0 +1,14 @@
+"""Plot the timers in a console log of verl: five pictures in the folder plot beside the log.
+
+    python plot_timing_metrics.py verl_demo.log
+    python plot_timing_metrics.py verl_demo.log --output-dir ./my_plots
+
+The same as `verl-profiler timing`, which takes more options.
+"""
+
+import sys
+
+from verl_profiler.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["timing", *sys.argv[1:]]))

@@ -1,0 +1,298 @@
+"""Logged timers: where each lies is found from the numbers, and the parts make up the step."""
+
+from pathlib import Path
+
+import pytest
+from console_logs import FOLDER, FORMS, log
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_profiler.analysis.logged_timers import (
+    COUNTS,
+    generation_times,
+    logged_phases,
+    logged_steps,
+    metric_summary,
+    per_token_times,
+    timer_places,
+)
+from verl_profiler.step_lines import LoggedRun, StepLine, logged_runs
+
+SOURCE = Path("a.log")
+
+
+def run_of(steps, *, rounded=False, begins=None):
+    """Return a run with these timers by step."""
+    lines = [
+        StepLine(
+            step,
+            {f"timing_s/{name}": value for name, value in timers.items()},
+            SOURCE,
+            step,
+            rounded=rounded,
+            validated="testing" in timers,
+        )
+        for step, timers in steps.items()
+    ]
+    return LoggedRun("a", lines, begins or [lines[0].step], SOURCE)
+
+
+def places(run):
+    return {name: place.place for name, place in timer_places(run.lines).items()}
+
+
+def fixture(name):
+    (run,) = logged_runs([FOLDER / f"{name}.log"], [])
+    return run
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_version_s_timers_are_placed_where_that_version_has_them(name):
+    """From the numbers alone: no log names its version."""
+    form = FORMS[name]
+    outer = {"testing", "save_checkpoint", "start_profile", "stop_profile", "update_weights"}
+    found = places(fixture(name))
+
+    assert all("gen" == found[child] for child in form.children)
+    assert not set(form.counts) & set(found)
+    for timer in outer & set(found):
+        assert ("step" if timer in form.inside else "outside") == found[timer], timer
+    assert {"step"} == {place for timer, place in found.items() if timer in form.timers} - {
+        "outside"
+    }
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_parts_of_a_step_make_up_its_time(name):
+    """Timers inside it and what none covers; the fixtures have 3 ms of that."""
+    run = fixture(name)
+    for row in logged_steps(run):
+        inside = [
+            phase
+            for phase in logged_phases(run)
+            if phase["step"] == row["step"] and phase["place"] == "step"
+        ]
+        rest = inside[-1]
+
+        assert ("unaccounted", 0.0) == (rest["phase"], row["overlap_s"])
+        assert sum(phase["duration_s"] for phase in inside) == pytest.approx(
+            row["step_s"], abs=0.02
+        )
+        assert sum(phase["share"] for phase in inside) == pytest.approx(1, abs=1e-3)
+        assert rest["duration_s"] == pytest.approx(0.003, abs=0.01)
+
+
+def test_the_timers_of_a_real_run_are_placed():
+    """verl 0.9.1 on a CPU; two ranks, and a first step in which much waits outside all timers."""
+    run = fixture("verl-0.9.1-real")
+    steps = logged_steps(run)
+
+    assert {"step"} == set(places(run).values())
+    assert [2, 2, 2] == [row["gpus"] for row in steps]
+    assert [38.69389989232494 * 2, 402.7823507458932 * 2] == [
+        pytest.approx(row["tokens_per_s"]) for row in steps[:2]
+    ]
+    rests = [row["duration_s"] for row in logged_phases(run) if row["phase"] == "unaccounted"]
+    assert rests == pytest.approx([22.5467, 0.0513, 0.0264], abs=1e-3)
+
+
+def test_testing_is_outside_where_the_step_is_too_short_for_it():
+    """verl 0.6 and later."""
+    run = run_of({1: {"gen": 5.0, "step": 6.0}, 2: {"gen": 5.0, "step": 6.0, "testing": 2.0}})
+    place = timer_places(run.lines)["testing"]
+
+    assert ("outside", "step 2 is too short to hold it") == place
+
+
+def test_testing_is_outside_where_steps_with_it_are_not_longer():
+    """A step with much time that no timer covers has room for it, and that proves nothing."""
+    steps = {step: {"gen": 5.0, "step": 20.0 + step % 3 * 0.1} for step in range(1, 9)}
+    steps[4]["testing"] = 3.0
+    place = timer_places(run_of(steps).lines)["testing"]
+
+    assert ("outside", "steps that have it are not longer") == place
+
+
+def test_testing_is_inside_where_steps_with_it_are_longer():
+    """verl 0.5 and earlier."""
+    steps = {step: {"gen": 5.0, "step": 20.0 + step % 3 * 0.1} for step in range(1, 9)}
+    steps[4] |= {"testing": 3.0, "step": 23.0}
+    place = timer_places(run_of(steps).lines)["testing"]
+
+    assert ("step", "steps that have it are longer by it") == place
+
+
+def test_testing_is_inside_where_it_fills_the_time_that_no_other_timer_covers():
+    """Also where every step has a validation, so that none is without."""
+    place = timer_places(run_of({1: {"gen": 5.0, "step": 8.01, "testing": 3.0}}).lines)["testing"]
+
+    assert ("step", "it fills the time that no other timer covers") == place
+
+
+@pytest.mark.parametrize(
+    ("rounded", "timer", "place"),
+    [(True, "testing", "step"), (False, "testing", "outside"), (False, "save_checkpoint", "step")],
+)
+def test_where_the_numbers_allow_both_the_habit_of_verl_counts(rounded, timer, place):
+    """Up to 0.4 everything is inside, and its numbers have three decimals."""
+    run = run_of({1: {"gen": 5.0, "step": 20.0, timer: 3.0}}, rounded=rounded)
+
+    assert place == places(run)[timer]
+
+
+def test_both_checkpoint_and_testing_outside():
+    """Room for either alone is not room for both."""
+    run = run_of({1: {"gen": 5.0, "step": 9.0, "save_checkpoint": 3.0, "testing": 3.0}})
+
+    assert {"gen": "step", "save_checkpoint": "step", "testing": "outside"} == places(run)
+
+
+def test_a_user_s_timer_is_in_the_stack_or_said_to_overlap():
+    """One that runs inside gen would make the timers longer than the step."""
+    run = run_of({1: {"gen": 5.0, "step": 8.0, "my_filter": 2.0, "my_tool": 4.0}})
+
+    assert {"gen": "step", "my_filter": "step", "my_tool": "overlapping"} == places(run)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_counts_are_no_times(count):
+    """verl puts numbers of tokens and requests, and a ratio, under timing_s/."""
+    run = run_of({1: {"gen": 5.0, "step": 6.0, f"agent_loop/slowest/{count}": 4096}})
+
+    assert {"gen": "step"} == places(run)
+    assert ["gen"] == [row["timer"] for row in generation_times(run)]
+    assert not any(count in row["metric"] for row in metric_summary(run))
+
+
+def test_timers_that_run_at_once_leave_no_negative_rest():
+    """Asynchronous trainers overlap them; by how much is said."""
+    run = run_of({1: {"gen": 5.0, "update_actor": 4.0, "step": 6.0}})
+    (step,) = logged_steps(run)
+    rest = logged_phases(run)[-1]
+
+    assert (3.0, 9.0) == (step["overlap_s"], step["accounted_s"])
+    assert ("unaccounted", 0.0) == (rest["phase"], rest["duration_s"])
+
+
+def test_each_launch_places_its_timers_on_its_own():
+    """verl may have been upgraded before training was resumed."""
+    old = {"gen": 5.0, "step": 8.0, "testing": 3.0}
+    new = {"gen": 5.0, "step": 5.0, "testing": 3.0}
+    found = logged_phases(run_of({1: old, 2: old, 3: new, 4: new}, begins=[1, 3]))
+
+    assert ["step", "step", "outside", "outside"] == [
+        row["place"] for row in found if row["phase"] == "testing"
+    ]
+
+
+def test_a_metric_that_some_steps_lack_keeps_its_steps():
+    """update_actor begins after critic_warmup."""
+    with_it, without = {"gen": 5.0, "update_actor": 3.0, "step": 8.0}, {"gen": 5.0, "step": 5.0}
+    run = run_of({1: without, 2: without, 3: with_it, 5: with_it})
+
+    assert [3, 5] == [row["step"] for row in logged_phases(run) if row["phase"] == "update_actor"]
+    assert 2 == next(
+        row["steps"] for row in metric_summary(run) if row["metric"] == "timing_s/update_actor"
+    )
+
+
+def test_a_log_without_the_step_s_own_time_has_timers_and_no_rest():
+    """Forks drop metrics."""
+    (row,) = logged_phases(run_of({1: {"gen": 5.0}}))
+    (step,) = logged_steps(run_of({1: {"gen": 5.0}}))
+
+    assert ("gen", None) == (row["phase"], row["share"])
+    assert (None, 5.0, None, None) == (
+        step["step_s"],
+        step["accounted_s"],
+        step["gpus"],
+        step["tokens_per_s"],
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_number_of_gpus_follows_from_the_throughput(name):
+    """Also where numbers have three decimals."""
+    form, run = FORMS[name], fixture(name)
+
+    assert {form.gpus} == {row["gpus"] for row in logged_steps(run)}
+    for row in logged_steps(run):
+        assert row["tokens_per_s"] == pytest.approx(row["total_tokens"] / row["step_s"], rel=1e-3)
+
+
+def test_gpus_that_make_no_whole_number_are_not_told():
+    """Another definition of throughput than verl's."""
+    values = {
+        "perf/total_num_tokens": 1000.0,
+        "perf/time_per_step": 10.0,
+        "perf/throughput": 66.0,
+        "timing_s/step": 10.0,
+    }
+    (row,) = logged_steps(LoggedRun("a", [StepLine(1, values, SOURCE, 1)], [1], SOURCE))
+
+    assert (66.0, None, None) == (row["tokens_per_s_per_gpu"], row["gpus"], row["tokens_per_s"])
+
+
+def test_times_per_token_say_which_tokens():
+    """verl divides gen by the tokens of the responses."""
+    rows = per_token_times(fixture("verl-0.3-ppo"))
+
+    assert {("gen", "response"), ("values", "all"), ("adv", "all"), ("update_critic", "all"),
+            ("update_actor", "all")} == {(row["timer"], row["tokens"]) for row in rows}  # fmt: skip
+
+
+def test_the_summary_has_population_statistics():
+    """As the original: Std divides by the number of steps."""
+    run = run_of(
+        {step: {"gen": value, "step": 9.0} for step, value in ((1, 1.0), (2, 2.0), (5, 6.0))}
+    )
+    row = next(row for row in metric_summary(run) if row["metric"] == "timing_s/gen")
+
+    assert (3, 3.0, 1.0, 6.0, 2.0) == tuple(
+        row[key] for key in ("steps", "mean", "min", "max", "median")
+    )
+    assert row["std"] == pytest.approx((14 / 3) ** 0.5)
+
+
+TIMERS = st.dictionaries(
+    st.sampled_from(["gen", "ref", "adv", "update_actor", "mine", "testing", "save_checkpoint"]),
+    st.floats(0, 100),
+    min_size=1,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.integers(1, 40), TIMERS, min_size=1), st.floats(0, 50), st.randoms())
+def test_whatever_the_timers_are_the_parts_are_positive_and_add_up(steps, rest, draw):
+    """Every timer is in one place; what is in the stack is never longer than the step."""
+    made = {
+        step: {
+            **timers,
+            "step": rest + sum(value for value in timers.values() if draw.random() > 0.3),
+        }
+        for step, timers in sorted(steps.items())
+    }
+    run = run_of(made)
+    rows = logged_phases(run)
+
+    for step in logged_steps(run):
+        inside = [row for row in rows if row["step"] == step["step"] and row["place"] == "step"]
+        together = sum(row["duration_s"] for row in inside)
+        assert all(row["duration_s"] >= 0 for row in inside)
+        assert together == pytest.approx(step["step_s"] + step["overlap_s"], abs=1e-3)
+    for number, timers in made.items():
+        assert set(timers) - {"step"} == {
+            row["phase"] for row in rows if row["step"] == number and row["phase"] != "unaccounted"
+        }
+
+
+def test_resumed_logs_keep_their_launches(tmp_path):
+    """Each launch's first step is known: it has the warm-up."""
+    form = FORMS["verl-0.6-agent-loop"]
+    path = tmp_path / "a.log"
+    path.write_text(log(form, range(1, 5)) + log(form, range(3, 7), seed=1))
+    (run,) = logged_runs([path], [])
+    rows = logged_steps(run)
+
+    assert [1, 1, 2, 2, 2, 2] == [row["launch"] for row in rows]
+    assert [1, 3] == [row["step"] for row in rows if row["first_of_launch"]]

@@ -1,0 +1,297 @@
+"""The timing command: five pictures, the original's summary, numbers, and nothing of anyone's lost."""
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from console_logs import FOLDER, FORMS, log
+
+from verl_profiler.cli import timing
+from verl_profiler.errors import ReadingError
+
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "tests/data/rehearsal_run.tar.gz"
+FORM = FORMS["verl-0.6-agent-loop"]
+NAMES = {
+    "step_timing_breakdown.png",
+    "per_token_timing.png",
+    "throughput.png",
+    "component_comparison.png",
+    "generation_timing.png",
+}
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    timing.add_arguments(parser)
+    return timing.run(parser.parse_args([*map(str, arguments)]))
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A log of four steps."""
+    path = tmp_path / "verl_demo.log"
+    path.write_text(log(FORM, range(1, 5)))
+    return path
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_pictures_lie_in_plot_beside_the_log(demo, capsys):
+    """Where the original put them, under its names; what was written is said in its words."""
+    assert 0 == run(demo)
+    out = capsys.readouterr().out
+
+    assert {f"plot/{name}" for name in NAMES} | {"verl_demo.log"} == files(demo.parent)
+    assert all((demo.parent / "plot" / name).read_bytes().startswith(b"\x89PNG") for name in NAMES)
+    assert f"Parsing log file: {demo}\n" in out
+    assert f"Output directory: {demo.parent / 'plot'}\n" in out
+    assert {f"Saved: {demo.parent / 'plot' / name}" for name in NAMES} <= set(out.splitlines())
+    assert f"All plots saved to: {demo.parent / 'plot'}\n" in out
+
+
+def test_the_summary_has_the_original_s_form(demo, capsys):
+    """Scripts that read it go on."""
+    run(demo)
+    out = capsys.readouterr().out
+
+    assert (
+        f"{'=' * 70}\nTIMING SUMMARY STATISTICS\n{'=' * 70}\n\ntiming_s/step:\n  Mean:   4" in out
+    )
+    blocks = re.findall(
+        r"^(\S+):.*\n  Mean:   ([\d.]+)\n  Std:    ([\d.]+)\n  Min:    ([\d.]+)\n"
+        r"  Max:    ([\d.]+)\n  Median: ([\d.]+)\n",
+        out,
+        re.MULTILINE,
+    )
+    assert ["timing_s/step", "timing_s/start_profile", "timing_s/gen"] == [
+        block[0] for block in blocks[:3]
+    ]
+    assert ["perf/time_per_step", "perf/throughput", "tokens_per_s"] == [
+        block[0] for block in blocks[-3:]
+    ]
+    for _, mean, _, low, high, median in blocks:
+        assert float(low) <= float(mean) <= float(high)
+        assert float(low) <= float(median) <= float(high)
+    assert "perf/throughput: (tokens/s per GPU)\n" in out
+    assert "timing_s/testing: (outside the step)\n" in out
+
+
+def test_running_again_on_a_log_that_grew_replaces_the_pictures(demo):
+    """The usual way of using it: look, wait, look again."""
+    run(demo)
+    before = (demo.parent / "plot/throughput.png").read_bytes()
+    demo.write_text(log(FORM, range(1, 8)))
+
+    assert 0 == run(demo)
+    assert before != (demo.parent / "plot/throughput.png").read_bytes()
+
+
+def test_the_same_log_gives_the_same_bytes(demo):
+    """Pictures can be compared."""
+    run(demo)
+    before = {name: (demo.parent / "plot" / name).read_bytes() for name in NAMES}
+    run(demo)
+
+    assert before == {name: (demo.parent / "plot" / name).read_bytes() for name in NAMES}
+
+
+@pytest.mark.parametrize("whose", ["anyone's file", "another log's picture"])
+def test_what_is_not_a_picture_of_this_log_is_not_replaced(whose, demo, tmp_path):
+    """Nothing is written at all, and --force says that it may be."""
+    place = demo.parent / "plot/throughput.png"
+    place.parent.mkdir()
+    if whose == "anyone's file":
+        place.write_bytes(b"\x89PNG mine")
+    else:
+        other = tmp_path / "other.log"
+        other.write_text(log(FORM, range(1, 3)))
+        run(other)
+    before, names = place.read_bytes(), files(demo.parent)
+
+    with pytest.raises(
+        ReadingError, match=r"was not written by this command.*\nAdd --force"
+    ) as error:
+        run(demo)
+    assert "output-exists" == error.value.slug
+    assert (before, names) == (place.read_bytes(), files(demo.parent))
+    assert 0 == run(demo, "--force")
+    assert before != place.read_bytes()
+
+
+def test_output_dir_is_where_the_pictures_go(demo, tmp_path):
+    """As with the original."""
+    assert 0 == run(demo, "--output-dir", tmp_path / "deep/my_plots")
+    assert NAMES == files(tmp_path / "deep/my_plots")
+
+
+def test_several_runs_get_a_folder_each(tmp_path, capsys):
+    """None replaces another's pictures, whether they are in one file or in several."""
+    one, two = tmp_path / "a.log", tmp_path / "b.log"
+    one.write_text(log(FORM, range(1, 3)) + log(FORM, range(1, 4), seed=1))
+    two.write_text(log(FORM, range(1, 3), seed=2))
+
+    assert 0 == run(one, two)
+    assert {f"plot/{label}/{name}" for label in ("a-1", "a-2", "b") for name in NAMES} < files(
+        tmp_path
+    )
+    assert ["Run a-1", "Run a-2", "Run b"] == re.findall(
+        r"^Run .*$", capsys.readouterr().out, re.MULTILINE
+    )
+
+
+def test_compressed_and_resumed_logs_are_one_run(tmp_path, capsys):
+    """The pictures lie beside the first."""
+    first, second = tmp_path / "a.log.gz", tmp_path / "b.log"
+    first.write_bytes(gzip.compress(log(FORM, range(1, 5)).encode()))
+    second.write_text(log(FORM, range(4, 8), seed=1))
+
+    assert 0 == run(first, second)
+    out = capsys.readouterr().out
+    assert "Steps 1 to 7: 7 in the log, 1 with validation, 2 with a checkpoint\n" in out
+    assert "training resumes at step 4; what was logged before of step 4 was done again" in out
+    assert {f"plot/{name}" for name in NAMES} < files(tmp_path)
+
+
+def test_standard_input_is_a_log(demo, tmp_path, monkeypatch, capsys):
+    """`zcat old.log.gz | verl-profiler timing -`; the pictures lie in plot here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(demo.read_bytes())))
+    )
+
+    assert 0 == run("-")
+    assert {f"plot/{name}" for name in NAMES} < files(tmp_path)
+    assert f"Output directory: {tmp_path / 'plot'}\n" in capsys.readouterr().out
+
+
+def test_json_has_every_number_and_what_is_known_about_it(demo, capsys):
+    """Nothing is drawn."""
+    assert 0 == run(demo, "--json")
+    content = json.loads(capsys.readouterr().out)
+    (logged,) = content["runs"]
+
+    assert {"verl_demo.log"} == files(demo.parent)
+    assert (1, "verl_demo", [1]) == (content["format"], logged["label"], logged["launches_begin"])
+    assert [1, 2, 3, 4] == [row["step"] for row in logged["logged_steps"]]
+    assert [8] * 4 == [row["gpus"] for row in logged["logged_steps"]]
+    assert "timing_s/agent_loop/slowest/prompt_length" in logged["metrics"][0]
+    assert {"logged_phases", "generation_times", "per_token_times", "metric_summary"} < set(logged)
+
+
+def test_csv_has_a_line_per_step(demo, tmp_path, capsys):
+    """For a spreadsheet: what a step lacks is empty."""
+    out = tmp_path / "steps.csv"
+
+    assert 0 == run(demo, "--csv", "--out", out)
+    assert f"Wrote {out}\n" == capsys.readouterr().out
+    rows = list(csv.DictReader(out.open()))
+    assert ["1", "2", "3", "4"] == [row["step"] for row in rows]
+    assert ["", "", "", "True"] == [row["timing_s/testing"] and row["validated"] for row in rows]
+    with pytest.raises(ReadingError, match="would be overwritten"):
+        run(demo, "--csv", "--out", out)
+
+
+def test_only_the_chosen_steps_are_shown(demo, capsys):
+    """Both ends included; steps that the log lacks are refused."""
+    assert 0 == run(demo, "--json", "--steps", "2:3")
+    (logged,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [2, 3] == [row["step"] for row in logged["logged_steps"]]
+
+    with pytest.raises(ReadingError, match=r"step 90:91 is not in the log; it has 1 to 4") as error:
+        run(demo, "--steps", "90:91")
+    assert "no-such-step" == error.value.slug
+
+
+def test_a_log_without_timers_is_nothing_to_plot(tmp_path, capsys):
+    """With what was found instead, and no folder."""
+    path = tmp_path / "sft.log"
+    path.write_text("step:1 - train/loss:0.5\n")
+
+    assert 1 == run(path)
+    assert "nothing to plot:\n" in capsys.readouterr().err
+    assert {"sft.log"} == files(tmp_path)
+
+
+def test_a_missing_log_is_an_error(tmp_path):
+    """Before anything is written."""
+    with pytest.raises(ReadingError, match="No such file") as error:
+        run(tmp_path / "missing.log")
+
+    assert (2, "log-unreadable") == (error.value.exit_code, error.value.slug)
+
+
+def test_out_is_for_numbers_only(demo, tmp_path):
+    """Otherwise it would be forgotten silently."""
+    with pytest.raises(ReadingError, match="--output-dir") as error:
+        run(demo, "--out", tmp_path / "x")
+
+    assert "option-not-heeded" == error.value.slug
+
+
+def test_what_could_not_be_read_is_said_at_the_end(demo, capsys):
+    """The log of a killed job ends in the middle."""
+    demo.write_text(demo.read_text() + "step:5 - timing_s/gen:20.1 - timing_s/upd")
+    run(demo)
+
+    assert "What to know about the log:\n- " in (out := capsys.readouterr().out)
+    assert "step 5 is cut at 'timing_s/upd'" in out
+
+
+def test_pictures_that_the_log_has_no_numbers_for_are_named(tmp_path, capsys):
+    """A fork that prints a few timers only."""
+    path = tmp_path / "fork.log"
+    path.write_text("step:1 - timing_s/step:2.0 - timing_s/update_actor:1.0\n")
+
+    assert 0 == run(path)
+    out = capsys.readouterr().out
+    assert (
+        f"Not drawn: {tmp_path / 'plot/per_token_timing.png'}: the log has no timing_per_token"
+        in out
+    )
+    assert (
+        f"Not drawn: {tmp_path / 'plot/generation_timing.png'}: the log has no timer of gen" in out
+    )
+
+
+def test_the_log_is_compared_with_the_recorded_run(demo, capsys):
+    """On the terminal and as JSON; here the log is of another run, and that is said."""
+    assert 0 == run(demo, "--run", RUN)
+    out = capsys.readouterr().out
+    assert f"The log and the recorded spans of {RUN}:" in out
+    assert re.search(r"^  timer +steps +log +recorded +recorded - log  why$", out, re.MULTILINE)
+    assert "seems to be the log of another run: 2 of 2 steps differ." in out
+
+    assert 0 == run(demo, "--run", RUN, "--json")
+    rows = json.loads(capsys.readouterr().out)["logged_and_recorded"]
+    assert {1, 2, 3, 4} == {row["step"] for row in rows}
+
+
+def test_the_original_script_s_name_still_works(demo):
+    """`python plot_timing_metrics.py LOG`, twice."""
+    script = ROOT / "examples/plot_timing_metrics.py"
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, script, demo], capture_output=True, text=True, check=False, timeout=100
+        )
+        assert (0, "") == (done.returncode, done.stderr)
+
+    assert {f"plot/{name}" for name in NAMES} < files(demo.parent)
+    assert "timing_s/step:\n  Mean:   " in done.stdout
+
+
+def test_a_real_log_is_plotted(tmp_path):
+    """verl 0.9.1, three steps on a CPU."""
+    assert 0 == run(FOLDER / "verl-0.9.1-real.log", "--output-dir", tmp_path)
+    assert NAMES == files(tmp_path)

@@ -1,0 +1,559 @@
+"""Traced functions: their lines, ids, stages, events and sums.
+
+verl's bridge and TransferQueue's client are stand-ins here, with the same names and shapes;
+tests/verl/test_tq_tracing.py has the real ones.
+"""
+
+import asyncio
+import copy
+import inspect
+import logging
+import pickle
+import re
+import sys
+import types
+
+import pytest
+from reading_back import lines_of
+
+from verl_profiler import context, recorder
+from verl_profiler.tq_tracing import metrics, placement, trace_ids
+from verl_profiler.tq_tracing.switches import Switches
+
+BRIDGE = """
+import asyncio, functools, inspect
+from fake_transfer_queue import KVBatchMeta, client
+
+def tqbridge(dispatch_mode=None):
+    def decorator(func):
+        def metas(args):
+            return [arg for arg in args if isinstance(arg, KVBatchMeta)]
+
+        @functools.wraps(func)
+        def inner(*args):
+            if not metas(args):
+                return func(*args)
+            data = asyncio.run(client.async_get_data(metas(args)[0]))
+            output = func(*[data if isinstance(arg, KVBatchMeta) else arg for arg in args])
+            if isinstance(output, dict):
+                return asyncio.run(client.async_put(output, metas(args)[0]))
+            return output
+
+        @functools.wraps(func)
+        async def async_inner(*args):
+            if not metas(args):
+                return await func(*args)
+            data = await client.async_get_data(metas(args)[0])
+            output = await func(*[data if isinstance(arg, KVBatchMeta) else arg for arg in args])
+            if isinstance(output, dict):
+                return await client.async_put(output, metas(args)[0])
+            return output
+
+        return async_inner if inspect.iscoroutinefunction(func) else inner
+    return decorator
+"""
+
+QUEUE = """
+class KVBatchMeta:
+    def __init__(self, tags, partition_id="train", extra_info=None):
+        self.tags, self.partition_id, self.extra_info = tags, partition_id, extra_info or {}
+        self.size = len(tags)
+
+class AsyncTransferQueueClient:
+    fails = False
+
+    async def async_get_data(self, metadata):
+        if self.fails:
+            raise ConnectionError("no storage")
+        return {"ids": b"x" * 2**20}
+
+    async def async_put(self, data, metadata=None, partition_id=None):
+        return metadata
+
+client = AsyncTransferQueueClient()
+
+async def async_kv_batch_get(keys, partition_id, select_fields=None):
+    return await client.async_get_data(KVBatchMeta([{"global_steps": 7}]))
+
+async def async_kv_batch_put(keys, partition_id, fields=None, tags=None):
+    if fields is not None:
+        await client.async_put(fields, KVBatchMeta([{"global_steps": 7}]))
+"""
+
+PLACES = (
+    placement.Target("bridge", "fake_bridge:tqbridge"),
+    placement.Target("get", "fake_transfer_queue:async_kv_batch_get"),
+    placement.Target("put", "fake_transfer_queue:async_kv_batch_put"),
+    placement.Target("client_get", "fake_transfer_queue:AsyncTransferQueueClient.async_get_data"),
+    placement.Target("client_put", "fake_transfer_queue:AsyncTransferQueueClient.async_put"),
+)
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    """The stand-ins for the bridge and the queue, as if they had been imported."""
+    found = []
+    for name, source in (("fake_transfer_queue", QUEUE), ("fake_bridge", BRIDGE)):
+        module = types.ModuleType(name)
+        module.__spec__ = types.SimpleNamespace(_initializing=False)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(source, module.__dict__)
+        found.append(module)
+    monkeypatch.setattr(placement, "TARGETS", PLACES)
+    yield found
+    placement.uninstall()
+
+
+@pytest.fixture
+def trace(hosts, caplog):
+    """Switch on, and return what was printed as a list of dicts, in order."""
+    caplog.set_level(logging.INFO, logger="verl_profiler.transfer_queue")
+
+    def switch_on(*, records=False, **switches):
+        placement.install(Switches(metrics=True, **switches), "run", records=records)
+        return lambda: [parse(record.getMessage()) for record in caplog.records]
+
+    return switch_on
+
+
+def parse(text):
+    """Return a line's fields, with its mark; the values as they are printed."""
+    mark, rest = re.fullmatch(r"\[(TQ-\w+)\] (.*)", text).groups()
+    return {"mark": mark, **dict(field.split("=", 1) for field in rest.split(" | "))}
+
+
+def meta_of(queue, *steps, **more):
+    return queue.KVBatchMeta([{"global_steps": step} for step in steps], **more)
+
+
+def stages(lines, mark="TQ-TRACE"):
+    return [line["stage"] for line in lines if line["mark"] == mark]
+
+
+WHOLE = [
+    "FUNCTION_START",
+    *(f"{stage}_{end}" for stage in ("GET", "COMPUTE", "PUT") for end in ("START", "END")),
+    "FUNCTION_END",
+]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_bridged_call_prints_all_its_stages(hosts, trace, kind):
+    """In their order, with one call id, and the ratios of the guide."""
+    queue, bridge = hosts
+    lines = trace(trace=True)
+
+    if kind == "sync":
+
+        @bridge.tqbridge()
+        def compute_log_prob(data):
+            return {"log_probs": data["ids"]}
+
+        compute_log_prob(meta_of(queue, 3, 3))
+    else:
+
+        @bridge.tqbridge()
+        async def compute_log_prob(data):
+            return {"log_probs": data["ids"]}
+
+        assert inspect.iscoroutinefunction(compute_log_prob)
+        asyncio.run(compute_log_prob(meta_of(queue, 3, 3)))
+
+    found = lines()
+    assert WHOLE == stages(found)
+    assert {"compute_log_prob"} == {line["func"] for line in found}
+    assert 1 == len({line["call"] for line in found})
+    assert {trace_ids.of_batch("train", 3)} == {line["trace_id"] for line in found}
+    assert {"3"} == {line["step"] for line in found}
+    end = found[-1]
+    assert "ok" == end["status"]
+    for ratio in ("get_ratio", "compute_ratio", "put_ratio"):
+        assert re.fullmatch(r"\d+\.\d\d%", end[ratio])
+    assert re.fullmatch(r"\d+\.\d{6}s", end["total_duration"])
+    assert "2" == found[1]["batch_size"]
+
+
+def test_lines_have_the_documented_fields_in_the_documented_order(hosts, trace, caplog):
+    """Older analyzers read them; what is new comes last."""
+    queue, bridge = hosts
+    trace(trace=True, detail=True)
+    bridge.tqbridge()(def_rollout := lambda data: {"out": data["ids"]})(meta_of(queue, 3))
+    assert def_rollout
+    keys = {
+        stage: [
+            field.partition("=")[0].partition("] ")[2] or field.partition("=")[0]
+            for field in text.split(" | ")
+        ]
+        for text in (record.getMessage() for record in caplog.records)
+        for stage in [re.search(r"stage=(\w+)", text)[1]]
+    }
+    ends = ["call", "status", "step"]
+    starts = ["call", "step"]
+
+    assert {
+        "FUNCTION_START": ["trace_id", "func", "pid", "stage", "timestamp", *starts],
+        "GET_START": ["trace_id", "func", "stage", "batch_size", "timestamp", *starts],
+        "GET_END": ["trace_id", "func", "stage", "duration", "timestamp", *ends],
+        "COMPUTE_START": ["trace_id", "func", "stage", "timestamp", *starts],
+        "COMPUTE_END": ["trace_id", "func", "stage", "duration", "timestamp", *ends],
+        "PUT_START": ["trace_id", "func", "stage", "timestamp", *starts],
+        "PUT_END": ["trace_id", "func", "stage", "duration", "timestamp", *ends],
+        "FUNCTION_END": [
+            "trace_id",
+            "func",
+            "stage",
+            "total_duration",
+            "get_ratio",
+            "compute_ratio",
+            "put_ratio",
+            "timestamp",
+            *ends,
+        ],
+        "TQ_CLIENT_GET_START": [
+            "trace_id",
+            "stage",
+            "batch_size",
+            "timestamp",
+            "func",
+            "pid",
+            *starts,
+        ],
+        "TQ_CLIENT_GET_END": [
+            "trace_id",
+            "stage",
+            "duration",
+            "data_size_mb",
+            "throughput_mbps",
+            "timestamp",
+            "func",
+            "pid",
+            *ends,
+        ],
+        "TQ_CLIENT_PUT_START": [
+            "trace_id",
+            "stage",
+            "batch_size",
+            "data_size_mb",
+            "timestamp",
+            "func",
+            "pid",
+            *starts,
+        ],
+        "TQ_CLIENT_PUT_END": [
+            "trace_id",
+            "stage",
+            "duration",
+            "throughput_mbps",
+            "data_size_mb",
+            "timestamp",
+            "func",
+            "pid",
+            *ends,
+        ],
+    } == keys
+
+
+def test_client_operations_say_size_and_speed_both_ways(hosts, trace):
+    """And belong to the function's call."""
+    queue, bridge = hosts
+    lines = trace(detail=True)
+    bridge.tqbridge()(lambda data: {"out": data["ids"] * 3})(meta_of(queue, 1))
+    get, put = [line for line in lines() if line["stage"].endswith("_END")]
+
+    assert ["TQ_CLIENT_GET_END", "TQ_CLIENT_PUT_END"] == [get["stage"], put["stage"]]
+    assert ["1.00", "3.00"] == [get["data_size_mb"], put["data_size_mb"]]
+    for line in (get, put):
+        speed = float(line["data_size_mb"]) / float(line["duration"].rstrip("s"))
+        assert float(line["throughput_mbps"]) == pytest.approx(speed, rel=0.2)
+    assert get["call"].rpartition(".")[0] == put["call"].rpartition(".")[0]
+    assert get["call"] != put["call"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "closed"),
+    [("get", {"GET_END": "error"}), ("compute", {"GET_END": "ok", "COMPUTE_END": "error"})],
+)
+def test_an_end_always_comes_with_its_status(hosts, trace, monkeypatch, broken, closed):
+    """The exception is the host's own, and the next call is traced as if nothing had been."""
+    queue, bridge = hosts
+    lines = trace(trace=True)
+    mine = KeyError("mine")
+
+    @bridge.tqbridge()
+    def update_actor(data):
+        raise mine
+
+    monkeypatch.setattr(queue.client, "fails", broken == "get")
+    with pytest.raises((KeyError, ConnectionError)) as caught:
+        update_actor(meta_of(queue, 1))
+
+    assert broken == "get" or caught.value is mine
+    ends = {line["stage"]: line["status"] for line in lines() if "status" in line}
+    assert {**closed, "FUNCTION_END": "error"} == ends
+    assert placement.calls.current.get() is None
+
+
+def test_a_call_that_stores_nothing_ends_all_the_same(hosts, trace):
+    """Ranks that do not collect, and functions that return numbers."""
+    queue, bridge = hosts
+    lines = trace(trace=True)
+    assert 5 == bridge.tqbridge()(lambda _data: 5)(meta_of(queue, 1))
+
+    assert [stage for stage in WHOLE if not stage.startswith("PUT")] == stages(lines())
+    assert "0.00%" == lines()[-1]["put_ratio"]
+
+
+def test_calls_without_metadata_are_not_traced(hosts, trace):
+    """Nor is a bridged function inside of another a second call."""
+    queue, bridge = hosts
+    lines = trace(trace=True)
+    train_mini_batch = bridge.tqbridge()(lambda data: {"loss": data["ids"]})
+    update_actor = bridge.tqbridge()(train_mini_batch)
+    train_mini_batch({"ids": b""})
+
+    assert [] == lines()
+    update_actor(meta_of(queue, 1))
+    assert WHOLE == stages(lines())
+
+
+def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, carried):
+    """Reads are GET, writes are PUT, all else is COMPUTE; tags alone are no PUT."""
+    queue, _ = hosts
+    recorder.start(carried, lambda: recorder.Identity("trainer", 0))
+    lines = trace(trace=True, records=True)
+
+    async def advantage(batch):
+        data = await queue.async_kv_batch_get(keys=batch, partition_id="train")
+        await queue.async_kv_batch_put(keys=batch, partition_id="train", tags=[{}])
+        await queue.async_kv_batch_put(keys=batch, partition_id="train", fields=data)
+
+    target = placement.Target("direct", "trainer:advantage")
+    asyncio.run(placement.around(target, advantage)(meta_of(queue, 7)))
+    recorder.stop()
+
+    assert [
+        "FUNCTION_START",
+        *(
+            f"{stage}_{end}"
+            for stage in ("COMPUTE", "GET", "COMPUTE", "PUT", "COMPUTE")
+            for end in ("START", "END")
+        ),
+        "FUNCTION_END",
+    ] == stages(lines())
+    events = lines_of(carried.directory)
+    function = next(event for event in events if event["event"] == "tq_function")
+    for stage in ("get", "compute", "put"):
+        parts = [e["duration_sec"] for e in events if e["event"] == f"tq_function_{stage}"]
+        assert sum(parts) == pytest.approx(function["extra"][f"{stage}_s"], abs=1e-5)
+    assert {function["extra"]["call"]} == {event["extra"]["call"] for event in events}
+
+
+def test_every_call_has_an_id_of_its_own(hosts, trace):
+    """Repeated calls on the same data never collapse; concurrent ones do not mix."""
+    queue, bridge = hosts
+    lines = trace(trace=True)
+
+    @bridge.tqbridge()
+    async def work(data, number):
+        await asyncio.sleep(0.01 * (number % 3))
+        return {"n": data["ids"]}
+
+    async def many():
+        await asyncio.gather(*(work(meta_of(queue, 1), number) for number in range(20)))
+
+    asyncio.run(many())
+    by_call = {}
+    for line in lines():
+        by_call.setdefault(line["call"], []).append(line["stage"])
+
+    assert 20 == len(by_call)
+    assert {tuple(WHOLE)} == {tuple(found) for found in by_call.values()}
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_every_nth_call_is_printed_and_all_are_counted(hosts, trace, every):
+    """Per function; the client's lines follow their function."""
+    queue, bridge = hosts
+    lines = trace(trace=True, detail=True, sample_every=every)
+    one = bridge.tqbridge()(lambda data: {"a": data["ids"]})
+    for _ in range(12):
+        one(meta_of(queue, 1))
+    found = lines()
+
+    assert 12 // every == stages(found).count("FUNCTION_END")
+    assert 12 // every == stages(found, "TQ-DETAIL").count("TQ_CLIENT_PUT_END")
+    assert ({str(every)} if every > 1 else {None}) == {line.get("sampled") for line in found}
+    assert 12 == metrics._sums["function_count"]
+    assert 12 == metrics._sums["client_put_count"]
+
+
+def test_ids_follow_the_samples_and_differ_by_batch_partition_and_run():
+    """A batch's id is the same wherever it is computed."""
+    module = types.ModuleType("q")
+    exec(QUEUE, module.__dict__)
+    trace_ids.set_run("a")
+    train = trace_ids.origin_of(meta_of(module, 3, 3, 4))
+
+    assert (trace_ids.of_batch("train", 3), trace_ids.of_batch("train", 4)) == train.ids
+    assert (4, 3) == (train.step, train.rows)
+    assert train.ids[0] == trace_ids.origin_of(meta_of(module, 3)).ids[0]
+    assert trace_ids.origin_of(meta_of(module, 3, partition_id="val")).ids[0] not in train.ids
+    trace_ids.set_run("b")
+    assert trace_ids.origin_of(meta_of(module, 3)).ids[0] not in train.ids
+
+
+def test_a_users_own_id_is_respected():
+    """As `extra_info` of the batch, or as a tag of the samples; made fit for a line."""
+    module = types.ModuleType("q")
+    exec(QUEUE, module.__dict__)
+    tags = [{"trace_id": "mine | 1", "global_steps": 2}, {"trace_id": "other"}]
+
+    assert (
+        "batch-9"
+        == trace_ids.origin_of(meta_of(module, 3, extra_info={"trace_id": "batch-9"})).text
+    )
+    assert "mine_1,other" == trace_ids.origin_of(module.KVBatchMeta(tags)).text
+    assert "N/A" == trace_ids.origin_of(module.KVBatchMeta([{}])).text
+
+
+def test_old_partitions_name_the_step():
+    """verl 0.6 and 0.7.0 open one partition a step and have no tags."""
+    module = types.ModuleType("q")
+    exec(QUEUE, module.__dict__)
+    origins = [
+        trace_ids.origin_of(module.KVBatchMeta([], partition_id=name))
+        for name in ("train_3", "train_4", "train_3")
+    ]
+
+    assert origins[0] == origins[2] != origins[1]
+    assert 1 == len(origins[0].ids)
+
+
+def test_many_ids_are_shortened_in_lines():
+    """Eight are shown."""
+    module = types.ModuleType("q")
+    exec(QUEUE, module.__dict__)
+    text = trace_ids.origin_of(meta_of(module, *range(11))).text
+
+    assert 9 == len(text.split(","))
+    assert text.endswith(",+3")
+
+
+def test_tracing_changes_nothing_in_metadata_and_data(hosts, trace):
+    """The same objects go in and out, with the same contents."""
+    queue, bridge = hosts
+    trace(trace=True, detail=True)
+    seen = []
+    meta = meta_of(queue, 1, 2)
+    before = copy.deepcopy(vars(meta))
+    work = bridge.tqbridge()(lambda data: seen.append(data) or {"a": data["ids"]})
+
+    assert work(meta) is meta
+    assert before == vars(meta)
+    assert [["ids"]] == [list(data) for data in seen]
+
+
+def test_switched_off_the_originals_are_in_place(hosts):
+    """And the wrappers of functions decorated meanwhile only call."""
+    queue, bridge = hosts
+    before = (bridge.tqbridge, queue.AsyncTransferQueueClient.async_put)
+    placement.install(Switches(trace=True), "run", records=False)
+    decorated = bridge.tqbridge()(lambda data: {"a": data["ids"]})
+    assert before[0] is not bridge.tqbridge
+    placement.uninstall()
+
+    assert before == (bridge.tqbridge, queue.AsyncTransferQueueClient.async_put)
+    assert decorated(meta_of(queue, 1)).size == 1
+
+
+def test_a_failure_of_ours_costs_itself_only(hosts, trace, monkeypatch, capsys):
+    """Said once; the host goes on."""
+    queue, bridge = hosts
+    trace(trace=True)
+    monkeypatch.setattr(placement, "origin_of", lambda meta: 1 / 0)
+    work = bridge.tqbridge()(lambda data: {"a": data["ids"]})
+
+    assert [1, 1] == [work(meta_of(queue, 1)).size for _ in range(2)]
+    assert 1 == capsys.readouterr().err.count("probe-failed")
+
+
+def test_wrappers_travel_by_value(hosts, trace):
+    """Classes of a user's __main__ are pickled with everything that their methods close over."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    trace(trace=True)
+
+    def work(data):
+        return data
+
+    work.__module__ = "__main__"
+    wrapped = placement.around(placement.Target("bridged", "work"), work)
+    wrapped.__module__ = "__main__"
+
+    assert 3 == pickle.loads(cloudpickle.dumps(wrapped))(3)
+
+
+def test_the_request_is_in_the_events_of_a_rollout(trace, carried):
+    """So that lines of many requests of one batch can be told apart."""
+    recorder.start(carried, lambda: recorder.Identity("agent_loop", 0))
+    lines = trace(trace=True, records=True)
+    request = context.Request(5)
+    request.request_id = "r1"
+    context.current_request.set(request)
+
+    async def _run_agent_loop(self, sampling_params, trajectory, *, agent_name, **kwargs):
+        return agent_name
+
+    target = placement.Target("rollout", "agent_loop:_run_agent_loop")
+    coroutine = placement.around(target, _run_agent_loop)(
+        None, {}, {"step": 5, "validate": True}, agent_name="tool_agent", global_steps=5
+    )
+
+    assert "tool_agent" == asyncio.run(coroutine)
+    recorder.stop()
+    assert {trace_ids.of_batch("val", 5)} == {line["trace_id"] for line in lines()}
+    event = next(line for line in lines_of(carried.directory) if line["event"] == "tq_function")
+    assert ("r1", 5) == (event["extra"]["request_id"], event["step"])
+
+
+def test_ranges_are_closed_also_by_an_exception(hosts, trace, monkeypatch):
+    """`TQ_GET:` and `TQ_PUT:` with the function's name, as the guide has them."""
+    queue, bridge = hosts
+    opened, closed = [], []
+    profiler = types.SimpleNamespace(
+        mark_start_range=lambda message: opened.append(message) or message,
+        mark_end_range=closed.append,
+    )
+    monkeypatch.setitem(sys.modules, "verl.utils.profiler", profiler)
+    lines = trace(ranges=True)
+
+    def update_actor(data):
+        return {"a": data["ids"]}
+
+    work = bridge.tqbridge()(update_actor)
+    work(meta_of(queue, 1))
+    monkeypatch.setattr(queue.client, "fails", True)
+    with pytest.raises(ConnectionError):
+        work(meta_of(queue, 1))
+
+    assert ["TQ_GET:update_actor", "TQ_PUT:update_actor", "TQ_GET:update_actor"] == opened
+    assert opened == closed
+    assert [] == lines()
+
+
+def test_what_a_caller_sees_of_a_function_stays(trace):
+    """Name, signature, kind and the attributes that verl's dispatcher reads."""
+    trace(trace=True)
+
+    async def infer_batch(self, data, *, mode="auto"):
+        """Infer."""
+
+    infer_batch.attrs = {"dispatch_mode": 1}
+    wrapped = placement.around(placement.Target("bridged", "infer_batch"), infer_batch)
+
+    assert inspect.signature(infer_batch) == inspect.signature(wrapped)
+    assert inspect.iscoroutinefunction(wrapped)
+    assert ("infer_batch", "Infer.", {"dispatch_mode": 1}) == (
+        wrapped.__name__,
+        wrapped.__doc__,
+        wrapped.attrs,
+    )

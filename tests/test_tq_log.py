@@ -1,0 +1,387 @@
+"""TransferQueue lines of console logs: what is read, paired, placed, and what is said of the rest."""
+
+import gzip
+import io
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tq_lines import WALL_S, Writer, log_of
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.tq_log import MIB, read_logs
+
+# The lines that the guide shows, to the letter.
+GUIDE = """\
+[TQ-TRACE] trace_id=a1b2c3d4 | func=rollout | stage=FUNCTION_END | total_duration=0.914024s | \
+get_ratio=5.69% | compute_ratio=87.52% | put_ratio=6.78%
+[TQ-DETAIL] trace_id=a1b2c3d4 | stage=TQ_CLIENT_PUT_END | duration=0.060000s | throughput_mbps=253.33
+"""
+PARTS = [("get", 0.05), ("compute", 0.8), ("put", 0.06)]
+# verl 0.9.1's own lines, from a real run.
+OWN = (
+    "(WorkerDict pid=11227) INFO:2026-11-21 01:48:15,475:Task compute_log_prob (pid=11227) is getting "
+    "len_samples=8, cost time: 0.11585474014282227\n"
+    "(WorkerDict pid=11227) INFO:2026-11-21 01:48:15,971:Task compute_log_prob (pid=11227) is writing "
+    "to TransferQueue, cost time: 0.0335235595703125s)\n"
+    "(WorkerDict pid=11227) INFO:2026-11-21 01:48:16,210:Task update_actor (pid=11227) is getting "
+    "len_samples=8, cost time: 0.048453569412231445\n"
+)
+
+
+def read(tmp_path, text, name="training.log"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return read_logs([path])
+
+
+def kinds(log):
+    return [note.kind for note in log.notes]
+
+
+def times(row):
+    return [row[key] for key in ("duration_us", "get_us", "compute_us", "put_us")]
+
+
+def test_the_guides_own_lines_are_read(tmp_path):
+    """A last line alone gives the whole call; a put's size follows from its speed."""
+    log = read(tmp_path, GUIDE)
+
+    (call,), (put,) = log.calls, log.transfers
+    assert [914_024, 52_008, 799_954, 61_971] == times(call)
+    assert ("rollout", "a1b2c3d4", True, True) == (
+        call["func"],
+        call["trace_id"],
+        call["finished"],
+        call["estimated"],
+    )
+    assert ("tq_put", 60_000, round(253.33 * 0.06 * MIB)) == (
+        put["event"],
+        put["duration_us"],
+        put["size_bytes"],
+    )
+    assert ["estimated"] == kinds(log)
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_every_stage_is_exact_and_on_the_wall_clock(tmp_path, fork):
+    """The process's clock gives microseconds, the logger's prefix where they are."""
+    writer = Writer(fork=fork)
+    writer.call(1.0, PARTS, trace_id="a", mb=15.2)
+
+    log = read(tmp_path, writer.text())
+
+    (call,) = log.calls
+    get, put = log.transfers
+    begin_us = (WALL_S + 1) * 1_000_000
+    assert [910_000, 50_000, 800_000, 60_000] == times(call)
+    assert [begin_us, begin_us + 910_000] == [call["begin_us"], call["end_us"]]
+    assert ["get", "compute", "put"] == [row["stage"] for row in log.stages]
+    assert [50_000, 850_000] == [row["begin_us"] - begin_us for row in log.stages[1:]]
+    assert [(32, 50_000, round(15.2 * MIB)), (32, 60_000, round(15.2 * MIB))] == [
+        (row["rows"], row["duration_us"], row["size_bytes"]) for row in (get, put)
+    ]
+    assert ["generate", "generate"] == [get["func"], put["func"]]
+    assert [] == log.notes
+
+
+def test_calls_without_a_trace_id_are_calls_of_their_own(tmp_path):
+    """The fork's analyzer made one of all that have N/A."""
+    writer = Writer(fork=True)
+    for number in range(20):
+        writer.call(number, [("get", 0.01 * (number + 1)), ("compute", 0.1), ("put", 0.02)])
+
+    log = read(tmp_path, writer.text())
+
+    assert [10_000 * (number + 1) for number in range(20)] == [row["get_us"] for row in log.calls]
+    assert {None} == {row["trace_id"] for row in log.calls}
+
+
+def test_stages_that_come_again_add_up(tmp_path):
+    """A function that reads and writes the queue in its own code does so as often as it likes."""
+    writer = Writer()
+    writer.call(
+        0, [("compute", 0.1), ("get", 0.02), ("compute", 0.2), ("get", 0.03), ("put", 0.01)]
+    )
+
+    log = read(tmp_path, writer.text())
+
+    assert [360_000, 50_000, 300_000, 10_000] == times(log.calls[0])
+    assert 5 == len(log.stages)
+
+
+def test_a_failed_call_says_so(tmp_path):
+    """Other endings than an error are none."""
+    writer = Writer()
+    writer.call(0, PARTS, status="error")
+    writer.call(2, PARTS, status="not_collected")
+
+    log = read(tmp_path, writer.text())
+
+    assert ["error", None] == [row["status"] for row in log.calls]
+
+
+def test_a_call_that_never_ended_is_counted_with_its_last_line(tmp_path):
+    """In the fork, functions that put nothing end so."""
+    writer = Writer(fork=True)
+    writer.call(0, PARTS[:2], ends=False)
+    writer.call(2, PARTS)
+
+    log = read(tmp_path, writer.text())
+
+    assert [(False, "COMPUTE_END"), (True, "FUNCTION_END")] == [
+        (row["finished"], row["stage"]) for row in log.calls
+    ]
+    assert ["unfinished"] == kinds(log)
+    assert "1 calls of generate have no end" in log.notes[0].text()
+
+
+def test_concurrent_calls_of_one_process_are_told_apart(tmp_path):
+    """Also without ids: a stage's end says when it began."""
+    writer = Writer(fork=True)
+    lengths = [0.9, 0.3, 0.6, 0.1]
+    for number, length in enumerate(lengths):
+        writer.call(number * 0.01, [("get", 0.001), ("compute", length), ("put", 0.002)])
+
+    log = read(tmp_path, writer.text())
+
+    assert sorted(round(length * 1e6) for length in lengths) == sorted(
+        row["compute_us"] for row in log.calls
+    )
+    assert all(row["duration_us"] == row["compute_us"] + 3_000 for row in log.calls)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_the_order_of_the_lines_does_not_matter(tmp_path_factory, chance, fork):
+    """Ray holds lines back that look like another process's, some seconds at a time."""
+    writers = [Writer(f"Worker pid={pid}", fork=fork, zero_s=pid) for pid in (7, 8)]
+    for writer in writers:
+        for number in range(4):
+            parts = [("get", 0.03 + 0.01 * number), ("compute", 0.5), ("put", 0.02)]
+            writer.call(number * 0.2, parts, mb=1.5)
+    straight = log_of(*writers).splitlines(keepends=True)
+    shuffled = list(straight)
+    chance.shuffle(shuffled)
+    folder = tmp_path_factory.mktemp("order")
+
+    first, second = (read(folder, "".join(lines)) for lines in (straight, shuffled))
+
+    def facts(rows, *keys):
+        return sorted(tuple(row[key] for key in ("name", "begin_us", *keys)) for row in rows)
+
+    assert facts(first.calls, "duration_us", "get_us", "compute_us", "put_us") == facts(
+        second.calls, "duration_us", "get_us", "compute_us", "put_us"
+    )
+    assert facts(first.transfers, "event", "duration_us", "size_bytes") == facts(
+        second.transfers, "event", "duration_us", "size_bytes"
+    )
+
+
+def test_fields_that_are_not_known_are_kept(tmp_path):
+    """A newer tracing may write more."""
+    writer = Writer()
+    writer.call(0, PARTS)
+
+    log = read(tmp_path, writer.text().replace("status=ok", "status=ok | node=n 1 | what="))
+
+    assert {"node": "n 1", "what": ""} == log.calls[0]["more"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("duration=0.050000s", "duration=0.0500"),
+        ("duration=0.050000s", "duration=nans"),
+        ("duration=0.050000s", "duration=-1.0s"),
+        ("stage=GET_END", "stage=GET_LEAVE"),
+        ("func=generate | stage=GET_END | duration", "func=generate | duration"),
+        ("timestamp=100.050000", "timestamp="),
+        ("step=3", "step=three"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_counted_and_shown(tmp_path, old, new):
+    """The lines around it are read."""
+    writer = Writer()
+    writer.call(0, PARTS, step=3)
+
+    log = read(tmp_path, writer.text().replace(old, new))
+
+    assert log.counts["unreadable"] >= 1
+    assert {"unreadable", "line"} <= set(kinds(log))
+    assert "training.log:" in next(n.text() for n in log.notes if n.kind == "line")
+
+
+def test_ray_shows_several_lines_as_one(tmp_path):
+    """It says how many; so many are missing, and which."""
+    writer = Writer()
+    writer.call(0, PARTS)
+    lines = writer.text().splitlines()
+    lines[-1] += (
+        "\x1b[32m [repeated 4x across cluster]\x1b[0m (Ray deduplicates logs by default. Set \
+RAY_DEDUP_LOGS=0 to disable log deduplication)"
+    )
+
+    log = read(tmp_path, "\n".join(lines) + "\n")
+
+    assert [910_000, 50_000, 800_000, 60_000] == times(log.calls[0])
+    assert 3 == log.missing["generate", "FUNCTION_END"]
+    assert ["missing"] == kinds(log)
+    assert "3 lines are missing" in log.notes[0].text()
+
+
+def test_processes_are_told_apart_by_rays_prefix(tmp_path):
+    """With the same trace id, function and time, on the same or another host."""
+    names = ["Worker pid=7", "Worker pid=8", "Worker pid=7, ip=10.0.0.2"]
+    writers = [Writer(name, fork=True, zero_s=100 + n) for n, name in enumerate(names)]
+    for writer in writers:
+        writer.call(0, PARTS)
+
+    log = read(tmp_path, log_of(*writers))
+
+    assert {"Worker pid=7", "Worker pid=8", "Worker pid=7 ip=10.0.0.2"} == {
+        row["name"] for row in log.calls
+    }
+    assert 3 == len(log.calls)
+    assert 1 == len({row["begin_us"] for row in log.calls})
+
+
+def test_steps_come_from_the_lines_or_from_the_log(tmp_path):
+    """Where a call names none, it is in the step that ends after it."""
+    writer = Writer(fork=True)
+    for step in (1, 2, 3):
+        writer.call(step * 10, PARTS)
+        if step < 3:
+            writer.say(step * 10 + 5, f"step:{step} - actor/loss:0.1 - timing_s/step:9")
+    named = Writer()
+    named.call(0, PARTS, step=7)
+
+    inferred, given_ones = read(tmp_path, writer.text()), read(tmp_path, named.text())
+
+    assert [1, 2, 3] == [row["step"] for row in inferred.calls]
+    assert ["inferred_steps"] == kinds(inferred)
+    assert ([7], []) == ([row["step"] for row in given_ones.calls], given_ones.notes)
+
+
+def test_verls_own_lines_are_calls_too(tmp_path):
+    """Get and put exactly, the rest by the log's clock; update_actor puts nothing."""
+    log = read(tmp_path, OWN)
+
+    first, second = log.calls
+    assert [611_855, 115_855, 462_476, 33_524] == times(first)
+    assert (None, 48_454, None, None) == tuple(times(second))
+    assert (True, None) == (first["finished"], second["finished"])
+    assert ["verl_rows"] == kinds(log)
+
+
+def test_verls_own_lines_of_traced_functions_are_not_counted_again(tmp_path):
+    """Both are in the log when tracing is on."""
+    writer = Writer("WorkerDict pid=11227")
+    writer.call(0, PARTS, func="compute_log_prob")
+
+    log = read(tmp_path, OWN + writer.text())
+
+    assert ["compute_log_prob", "update_actor"] == [row["func"] for row in log.calls]
+    assert ["trace", "verl"] == [row["source"] for row in log.calls]
+    assert "verl_left_out" in kinds(log)
+
+
+def test_lines_of_the_forks_other_log_are_transfers(tmp_path):
+    """[TQ-LOG] tells of the trainer's own gets and puts, without sizes."""
+    text = (
+        "[TQ-LOG] op=TQ_GET | func=fit:advantages | stage=START\n"
+        "[TQ-LOG] op=TQ_GET | func=fit:advantages | stage=END | duration=0.250000s\n"
+        "[TQ-LOG] op=TQ_CLEAR | func=fit | stage=END | duration=0.100000s\n"
+    )
+    log = read(tmp_path, text)
+
+    assert [("tq_get", "fit:advantages", 250_000), ("tq_clear", "fit", 100_000)] == [
+        (row["event"], row["func"], row["duration_us"]) for row in log.transfers
+    ]
+
+
+def test_two_lines_in_one_are_two_lines(tmp_path):
+    """The line end between two processes' lines may be lost, with or without Ray's prefix."""
+    for process in ("Worker pid=7", ""):
+        writer = Writer(process)
+        writer.call(0, PARTS)
+        log = read(tmp_path, writer.text().replace("\n", "") + "\n")
+
+        assert [910_000, 50_000, 800_000, 60_000] == times(log.calls[0])
+        assert [] == log.notes
+
+
+def test_logs_are_read_compressed_in_parts_and_from_a_pipe(tmp_path, monkeypatch):
+    """A call may begin in one file and end in the next."""
+    writer = Writer(fork=True)
+    writer.call(0, PARTS)
+    writer.call(2, PARTS)
+    data = writer.text().encode()
+    middle = data.index(b"\n", len(data) // 4) + 1
+    paths = [tmp_path / "training.log.1.gz", tmp_path / "training.log"]
+    paths[0].write_bytes(gzip.compress(data[:middle]))
+    paths[1].write_bytes(data[middle:])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
+
+    parts, piped = read_logs(paths), read_logs([Path("-")])
+
+    assert [910_000, 910_000] == [row["duration_us"] for row in parts.calls]
+    assert [times(row) for row in parts.calls] == [times(row) for row in piped.calls]
+    assert "training.log.1.gz and 1 more" == parts.label
+
+
+def test_a_log_that_is_not_there_is_an_error(tmp_path):
+    """It says so, and what to do."""
+    with pytest.raises(ReadingError, match="cannot be read"):
+        read_logs([tmp_path / "none.log"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_damaged_logs_never_fail_and_lose_only_what_is_damaged(tmp_path_factory, data):
+    """Any bytes changed, cut, doubled or put in: whole calls elsewhere stay as they are."""
+    writer = Writer()
+    for number in range(6):
+        writer.call(number, PARTS, mb=2.0, step=number)
+    text = writer.text().encode()
+    lines = text.splitlines(keepends=True)
+    broken = data.draw(st.integers(0, len(lines) - 1))
+    line = lines[broken]
+    place = data.draw(st.integers(0, len(line)))
+    junk = data.draw(st.binary(max_size=12)).replace(b"\n", b"")
+    cut = data.draw(st.integers(0, 8))
+    lines[broken] = line[:place] + junk + line[place + cut :].rstrip(b"\n") + b"\n"
+    path = tmp_path_factory.mktemp("damaged") / "training.log"
+    path.write_bytes(b"".join(lines))
+
+    log = read_logs([path])
+
+    per_call = len(lines) // 6
+    untouched = {f"c{n + 1}" for n in range(6)} - {f"c{broken // per_call + 1}"}
+    whole = {row["call"] for row in log.calls if [910_000, 50_000, 800_000, 60_000] == times(row)}
+    assert untouched <= whole
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32))
+def test_a_log_cut_anywhere_reads_as_far_as_it_goes(tmp_path_factory, seed):
+    """Whatever was written before the process was killed counts."""
+    writer = Writer(fork=bool(seed % 2))
+    for number in range(3):
+        writer.call(number, PARTS)
+    data = writer.text().encode()
+    cut = random.Random(seed).randrange(len(data) + 1)
+    path = tmp_path_factory.mktemp("cut") / "training.log"
+    path.write_bytes(data[:cut])
+
+    log = read_logs([path])
+
+    assert data[:cut].count(b"FUNCTION_END | total_duration=0.910000s") >= sum(
+        bool(row["finished"]) for row in log.calls
+    )
+    assert sum(bool(row["finished"]) for row in log.calls) >= sum(
+        b"FUNCTION_END" in line for line in data[:cut].split(b"\n")[:-1]
+    )

@@ -1,0 +1,128 @@
+"""TransferQueue tracing in the driver: what the command's settings and environment hand on."""
+
+import inspect
+
+import pytest
+
+from verl_profiler import launch, tq_tracing
+from verl_profiler.doctor import find_targets
+from verl_profiler.errors import ConfigError
+from verl_profiler.probes import Probe
+from verl_profiler.tq_tracing import placement
+
+omegaconf = pytest.importorskip("omegaconf")
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Prepare a config without event recording; return what Ray is told to hand on."""
+
+    def prepare(users=None, **switches):
+        config = omegaconf.OmegaConf.create(
+            {
+                "profiler": {
+                    "output_dir": str(tmp_path),
+                    "events": {"enabled": False},
+                    "transfer_queue": switches,
+                },
+                "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": users or {"MINE": "1"}}}},
+            }
+        )
+        tq_tracing._announce.cache_clear()
+        launch.prepare(config)
+        return config.ray_kwargs.ray_init.runtime_env.env_vars
+
+    return prepare
+
+
+def test_the_settings_travel_also_without_event_files(prepared, monkeypatch):
+    """Beside the user's own variables."""
+    monkeypatch.setenv("VERL_LOGGING_LEVEL", "DEBUG")
+    found = prepared(trace=True, sample_every=7)
+
+    assert ("1", "0", "7") == (
+        found["TQ_TRACE_ENABLED"],
+        found["TQ_TRACE_DETAIL_ENABLED"],
+        found["TQ_TRACE_SAMPLE_EVERY"],
+    )
+    assert ("1", "DEBUG") == (found["MINE"], found["VERL_LOGGING_LEVEL"])
+    assert found["TQ_TRACE_RUN"]
+
+
+def test_switched_off_nothing_travels(prepared, monkeypatch):
+    """By default, and when the environment says so."""
+    assert ["MINE"] == list(prepared())
+    monkeypatch.setenv("TQ_TRACE_ENABLED", "0")
+    assert ["MINE"] == list(prepared(trace=True))
+
+
+def test_the_environment_ends_the_command_if_it_cannot_be_read(prepared, monkeypatch):
+    """Before training."""
+    monkeypatch.setenv("TQ_TRACE_SAMPLE_EVERY", "few")
+    with pytest.raises(ConfigError, match="TQ_TRACE_SAMPLE_EVERY=few"):
+        prepared(trace=True)
+
+
+def test_a_variable_of_the_job_is_left_to_the_job(prepared, monkeypatch):
+    """Ray refuses one that both name."""
+    job = '{"runtime_env": {"env_vars": {"TQ_TRACE_ENABLED": "1"}}}'
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", job)
+    monkeypatch.setenv("TQ_TRACE_ENABLED", "1")
+    found = prepared()
+
+    assert "TQ_TRACE_ENABLED" not in found
+    assert "0" == found["TQ_TRACE_DETAIL_ENABLED"]
+
+
+def test_hidden_lines_are_said(prepared, monkeypatch, capsys):
+    """A log level that hides them is no silent loss."""
+    monkeypatch.setenv("VERL_LOGGING_LEVEL", "WARN")
+    prepared(trace=True, sample_rate=0.1)
+    said = capsys.readouterr().err
+
+    assert "TransferQueue tracing: TRACE lines, tq/* metrics; lines of every 10th call" in said
+    assert "tq-lines-hidden" in said
+
+
+def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
+    """What the user gives `ray.init` stays."""
+    got = []
+    ray = type("ray", (), {"init": staticmethod(lambda *a, **k: got.append((a, k)))})
+    tq_tracing._hook_ray_init({"TQ_TRACE_ENABLED": "1", "MINE": "ours"}, ray)
+    ray.init("auto", runtime_env={"working_dir": ".", "env_vars": {"MINE": "users"}})
+    ray.init(num_cpus=2)
+
+    assert [
+        (
+            ("auto",),
+            {
+                "runtime_env": {
+                    "working_dir": ".",
+                    "env_vars": {"TQ_TRACE_ENABLED": "1", "MINE": "users"},
+                }
+            },
+        ),
+        (
+            (),
+            {"num_cpus": 2, "runtime_env": {"env_vars": {"TQ_TRACE_ENABLED": "1", "MINE": "ours"}}},
+        ),
+    ] == got
+
+
+def test_every_target_is_in_the_installed_sources():
+    """A newer verl or TransferQueue shows here first what has moved."""
+    # The package itself only re-exports.
+    paths = [t.path for t in placement.TARGETS if not t.path.startswith("transfer_queue:")]
+    rows = find_targets(Probe(None, "transfer_queue", (path,)) for path in paths)
+
+    assert {"found"} == {state for _, _, state in rows}
+    assert len(paths) == len(rows)
+
+
+def test_the_parameters_are_where_they_are_read():
+    """Positions of `self`, `metadata` and `data` in the client's methods."""
+    client = pytest.importorskip("transfer_queue.client").AsyncTransferQueueClient
+    for kind, method in (("client_get", "async_get_data"), ("client_put", "async_put")):
+        names = placement._PARAMETERS[kind]
+
+        assert names == tuple(inspect.signature(getattr(client, method)).parameters)[: len(names)]

@@ -1,0 +1,634 @@
+"""A step rebuilt from its events, so that it can be run again with something changed.
+
+A request is a chain: generate calls, tool calls, and what lies between them in its worker.
+A generate call waits as it was seen to wait, then decodes a fixed amount of work at a speed that
+depends on how many calls the replica has at that moment; the dependence is fitted to the step's own
+calls, and the work is what the call did at that speed.  So an unchanged replay gives the measured
+times, and a changed one lets the calls that are left run faster.
+
+The trainer looks for finished samples when it was seen to look, and further at the same distance.
+What follows `gen` keeps its length.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from verl_profiler.tables import Tables
+
+__all__ = [
+    "Call",
+    "Request",
+    "StepModel",
+    "Tools",
+    "Work",
+    "engine_interval",
+    "request_ends",
+    "step_models",
+]
+
+# verl's replay buffer sleeps so long between two looks (0.9.1); used where its looks were not seen.
+POLL_US = 2_000_000
+# Two TransferQueue calls of the trainer with this much between them belong to two looks.
+_APART_US = 300_000
+# A request may end so long after the `gen` that waited for it: clocks of different hosts.
+_TOLERANCE_US = 50_000
+# Queues of at least this part of the engine's time may come from a limit of calls at once; it is
+# believed when a replay with the limit ends within this part of the measured time.
+_QUEUED_SHARE = 0.05
+_SLOTS_FIT = 0.05
+# The speed of a replica is fitted to at least so many calls, and to loads at least so far apart.
+_FITTED_CALLS = 20
+_LOAD_RATIO = 1.5
+
+
+class Call(NamedTuple):
+    """A generate call: waiting, a time that it surely runs, its decoding, the way back; as measured."""
+
+    before_us: float
+    fixed_us: float
+    work: float
+    after_us: float
+    seen_us: float
+    replica: str | None
+    turn: int | None
+
+
+class Tools(NamedTuple):
+    """The tool calls of one turn: begin (after the first one's), length and tool of each."""
+
+    calls: tuple[tuple[float, float, str], ...]
+    turn: int | None
+
+    @property
+    def length_us(self) -> float:
+        """From the first begin to the last end."""
+        return max(begin + length for begin, length, _ in self.calls)
+
+    def changed(self, length_of: Callable[[str, float], float]) -> Tools:
+        """Give calls other lengths; one that began after the others had ended still does."""
+        calls: list[tuple[float, float, str]] = []
+        seen = moved = shift = 0.0
+        for begin, length, tool in sorted(self.calls):
+            if begin >= seen:
+                shift = seen - moved
+            calls.append((begin - shift, length_of(tool, length), tool))
+            seen = max(seen, begin + length)
+            moved = max(moved, calls[-1][0] + calls[-1][1])
+        return self._replace(calls=tuple(calls))
+
+
+class Work(NamedTuple):
+    """Time between calls; `own` when the worker's event loop had to do it itself."""
+
+    length_us: float
+    own: bool
+
+
+Stage = Call | Tools | Work
+
+
+class Request(NamedTuple):
+    """One request: its begin (after the step's), its measured length, and its stages."""
+
+    begin_us: float
+    duration_us: float
+    worker: str
+    turns: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """One step; times are microseconds after its begin.
+
+    Args:
+        duration_us: As measured.
+        requests: Those that `gen` waited for.
+        last_us: When the last of them ended.
+        wait_end_us: When the trainer had its samples; None when no `gen` waited for requests.
+        looks_us: When the trainer looked for samples; empty when it was not seen to poll.
+        poll_us: Distance of further looks.
+        slowness: Time per unit of work, with n calls in the replica, is a + b n.
+        slots: How many calls a replica ran at most, where others waited meanwhile; None where none
+            had to.
+        most_running: How many calls a replica ran at most.
+        weights_us: Length of the weight sync.
+        uneven_us: What the phases would save if every rank took the ranks' mean.
+    """
+
+    run: str
+    step: int
+    duration_us: int
+    requests: tuple[Request, ...] = ()
+    last_us: float = 0.0
+    wait_end_us: float | None = None
+    looks_us: tuple[float, ...] = ()
+    poll_us: float = POLL_US
+    slowness: tuple[float, float] = (1.0, 0.0)
+    slots: int | None = None
+    most_running: int = 0
+    weights_us: float = 0.0
+    uneven_us: float = 0.0
+
+    @property
+    def calls(self) -> int:
+        """Number of generate calls: what a replay costs."""
+        return sum(isinstance(stage, Call) for r in self.requests for stage in r.stages)
+
+    def replayed(
+        self,
+        requests: Sequence[Request] | None = None,
+        *,
+        polls: bool = True,
+        slots: int | None = None,
+        even: bool = False,
+    ) -> float:
+        """Return how long the step takes.
+
+        Args:
+            requests: In place of those of the step.
+            polls: Whether the trainer finds its samples at its next look only.
+            slots: How many calls a replica runs at once; as measured when None.
+            even: A call goes to the replica with the fewest calls, not to the one it went to.
+        """
+        chosen = self.requests if requests is None else requests
+        if self.wait_end_us is None or not chosen:
+            return self.duration_us
+        last = max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
+        return self.duration_us - self.wait_end_us + self._found(last, polls=polls)
+
+    def _found(self, last_us: float, *, polls: bool) -> float:
+        """Return when the trainer has its samples, if the last request ends then."""
+        wait_end = self.wait_end_us or 0.0
+        if not self.looks_us:
+            return last_us + wait_end - self.last_us
+        fetching = wait_end - self.looks_us[-1]
+        if not polls:
+            return last_us + fetching
+        place = bisect_left(self.looks_us, last_us - 1)
+        if place < len(self.looks_us):
+            return self.looks_us[place] + fetching
+        further = -((self.looks_us[-1] - (last_us - 1)) // self.poll_us)
+        return self.looks_us[-1] + further * self.poll_us + fetching
+
+
+class _Replica:
+    """A replica in a replay: the calls that run share its speed, others wait in order."""
+
+    def __init__(self, slowness: tuple[float, float], slots: int | None) -> None:
+        self.slowness = slowness
+        self.slots = slots
+        self.running = 0
+        self.waiting: deque[tuple[int, Call]] = deque()
+        # By the amount of work, done per call since the beginning, at which each is finished.
+        self.decoding: list[tuple[float, int, Call]] = []
+        self.done = 0.0
+        self.at_us = 0.0
+        self.version = 0
+
+    def advance(self, now_us: float) -> None:
+        """Let the running calls work until now."""
+        if self.running:
+            self.done += (now_us - self.at_us) / self._per_work()
+        self.at_us = now_us
+
+    def next_end_us(self) -> float:
+        """Return when the next call is finished, if nothing changes."""
+        return self.at_us + max(self.decoding[0][0] - self.done, 0.0) * self._per_work()
+
+    def _per_work(self) -> float:
+        return self.slowness[0] + self.slowness[1] * self.running
+
+
+class _Replay:
+    """Requests running against replicas: one heap of what happens next."""
+
+    def __init__(
+        self, requests: Sequence[Request], replicas: Mapping[str, _Replica], *, even: bool
+    ) -> None:
+        self.replicas = replicas
+        self.even = even
+        self.ends_us = [0.0] * len(requests)
+        self.upcoming = [iter(request.stages) for request in requests]
+        self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.count = 0
+        for place, request in enumerate(requests):
+            self._later(request.begin_us, self._go_on, place)
+
+    def run(self) -> list[float]:
+        while self.heap:
+            now_us, _, what, arguments = heapq.heappop(self.heap)
+            what(now_us, *arguments)
+        return self.ends_us
+
+    def _later(self, at_us: float, what: Callable[..., None], *arguments: Any) -> None:
+        self.count += 1
+        heapq.heappush(self.heap, (at_us, self.count, what, arguments))
+
+    def _go_on(self, now_us: float, place: int) -> None:
+        """Begin the request's next stages, up to one that needs a replica."""
+        for stage in self.upcoming[place]:
+            if isinstance(stage, Call) and stage.replica is not None:
+                self._later(now_us + stage.before_us, self._arrive, place, stage)
+                return
+            now_us += _alone_us(stage)
+        self.ends_us[place] = now_us
+
+    def _arrive(self, now_us: float, place: int, call: Call) -> None:
+        replica = self.replicas[call.replica or ""]
+        if self.even:
+            replica = min(self.replicas.values(), key=lambda each: each.running + len(each.waiting))
+        replica.advance(now_us)
+        replica.waiting.append((place, call))
+        self._admit(now_us, replica)
+
+    def _admit(self, now_us: float, replica: _Replica) -> None:
+        while replica.waiting and (replica.slots is None or replica.running < replica.slots):
+            place, call = replica.waiting.popleft()
+            replica.running += 1
+            self._later(now_us + call.fixed_us, self._decode, place, call, replica)
+        self._reschedule(replica)
+
+    def _decode(self, now_us: float, place: int, call: Call, replica: _Replica) -> None:
+        replica.advance(now_us)
+        heapq.heappush(replica.decoding, (replica.done + call.work, place, call))
+        self._reschedule(replica)
+
+    def _reschedule(self, replica: _Replica) -> None:
+        replica.version += 1
+        if replica.decoding:
+            self._later(replica.next_end_us(), self._finish, replica, replica.version)
+
+    def _finish(self, now_us: float, replica: _Replica, version: int) -> None:
+        if version != replica.version:
+            return
+        replica.advance(now_us)
+        _, place, call = heapq.heappop(replica.decoding)
+        replica.running -= 1
+        self._later(now_us + call.after_us, self._go_on, place)
+        self._admit(now_us, replica)
+
+
+def request_ends(
+    requests: Sequence[Request],
+    slowness: tuple[float, float],
+    slots: int | None,
+    *,
+    even: bool = False,
+) -> list[float]:
+    """Replay requests and return when each ends."""
+    if not slowness[1] and slots is None:
+        return [r.begin_us + sum(map(_alone_us, r.stages)) for r in requests]
+    names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
+    replicas = {name: _Replica(slowness, slots) for name in sorted(filter(None, names))}
+    return _Replay(requests, replicas, even=even).run()
+
+
+def _alone_us(stage: Stage) -> float:
+    """Return the length of a stage that does not share a replica."""
+    if isinstance(stage, Call):
+        return stage.before_us + stage.fixed_us + stage.work + stage.after_us
+    return stage.length_us
+
+
+def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
+    """Return when the engine had a call of the table `engine_calls`, on the client's clock.
+
+    Where the server's interval does not fit into the client's (another host's clock), it is put into
+    the middle of it.
+    """
+    begin, length = call["engine_begin_us"], min(call["engine_duration_us"], call["duration_us"])
+    if begin < call["begin_us"] or begin + length > call["end_us"]:
+        begin = call["begin_us"] + (call["duration_us"] - length) // 2
+    return begin, begin + length
+
+
+def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
+    """Rebuild these steps, as far as they are finished."""
+    if not steps:
+        return []
+    within = _among(steps)
+    wholes = tables.rows(
+        f"""
+        WITH gens AS (
+            SELECT run, step, max(end_us) AS gen_end_us, min(begin_us) AS gen_begin_us
+            FROM phases WHERE phase = 'gen' AND parent = 'step' AND {within} GROUP BY run, step
+        ), waits AS (
+            SELECT p.run, p.step, min(p.begin_us) AS wait_begin_us, max(p.end_us) AS wait_end_us
+            FROM phases AS p JOIN gens AS g ON g.run = p.run AND g.step = p.step
+                AND p.begin_us >= gen_begin_us AND p.end_us <= gen_end_us
+            WHERE p.phase = 'sample_wait' GROUP BY p.run, p.step
+        ), syncs AS (
+            SELECT run, step, sum(duration_us) AS weights_us FROM phases
+            WHERE phase = 'update_weights' AND parent = 'step' AND {within} GROUP BY run, step
+        )
+        SELECT s.run, s.step, s.begin_us, s.duration_us, g.gen_end_us, w.wait_begin_us,
+            w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
+        FROM steps AS s LEFT JOIN gens AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
+        LEFT JOIN syncs AS y USING (run, step)
+        WHERE s.finished AND {_among(steps, "s.step")} ORDER BY s.run, s.step
+        """
+    )
+    rollouts = _rollouts(tables, steps)
+    looks = _looks(tables, steps)
+    uneven = _uneven(tables, steps)
+    models = []
+    for whole in wholes:
+        key = whole["run"], whole["step"]
+        model = StepModel(
+            *key,
+            whole["duration_us"],
+            weights_us=whole["weights_us"],
+            uneven_us=uneven.get(key, 0),
+        )
+        models.append(_with_rollout(model, whole, rollouts.get(key), looks.get(key, [])))
+    return models
+
+
+def _among(steps: Sequence[int], column: str = "step") -> str:
+    return f"{column} IN ({', '.join(str(int(step)) for step in steps)})"
+
+
+def _with_rollout(
+    model: StepModel, whole: Mapping[str, Any], rollout: _Rollout | None, looks: Sequence[int]
+) -> StepModel:
+    """Add what `gen` waited for, when it waited for requests."""
+    begin, gen_end = whole["begin_us"], whole["gen_end_us"]
+    if rollout is None or gen_end is None:
+        return model
+    seen = [row for row in rollout.requests if row["end_us"] <= gen_end + _TOLERANCE_US]
+    if not seen:
+        return model
+    last = max(row["end_us"] for row in seen)
+    wait_end = max(whole["wait_end_us"] or gen_end, last)
+    slowness, peak = _worked(rollout.calls)
+    polled, poll = _polled(looks, whole["wait_begin_us"], wait_end, last)
+    model = replace(
+        model,
+        last_us=last - begin,
+        wait_end_us=wait_end - begin,
+        looks_us=tuple(look - begin for look in polled),
+        poll_us=poll,
+        slowness=slowness,
+        most_running=peak,
+    )
+
+    def with_requests(slots: int | None) -> StepModel:
+        requests = tuple(_request(row, begin, rollout, queued=slots is None) for row in seen)
+        return replace(model, requests=requests, slots=slots)
+
+    queued = sum(call["queue_us"] or 0 for call in rollout.calls)
+    served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
+    if peak and queued > _QUEUED_SHARE * served:
+        limited = with_requests(peak)
+        replayed = limited.replayed(polls=False)
+        if abs(replayed - with_requests(None).replayed(polls=False)) <= _SLOTS_FIT * last:
+            return limited
+    return with_requests(None)
+
+
+class _Rollout(NamedTuple):
+    """The rows of one step."""
+
+    requests: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    calls_of: dict[tuple[str, str], list[dict[str, Any]]]
+    tools_of: dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Rollout]:
+    """Read requests, generate calls and tool calls, by step."""
+    own = f"NOT validate AND request_id IS NOT NULL AND {_among(steps)}"
+    rollouts: dict[tuple[str, int], _Rollout] = {}
+    for row in tables.rows(
+        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us "
+        f"FROM requests WHERE finished AND {own} ORDER BY run, step, begin_us, name, request_id"
+    ):
+        key = row["run"], row["step"]
+        rollouts.setdefault(key, _Rollout([], [], {}, {})).requests.append(row)
+    for query in (
+        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
+        "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
+        "FROM engine_calls",
+        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
+        "FROM tool_calls",
+    ):
+        for row in tables.rows(
+            f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
+        ):
+            rollout = rollouts.get((row["run"], row["step"]))
+            if rollout is None:
+                continue
+            generates = "engine_name" in row
+            if generates:
+                rollout.calls.append(row)
+            of = rollout.calls_of if generates else rollout.tools_of
+            of.setdefault((row["name"], row["request_id"]), []).append(row)
+    return rollouts
+
+
+def _looks(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+    """Find when the trainer looked for samples: its first TransferQueue call after a while."""
+    looks: dict[tuple[str, int], list[int]] = {}
+    for row in tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT t.run, t.step, t.begin_us, p.begin_us AS wait_begin_us,
+                lag(t.end_us) OVER (PARTITION BY t.run, t.step ORDER BY t.begin_us) AS before_us
+            FROM transfers AS t JOIN phases AS p ON p.run = t.run AND p.step = t.step
+                AND p.name = t.name AND p.phase = 'sample_wait' AND p.parent = 'gen'
+                AND NOT p.validate AND t.begin_us BETWEEN p.begin_us AND p.end_us
+            WHERE t.role = 'trainer' AND {_among(steps, "t.step")}
+        )
+        SELECT run, step, begin_us FROM calls
+        WHERE before_us IS NULL OR begin_us - before_us > {_APART_US} ORDER BY run, step, begin_us
+        """
+    ):
+        looks.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
+    return looks
+
+
+def _polled(
+    looks: Sequence[int], wait_begin: int | None, wait_end: int, last: int
+) -> tuple[list[int], float]:
+    """Return when the trainer looked, up to the look that found all samples, and the distance.
+
+    Where its TransferQueue calls were not recorded, it is taken to poll as verl does, if that
+    agrees with when it had its samples.
+    """
+    found = [look for look in looks if look < wait_end]
+    apart = [after - before for before, after in zip(found, found[1:], strict=False)]
+    poll = median(apart) if apart else POLL_US
+    if found and found[-1] >= last > found[-1] - 1.5 * poll:
+        return found, poll
+    if looks or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
+        return [], poll
+    return list(range(wait_end, wait_begin, -POLL_US))[::-1], poll
+
+
+def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Sum up, over a step's phases, how much longer its slowest rank took than the mean."""
+    uneven: dict[tuple[str, int], float] = {}
+    for row in tables.rows(
+        f"""
+        WITH ranks AS (
+            SELECT p.run, p.step, p.phase, p.begin_us, r.event, r.name,
+                sum(r.duration_us) AS rank_us
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {_among(steps, "p.step")} GROUP BY ALL
+        ), events AS (
+            SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
+                max(rank_us) - avg(rank_us) AS uneven_us
+            FROM ranks GROUP BY run, step, phase, begin_us, event
+        )
+        SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
+        FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
+        """
+    ):
+        key = row["run"], row["step"]
+        uneven[key] = uneven.get(key, 0.0) + row["uneven_us"]
+    return uneven
+
+
+def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
+    """Find out how load slows the replicas down, and how much work each call was.
+
+    Adds `started_us`, `decoding_us`, `ended_us` and `work` to the calls that a replica ran.
+
+    Returns:
+        (a, b) of the time per unit of work, a + b n, and the most calls that a replica ran at once.
+    """
+    replicas: dict[str, list[dict[str, Any]]] = {}
+    for call in calls:
+        if call["engine_duration_us"] is None:
+            continue
+        begin, end = engine_interval(call)
+        started = min(begin + (call["queue_us"] or 0), end)
+        decoding = min(started + (call["prefill_us"] or 0), end)
+        call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
+        call["ended_us"] = end
+        replicas.setdefault(call["engine_name"] or "", []).append(call)
+    pairs = []
+    for group in replicas.values():
+        _integrate(group, lambda running: running)
+        pairs += [
+            (call["work"] / (call["ended_us"] - call["decoding_us"]), _per_token(call))
+            for call in group
+            if call["ended_us"] > call["decoding_us"] and (call["response_tokens"] or 0) > 1
+        ]
+    a, b = _line(pairs)
+    peak = 0
+    for group in replicas.values():
+        peak = max(peak, _integrate(group, lambda running: 1 / (a + b * running)))
+    return (a, b), peak
+
+
+def _per_token(call: Mapping[str, Any]) -> float:
+    return (call["ended_us"] - call["decoding_us"]) / call["response_tokens"]
+
+
+def _line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit time per token = a + b load; (1, 0) where load does not slow down, or too little is known."""
+    loads = [load for load, _ in pairs]
+    if len(pairs) < _FITTED_CALLS or max(loads) < _LOAD_RATIO * min(loads):
+        return 1.0, 0.0
+    load_mean, time_mean = fmean(loads), fmean(time for _, time in pairs)
+    spread = sum((load - load_mean) ** 2 for load in loads)
+    b = sum((load - load_mean) * (time - time_mean) for load, time in pairs) / spread
+    if b * load_mean < 0.02 * time_mean:
+        return 1.0, 0.0
+    a = time_mean - b * load_mean
+    return (a, b) if a > 0 else (0.0, 1.0)
+
+
+def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> int:
+    """Set each call's `work` to the integral of speed(running calls) over its decoding.
+
+    Returns the most calls that ran at once.
+    """
+    points = sorted(
+        (call[moment], order, place)
+        for place, call in enumerate(calls)
+        for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
+    )
+    done, running, most, before = 0.0, 0, 0, points[0][0] if points else 0
+    for moment, order, place in points:
+        if running:
+            done += (moment - before) * speed(running)
+        before = moment
+        if order == 0:
+            running += 1
+            most = max(most, running)
+        elif order == 1:
+            calls[place]["work"] = done
+        else:
+            running -= 1
+            calls[place]["work"] = done - calls[place]["work"]
+    return most
+
+
+def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
+    """Make a request's chain; its lengths add up to the measured one.
+
+    `queued` keeps the queues as they were seen, and does not leave them to the replicas.
+    """
+    key = row["name"], row["request_id"]
+    tools = groupby(rollout.tools_of.get(key, ()), key=lambda call: call["turn"])
+    stages: list[Stage] = []
+    cursor = row["begin_us"]
+    items: list[tuple[int, int, Stage | None]] = [
+        (call["begin_us"], call["end_us"], _call(call, queued=queued))
+        for call in rollout.calls_of.get(key, ())
+    ]
+    for turn, group in tools:
+        calls = list(group)
+        first, last = calls[0]["begin_us"], max(call["end_us"] for call in calls)
+        lengths = tuple(
+            (call["begin_us"] - first, call["duration_us"], call["tool"] or "tool")
+            for call in calls
+        )
+        items.append((first, last, Tools(lengths, turn)))
+    for first, last, stage in sorted(items, key=lambda item: item[:2]):
+        end = min(last, row["end_us"])
+        if end <= cursor:
+            continue
+        if first > cursor:
+            stages.append(Work(first - cursor, own=True))
+        # What ran beside another call, or after the request, keeps only the time that it adds.
+        whole = first >= cursor and end == last
+        stages.append(stage if whole and stage else Work(end - max(first, cursor), own=False))
+        cursor = end
+    rest = row["end_us"] - cursor
+    reward = min(row["reward_us"] or 0, rest)
+    stages += [Work(rest - reward, own=True), Work(reward, own=False)]
+    return Request(
+        row["begin_us"] - begin_us,
+        row["duration_us"],
+        row["name"],
+        row["turns"] or 0,
+        tuple(stages),
+    )
+
+
+def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
+    if "work" not in call:
+        return Call(0.0, call["duration_us"], 0.0, 0.0, call["duration_us"], None, call["turn"])
+    ready = call["started_us"] if queued else call["arrived_us"]
+    return Call(
+        ready - call["begin_us"],
+        call["decoding_us"] - call["started_us"],
+        call["work"],
+        call["end_us"] - call["ended_us"],
+        call["duration_us"],
+        call["engine_name"] or "",
+        call["turn"],
+    )

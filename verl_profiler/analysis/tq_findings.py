@@ -1,0 +1,102 @@
+"""What the guide would look into: high overhead, unstable times, low throughput, failures."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.tq_functions import tq_functions
+from verl_profiler.analysis.tq_selection import FAIR_MIB_S
+from verl_profiler.analysis.tq_throughput import tq_throughput
+from verl_profiler.tables import Tables
+
+__all__ = ["HIGH_OVERHEAD", "UNSTABLE", "tq_findings"]
+
+HIGH_OVERHEAD = 0.30
+# The guide names no number: the standard deviation of a stage over its mean, of this many calls.
+UNSTABLE = 0.5
+_ENOUGH_CALLS = 10
+# Below this size a call's fixed costs, not the bandwidth, decide how fast it looks.
+_SMALL_BYTES = 1 << 20
+
+
+def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+    """Compare functions and transfers with the guide's bounds.
+
+    Returns:
+        One row per finding, most important first: run, finding (`overhead`, `unstable`,
+        `low_throughput`, `small_transfers`, `failed`), func or event, value, threshold, and the numbers
+        that it rests on.
+    """
+    functions = tq_functions(tables, steps, function=function)
+    rates = tq_throughput(tables, steps, function=function)
+    found = [finding for row in functions for finding in _of_function(row)]
+    found += [_of_rates(row) for row in rates if row["caller"] is None and row["speed"] == "poor"]
+    order = ("overhead", "failed", "unstable", "low_throughput", "small_transfers")
+    return sorted(found, key=lambda row: (row["run"], order.index(row["finding"]), -row["value"]))
+
+
+def _of_function(row: dict) -> Rows:
+    about = {"run": row["run"], "func": row["func"], "event": None}
+    found = []
+    share = row["overhead_share"]
+    if share is not None and share > HIGH_OVERHEAD and not row["waits"]:
+        found.append(
+            {
+                **about,
+                "finding": "overhead",
+                "value": share,
+                "threshold": HIGH_OVERHEAD,
+                "tq_s": share * row["total_s"],
+                **{
+                    key: row[key]
+                    for key in (
+                        "total_s",
+                        "overhead_share",
+                        "get_share",
+                        "put_share",
+                        "alone_share",
+                    )
+                },
+            }
+        )
+    if row["failed"]:
+        found.append(
+            {
+                **about,
+                "finding": "failed",
+                "value": row["failed"] / row["calls"],
+                "threshold": 0,
+                "failed": row["failed"],
+                "calls": row["calls"],
+            }
+        )
+    for stage in ("get", "put"):
+        variation = row[f"{stage}_variation"]
+        if variation is None or variation <= UNSTABLE or row[f"{stage}_calls"] < _ENOUGH_CALLS:
+            continue
+        keys = ("calls", "mean_s", "p50_s", "p95_s", "max_s", "variation")
+        found.append(
+            {
+                **about,
+                "finding": "unstable",
+                "value": variation,
+                "threshold": UNSTABLE,
+                "stage": stage,
+                **{key: row[f"{stage}_{key}"] for key in keys},
+            }
+        )
+    return found
+
+
+def _of_rates(row: dict) -> dict:
+    small = row["mean_bytes"] < _SMALL_BYTES
+    keys = ("calls", "size_bytes", "mean_bytes", "mib_per_s", "p5_mib_per_s", "p50_s", "poor_share")
+    return {
+        "run": row["run"],
+        "func": None,
+        "event": row["event"],
+        "finding": "small_transfers" if small else "low_throughput",
+        # The slower, the more important.
+        "value": FAIR_MIB_S - row["mib_per_s"],
+        "threshold": FAIR_MIB_S,
+        **{key: row[key] for key in keys},
+    }

@@ -1,0 +1,407 @@
+"""What a step would have taken, had something been otherwise: the steps replayed with one change.
+
+`CHANGES` is the list of questions.  Each is answered by `step_model`: the unchanged replay and the
+changed one, in the same model, so that what the model gets wrong in both cancels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.step_model import (
+    Call,
+    Request,
+    Stage,
+    StepModel,
+    Tools,
+    Work,
+    step_models,
+)
+from verl_profiler.tables import Tables
+
+__all__ = [
+    "CHANGES",
+    "UNCHANGED",
+    "Change",
+    "averages",
+    "chosen_steps",
+    "replays_of",
+    "step_replays",
+    "what_if",
+]
+
+UNCHANGED = "unchanged"
+
+# A replay of one generate call costs about 10 microseconds.  So many are spent on the answers, and
+# so many on resampling; beyond, every n-th step answers for the others.
+_CALLS = 40_000
+_DRAWN_CALLS = 250_000
+_STEPS = 40
+_DRAWS = 20
+_RESAMPLES = 400
+
+
+@dataclass(frozen=True)
+class Change:
+    """One question.
+
+    Args:
+        about: What is otherwise, in a few words.
+        requests: Makes the requests of a step otherwise; gets the typical length of each tool.
+        replay: Arguments of `StepModel.replayed`.
+        saved_us: What the step saves outside its rollout.
+    """
+
+    about: str
+    requests: (
+        Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
+    ) = None
+    replay: Callable[[StepModel], dict[str, Any]] = lambda _: {}
+    saved_us: Callable[[StepModel], float] = lambda _: 0.0
+
+
+def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
+    """Stop the slowest requests at the 95th percentile; start a typical one in each one's place."""
+
+    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+        order = sorted(requests, key=lambda request: request.duration_us)
+        limit = order[max(-(-95 * len(order) // 100) - 1, 0)].duration_us
+        slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
+        more = order[(len(order) - 1) // 2].stages if refilled else ()
+        return [
+            request._replace(stages=(*_cut(request.stages, limit), *more))
+            if id(request) in slowest and request.duration_us > limit
+            else request
+            for request in requests
+        ]
+
+    return change
+
+
+def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
+    """Keep the part of a chain before a moment, by the measured lengths.
+
+    A call that is cut keeps the same part of each of its pieces.
+    """
+    kept: list[Stage] = []
+    for stage in stages:
+        if limit_us <= 0:
+            break
+        length = _measured_us(stage)
+        part = min(limit_us / length, 1.0) if length else 1.0
+        limit_us -= length
+        if part == 1.0:
+            kept.append(stage)
+        elif isinstance(stage, Call):
+            kept.append(
+                stage._replace(
+                    before_us=stage.before_us * part,
+                    fixed_us=stage.fixed_us * part,
+                    work=stage.work * part,
+                    after_us=stage.after_us * part,
+                    seen_us=length * part,
+                )
+            )
+        else:
+            kept.append(Work(length * part, own=False))
+    return tuple(kept)
+
+
+def _measured_us(stage: Stage) -> float:
+    return stage.seen_us if isinstance(stage, Call) else stage.length_us
+
+
+def _tools(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
+    """Give each tool call the length that `length_of` makes of its own and its tool's median."""
+
+    def change(
+        _: StepModel, requests: Sequence[Request], medians: Mapping[str, float]
+    ) -> list[Request]:
+        def length(tool: str, measured: float) -> float:
+            return length_of(measured, medians.get(tool, measured))
+
+        return [
+            request._replace(
+                stages=tuple(
+                    stage.changed(length) if isinstance(stage, Tools) else stage
+                    for stage in request.stages
+                )
+            )
+            for request in requests
+        ]
+
+    return change
+
+
+def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
+    """Take the last turn from the requests that took the most turns."""
+    last = max((request.turns for request in model.requests), default=0) - 1
+    if last < 1:
+        return list(requests)
+    return [
+        request._replace(
+            stages=tuple(
+                stage for stage in request.stages if isinstance(stage, Work) or stage.turn != last
+            )
+        )
+        for request in requests
+    ]
+
+
+def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
+    """Give each worker the mean of what the workers' event loops had to do."""
+    loads: dict[str, float] = {}
+    for request in model.requests:
+        loads.setdefault(request.worker, 0.0)
+        loads[request.worker] += sum(
+            stage.length_us for stage in request.stages if isinstance(stage, Work) and stage.own
+        )
+    mean = fmean(loads.values())
+    return [
+        request._replace(
+            stages=tuple(
+                stage._replace(length_us=stage.length_us * mean / loads[request.worker])
+                if isinstance(stage, Work) and stage.own and loads[request.worker]
+                else stage
+                for stage in request.stages
+            )
+        )
+        for request in requests
+    ]
+
+
+# The questions, by name.
+CHANGES: dict[str, Change] = {
+    "no_polling": Change(
+        "the trainer is told when its samples are ready", replay=lambda _: {"polls": False}
+    ),
+    "slowest_1_percent": Change(
+        "the slowest 1 % of the requests (at least one) stop at the 95th percentile",
+        requests=_capped(0.01, refilled=False),
+    ),
+    "slowest_1_percent_refilled": Change(
+        "the same, and a typical request starts in place of each",
+        requests=_capped(0.01, refilled=True),
+    ),
+    "slowest_5_percent": Change(
+        "the slowest 5 % of the requests (at least one) stop at the 95th percentile",
+        requests=_capped(0.05, refilled=False),
+    ),
+    "slowest_5_percent_refilled": Change(
+        "the same, and a typical request starts in place of each",
+        requests=_capped(0.05, refilled=True),
+    ),
+    "tools_at_median": Change(
+        "no tool call takes longer than its tool's median", requests=_tools(min)
+    ),
+    "tools_twice_as_fast": Change(
+        "every tool call takes half its time", requests=_tools(lambda length, _: length / 2)
+    ),
+    "one_turn_fewer": Change(
+        "requests with the most turns end one turn earlier", requests=_one_turn_fewer
+    ),
+    "even_replicas": Change(
+        "generate calls go to the replica with the fewest", replay=lambda _: {"even": True}
+    ),
+    "even_workers": Change(
+        "the event loops of all workers have the same work", requests=_even_workers
+    ),
+    "even_ranks": Change(
+        "every rank takes the ranks' mean in each phase", saved_us=lambda model: model.uneven_us
+    ),
+    "weights_twice_as_fast": Change(
+        "the weight sync takes half its time", saved_us=lambda model: model.weights_us / 2
+    ),
+    "twice_the_slots": Change(
+        "replicas run twice as many calls at once",
+        replay=lambda model: {"slots": 2 * model.slots if model.slots else None},
+    ),
+    "half_the_slots": Change(
+        "replicas run half as many calls at once",
+        replay=lambda model: {"slots": max(model.most_running // 2, 1)},
+    ),
+}
+
+
+def step_replays(tables: Tables, steps: Steps = None) -> Rows:
+    """Replay steps unchanged and with each change.
+
+    Returns:
+        One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
+        (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
+        residual_s and residual_share (unchanged minus measured; None for the others).  A run with
+        more generate calls than can be replayed in seconds is answered by every n-th step.
+    """
+    return replays_of(step_models(tables, chosen_steps(tables, steps)))
+
+
+def what_if(tables: Tables, steps: Steps = None) -> Rows:
+    """Say what steps would have saved on average.
+
+    Returns:
+        One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed),
+        step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
+        one; negative where it would take longer), share (of step_s), earlier_s (the same if the trainer
+        did not poll: what saved_s comes to over many steps), low_s and high_s (90 % of
+        resamplings of steps, and of requests within a step, lie between; None where there is only
+        one large step), residual_share (median of the unchanged replays' distance to the measured
+        steps, for `unchanged`).
+    """
+    models = step_models(tables, chosen_steps(tables, steps))
+    return averages(models, replays_of(models))
+
+
+def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
+    """Average the rows of `step_replays` over the steps of each run, as `what_if` returns them."""
+    rows: Rows = []
+    medians = _tool_medians(models)
+    for run in dict.fromkeys(model.run for model in models):
+        own = [model for model in models if model.run == run]
+        draws = _drawn(own, medians)
+        step_s = fmean(model.duration_us for model in own) / 1e6
+        for what in (UNCHANGED, *CHANGES):
+            answers = [row for row in replays if row["run"] == run and row["what"] == what]
+            row: dict[str, Any] = {
+                "run": run,
+                "what": what,
+                "about": "as measured",
+                "steps": len(own),
+                "step_s": step_s,
+                "saved_s": None,
+                "share": None,
+                "earlier_s": None,
+                "low_s": None,
+                "high_s": None,
+                "residual_share": None,
+            }
+            if what == UNCHANGED:
+                row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+            else:
+                saved = fmean(each["saved_s"] for each in answers)
+                low, high = _interval(
+                    [each["saved_s"] for each in answers], [draw[what] for draw in draws]
+                )
+                row |= {
+                    "about": CHANGES[what].about,
+                    "saved_s": saved,
+                    "share": saved / step_s if step_s else None,
+                    "earlier_s": fmean(each["earlier_s"] for each in answers),
+                    "low_s": low,
+                    "high_s": high,
+                }
+            rows.append(row)
+    return rows
+
+
+def replays_of(models: Sequence[StepModel]) -> Rows:
+    """Replay models unchanged and with each change, as `step_replays` returns them."""
+    medians = _tool_medians(models)
+    rows: Rows = []
+    for model in models:
+        unchanged, unpolled = model.replayed(), model.replayed(polls=False)
+        residual = unchanged - model.duration_us
+        first = _replay(model, UNCHANGED, unchanged)
+        first["residual_s"] = residual / 1e6
+        first["residual_share"] = residual / model.duration_us if model.duration_us else 0.0
+        rows.append(first)
+        for what, change in CHANGES.items():
+            changed = _changed_us(model, model.requests, change, medians)
+            earlier = unpolled - _changed_us(
+                model, model.requests, change, medians, {"polls": False}
+            )
+            row = _replay(model, what, changed)
+            row |= {"saved_s": (unchanged - changed) / 1e6, "earlier_s": earlier / 1e6}
+            rows.append(row)
+    return rows
+
+
+def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
+    return {
+        "run": model.run,
+        "step": model.step,
+        "what": what,
+        "duration_s": model.duration_us / 1e6,
+        "replayed_s": replayed_us / 1e6,
+        **dict.fromkeys(("saved_s", "earlier_s", "residual_s", "residual_share")),
+    }
+
+
+def _changed_us(
+    model: StepModel,
+    requests: Sequence[Request],
+    change: Change,
+    medians: Mapping[str, float],
+    more: Mapping[str, Any] | None = None,
+) -> float:
+    changed = requests
+    if change.requests is not None and requests:
+        changed = change.requests(model, requests, medians)
+    options = {**change.replay(model), **(more or {})}
+    return model.replayed(changed, **options) - change.saved_us(model)
+
+
+def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
+    """Choose every n-th step, so that replaying them takes seconds."""
+    counted = tables.rows(
+        "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
+        "SELECT run, step, count(*) AS calls FROM engine_calls WHERE NOT validate "
+        f"AND {in_steps(steps)} GROUP BY run, step) AS c USING (run, step) "
+        f"WHERE s.finished AND {in_steps(steps, 's.step')} GROUP BY s.step ORDER BY s.step"
+    )
+    calls = sum(row["calls"] for row in counted)
+    every = max(-(-len(counted) // _STEPS), -(-calls // _CALLS), 1)
+    return [row["step"] for row in counted[every // 2 :: every] or counted[:1]]
+
+
+def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
+    lengths: dict[str, list[float]] = {}
+    for model in models:
+        for request in model.requests:
+            for stage in request.stages:
+                if isinstance(stage, Tools):
+                    for _, length, tool in stage.calls:
+                        lengths.setdefault(tool, []).append(length)
+    return {tool: median(each) for tool, each in lengths.items()}
+
+
+def _drawn(
+    models: Sequence[StepModel], medians: Mapping[str, float]
+) -> list[dict[str, list[float]]]:
+    """Draw batches again from each step's requests; give what each change saves in each, in s."""
+    cost = sum(model.calls for model in models) * (len(CHANGES) + 1)
+    draws = min(_DRAWS, _DRAWN_CALLS // max(cost, 1))
+    chance = random.Random(0)  # noqa: S311
+    results = []
+    for model in models:
+        saved: dict[str, list[float]] = {what: [] for what in CHANGES}
+        for _ in range(draws if model.requests else 0):
+            batch = [
+                request._replace()
+                for request in chance.choices(model.requests, k=len(model.requests))
+            ]
+            unchanged = model.replayed(batch)
+            for what, change in CHANGES.items():
+                saved[what].append((unchanged - _changed_us(model, batch, change, medians)) / 1e6)
+        results.append(saved)
+    return results
+
+
+def _interval(
+    measured: Sequence[float], drawn: Sequence[Sequence[float]]
+) -> tuple[float | None, float | None]:
+    """Return the 5th and 95th percentile of the mean over steps, drawn again."""
+    pools = [[saved, *more] for saved, more in zip(measured, drawn, strict=True)]
+    if len(pools) < 2 and len(pools[0]) < 2:
+        return None, None
+    chance = random.Random(1)  # noqa: S311
+    means = [
+        fmean(chance.choice(pool) for pool in chance.choices(pools, k=len(pools)))
+        for _ in range(_RESAMPLES)
+    ]
+    cuts = quantiles(means, n=20)
+    return cuts[0], cuts[-1]

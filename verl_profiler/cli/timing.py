@@ -1,0 +1,299 @@
+"""Plot the timers in console logs of verl, and summarize them.
+
+    verl-profiler timing verl_demo.log
+    verl-profiler timing first.log.gz resumed.log --output-dir figures
+    zcat old.log.gz | verl-profiler timing - --json
+    verl-profiler timing logs/my-run/console.log --run logs/my-run
+
+Takes logs of verl 0.3 to 0.9; several are read as one in the order given.  Writes five pictures to
+the folder plot beside the log.  Pictures that it wrote of the same log are replaced, so that it
+can be run again while the log grows; other files are not, unless --force is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.cli.summary import step_range
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.analysis.selection import Rows
+    from verl_profiler.report.plots.timing import Picture
+    from verl_profiler.step_lines import LoggedRun
+
+__all__ = ["add_arguments", "run"]
+
+_FOLDER = "plot"
+# A picture that this command wrote says so within its first bytes.
+_HEAD_BYTES = 2048
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "logs",
+        metavar="LOG",
+        nargs="+",
+        type=Path,
+        help="console log, also compressed with gzip; - for standard input",
+    )
+    parser.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="where the pictures go (default: the folder plot beside the log)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
+    parser.add_argument(
+        "--steps",
+        "--step",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
+    )
+    parser.add_argument("--separate", action="store_true", help="take each LOG as a run of its own")
+    parser.add_argument(
+        "--run",
+        dest="recorded",
+        metavar="RUN",
+        type=Path,
+        help="compare with the spans that were recorded in this run",
+    )
+    numbers = parser.add_mutually_exclusive_group()
+    numbers.add_argument("--json", action="store_true", help="give the numbers as JSON")
+    numbers.add_argument("--csv", action="store_true", help="give a line per step as CSV")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="where --json or --csv go (default: the terminal)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the pictures and the summary; return 0, or 1 when no log has timers.
+
+    Raises:
+        ReadingError: A log cannot be read, or a file is in the way (exit code 2).
+    """
+    from verl_profiler.step_lines import logged_runs
+
+    problems: list[str] = []
+    runs = logged_runs(args.logs, problems, separate=args.separate)
+    if args.steps is not None:
+        runs = _chosen(runs, args.steps)
+    if not runs:
+        print("\n".join(["nothing to plot:", *problems]), file=sys.stderr)
+        return 1
+    compared = None if args.recorded is None else _compared(runs, args, problems)
+    if args.json or args.csv:
+        text = _as_json(runs, compared, problems) if args.json else _as_csv(runs)
+        _give(text, args.out, force=args.force)
+        return 0
+    if args.out is not None:
+        raise ReadingError(
+            "--out is for --json and --csv.\nName the folder of the pictures with --output-dir",
+            "option-not-heeded",
+        )
+    _draw(runs, args)
+    if compared is not None:
+        from verl_profiler.report.timing_text import difference_table
+
+        print(f"\nThe log and the recorded spans of {args.recorded}:\n")
+        print(difference_table(compared))
+    if problems:
+        print("\nWhat to know about the log:")
+        print("\n".join(f"- {problem}" for problem in problems))
+    return 0
+
+
+def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun]:
+    """Keep these steps of each run.
+
+    Raises:
+        ReadingError: No run has any of them.
+    """
+    from dataclasses import replace
+
+    chosen = [
+        replace(run, lines=lines)
+        for run in runs
+        if (lines := [line for line in run.lines if steps[0] <= line.step <= steps[1]])
+    ]
+    if runs and not chosen:
+        first, last = (pick(line.step for run in runs for line in run.lines) for pick in (min, max))
+        raise ReadingError(
+            f"step {steps[0]}:{steps[1]} is not in the log; it has {first} to {last}.\n"
+            f"For example --steps {last}",
+            "no-such-step",
+        )
+    return chosen
+
+
+def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
+    """Write the pictures of each run and print its statistics."""
+    from verl_profiler.report.plots.choice import NothingToDraw
+    from verl_profiler.report.timing_text import run_facts, summary_block
+
+    pictures, save = _plotting()
+    folders = _folders(runs, args.output_dir)
+    for run, folder in zip(runs, folders, strict=True):
+        _refuse_overwriting(
+            [folder / f"{name}.png" for name in pictures], _mark(run), force=args.force
+        )
+    print(f"Parsing log file: {', '.join(map(str, args.logs))}")
+    for run, folder in zip(runs, folders, strict=True):
+        print(f"\nRun {run.label}" if len(runs) > 1 else "", end="\n" * (len(runs) > 1))
+        print(f"Found {len({name for line in run.lines for name in line.values})} metrics")
+        print("\n".join(run_facts(run)))
+        print(f"Output directory: {folder}\n\nGenerating plots...")
+        for name, picture in pictures.items():
+            path = folder / f"{name}.png"
+            try:
+                figure = picture.figure(run)
+            except NothingToDraw as reason:
+                print(f"Not drawn: {path}: {reason}")
+                continue
+            _write(
+                lambda path=path, figure=figure, run=run: save(
+                    figure, path, "png", description=_mark(run)
+                ),
+                path,
+            )
+            print(f"Saved: {path}")
+        print(f"\n{summary_block(run)}\n\nAll plots saved to: {folder}")
+
+
+def _plotting() -> tuple[Mapping[str, Picture], Any]:
+    try:
+        from verl_profiler.report.plots.canvas import save
+        from verl_profiler.report.plots.timing import PICTURES
+    except ImportError as error:
+        raise ReadingError(
+            f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
+            "missing-extra",
+        ) from error
+    return PICTURES, save
+
+
+def _folders(runs: Sequence[LoggedRun], output_dir: Path | None) -> list[Path]:
+    """Return the folder of each run; runs that would share one get a folder each inside it."""
+    from verl_profiler.console_log import STDIN
+
+    beside = [Path() if run.source == STDIN else run.source.parent for run in runs]
+    folders = [(output_dir or folder / _FOLDER).resolve() for folder in beside]
+    shared = Counter(folders)
+    return [
+        folder / run.label if shared[folder] > 1 else folder
+        for run, folder in zip(runs, folders, strict=True)
+    ]
+
+
+def _mark(run: LoggedRun) -> str:
+    return f"verl-profiler timing {run.label}"
+
+
+def _refuse_overwriting(paths: Sequence[Path], mark: str | None, *, force: bool) -> None:
+    """Refuse to replace files, unless they are pictures of the same log.
+
+    Raises:
+        ReadingError: Another file is in the way.
+    """
+    there = [path for path in paths if path.exists() and not _carries(path, mark)]
+    if there and not force:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise ReadingError(
+            f"{there[0]}{more} would be overwritten, and was not written by this command from the "
+            "same log.\nAdd --force, or name another place with --output-dir or --out",
+            "output-exists",
+        )
+
+
+def _carries(path: Path, mark: str | None) -> bool:
+    if mark is None or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return f"Description\0{mark}".encode("latin-1", "replace") in file.read(_HEAD_BYTES)
+
+
+def _write(write: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write()
+    except OSError as error:
+        raise ReadingError(
+            f"{path} cannot be written: {error.strerror}.\n"
+            "Name another place with --output-dir or --out",
+            "cannot-write",
+        ) from error
+
+
+def _give(text: str, out: Path | None, *, force: bool) -> None:
+    if out is None:
+        sys.stdout.write(text)
+        return
+    _refuse_overwriting([out], None, force=force)
+    _write(lambda: out.write_text(text, encoding="utf-8", newline=""), out)
+    print(f"Wrote {out}")
+
+
+def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequence[str]) -> str:
+    from verl_profiler.analysis import logged_timers
+
+    asked = (
+        logged_timers.logged_steps,
+        logged_timers.logged_phases,
+        logged_timers.generation_times,
+        logged_timers.per_token_times,
+        logged_timers.metric_summary,
+    )
+    content = {
+        "format": 1,
+        "runs": [
+            {
+                "label": run.label,
+                "log": str(run.source),
+                "launches_begin": list(run.begins),
+                **{ask.__name__: ask(run) for ask in asked},
+                "metrics": [{"step": line.step, **line.values} for line in run.lines],
+            }
+            for run in runs
+        ],
+        **({} if compared is None else {"logged_and_recorded": compared}),
+        "problems": list(problems),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _as_csv(runs: Sequence[LoggedRun]) -> str:
+    """Write a line per step: what is known about it, then every metric as verl names it."""
+    from verl_profiler.analysis.logged_timers import logged_steps
+
+    rows = [
+        {"run": run.label, **row, **line.values}
+        for run in runs
+        for row, line in zip(logged_steps(run), run.lines, strict=True)
+    ]
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _compared(runs: Sequence[LoggedRun], args: argparse.Namespace, problems: list[str]) -> Rows:
+    """Compare the last run of the logs with a recorded one."""
+    from verl_profiler.analysis.logged_and_recorded import logged_and_recorded
+    from verl_profiler.reader import load
+
+    if len(runs) > 1:
+        problems.append(f"Compared with the recorded run is {runs[-1].label}, the last in the log.")
+    with load(args.recorded) as opened:
+        return logged_and_recorded(opened.tables, runs[-1], args.steps, problems)

@@ -1,0 +1,290 @@
+"""Say what TransferQueue cost: get, compute and put of each function, rates, findings.
+
+    verl-profiler tq logs/my-run
+    verl-profiler tq training.log.1.gz training.log
+    ssh node cat training.log | verl-profiler tq -
+    verl-profiler tq training.log --function update_actor --steps 3:10
+    verl-profiler tq training.log --lang zh
+    verl-profiler tq logs/my-run --export prometheus --serve 9464
+    verl-profiler tq logs/my-run --export otel --endpoint http://127.0.0.1:4318
+    verl-profiler tq training.log --export jsonl --index verl-tq --out tq.ndjson
+
+Reads a run's directory, which has every call, or console logs with the lines of TQ_TRACE_ENABLED=1
+and TQ_TRACE_DETAIL_ENABLED=1; without them verl's own "cost time" lines.  Several logs are parts of
+one run, in the order in which they are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl_profiler.cli import tq_export
+from verl_profiler.cli.summary import step_range
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.analysis import Rows
+    from verl_profiler.tables import Tables
+    from verl_profiler.tq_phrases import Note
+
+__all__ = ["Source", "add_arguments", "opened", "run"]
+
+_RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "paths",
+        metavar="RUN|LOG",
+        nargs="+",
+        type=Path,
+        help="run directory or archive of one, or console logs (also .gz); - for standard input",
+    )
+    parser.add_argument(
+        "--steps",
+        "--step",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
+    )
+    parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
+    parser.add_argument(
+        "--trace",
+        metavar="ID",
+        help="list the calls that handled this data, by (the beginning of) its id",
+    )
+    parser.add_argument(
+        "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
+    )
+    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor write a run's .cache folder"
+    )
+    tq_export.add_arguments(parser)
+
+
+@dataclass
+class Source:
+    """Runs, or logs read as one run.
+
+    Args:
+        tables: Their tables.
+        labels: The values of the column `run`.
+        problems: What is wrong with the files, in sentences.
+        notes: What the numbers lack, to be said in the language chosen.
+        counts: Log lines that are `missing` or `unreadable`, by label.
+        experiments: What the runs were called when they were launched, by label.
+    """
+
+    tables: Tables
+    labels: list[str]
+    problems: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    experiments: dict[str, str] = field(default_factory=dict)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; return 0, or 1 when there is nothing about TransferQueue.
+
+    Raises:
+        ReadingError: A path or an argument cannot be used (exit code 2).
+    """
+    form = tq_export.chosen(args)
+
+    def reopen() -> contextlib.AbstractContextManager[list[Source]]:
+        return opened(args.paths, cache=not args.no_cache)
+
+    with reopen() as sources:
+        if not any(_known(source) for source in sources):
+            print(_nothing(args.paths), file=sys.stderr)
+            return 1
+        _check(sources, args)
+        if form is not None:
+            return tq_export.export(sources, args, reopen)
+        tables = _gathered(sources, args)
+        if args.json:
+            _print_json(sources, tables)
+        elif args.trace is not None:
+            return _print_trace(tables["tq_traces"], args.trace)
+        else:
+            _print_text(sources, tables, args.lang)
+    return 0
+
+
+@contextlib.contextmanager
+def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
+    """Open runs and logs.
+
+    Args:
+        paths: Run directories, archives and event files; everything else is taken for a log.
+        cache: Use and write the runs' caches.
+
+    Raises:
+        ReadingError: There is nothing to read at a path.
+    """
+    from verl_profiler.reader import load
+    from verl_profiler.tq_log import read_logs
+    from verl_profiler.tq_phrases import Note
+
+    runs = [path for path in paths if path.is_dir() or path.name.endswith(_RUN_SUFFIXES)]
+    logs = [path for path in paths if path not in runs]
+    sources = []
+    with contextlib.ExitStack() as stack:
+        if runs:
+            loaded = stack.enter_context(load(runs, cache=cache))
+            named = {
+                label: str(launch["experiment"])
+                for label, launch in loaded.launches.items()
+                if launch.get("experiment")
+            }
+            sources.append(Source(loaded.tables, loaded.labels, loaded.problems, experiments=named))
+        if logs:
+            log = read_logs(logs)
+            lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
+            counts = {log.label: lost}
+            sources.append(Source(log.tables(), [log.label], log.problems, log.notes, counts))
+        if runs and logs:
+            sources[-1].notes.append(Note("both"))
+        yield sources
+
+
+def _known(source: Source) -> bool:
+    return any(
+        source.tables.rows(f"SELECT 1 AS known FROM {name} LIMIT 1")
+        for name in ("tq_calls", "transfers")
+    )
+
+
+def _nothing(paths: list[Path]) -> str:
+    return (
+        f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.\n"
+        "Lines need TQ_TRACE_ENABLED=1 and VERL_LOGGING_LEVEL=INFO in the environment of the command "
+        "that starts training, and a verl that uses TransferQueue"
+    )
+
+
+def _check(sources: list[Source], args: argparse.Namespace) -> None:
+    """Refuse a function or step that is not there, and name those that are."""
+    both = [
+        row
+        for source in sources
+        for row in source.tables.rows(
+            "SELECT func, step FROM tq_calls UNION SELECT func, step FROM transfers"
+        )
+    ]
+    functions = sorted({row["func"] for row in both if row["func"]})
+    if args.function is not None and args.function not in functions:
+        near = difflib.get_close_matches(args.function, functions, 1, 0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ReadingError(
+            f"no function {args.function!r} was traced; {hint}"
+            f"There are {', '.join(functions) or 'none'}",
+            "no-such-function",
+        )
+    steps = sorted({row["step"] for row in both if row["step"] is not None})
+    if args.steps is not None and not any(args.steps[0] <= step <= args.steps[1] for step in steps):
+        wanted = ":".join(map(str, dict.fromkeys(args.steps)))
+        has = f"{steps[0]} to {steps[-1]}" if steps else "no steps"
+        raise ReadingError(f"step {wanted} is not there; there are {has}.", "no-such-step")
+
+
+def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows]:
+    from verl_profiler.analysis.tq_findings import tq_findings
+    from verl_profiler.analysis.tq_functions import tq_functions
+    from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
+    from verl_profiler.analysis.tq_throughput import tq_throughput
+    from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
+    from verl_profiler.analysis.tq_wall import tq_wall
+
+    narrowed = {"function": args.function}
+    asked = (
+        (tq_findings, narrowed),
+        (tq_functions, narrowed),
+        (tq_wall, narrowed),
+        (tq_throughput, narrowed),
+        (tq_steps, narrowed),
+        (tq_over_time, {**narrowed, "parts": 12}),
+        (tq_paths, {}),
+        (tq_trace_counts, {}),
+        (tq_traces, {"trace_id": args.trace}),
+    )
+    return {
+        ask.__name__: [row for each in sources for row in ask(each.tables, args.steps, **more)]
+        for ask, more in asked
+    }
+
+
+def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list[str]:
+    from verl_profiler.tq_phrases import Note
+
+    sampled = [
+        Note("sampled", func=row["func"], number=row["sampled"])
+        for row in tables["tq_functions"]
+        if row["sampled"] > 1 and row["run"] in source.labels
+    ]
+    return [*source.problems, *(note.text(language) for note in [*source.notes, *sampled])]
+
+
+def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
+    content = {
+        "format": 1,
+        "runs": [label for source in sources for label in source.labels],
+        "tables": tables,
+        "problems": [text for source in sources for text in _problems(source, tables, "en")],
+    }
+    json.dump(content, sys.stdout, indent=1, default=str)
+    print()
+
+
+def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str) -> None:
+    from verl_profiler.report.tq_text import tq_report
+
+    for source in sources:
+        for label in source.labels:
+            mine = {
+                name: [row for row in rows if row["run"] == label] for name, rows in tables.items()
+            }
+            print(tq_report(mine, label, _problems(source, mine, language), language=language))
+
+
+def _print_trace(rows: Rows, trace_id: str) -> int:
+    from verl_profiler.report.text import align, seconds
+
+    if not rows:
+        print(
+            f"nothing to report: no call has a trace id that begins with {trace_id!r}",
+            file=sys.stderr,
+        )
+        return 1
+    header = [
+        "trace id",
+        "functions in order",
+        "calls",
+        "spread",
+        "in calls",
+        "get",
+        "put",
+        "failed",
+    ]
+    lines = [
+        [
+            row["trace_id"],
+            " → ".join(row["functions"]),
+            str(row["calls"]),
+            *(seconds(row[key]) for key in ("spread_s", "total_s", "get_s", "put_s")),
+            str(row["failed"] or "-"),
+        ]
+        for row in rows
+    ]
+    print(align([header, *lines], left=(0, 1)))
+    return 0

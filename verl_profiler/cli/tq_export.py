@@ -1,0 +1,239 @@
+"""The part of `verl-profiler tq` that gives its numbers to other tools."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.cli.output import refuse_overwriting, write_whole
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.cli.tq import Source
+
+__all__ = ["add_arguments", "chosen", "export"]
+
+_LOOPBACK = "127.0.0.1"
+# Option → the export that heeds it.
+_HEEDED = {
+    "serve": "prometheus",
+    "endpoint": "otel",
+    "project": "otel",
+    "experiment": "otel",
+    "index": "jsonl",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of exports."""
+    group = parser.add_argument_group("export", "Give the numbers to other tools instead.")
+    group.add_argument(
+        "--export",
+        choices=("prometheus", "otel", "jsonl"),
+        help="prometheus: metrics as text; otel: spans as OTLP in JSON lines; jsonl: a document a call",
+    )
+    group.add_argument(
+        "--out", metavar="FILE", type=Path, help="the file to write (default: the terminal)"
+    )
+    group.add_argument("--force", action="store_true", help="replace the file if it exists")
+    group.add_argument(
+        "--serve",
+        metavar="[HOST:]PORT",
+        type=_address,
+        help=f"prometheus: serve /metrics until Ctrl-C, to this machine alone (HOST: {_LOOPBACK})",
+    )
+    group.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="otel: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318",
+    )
+    group.add_argument("--project", metavar="NAME", help="otel: RL-Insight's project")
+    group.add_argument(
+        "--experiment", metavar="NAME", help="otel: RL-Insight's experiment (default: the run's)"
+    )
+    group.add_argument(
+        "--index", metavar="NAME", help="jsonl: write what Elasticsearch's bulk interface wants"
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:(\[[0-9a-fA-F:]+\]|[^\s:\[\]/]+):)?(\d{1,5})", text)
+    if match is None or int(match[2]) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; write 9464 or {_LOOPBACK}:9464")
+    return (match[1] or _LOOPBACK).strip("[]"), int(match[2])
+
+
+def chosen(args: argparse.Namespace) -> str | None:
+    """Return the export that is asked for; an option that only one heeds asks for it.
+
+    Raises:
+        ReadingError: Options contradict each other.
+    """
+    given = {name: form for name, form in _HEEDED.items() if getattr(args, name) is not None}
+    form = args.export or next(iter(given.values()), None)
+    for name, heeding in given.items():
+        if heeding != form:
+            raise ReadingError(
+                f"--export {form} does not heed --{name}; --export {heeding} does.",
+                "option-not-heeded",
+            )
+    if form is None and (args.out is not None or args.force):
+        raise ReadingError(
+            "--out and --force are for exports.\nAdd --export prometheus, otel or jsonl",
+            "option-not-heeded",
+        )
+    if form is not None and (args.json or args.trace is not None or args.lang != "en"):
+        raise ReadingError(
+            "--json, --lang and --trace are for the report, not for exports.\nLeave them out",
+            "option-not-heeded",
+        )
+    if args.out is not None and (args.serve is not None or args.endpoint is not None):
+        raise ReadingError(
+            "--out writes a file, --serve and --endpoint write none.\nLeave one of them out",
+            "option-not-heeded",
+        )
+    return form
+
+
+def export(
+    sources: list[Source],
+    args: argparse.Namespace,
+    reopen: Callable[[], AbstractContextManager[list[Source]]],
+) -> int:
+    """Write, send or serve what was asked for.
+
+    Args:
+        sources: The open runs and logs.
+        args: The command's arguments.
+        reopen: Opens them again, for scrapes of a run that grows.
+
+    Raises:
+        ReadingError: An extra is not installed, or a file, address or endpoint cannot be used.
+    """
+    if args.out is not None:
+        refuse_overwriting(args.out, force=args.force)
+    form = chosen(args)
+    if form == "prometheus":
+        return _prometheus(sources, args, reopen)
+    narrowed = {"function": args.function}
+    if form == "jsonl":
+        from verl_profiler.exports.jsonl import json_lines
+
+        lines = (
+            line
+            for source in sources
+            for line in json_lines(source.tables, args.steps, index=args.index, **narrowed)
+        )
+        return _write(lines, args.out, "calls")
+    from verl_profiler.exports.otel import About, otlp_lines, send, spans
+
+    given = (
+        span
+        for source in sources
+        for span in spans(
+            source.tables,
+            About(args.project or "", _experiments(source, args.experiment)),
+            args.steps,
+            **narrowed,
+        )
+    )
+    if args.endpoint is None:
+        return _write(otlp_lines(given), args.out, "spans with a time of day")
+    sent = send(given, args.endpoint)
+    if not sent:
+        print("nothing to export: no call has a time of day", file=sys.stderr)
+        return 1
+    print(f"Sent {sent:,} spans to {args.endpoint}")
+    return 0
+
+
+def _experiments(source: Source, given: str | None) -> dict[str, str]:
+    return {label: given or source.experiments.get(label) or label for label in source.labels}
+
+
+def _write(lines: Iterator[str], out: Path | None, what: str) -> int:
+    first = next(lines, None)
+    if first is None:
+        print(f"nothing to export: there are no {what}", file=sys.stderr)
+        return 1
+
+    def everything() -> Iterator[str]:
+        yield first
+        yield from lines
+
+    if out is None:
+        sys.stdout.writelines(everything())
+    else:
+        write_whole(out, everything())
+        print(f"Wrote {out}")
+    return 0
+
+
+def _prometheus(
+    sources: list[Source],
+    args: argparse.Namespace,
+    reopen: Callable[[], AbstractContextManager[list[Source]]],
+) -> int:
+    from verl_profiler.exports.prometheus import exposition, metrics, serve
+
+    def read(opened: list[Source]) -> list[Any]:
+        families: dict[str, Any] = {}
+        for source in opened:
+            for family in metrics(
+                source.tables, args.steps, function=args.function, counts=source.counts
+            ):
+                first = families.setdefault(family.name, family)
+                if first is not family:
+                    first.samples += family.samples
+        return list(families.values())
+
+    known = read(sources)
+    if args.serve is None:
+        return _write(iter([exposition(lambda: known)]), args.out, "metrics")
+    if any(str(path) == "-" for path in args.paths):
+        raise ReadingError(
+            "standard input can be read once only, and --serve reads for every scrape.\n"
+            "Name the log's file",
+            "option-not-heeded",
+        )
+    state = {"files": _signature(args.paths), "metrics": known}
+
+    def current() -> list[Any]:
+        files = _signature(args.paths)
+        if files != state["files"]:
+            with reopen() as opened:
+                state.update(metrics=read(opened), files=files)
+        return state["metrics"]
+
+    host, port = args.serve
+    server, thread = serve(current, host, port)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"Serving http://{shown}:{server.server_port}/metrics; Ctrl-C ends it", flush=True)
+    try:
+        thread.join()
+    finally:
+        server.shutdown()
+        server.server_close()
+    return 0
+
+
+def _signature(paths: list[Path]) -> list[tuple[str, int, int]]:
+    """Return what changes when a run or log grows."""
+    files = [
+        file
+        for path in paths
+        for file in (path.glob("step_*/*.jsonl") if path.is_dir() else [path])
+    ]
+    found = []
+    for file in sorted(files):
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        found.append((str(file), status.st_size, status.st_mtime_ns))
+    return found

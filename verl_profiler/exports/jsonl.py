@@ -1,0 +1,96 @@
+"""TransferQueue calls as JSON lines: one document a call or transfer, plain or for bulk ingestion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from verl_profiler.analysis.selection import Steps
+from verl_profiler.analysis.tq_calls import tq_calls, tq_transfers
+from verl_profiler.tables import Tables
+
+__all__ = ["documents", "json_lines"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# Name in the document, column, and what to divide it by.
+_SHARED = (
+    ("run", "run", None),
+    ("step", "step", None),
+    ("process", "name", None),
+    ("role", "role", None),
+    ("function", "func", None),
+    ("call", "call", None),
+    ("trace_ids", "trace_ids", None),
+    ("duration_s", "duration_us", 1e6),
+    ("rows", "rows", None),
+    ("sampled", "sampled", None),
+)
+_OF_CALLS = tuple((f"{stage}_s", f"{stage}_us", 1e6) for stage in ("get", "compute", "put"))
+_OF_TRANSFERS = (
+    ("operation", "event", None),
+    ("size_bytes", "size_bytes", None),
+    ("mib_per_s", "mib_per_s", None),
+    *((name, name, None) for name in ("request_id", "sample", "session", "turn")),
+)
+
+
+def documents(
+    tables: Tables, steps: Steps = None, *, function: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Give a document for every call and transfer; fields that are not known are absent.
+
+    `@timestamp` is when it ended, as everywhere in this package.
+    """
+    for kind, rows, own in (
+        ("call", tq_calls(tables, steps, function=function), _OF_CALLS),
+        ("transfer", tq_transfers(tables, steps, function=function), _OF_TRANSFERS),
+    ):
+        for row in rows:
+            document: dict[str, Any] = {}
+            moment_us = row["end_us"] if row["end_us"] is not None else row["begin_us"]
+            if moment_us is not None:
+                moment = _EPOCH + timedelta(microseconds=moment_us)
+                document["@timestamp"] = moment.isoformat(timespec="microseconds")
+            document["kind"] = kind
+            for name, column, divisor in (*_SHARED, *own):
+                value = row[column]
+                if value is not None and value != []:
+                    document[name] = value if divisor is None else value / divisor
+            document["status"] = _status(row)
+            yield document
+
+
+def _status(row: dict[str, Any]) -> str:
+    if row["duration_us"] is None:
+        return "unfinished"
+    return row["status"] or "ok"
+
+
+def json_lines(
+    tables: Tables,
+    steps: Steps = None,
+    *,
+    function: str | None = None,
+    index: str | None = None,
+) -> Iterator[str]:
+    """Give the lines of a file.
+
+    Args:
+        tables: The tables.
+        steps: First and last step; None for all.
+        function: One function; None for all.
+        index: The Elasticsearch index for the lines that its bulk interface wants; None for documents
+            alone.  Ids are made from the documents, so that the same file may be sent twice.
+    """
+    seen: dict[str, int] = {}
+    for document in documents(tables, steps, function=function):
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        if index is not None:
+            name = hashlib.blake2b(text.encode(), digest_size=15).hexdigest()
+            seen[name] = seen.get(name, 0) + 1
+            action = {"_index": index, "_id": f"{name}-{seen[name]}"}
+            yield json.dumps({"index": action}) + "\n"
+        yield text + "\n"

@@ -1,0 +1,242 @@
+"""TransferQueue metrics for Prometheus: as text for a textfile collector, or for scraping.
+
+Names begin with `verl_tq_`; times are seconds, sizes bytes.  They are counted from the run's
+beginning to its present end, so they grow while the run does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, in_steps
+from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_functions import tq_functions
+from verl_profiler.analysis.tq_selection import of_function
+from verl_profiler.errors import ReadingError
+from verl_profiler.tables import Tables
+
+try:
+    import prometheus_client
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+    from prometheus_client.registry import Collector, CollectorRegistry
+except ImportError as error:
+    raise ReadingError(
+        "this export needs prometheus-client, which is not installed.\n"
+        "pip install 'verl-profiler[prometheus]'",
+        "missing-extra",
+    ) from error
+
+__all__ = ["BUCKETS_S", "exposition", "metrics", "serve"]
+
+BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+# Everything that is timed: run, labels, length, weight.
+_CALLS = """
+    SELECT run, func, '{stage}' AS stage, {column} AS length_us, coalesce(sampled, 1) AS weight
+    FROM tq_calls WHERE {column} IS NOT NULL AND {condition}"""
+_TRANSFERS = """
+    SELECT run, coalesce(func, role, name) AS func, substr(event, 4) AS stage,
+        duration_us AS length_us, coalesce(sampled, 1) AS weight
+    FROM transfers
+    WHERE event IN ('tq_get', 'tq_put') AND duration_us IS NOT NULL AND {condition}"""
+
+
+def metrics(
+    tables: Tables,
+    steps: tuple[int, int] | None = None,
+    *,
+    function: str | None = None,
+    counts: dict[str, dict[str, int]] | None = None,
+) -> Iterator[Metric]:
+    """Give the metrics of all runs in the tables.
+
+    Args:
+        tables: The tables.
+        steps: First and last step; None for all.
+        function: One function; None for all.
+        counts: By run, how many log lines are `missing` or `unreadable`.
+    """
+    functions = tq_functions(tables, steps, function=function)
+    condition = f"{in_steps(steps)} AND {of_function(function)}"
+    yield _counter(
+        "verl_tq_calls",
+        "Calls of functions that TransferQueue feeds, by how they ended.",
+        ("run", "function", "status"),
+        (
+            ((row["run"], row["func"], status), number)
+            for row in functions
+            for status, number in (
+                ("ok", row["calls"] - row["failed"] - row["unfinished"]),
+                ("error", row["failed"]),
+                ("unfinished", row["unfinished"]),
+            )
+        ),
+    )
+    for name, about, labels, spans in (
+        (
+            "verl_tq_call_duration_seconds",
+            "Time of whole calls.",
+            ("run", "function"),
+            _CALLS.format(stage="", column="duration_us", condition=condition),
+        ),
+        (
+            "verl_tq_stage_duration_seconds",
+            "Time of calls in get, compute and put.",
+            ("run", "function", "stage"),
+            " UNION ALL ".join(
+                _CALLS.format(stage=stage, column=f"{stage}_us", condition=condition)
+                for stage in ("get", "compute", "put")
+            ),
+        ),
+        (
+            "verl_tq_transfer_duration_seconds",
+            "Time of the client's gets and puts.",
+            ("run", "caller", "operation"),
+            _TRANSFERS.format(condition=condition),
+        ),
+    ):
+        yield _histogram(name, about, labels, tables.rows(_BUCKETED.format(spans=spans)))
+    yield _counter(
+        "verl_tq_transfer_bytes",
+        "Bytes that gets and puts moved, of those that say so.",
+        ("run", "caller", "operation"),
+        (
+            ((row["run"], row["caller"], row["operation"]), row["size_bytes"])
+            for row in tables.rows(
+                f"""
+                SELECT run, coalesce(func, role, name) AS caller, substr(event, 4) AS operation,
+                    sum(size_bytes * coalesce(sampled, 1))::BIGINT AS size_bytes
+                FROM transfers WHERE event IN ('tq_get', 'tq_put') AND size_bytes IS NOT NULL
+                    AND {condition}
+                GROUP BY ALL ORDER BY ALL
+                """
+            )
+        ),
+    )
+    for name, about, column in (
+        ("verl_tq_overhead_ratio", "Share of get and put in the time of calls.", "overhead_share"),
+        ("verl_tq_wall_ratio", "Share of busy time with a get or put under way.", "wall_share"),
+    ):
+        yield _gauge(
+            name,
+            about,
+            ("run", "function"),
+            (
+                ((row["run"], row["func"]), row[column])
+                for row in functions
+                if row[column] is not None
+            ),
+        )
+    yield _gauge(
+        "verl_tq_finding",
+        "1 for each finding of `verl-profiler tq`.",
+        ("run", "finding", "subject"),
+        {
+            (row["run"], row["finding"], row["func"] or row["event"]): 1
+            for row in tq_findings(tables, steps, function=function)
+        }.items(),
+    )
+    yield _gauge(
+        "verl_tq_log_lines",
+        "Log lines that are not in these numbers, and why.",
+        ("run", "reason"),
+        (
+            ((run, reason), number)
+            for run, reasons in (counts or {}).items()
+            for reason, number in reasons.items()
+        ),
+    )
+
+
+# Counts up to each bucket's bound, and the sum.
+_BUCKETED = (
+    "SELECT run, func, stage, sum(length_us * weight) / 1e6 AS total_s, list_value("
+    + ", ".join(
+        f"coalesce(sum(weight) FILTER (length_us <= {bound * 1e6:.0f}), 0)::BIGINT"
+        for bound in BUCKETS_S
+    )
+    + ", sum(weight)::BIGINT) AS counts FROM ({spans}) GROUP BY ALL ORDER BY run, func, stage"
+)
+
+
+def _counter(name: str, about: str, labels: tuple[str, ...], samples: Any) -> Metric:
+    return _filled(CounterMetricFamily(name, about, labels=labels), samples)
+
+
+def _gauge(name: str, about: str, labels: tuple[str, ...], samples: Any) -> Metric:
+    return _filled(GaugeMetricFamily(name, about, labels=labels), samples)
+
+
+def _filled(family: Any, samples: Any) -> Metric:
+    for labels, value in samples:
+        family.add_metric([str(label) for label in labels], value)
+    return family
+
+
+def _histogram(name: str, about: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    family = HistogramMetricFamily(name, about, labels=labels)
+    bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
+    for row in rows:
+        named = [row["run"], row["func"], row["stage"]][: len(labels)]
+        buckets = list(zip(bounds, row["counts"], strict=True))
+        family.add_metric([str(label) for label in named], buckets, sum_value=row["total_s"])
+    return family
+
+
+class _Read(Collector):
+    """Reads the run anew for each scrape, one at a time."""
+
+    def __init__(self, read: Callable[[], list[Metric]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+
+    def collect(self) -> list[Metric]:
+        """Return the metrics as they are now."""
+        with self._lock:
+            return self._read()
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: what there is may change from scrape to scrape."""
+        return []
+
+
+def _registry(read: Callable[[], list[Metric]]) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Read(read))
+    return registry
+
+
+def exposition(read: Callable[[], list[Metric]]) -> str:
+    """Return the metrics as text, as Prometheus and its node exporter's textfile collector read it."""
+    return prometheus_client.generate_latest(_registry(read)).decode()
+
+
+def serve(read: Callable[[], list[Metric]], host: str, port: int) -> tuple[Any, threading.Thread]:
+    """Serve the metrics at `/metrics` until the server that is returned is shut down.
+
+    Args:
+        read: Called for each scrape.
+        host: The address to listen at.
+        port: The port; 0 for any that is free.
+
+    Returns:
+        The server, whose `server_port` says the port, and its thread.
+
+    Raises:
+        ReadingError: The address cannot be used.
+    """
+    try:
+        return prometheus_client.start_http_server(port, host, _registry(read))
+    except OSError as error:
+        raise ReadingError(
+            f"{host}:{port} cannot be served: {error.strerror or error}.\n"
+            "Name another address with --serve HOST:PORT",
+            "cannot-serve",
+        ) from error

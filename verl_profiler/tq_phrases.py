@@ -1,0 +1,163 @@
+"""What the TransferQueue report says in words, in English and in Chinese, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["LANGUAGES", "PHRASES", "Note", "phrase"]
+
+# First what makes the numbers less than the truth, then findings, each with the guide's advice.
+_ENGLISH = {
+    "missing": (
+        "{number} lines are missing: Ray shows equal-looking lines of several processes as "
+        "one, [repeated Nx across cluster], {times} times here (ends of calls among them: "
+        "{ends}). Counts and totals are too low by as much. Set RAY_DEDUP_LOGS=0 for the run, "
+        "or read its run directory, where nothing is lost"
+    ),
+    "unreadable": "{number} lines cannot be read and are left out:",
+    "line": "  {line}",
+    "more": "  and {number} more like these",
+    "unfinished": (
+        "{number} calls of {func} have no end; the last line of each is {stage}. They are "
+        "counted as calls, but in no time"
+    ),
+    "open_transfers": "{number} gets and puts have no end; they are in no time and no rate",
+    "estimated": (
+        "{number} calls lack the lines of their stages: get, compute and put are computed from "
+        "the percentages in the last line, to 0.01 % of the call"
+    ),
+    "verl_rows": (
+        "{number} calls are known from verl's own cost time lines alone: get and put are "
+        "exact, compute and the whole are by the log's clock in milliseconds, and functions "
+        "that put nothing have no whole"
+    ),
+    "verl_left_out": (
+        "{number} calls in verl's own cost time lines are traced too; they are counted once"
+    ),
+    "inferred_steps": (
+        "{number} calls and transfers name no step; they are put into the step during which "
+        "they ended, by the log's step: lines"
+    ),
+    "unplaced": (
+        "{number} times are by the processes' own clocks, which differ from host to host: "
+        "their lines have no time of day"
+    ),
+    "sampled": (
+        "{func}: one of every {number} calls was traced. Counts, totals and shares are scaled "
+        "by that; quantiles are those of the traced calls"
+    ),
+    "both": (
+        "A run directory and a log were given: they may tell of the same calls, and are shown apart"
+    ),
+    "overhead": (
+        "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
+        "{get_share}, put {put_share}), more than {threshold}"
+    ),
+    "overhead.advice": (
+        "check the storage backend's settings; make batches larger, so that there are fewer "
+        "transfers; consider compressing the data"
+    ),
+    "alone": "computing went on meanwhile: on the clock it cost {alone_share} of the busy time",
+    "unstable": (
+        "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
+        "(standard deviation {variation} of the mean)"
+    ),
+    "unstable.advice": (
+        "network or storage may be unstable: see below when it happened, and what else used "
+        "them then"
+    ),
+    "low_throughput": (
+        "{event}: {mib_per_s} MB/s over {calls} calls and {size_bytes}; below {threshold} MB/s "
+        "is poor ({poor_share} of the calls are)"
+    ),
+    "low_throughput.advice": (
+        "the storage backend may be the bottleneck: check network bandwidth, the storage's "
+        "IOPS, and how the data is serialized"
+    ),
+    "small_transfers": (
+        "{event}: {mib_per_s} MB/s, but calls move only {mean_bytes} each: it is the time per "
+        "call that counts (p50 {p50_s}), not the bandwidth"
+    ),
+    "small_transfers.advice": "move more in one call: larger batches, fewer transfers",
+    "failed": "{func}: {failed} of {calls} calls ended with an error",
+    "failed.advice": "look for the exceptions in the log; their times are in the numbers",
+}
+
+_CHINESE = {
+    "missing": (
+        "缺少 {number} 行日志:Ray 将多个进程的相似行合并为一行([repeated Nx across cluster]),共"
+        " {times} 处(其中函数结束行:{ends})。调用次数和总耗时因此偏低。请在运行时设置 "
+        "RAY_DEDUP_LOGS=0,或直接分析运行目录(其中没有丢失)"
+    ),
+    "unreadable": "{number} 行无法解析,未计入:",
+    "line": "  {line}",
+    "more": "  以及另外 {number} 行",
+    "unfinished": (
+        "{func} 有 {number} 次调用没有结束行(最后一行为 {stage}),计入调用次数,但不计入耗时"
+    ),
+    "open_transfers": "{number} 次 GET/PUT 没有结束行,不计入耗时和吞吐量",
+    "estimated": "{number} 次调用缺少阶段日志:GET/COMPUTE/PUT 耗时由结束行的占比推算(精度 0.01%)",
+    "verl_rows": (
+        "{number} 次调用仅来自 verl 自带的 cost time 日志:GET/PUT 耗时准确,COMPUTE 和总耗时按日"
+        "志时间推算(毫秒精度),没有 PUT 的函数没有总耗时"
+    ),
+    "verl_left_out": "verl 自带 cost time 日志中的 {number} 次调用已有追踪日志,不重复计入",
+    "inferred_steps": "{number} 次调用没有 step 字段,按日志中的 step: 行推断所属训练步",
+    "unplaced": "{number} 个时间点只有进程自身的时钟(日志行没有日期时间),不同主机之间不可比较",
+    "sampled": (
+        "{func}:每 {number} 次调用记录 1 次。次数、总耗时和占比已按此放大;分位数为已记录调用的统计"
+    ),
+    "both": "同时给出了运行目录和日志:二者可能包含相同的调用,因此分开统计",
+    "overhead": (
+        "{func}:TQ总开销 {overhead_share}(GET {get_share},PUT {put_share};{tq_s} / {total_s}),"
+        "超过 {threshold}"
+    ),
+    "overhead.advice": (
+        "检查存储后端配置(Redis/分布式存储);优化批次大小(batch_size),减少传输次数;考虑数据压缩"
+    ),
+    "alone": "期间仍有计算在进行:按时钟时间只占 {alone_share}",
+    "unstable": (
+        "{func}:{stage} 耗时波动大:{calls} 次调用 p50 {p50_s},p95 {p95_s},最大 {max_s}(标准差为"
+        "均值的 {variation})"
+    ),
+    "unstable.advice": "网络或存储可能不稳定:对照下方各训练步与时间段,查看当时的其他负载",
+    "low_throughput": (
+        "{event}:吞吐量 {mib_per_s} MB/s({calls} 次调用,共 {size_bytes});低于 {threshold} MB/s "
+        "可能有性能问题(占调用的 {poor_share})"
+    ),
+    "low_throughput.advice": "可能是存储后端瓶颈:检查网络带宽;检查存储IOPS;优化数据序列化方式",
+    "small_transfers": (
+        "{event}:吞吐量 {mib_per_s} MB/s,但每次仅传输 {mean_bytes}:瓶颈是单次调用延迟(p50 "
+        "{p50_s}),而不是带宽"
+    ),
+    "small_transfers.advice": "优化批次大小(batch_size),减少传输次数",
+    "failed": "{func}:{calls} 次调用中有 {failed} 次出错",
+    "failed.advice": "请在日志中查找异常;其耗时已计入统计",
+}
+
+# By language, then by what is said.
+PHRASES: dict[str, dict[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
+LANGUAGES = tuple(PHRASES)
+
+
+class Note:
+    """Something to be said about the numbers.
+
+    Args:
+        kind: A key of `PHRASES`.
+        values: What the phrase names.
+    """
+
+    def __init__(self, kind: str, **values: Any) -> None:
+        self.kind = kind
+        self.values = values
+
+    def text(self, language: str = "en") -> str:
+        """Return it in words."""
+        return phrase(self.kind, self.values, language)
+
+
+def phrase(kind: str, values: Mapping[str, Any], language: str = "en") -> str:
+    """Return a phrase with its values."""
+    return PHRASES[language][kind].format_map(values)

@@ -1,0 +1,125 @@
+"""TransferQueue tracing: lines, trace ids, stage times and `tq/*` metrics of the traced functions.
+
+switches    which parts are on, from the settings and the environment
+trace_ids   which data a call works on
+calls       one running function or client operation: its lines, events and sums
+sizes       how many bytes a batch holds
+placement   what is traced, in which module; puts the wrappers on and takes them off
+metrics     sums over all processes, into verl's loggers once a step
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from verl_profiler.tq_tracing.switches import (
+    LOG_LEVEL_VARIABLE,
+    RUN_VARIABLE,
+    Switches,
+    jobs_own_variables,
+    variables,
+)
+
+__all__ = ["activate", "carry"]
+
+_QUIET_LEVELS = ("WARN", "WARNING", "ERROR", "CRITICAL", "FATAL")
+
+
+def activate(*, records: bool) -> bool:
+    """Trace in this process if its environment says so; in a driver, also in what it starts.
+
+    Args:
+        records: Whether events of the family `transfer_queue` are recorded in this process.
+
+    Returns:
+        Whether anything is on.
+
+    Raises:
+        ConfigError: For a variable whose value cannot be used.
+    """
+    switches = Switches().under(os.environ)
+    if not switches.any:
+        return False
+    from verl_profiler.tq_tracing import placement
+
+    job = _ray_job()
+    if job is None:
+        _become_driver(switches)
+    placement.install(switches, os.environ.get(RUN_VARIABLE) or f"job {job}", records=records)
+    return True
+
+
+def carry(switches: Switches) -> dict[str, str]:
+    """Return what Ray must hand to every process, and say what was switched on.
+
+    Ray refuses a variable that the job (`ray job submit`) names too, so those are left to the job.
+    """
+    _announce(switches)
+    job = jobs_own_variables()
+    carried = variables(switches, os.environ)
+    return {name: value for name, value in carried.items() if name not in job}
+
+
+def _become_driver(switches: Switches) -> None:
+    """Hand the switches on with `ray.init`; Ray gives a running cluster none of our environment."""
+    if getattr(_become_driver, "done", False):
+        return
+    _become_driver.done = True  # type: ignore[attr-defined]
+    import wrapt
+
+    carried = carry(switches)
+    os.environ[RUN_VARIABLE] = carried.get(RUN_VARIABLE, "")
+    hook = functools.partial(_hook_ray_init, carried)
+    if "ray" in sys.modules:
+        hook(sys.modules["ray"])
+    else:
+        wrapt.register_post_import_hook(hook, "ray")
+
+
+def _hook_ray_init(carried: Mapping[str, str], ray: ModuleType) -> None:
+    original = ray.init
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        runtime_env = kwargs.get("runtime_env")
+        if runtime_env is None or isinstance(runtime_env, dict):
+            there = (runtime_env or {}).get("env_vars") or {}
+            kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+        return original(*args, **kwargs)
+
+    ray.init = init
+
+
+def _ray_job() -> str | None:
+    """Return the Ray job that this process belongs to, or None in a driver before `ray.init`."""
+    worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
+    if worker is None or not getattr(worker, "connected", False):
+        return None
+    return str(worker.current_job_id.hex())
+
+
+@functools.lru_cache(1)
+def _announce(switches: Switches) -> None:
+    from verl_profiler.recorder import say
+
+    parts = {
+        "TRACE lines": switches.trace,
+        "DETAIL lines": switches.detail,
+        "profiler ranges": switches.ranges,
+        "tq/* metrics": switches.wants_metrics,
+    }
+    text = ", ".join(part for part, on in parts.items() if on)
+    if switches.every > 1:
+        text += f"; lines of every {switches.every}th call"
+    say(f"TransferQueue tracing: {text}")
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
+    if level in _QUIET_LEVELS and (switches.trace or switches.detail):
+        say(
+            f"WARNING {LOG_LEVEL_VARIABLE}={level} hides the TRACE and DETAIL lines.\n"
+            f"Unset it or set it to INFO. (tq-lines-hidden)"
+        )

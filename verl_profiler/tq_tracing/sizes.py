@@ -1,0 +1,120 @@
+"""How many bytes a TensorDict holds: tensors exactly, other values by content.
+
+Other values (chat messages, reward details) have no size of their own.  Strings and bytes count
+with their length, numbers with eight bytes, containers with what is in them.  Of a field with many
+rows a few evenly spaced ones are looked at, so the cost does not grow with the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Size", "size_of"]
+
+# Rows of a field, or items of a container, that are looked at.
+_SAMPLE = 16
+_DEPTH = 6
+_NUMBER = 8
+
+
+class Size(NamedTuple):
+    """Bytes of a batch.
+
+    Args:
+        tensors: Bytes of tensors and of arrays of numbers; exact.
+        others: Bytes of all other values; an estimate where there are many rows.
+    """
+
+    tensors: int
+    others: int
+
+    @property
+    def total(self) -> int:
+        """Return both together."""
+        return self.tensors + self.others
+
+
+def size_of(data: Any) -> Size:
+    """Return the bytes of a TensorDict, nested ones included."""
+    tensors = others = 0
+    for value in _fields(data):
+        exact = _tensor_bytes(value)
+        if exact is not None:
+            tensors += exact
+        elif _is_tensordict(value):
+            inner = size_of(value)
+            tensors += inner.tensors
+            others += inner.others
+        else:
+            others += _content_bytes(value, 0)
+    return Size(tensors, others)
+
+
+def _is_tensordict(value: Any) -> bool:
+    """Whether this is a TensorDict; NonTensorData has one inside too, an empty one."""
+    return hasattr(value, "_tensordict") and not hasattr(value, "_non_tensordict")
+
+
+def _fields(data: Any) -> Iterable[Any]:
+    fields = getattr(data, "_tensordict", None)
+    if fields is not None:
+        return fields.values()
+    values = getattr(data, "values", None)
+    return values() if callable(values) else ()
+
+
+def _tensor_bytes(value: Any) -> int | None:
+    """Return the bytes of a tensor or an array of numbers, None for anything else."""
+    # A jagged tensor's own `nbytes` takes 14 µs (torch 2.13), that of its values 0.1 µs.
+    try:
+        size = getattr(getattr(value, "_values", None), "nbytes", None)
+        if size is None:
+            size = getattr(value, "nbytes", None)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+    if not isinstance(size, int) or _holds_objects(value):
+        return None
+    return size
+
+
+def _holds_objects(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", None) == "O"
+
+
+def _content_bytes(value: Any, depth: int) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return len(value)
+    exact = _tensor_bytes(value)
+    if exact is not None:
+        return exact
+    if depth > _DEPTH:
+        return 0
+    # A NonTensorStack holds one NonTensorData a row; read past their slow attribute access.
+    rows = vars(value).get("tensordicts") if hasattr(value, "__dict__") else None
+    if rows is None and _is_tensordict(value):
+        return size_of(value).total
+    if rows is None and hasattr(value, "_non_tensordict"):
+        return _content_bytes(value._non_tensordict.get("data"), depth + 1)
+    if rows is None and isinstance(value, Mapping):
+        return _sampled(list(value.items()), depth)
+    if rows is None and isinstance(value, (set, frozenset)):
+        rows = list(value)
+    if rows is None and _holds_objects(value):
+        rows = value.reshape(-1)
+    if rows is None and isinstance(value, Sequence):
+        rows = value
+    if rows is not None:
+        return _sampled(rows, depth)
+    return 0 if value is None else _NUMBER
+
+
+def _sampled(rows: Any, depth: int) -> int:
+    count = len(rows)
+    if count <= _SAMPLE:
+        return sum(_content_bytes(row, depth + 1) for row in rows)
+    middles = [(2 * number + 1) * count // (2 * _SAMPLE) for number in range(_SAMPLE)]
+    looked_at = sum(_content_bytes(rows[place], depth + 1) for place in middles)
+    return round(looked_at * count / _SAMPLE)

@@ -1,0 +1,170 @@
+"""What is switched on: `profiler.transfer_queue`, over it the environment of the command.
+
+The environment is also what carries the switches to the other processes (see `variables`), so that
+they work with `+profiler=…` and without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from verl_profiler.errors import ConfigError
+
+__all__ = ["LOG_LEVEL_VARIABLE", "RUN_VARIABLE", "Switches", "jobs_own_variables", "variables"]
+
+# Names the run, so that trace ids of two runs differ and their sums do not mix.
+RUN_VARIABLE = "TQ_TRACE_RUN"
+LOG_LEVEL_VARIABLE = "VERL_LOGGING_LEVEL"
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off", "")
+
+
+class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`profiler.transfer_queue`.
+
+    Args:
+        trace: `[TQ-TRACE]` lines and events of the traced functions and their stages.
+        detail: `[TQ-DETAIL]` lines of the client's gets and puts.
+        ranges: NVTX or MSTX ranges `TQ_GET:<function>` and `TQ_PUT:<function>`.
+        metrics: `tq/*` in verl's loggers; None for: where one of the others is on.
+        sample_every: Print every N-th call of a function, and of the client outside of functions.
+        sample_rate: The same as a share of the calls; rounded to 1/N.
+    """
+
+    trace: bool = False
+    detail: bool = False
+    ranges: bool = False
+    metrics: bool | None = None
+    sample_every: int = 1
+    sample_rate: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is on."""
+        return self.trace or self.detail or self.ranges or bool(self.metrics)
+
+    @property
+    def wants_metrics(self) -> bool:
+        """Whether `tq/*` is added to verl's metrics."""
+        return self.any if self.metrics is None else self.metrics
+
+    @property
+    def every(self) -> int:
+        """N of every N-th call."""
+        return self.sample_every if self.sample_rate is None else round(1 / self.sample_rate)
+
+    def check(self, where: str) -> None:
+        """Refuse values that cannot be used.
+
+        Raises:
+            ConfigError: For a sampling that is no sampling, or given twice.
+        """
+        if self.sample_every < 1:
+            raise ConfigError(
+                f"{where}.sample_every is {self.sample_every}; use 1 for all calls, 10 for every "
+                "tenth.",
+                "config-value",
+            )
+        if self.sample_rate is None:
+            return
+        if not 0 < self.sample_rate <= 1:
+            raise ConfigError(
+                f"{where}.sample_rate is {self.sample_rate}; it must lie above 0 and up to 1, for "
+                "example 0.1 for every tenth call.",
+                "config-value",
+            )
+        if self.sample_every != 1:
+            raise ConfigError(
+                f"{where} has both sample_every and sample_rate.\nKeep one of them.", "config-value"
+            )
+
+    def under(self, environment: Mapping[str, str]) -> Switches:
+        """Return these switches with what the environment says instead.
+
+        Raises:
+            ConfigError: For a variable whose value cannot be read.
+        """
+        said: dict[str, Any] = {}
+        for variable, (field, read) in _VARIABLES.items():
+            text = environment.get(variable)
+            if text is None:
+                continue
+            try:
+                said[field] = read(text)
+            except ValueError:
+                raise ConfigError(
+                    f"{variable}={text} in the environment: {_EXPECTED[read]}.", "config-value"
+                ) from None
+        # One of the two replaces both.
+        if "sample_every" in said:
+            said.setdefault("sample_rate", None)
+        elif said.get("sample_rate") is not None:
+            said["sample_every"] = 1
+        switches = msgspec.structs.replace(self, **said)
+        switches.check("TQ_TRACE_SAMPLE")
+        return switches
+
+
+def _read_switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return word in _TRUE
+
+
+def _read_optional_switch(text: str) -> bool | None:
+    return _read_switch(text) if text.strip() else None
+
+
+def _read_optional_rate(text: str) -> float | None:
+    return float(text) if text.strip() else None
+
+
+_VARIABLES = {
+    "TQ_TRACE_ENABLED": ("trace", _read_switch),
+    "TQ_TRACE_DETAIL_ENABLED": ("detail", _read_switch),
+    "TQ_PROFILER_ENABLED": ("ranges", _read_switch),
+    "TQ_METRICS_ENABLED": ("metrics", _read_optional_switch),
+    "TQ_TRACE_SAMPLE_EVERY": ("sample_every", int),
+    "TQ_TRACE_SAMPLE_RATE": ("sample_rate", _read_optional_rate),
+}
+
+_EXPECTED = {
+    _read_switch: "use 1 or 0",
+    _read_optional_switch: "use 1 or 0",
+    int: "use a whole number such as 10",
+    _read_optional_rate: "use a number such as 0.1",
+}
+
+
+def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that carry the switches to the other processes.
+
+    Args:
+        switches: What is on.
+        environment: The driver's; its log level goes along.
+    """
+    carried = {}
+    for variable, (field, _) in _VARIABLES.items():
+        value = getattr(switches, field)
+        carried[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)
+    carried[RUN_VARIABLE] = str(uuid.uuid4())
+    if environment.get(LOG_LEVEL_VARIABLE):
+        carried[LOG_LEVEL_VARIABLE] = environment[LOG_LEVEL_VARIABLE]
+    return carried
+
+
+def jobs_own_variables() -> Mapping[str, str]:
+    """Return the variables that the Ray job itself was submitted with."""
+    try:
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+        return (job.get("runtime_env") or {}).get("env_vars") or {}
+    except (ValueError, AttributeError):
+        return {}

@@ -1,0 +1,99 @@
+"""Which data a call works on: one id per batch of samples that was submitted together.
+
+verl 0.9 attaches a partition and a global step to every sample where it makes it, as tags that
+TransferQueue hands on to all processes.  The id is made of these two and the run's name, so it is
+the same wherever the samples turn up, and nothing is added to them.  Ids that a user attached,
+as a tag of the samples or as `extra_info` (`meta_info` of a DataProto), come first.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+__all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
+
+# By name: the classes exist twice in verl (a stand-in where TransferQueue is not installed).
+_META_CLASSES = ("KVBatchMeta", "BatchMeta")
+_UNPRINTABLE = re.compile(r"[\s|,]+")
+_SHOWN = 8
+
+_run = ""
+
+
+class Origin(NamedTuple):
+    """Where the samples of one call come from.
+
+    Args:
+        ids: The trace ids, those of the first samples first.
+        step: The newest global step that one of them was submitted in.
+        rows: How many samples there are.
+    """
+
+    ids: tuple[str, ...] = ()
+    step: int | None = None
+    rows: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the ids as a line shows them: `N/A`, or up to eight with commas between."""
+        if not self.ids:
+            return "N/A"
+        shown = ",".join(self.ids[:_SHOWN])
+        return shown if len(self.ids) <= _SHOWN else f"{shown},+{len(self.ids) - _SHOWN}"
+
+
+def set_run(run: str) -> None:
+    """Take the run's name, which is in every id."""
+    global _run
+    _run = run
+    of_batch.cache_clear()
+
+
+@lru_cache(4096)
+def of_batch(partition: str, step: int | None) -> str:
+    """Return the id of what was submitted for a partition in a global step."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{_run}/{partition}/{step}"))
+
+
+def find_meta(values: Iterable[Any]) -> Any:
+    """Return the first of the values that is TransferQueue's metadata of a batch, or None."""
+    for value in values:
+        if type(value).__name__ in _META_CLASSES:
+            return value
+    return None
+
+
+def origin_of(meta: Any) -> Origin:
+    """Say where the samples of a KVBatchMeta or BatchMeta come from."""
+    rows = getattr(meta, "size", None)
+    rows = rows if isinstance(rows, int) else None
+    own = (getattr(meta, "extra_info", None) or {}).get("trace_id")
+    tags = getattr(meta, "tags", None) or getattr(meta, "custom_meta", None) or ()
+    partitions = getattr(meta, "partition_ids", None)
+    partition = partitions[0] if partitions else getattr(meta, "partition_id", None)
+    ids: dict[str, None] = {}
+    steps = set()
+    for tag in tags:
+        step = tag.get("global_steps")
+        named = tag.get("trace_id")
+        if named is not None:
+            ids[_printable(named)] = None
+        elif step is not None and step not in steps and partition is not None:
+            ids[of_batch(str(partition), step)] = None
+        if step is not None:
+            steps.add(step)
+    if own is not None:
+        ids = {_printable(own): None}
+    elif not ids and partition is not None and re.search(r"_\d+$", str(partition)):
+        # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
+        ids[of_batch(str(partition), None)] = None
+    known = [step for step in steps if isinstance(step, int)]
+    return Origin(tuple(ids), max(known, default=None), rows)
+
+
+def _printable(name: Any) -> str:
+    return _UNPRINTABLE.sub("_", str(name)) or "N/A"
