@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+import threading
 import types
 
 import msgspec
@@ -149,7 +150,10 @@ def test_the_torch_profiler_leaves_a_chrome_trace(captured, tmp_path):
     torch = pytest.importorskip("torch")
     captured(tool="torch")
     capturing.start(None, 2)
-    torch.ones(8).sum()
+    # Also of another thread: actors run their methods in several.
+    thread = threading.Thread(target=lambda: torch.ones(8).sum())
+    thread.start()
+    thread.join()
     capturing.stop()
 
     (trace,) = (tmp_path / "raw").iterdir()

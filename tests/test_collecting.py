@@ -1,5 +1,6 @@
 """Gathering captures: named by role, rank and step, and what is missing is said with its cause."""
 
+import gzip
 import json
 
 import pytest
@@ -152,6 +153,15 @@ def test_traces_of_verls_own_torch_profiler_are_placed_by_their_names(run):
         found.pid,
         found.problem,
     )
+
+
+def test_a_trace_without_operations_is_named(run):
+    """For example of a process that only passes messages on."""
+    journal(run, 2, tool="torch")
+    frame = gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "Trace"}]}')
+    report(run, "actor_h1_11.1.json.gz", frame)
+
+    assert "ran no operation of torch" in collect(run)[0].problem
 
 
 def test_a_report_that_nobody_wrote_down_is_not_lost(run):

@@ -96,15 +96,18 @@ def fake_nsys(tmp_path, monkeypatch):
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    # The parent's environment stands for that of Ray's node; here the parent is the test's caller.
-    monkeypatch.setattr(os, "getppid", lambda: -1)
     return script
 
 
 def test_a_node_looks_for_itself(fake_nsys, tmp_path):
     """With the options of every role, and it makes the folder that nsys needs."""
     made = tmp_path / "a" / "raw"
-    seen = look("nsys", str(made), {"actor": ["--trace=nvtx"], "trainer": ["--trace=bogus"]})
+    seen = look(
+        "nsys",
+        str(made),
+        {"actor": ["--trace=nvtx"], "trainer": ["--trace=bogus"]},
+        os.environ["PATH"],
+    )
 
     assert made.is_dir()
     assert str(fake_nsys) == seen["nsys"]

@@ -207,7 +207,15 @@ def _start_cuda() -> None:
 def _start_torch() -> Any:
     import torch
 
-    profiler = torch.profiler.profile()
+    try:
+        # Ray runs what it is told in one thread and the actor's methods in others.
+        from torch._C._profiler import _ExperimentalConfig
+
+        profiler = torch.profiler.profile(
+            experimental_config=_ExperimentalConfig(profile_all_threads=True)
+        )
+    except (ImportError, TypeError):
+        profiler = torch.profiler.profile()
     profiler.start()
     return profiler
 

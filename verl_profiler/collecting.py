@@ -10,11 +10,13 @@ RUN/nsight/captures.json                     all captures, found and missing
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ SUMMARY = "captures.json"
 _NSYS, _TORCH = ".nsys-rep", ".json.gz"
 _WRITING = (".qdstrm", ".nsys-rep.tmp")
 _CHUNK = 64 << 20
+_SMALL_TRACE = 4096
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
 _VERL_TRACE = re.compile(r"(?P<label>.*?)_step(?P<step>\d+)_rank(?P<rank>\d+)\S*_pid(?P<pid>\d+)_")
 
@@ -215,7 +218,19 @@ def _move(capture: Found, report: Path, home: Path, taken: dict[str, int]) -> No
     capture.file, capture.size_bytes = target.name, target.stat().st_size
     if not capture.size_bytes:
         capture.problem = "empty: the disk may be full, or the process was killed while it wrote"
+    elif suffix == _TORCH and _is_idle(target):
+        capture.problem = "empty: this process ran no operation of torch in the step"
     (home / f"{stem}.json").write_text(json.dumps(asdict(capture), indent=2) + "\n")
+
+
+def _is_idle(trace: Path) -> bool:
+    """Whether a Chrome trace holds nothing but its frame, which takes some hundred bytes."""
+    if trace.stat().st_size > _SMALL_TRACE:
+        return False
+    try:
+        return b'"cpu_op"' not in gzip.decompress(trace.read_bytes())
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
@@ -249,7 +264,8 @@ def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
 def _verl_traces(raw: Path, home: Path, taken: dict[str, int]) -> list[Found]:
     """Place the traces that verl's own torch profiler wrote; their names say whose they are."""
     found = []
-    for file in sorted(raw.glob(f"*{_TORCH}")):
+    # The names end in the time of the trace.
+    for file in sorted(raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
         match = _VERL_TRACE.match(file.name)
         if match is None:
             continue

@@ -77,13 +77,16 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def look(tool: str, directory: str, commands: dict[str, list[str]]) -> dict[str, Any]:
+def look(
+    tool: str, directory: str, commands: dict[str, list[str]], path: str | None = None
+) -> dict[str, Any]:
     """Return what this node can do; runs there, so it needs nothing but Python.
 
     Args:
         tool: `nsys` or `torch`.
         directory: Where the tool will write; made here, because nsys writes elsewhere without it.
         commands: Role → its nsys options.
+        path: Where to look for nsys; None for the PATH of the parent, which on a node is Ray.
     """
     import importlib.metadata
     import os
@@ -104,14 +107,15 @@ def look(tool: str, directory: str, commands: dict[str, list[str]]) -> dict[str,
         seen["nvtx"] = importlib.metadata.version("nvtx")
     except importlib.metadata.PackageNotFoundError:
         seen["nvtx"] = None
-    # Ray's agent runs the check, and it has the raylet's environment, not the job's.
-    path = os.environ.get("PATH", "")
-    try:
-        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
-            entries = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
-        path = entries[b"PATH"].decode()
-    except (OSError, KeyError):
-        pass
+    if path is None:
+        # Ray's agent runs the check, and it has the raylet's environment, not the job's.
+        path = os.environ.get("PATH", "")
+        try:
+            with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+                entries = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
+            path = entries[b"PATH"].decode()
+        except (OSError, KeyError):
+            pass
     nsys = shutil.which("nsys", path=path)
     seen["nsys"] = nsys
     seen["nsys_of_job"] = shutil.which("nsys")
@@ -123,7 +127,9 @@ def look(tool: str, directory: str, commands: dict[str, list[str]]) -> dict[str,
             done = subprocess.run(  # noqa: S603
                 words, capture_output=True, text=True, timeout=120, check=False, env=environment
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired:
+            return -1, "it did not end in 120 s (a container may need sample=none, cpuctxsw=none)"
+        except OSError as error:
             return -1, str(error)
         return done.returncode, (done.stdout + done.stderr).strip()
 
@@ -178,7 +184,7 @@ def problems_of(seen: dict[str, Any], plan: Plan) -> list[str]:
             f"they would never come up. Put {seen['python']}'s folder first on PATH."
         )
     for role, output in seen["options"].items():
-        problems.append(f"nsys refuses the options for {role}: {output}")
+        problems.append(f"nsys fails with the options for {role}: {output}")
     waits = {capture.waits_for() for capture in plan.roles.values()}
     if seen.get("silent") and "nvtx" in waits:
         problems.append(

@@ -133,9 +133,11 @@ def test_the_torch_profiler_needs_no_nsys(tmp_path):
     printed = rehearse(run, {}, "profiler.nsight.tool=torch")
 
     captures = json.loads((run / "nsight" / "captures.json").read_text())
-    assert [] == [capture["problem"] for capture in captures if capture["problem"]], printed[-3000:]
     found = {(capture["role"], capture["step"]) for capture in captures}
-    for role in ("trainer", "actor", "agent_loop", "engine"):
+    # Who only passes messages on may run no operation, and is said to.
+    idle = {capture["role"] for capture in captures if capture["problem"]}
+    assert idle <= {"engine", "tq_controller", "tq_storage"}, printed[-3000:]
+    for role in ("trainer", "actor", "agent_loop", "engine", "tq_controller", "tq_storage"):
         assert {(role, step) for step in STEPS} <= found, role
     trace = gzip.decompress((run / "nsight" / "actor_0.step2.json.gz").read_bytes())
     assert [event for event in json.loads(trace)["traceEvents"] if event.get("cat") == "cpu_op"]
