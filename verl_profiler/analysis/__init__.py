@@ -82,10 +82,6 @@ ANALYSES = {
         transfer_totals,
         loop_lags,
         memory_peaks,
-        range_times,
-        span_kernels,
-        top_kernels,
-        gpu_idle,
         profiler_cost,
     )
 }
