@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from verl_profiler import collecting
 from verl_profiler.cli import main
 from verl_profiler.collecting import account, collect
 from verl_profiler.errors import ReadingError
@@ -222,3 +223,22 @@ def test_a_folder_on_the_nodes_is_found_by_run_json(run, tmp_path):
     (run / "run.json").write_text(json.dumps(launch))
 
     assert "actor_0.step2.nsys-rep" == collect(run)[0].file
+
+
+def test_files_of_another_node_come_whole_or_not_at_all(tmp_path, monkeypatch):
+    """In pieces; one that breaks off has no name that a later collection would take for done."""
+    monkeypatch.setattr(collecting, "_CHUNK", 4)
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    (there / "a.nsys-rep").write_bytes(b"0123456789")
+    (there / "b.nsys-rep").write_bytes(b"")
+    (there / "c.nsys-rep").write_bytes(b"known")
+    pieces = list(collecting._read_files(str(there), {"c.nsys-rep"}))
+
+    assert 2 == collecting._write_files(here, pieces)
+    assert {"a.nsys-rep": b"0123456789", "b.nsys-rep": b""} == {
+        path.name: path.read_bytes() for path in here.iterdir()
+    }
+    broken = tmp_path / "broken"
+    assert 0 == collecting._write_files(broken, pieces[:2])
+    assert ["a.nsys-rep.part"] == [path.name for path in broken.iterdir()]

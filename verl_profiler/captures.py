@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,7 @@ def read_keys(config: Any) -> Capture | None:
                 known[key] = (place, value)
             if place.endswith((".critic", ".rm")) and not len(node):
                 del select(config, "actor_rollout_ref")[place.rpartition(".")[2]]
+    _refuse_unknown(config)
     trainer = config.get("trainer")
     steps = _plain(trainer.pop("profile_steps", None)) if trainer is not None else None
     ranks = _ranks(config, said)
@@ -142,6 +144,26 @@ def read_keys(config: Any) -> Capture | None:
             "capture-keys",
         )
     return Capture(tuple(sorted(set(steps))), ranks, discrete)
+
+
+def _refuse_unknown(config: Any) -> None:
+    """Refuse our keys where no component is: verl would ignore them, or fail much later."""
+    inside = config.get("actor_rollout_ref")
+    for parent, prefix in ((config, ""), (inside, "actor_rollout_ref.")):
+        for name in parent if hasattr(parent, "keys") else ():
+            try:
+                node = parent.get(name)
+            except Exception:  # noqa: BLE001, S112  an interpolation that only a run can resolve
+                continue
+            found = [key for key in _KEYS if hasattr(node, "pop") and key in node]
+            if found:
+                places = [place for known in _COMPONENTS.values() for place in known]
+                near = difflib.get_close_matches(f"{prefix}{name}", places, n=1, cutoff=0)
+                raise ConfigError(
+                    f"{prefix}{name}.{found[0]} names no component that can be captured.\n"
+                    f"Did you mean {near[0]}.{found[0]}? There are: {', '.join(places)}.",
+                    "capture-keys",
+                )
 
 
 def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int, ...] | None]:

@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -357,22 +357,34 @@ def fetch_from_nodes(plan: Plan) -> int:
             task = ray.remote(num_cpus=0)(_read_files).options(
                 scheduling_strategy=place, num_returns="streaming"
             )
-            for reference in task.remote(remote, have):
-                name, chunk = ray.get(reference)
-                local.mkdir(parents=True, exist_ok=True)
-                count += name not in have
-                have.add(name)
-                with (local / name).open("ab") as file:
-                    file.write(chunk)
+            pieces = (ray.get(reference) for reference in task.remote(remote, have))
+            count += _write_files(local, pieces)
     return count
 
 
-def _read_files(folder: str, have: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a folder that the other side lacks, in pieces; runs on the node."""
+def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> int:
+    """Write what `_read_files` yields; a file has its name only when it is whole."""
+    count = 0
+    for name, chunk, last in pieces:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{name}.part"
+        with part.open("ab") as file:
+            file.write(chunk)
+        if last:
+            part.replace(folder / name)
+            count += 1
+    return count
+
+
+def _read_files(folder: str, have: set[str]) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield name, piece and whether it is the last, of the files that the other side lacks."""
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
         if name in have or not os.path.isfile(path):
             continue
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield name, chunk
+            chunk = file.read(_CHUNK)
+            while following := file.read(_CHUNK):
+                yield name, chunk, False
+                chunk = following
+            yield name, chunk, True

@@ -108,6 +108,13 @@ def _prepare_captures(config: Any, plan: Plan) -> None:
             "WARNING no rank is named, so only the controller is captured. Add for example "
             "actor_rollout_ref.actor.profile_ranks=[0]. (no-ranks)"
         )
+    last = config.trainer.get("total_training_steps")
+    never = [step for step in plan.steps if isinstance(last, int) and step > last]
+    if never:
+        recorder.say(
+            f"WARNING steps {never} of trainer.profile_steps never come: training ends with step "
+            f"{last}. (step-never-comes)"
+        )
     hook_creation(plan, lambda: check_nodes(plan, config))
 
 

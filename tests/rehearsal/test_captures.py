@@ -70,14 +70,14 @@ def rehearse(output, environment, *overrides):
             *overrides,
         ],
         env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         check=False,
         timeout=840,
     )
-    assert 0 == done.returncode, done.stdout[-6000:]
-    return done.stdout
+    printed = done.stdout + done.stderr
+    assert 0 == done.returncode, printed[-6000:]
+    return printed
 
 
 def test_a_real_nsys_captures_each_process_and_step(nsys, nvtx, tmp_path):
