@@ -7,6 +7,13 @@ task that tries what Ray's agent will do, with the PATH that the agent has.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 from verl_profiler import recorder
@@ -15,7 +22,13 @@ from verl_profiler.errors import ConfigError
 
 __all__ = ["check_nodes", "look", "problems_of"]
 
-_PATIENCE_S = 180.0
+_PATIENCE_S = 400.0
+_TRY_S = 120
+# nvtx takes a tool that is too old for none, and then gives out a domain that does nothing.
+_ASK_NVTX = (
+    "import nvtx; ask = getattr(nvtx, 'get_domain', None); "
+    "print('domain', type(ask('verl_profiler')).__name__ if ask else '')"
+)
 
 
 def check_nodes(plan: Plan, config: Any) -> bool:
@@ -80,78 +93,86 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
 def look(
     tool: str, directory: str, commands: dict[str, list[str]], path: str | None = None
 ) -> dict[str, Any]:
-    """Return what this node can do; runs there, so it needs nothing but Python.
+    """Return what this node can do; runs there.
 
     Args:
         tool: `nsys` or `torch`.
         directory: Where the tool will write; made here, because nsys writes elsewhere without it.
         commands: Role → its nsys options.
         path: Where to look for nsys; None for the PATH of the parent, which on a node is Ray.
-    """
-    import importlib.metadata
-    import os
-    import shutil
-    import subprocess
-    import sys
-    import tempfile
 
+    Returns:
+        For `problems_of`.
+    """
     seen: dict[str, Any] = {"python": sys.executable, "directory": None, "options": {}}
     try:
         os.makedirs(directory, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         seen["directory"] = error.strerror or str(error)
-    if tool != "nsys":
-        return seen
-    try:
+    if tool == "nsys":
+        seen.update(_look_for_nsys(_agent_path() if path is None else path, commands))
+    return seen
+
+
+def _look_for_nsys(path: str, commands: dict[str, list[str]]) -> dict[str, Any]:
+    seen: dict[str, Any] = {"nvtx": None, "options": {}, "silent": False}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         seen["nvtx"] = importlib.metadata.version("nvtx")
-    except importlib.metadata.PackageNotFoundError:
-        seen["nvtx"] = None
-    if path is None:
-        # Ray's agent runs the check, and it has the raylet's environment, not the job's.
-        path = os.environ.get("PATH", "")
-        try:
-            with open(f"/proc/{os.getppid()}/environ", "rb") as file:
-                entries = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
-            path = entries[b"PATH"].decode()
-        except (OSError, KeyError):
-            pass
-    nsys = shutil.which("nsys", path=path)
-    seen["nsys"] = nsys
+    seen["nsys"] = nsys = shutil.which("nsys", path=path)
     seen["nsys_of_job"] = shutil.which("nsys")
     if nsys is None:
         return seen
-
-    def run(*words: str) -> tuple[int, str]:
-        try:
-            done = subprocess.run(  # noqa: S603
-                words, capture_output=True, text=True, timeout=120, check=False, env=environment
-            )
-        except subprocess.TimeoutExpired:
-            return -1, "it did not end in 120 s (a container may need sample=none, cpuctxsw=none)"
-        except OSError as error:
-            return -1, str(error)
-        return done.returncode, (done.stdout + done.stderr).strip()
-
-    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"}
-    seen["version"] = run(nsys, "--version")[1]
-    seen["bare_python"] = run("python", "-c", "import ray")[0] == 0
-    script = (
-        "import nvtx; g = getattr(nvtx, 'get_domain', None); "
-        "print('domain', type(g('verl_profiler')).__name__ if g else '')"
-    )
+    # What a captured process will find, see `actors.runtime_env_for`.
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
+    seen["version"] = _run(path, nsys, "--version")[1]
+    seen["bare_python"] = _run(path, "python", "-c", "import ray")[0] == 0
     tried: dict[tuple[str, ...], tuple[int, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for role, options in commands.items():
             key = tuple(options)
             if key not in tried:
+                script = _ASK_NVTX if seen["nvtx"] else ""
                 words = [nsys, "profile", *options, "-o", f"{folder}/{len(tried)}"]
-                tried[key] = run(*words, sys.executable, "-c", script if seen["nvtx"] else "")
+                tried[key] = _run(path, *words, sys.executable, "-c", script)
             code, output = tried[key]
-            seen["silent"] = seen.get("silent") or "domain DummyDomain" in output
+            seen["silent"] = seen["silent"] or "domain DummyDomain" in output
             if code:
                 seen["options"][role] = output[-300:]
     return seen
+
+
+def _agent_path() -> str:
+    """Return the PATH of the process that started this one.
+
+    Ray's agent runs nsys, and it has the raylet's environment, not the job's.
+    """
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            entries = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
+        return entries[b"PATH"].decode()
+    except (OSError, KeyError):
+        return os.environ.get("PATH", "")
+
+
+def _run(path: str, *words: str) -> tuple[int, str]:
+    """Return exit status and output of a command; -1 where it could not be run to its end."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            words,
+            capture_output=True,
+            text=True,
+            timeout=_TRY_S,
+            check=False,
+            env={**os.environ, "PATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        return -1, (
+            f"it did not end in {_TRY_S} s (a container may need sample=none and cpuctxsw=none)"
+        )
+    except OSError as error:
+        return -1, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
 
 
 def problems_of(seen: dict[str, Any], plan: Plan) -> list[str]:
