@@ -10,8 +10,8 @@ from pathlib import Path
 
 import ray
 
-from verl_profiler import preflight
-from verl_profiler.actors import captured_actors, hook_creation
+from verl_profiler import actors, preflight
+from verl_profiler.actors import hook_creation
 from verl_profiler.capture_plan import Plan, RoleCapture
 
 STAND_IN = """#!/bin/bash
@@ -68,7 +68,7 @@ class TaskRunner(Seen):
         found["task"] = ray.get(task.remote())
         # As the trainer tells the actors that it may have lost.
         told = {}
-        for role, rank, reference in captured_actors:
+        for role, rank, reference in actors.captured_actors:
             told[f"{role} {rank}"] = ray.get(reference().__ray_call__.remote(_pid)) is not None
         return found, told
 

@@ -115,6 +115,18 @@ def test_a_node_looks_for_itself(fake_nsys, tmp_path):
     assert {"trainer": "Illegal --trace argument"} == seen["options"]
 
 
+def test_nsys_may_fail_once(fake_nsys, tmp_path):
+    """The real one does on a busy machine; Ray tries again too."""
+    tried = tmp_path / "tried"
+    fake_nsys.write_text(
+        f"#!/bin/bash\n[ $1 = profile ] && [ ! -e {tried} ] && {{ touch {tried}; exit 1; }}\nexit 0\n"
+    )
+    seen = look("nsys", str(tmp_path), {"actor": []}, os.environ["PATH"])
+
+    assert tried.exists()
+    assert {} == seen["options"]
+
+
 def test_a_folder_that_cannot_be_made_is_noticed(tmp_path):
     """A file is in the way."""
     (tmp_path / "raw").touch()

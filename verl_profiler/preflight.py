@@ -23,7 +23,8 @@ from verl_profiler.errors import ConfigError
 __all__ = ["check_nodes", "look", "problems_of"]
 
 _PATIENCE_S = 400.0
-_TRY_S = 120
+_TRIES, _TRY_S = 3, 120
+_CUT_OFF = -2
 # nvtx takes a tool that is too old for none, and then gives out a domain that does nothing.
 _ASK_NVTX = (
     "import nvtx; ask = getattr(nvtx, 'get_domain', None); "
@@ -134,7 +135,11 @@ def _look_for_nsys(path: str, commands: dict[str, list[str]]) -> dict[str, Any]:
             if key not in tried:
                 script = _ASK_NVTX if seen["nvtx"] else ""
                 words = [nsys, "profile", *options, "-o", f"{folder}/{len(tried)}"]
-                tried[key] = _run(path, *words, sys.executable, "-c", script)
+                # nsys itself fails now and then on a busy machine; Ray tries three times too.
+                for _ in range(_TRIES):
+                    tried[key] = _run(path, *words, sys.executable, "-c", script)
+                    if tried[key][0] in (0, _CUT_OFF):
+                        break
             code, output = tried[key]
             seen["silent"] = seen["silent"] or "domain DummyDomain" in output
             if code:
@@ -156,7 +161,7 @@ def _agent_path() -> str:
 
 
 def _run(path: str, *words: str) -> tuple[int, str]:
-    """Return exit status and output of a command; -1 where it could not be run to its end."""
+    """Return exit status and output of a command; a negative status where it did not end itself."""
     try:
         done = subprocess.run(  # noqa: S603
             words,
@@ -167,7 +172,7 @@ def _run(path: str, *words: str) -> tuple[int, str]:
             env={**os.environ, "PATH": path},
         )
     except subprocess.TimeoutExpired:
-        return -1, (
+        return _CUT_OFF, (
             f"it did not end in {_TRY_S} s (a container may need sample=none and cpuctxsw=none)"
         )
     except OSError as error:
