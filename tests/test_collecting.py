@@ -165,6 +165,19 @@ def test_a_trace_without_operations_is_named(run):
     assert "ran no operation of torch" in collect(run)[0].problem
 
 
+def test_a_later_collection_replaces_nothing(run):
+    """Traces that come after the first one get the next number; foreign files are left alone."""
+    name = "actor_{}_step3_rank1-of-2_pid77_2026112117000000{}.json.gz"
+    report(run, name.format("update", 1), b"first")
+    collect(run)
+    (run / "nsight" / "notes.json").write_text("[1]")
+    report(run, name.format("log-prob", 2), b"second")
+    found = collect(run)
+
+    assert {"actor_1.step3.json.gz", "actor_1.step3.2.json.gz"} == {each.file for each in found}
+    assert b"first" == (run / "nsight" / "actor_1.step3.json.gz").read_bytes()
+
+
 def test_a_report_that_nobody_wrote_down_is_not_lost(run):
     """Its process died before its first line, or the journal is on another machine."""
     report(run, "engine_h1_9.1.nsys-rep")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import re
@@ -113,10 +114,9 @@ def collect(run: Path, *, patience_s: float = 0.0) -> list[Found]:
         if not waiting or time.monotonic() >= deadline:
             break
         time.sleep(1.0)
-    taken: dict[str, int] = {}
     for capture in captures:
-        _place(capture, raw, home, taken, captures)
-    captures += _verl_traces(raw, home, taken)
+        _place(capture, raw, home, captures)
+    captures += _verl_traces(raw, home)
     captures += _strangers(raw)
     known = _already_placed(home, captures)
     summary = [asdict(capture) for capture in known]
@@ -187,32 +187,28 @@ def _is_of(report: Path, capture: Found) -> bool:
     stem = report.name.removesuffix(_NSYS).removesuffix(_TORCH)
     try:
         said = json.loads(report.with_name(f"{stem}.json").read_text())
-    except (OSError, ValueError):
+        whose = said["host"], said["pid"], said["number"]
+    except (OSError, ValueError, LookupError, TypeError):
         return False
-    return (said["host"], said["pid"], said["number"]) == (
-        capture.host,
-        capture.pid,
-        capture.number,
-    )
+    return whose == (capture.host, capture.pid, capture.number)
 
 
-def _place(
-    capture: Found, raw: Path, home: Path, taken: dict[str, int], captures: list[Found]
-) -> None:
+def _place(capture: Found, raw: Path, home: Path, captures: list[Found]) -> None:
     reports = _reports(raw, home, capture)
     if not reports:
         capture.problem = _cause(capture, raw, captures)
         return
-    _move(capture, reports[0], home, taken)
+    _move(capture, reports[0], home)
 
 
-def _move(capture: Found, report: Path, home: Path, taken: dict[str, int]) -> None:
+def _move(capture: Found, report: Path, home: Path) -> None:
     suffix = _TORCH if report.name.endswith(_TORCH) else _NSYS
     stem = f"{capture.label}.step{capture.step}"
-    taken[stem] = taken.get(stem, 0) + 1
-    if taken[stem] > 1:
-        stem = f"{stem}.{taken[stem]}"
-    target = home / f"{stem}{suffix}"
+    for number in itertools.count(2):
+        target = home / f"{stem}{suffix}"
+        if target == report or not target.exists():
+            break
+        stem = f"{capture.label}.step{capture.step}.{number}"
     if report != target:
         shutil.move(report, target)
     capture.file, capture.size_bytes = target.name, target.stat().st_size
@@ -261,7 +257,7 @@ def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
     )
 
 
-def _verl_traces(raw: Path, home: Path, taken: dict[str, int]) -> list[Found]:
+def _verl_traces(raw: Path, home: Path) -> list[Found]:
     """Place the traces that verl's own torch profiler wrote; their names say whose they are."""
     found = []
     # The names end in the time of the trace.
@@ -283,7 +279,7 @@ def _verl_traces(raw: Path, home: Path, taken: dict[str, int]) -> list[Found]:
             None,
             "torch",
         )
-        _move(capture, file, home, taken)
+        _move(capture, file, home)
         found.append(capture)
     return found
 
@@ -315,9 +311,11 @@ def _already_placed(home: Path, captures: list[Found]) -> list[Found]:
     for path in sorted(home.glob("*.json")):
         if path.name == SUMMARY:
             continue
-        said = Found(**json.loads(path.read_text()))
-        if said.file not in files:
-            captures.append(said)
+        # Whatever else lies there is not ours.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            said = Found(**json.loads(path.read_text()))
+            if said.file not in files:
+                captures.append(said)
     return captures
 
 
