@@ -21,7 +21,6 @@ PLAN = Plan(
     "/raw",
     "/journal",
     "error",
-    "auto",
     {"engine": RoleCapture((0,), OPTIONS), "tq_storage": RoleCapture(None, OPTIONS)},
 )
 

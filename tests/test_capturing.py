@@ -56,7 +56,6 @@ def captured(carried, tmp_path):
             str(tmp_path / "raw"),
             str(tmp_path / "journal"),
             "error",
-            "auto",
             {"agent_loop": RoleCapture((0,), BY_RANGE)},
         )
         plan = msgspec.structs.replace(plan, **changes)

@@ -24,7 +24,7 @@ GOOD = {
 
 def plan(tool="nsys", on_missing="error", waits_for="nvtx"):
     roles = {"actor": RoleCapture(None, {"capture-range": waits_for})}
-    return Plan(tool, (1,), False, "/raw", "/journal", on_missing, "auto", roles)
+    return Plan(tool, (1,), False, "/raw", "/journal", on_missing, roles)
 
 
 def test_a_node_that_can_capture_has_no_problem():

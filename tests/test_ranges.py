@@ -3,10 +3,12 @@
 import asyncio
 import sys
 
+import msgspec
 import pytest
 from test_capturing import FakeNvtx
 
-from verl_profiler import api, instrument, ranges
+from verl_profiler import api, instrument, plugin, ranges
+from verl_profiler.capture_plan import Plan
 from verl_profiler.probes import Probe, rollout
 
 PLAIN = Probe("load", "workers", ("m:f",))
@@ -165,3 +167,29 @@ def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvt
 
     assert 8 == cloudpickle.loads(shipped_with_ranges)()
     assert [] == nvtx.calls
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tool", "opened"),
+    [
+        ("on", None, True),
+        ("auto", None, False),
+        ("auto", "nsys", True),
+        ("auto", "torch", False),
+        ("off", "nsys", False),
+    ],
+)
+def test_ranges_are_opened_where_they_were_asked_for(
+    wanted, tool, opened, nvtx, carried, monkeypatch, tmp_path
+):
+    """`on` also without captures, for an nsys that the user starts; `auto` only where nsys captures."""
+    library = tmp_path / "injection.so"
+    library.touch()
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
+    plan = None
+    if tool is not None:
+        plan = Plan(tool, (1,), False, str(tmp_path), str(tmp_path), "error", {})
+    assert nvtx is not None
+    plugin._open_ranges(msgspec.structs.replace(carried, captures=plan, nvtx=wanted))
+
+    assert opened == ranges.is_on()

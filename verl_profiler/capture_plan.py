@@ -106,7 +106,6 @@ class Plan(msgspec.Struct, frozen=True):
         directory: Where the tool writes on each node, absolute.
         journal: Where each process writes down its captures; in the run directory.
         on_missing: See `NsightSettings`.
-        nvtx: See `NsightSettings`.
         roles: Role of a process → its capture.
         collect_timeout_s: See `NsightSettings`.
     """
@@ -117,7 +116,6 @@ class Plan(msgspec.Struct, frozen=True):
     directory: str
     journal: str
     on_missing: Literal["error", "warn"]
-    nvtx: Literal["auto", "on", "off"]
     roles: dict[str, RoleCapture]
     collect_timeout_s: float = 60.0
 

@@ -24,14 +24,10 @@ _PATIENCE_S = 60.0
 
 
 def install(plan: Plan) -> None:
-    """Place the probes, the ranges and the decision about new actors in this process."""
+    """Place the probes, and the decision about new actors, in this process."""
     if os.environ.get(OFF):
         return
     instrument.install(PROBES)
-    if plan.tool == "nsys" and plan.nvtx != "off":
-        from verl_profiler import ranges
-
-        ranges.switch_on(always=plan.nvtx == "on")
     if "ray" in sys.modules:
         hook_creation(plan)
 

@@ -284,7 +284,7 @@ def _nvtx() -> Finding:
         options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
         seen = look("nsys", folder, {"trainer": options}, os.environ["PATH"])
         role = RoleCapture(None, {"capture-range": "nvtx"})
-        plan = Plan("nsys", (1,), False, folder, folder, "warn", "auto", {"trainer": role})
+        plan = Plan("nsys", (1,), False, folder, folder, "warn", {"trainer": role})
         problems = problems_of(seen, plan)
     if problems:
         return Finding("nvtx", False, f"{version}, but captures fail here", "", tuple(problems))

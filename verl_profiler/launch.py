@@ -74,7 +74,9 @@ def prepare(config: Any) -> Any:
         except ConfigError:
             run_directory.discard(directory)
             raise
-    carried = Carried(str(directory), settings.output_dir, settings.events, clock, plan)
+    carried = Carried(
+        str(directory), settings.output_dir, settings.events, clock, plan, nsight.nvtx
+    )
     text = carried.encode()
     # A driver that another recorded run started inherits that run's settings; they end here.
     os.environ.pop(ENVIRONMENT_VARIABLE, None)

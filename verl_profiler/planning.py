@@ -74,7 +74,6 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
         str(directory),
         str(home / "journal"),
         settings.on_missing,
-        settings.nvtx,
         roles,
         settings.collect_timeout_s,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -77,6 +77,7 @@ class Carried(msgspec.Struct, frozen=True):
         events: See `EventSettings`.
         clock: The driver's anchor.
         captures: What is captured; None for nothing.
+        nvtx: `profiler.nsight.nvtx`: where our events open ranges.
     """
 
     directory: str
@@ -84,6 +85,7 @@ class Carried(msgspec.Struct, frozen=True):
     events: EventSettings
     clock: Anchor | None = None
     captures: Plan | None = None
+    nvtx: Literal["auto", "on", "off"] = "auto"
 
     def encode(self) -> str:
         """Return the one-line form."""
