@@ -89,6 +89,9 @@ EVENTS: dict[str, Event] = {
     "testing": Event("trainer", None, "Validation between steps, verl's `timing_s/testing`."),
     "init": Event("trainer", None, "Start-up: workers, engines and models are made."),
     "validation": Event("trainer", None, "One pass over the validation set.", ("validate",)),
+    "prepare_step": Event(
+        "trainer", "step", "The trainer reads the next batch and hands it to the agent loops."
+    ),
     "sample_wait": Event(
         "trainer",
         "gen",

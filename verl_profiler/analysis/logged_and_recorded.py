@@ -144,7 +144,8 @@ def _recorded(tables: Tables, steps: Steps) -> dict[tuple[int, str], Any]:
         ), timers AS (
             SELECT run, step, phase AS timer, duration_us FROM phases
             WHERE NOT validate AND (parent = 'step' OR parent IS NULL)
-                AND phase NOT IN ('init', 'validation', 'sleep_replicas', 'sample_wait')
+                AND phase NOT IN ('init', 'validation', 'prepare_step', 'sleep_replicas',
+                    'sample_wait')
             UNION ALL
             SELECT run, step, 'unaccounted', unaccounted_us FROM steps WHERE finished
         )

@@ -87,6 +87,8 @@ PROBES = (
         enter=_begin_validation,
         leave=_end_validation,
     ),
+    # Not among verl's timers; the agent loops make themselves ready in the first one.
+    Probe("prepare_step", "trainer", (f"{_V1}.prepare_step",)),
     Probe(
         "sample_wait",
         "trainer",

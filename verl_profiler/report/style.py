@@ -31,6 +31,7 @@ _REST = "#C4C4C4"
 
 # The phases of a step, under verl's names; `unaccounted` is what no timer covers.
 PHASE_COLORS: dict[str, str] = {
+    "prepare_step": "#9966FF",
     "gen": "#0072B2",
     "reward": "#F0E442",
     "old_log_prob": "#56B4E9",
