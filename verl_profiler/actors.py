@@ -67,8 +67,11 @@ def _of_actor(
     class_name = actor.__ray_metadata__.class_name
     environment = (options.get("runtime_env") or {}).get("env_vars") or {}
     identity = roles.of_actor(options.get("name"), class_name, environment)
-    if identity.role == "trainer" and before_trainer is not None and not before_trainer():
+    if identity.role == "trainer" and before_trainer is not None:
+        # Off unless the check succeeds, also where it raises.
         os.environ[OFF] = "1"
+        if before_trainer():
+            del os.environ[OFF]
     try:
         off = bool(os.environ.get(OFF))
         capture = None if off else plan.of(identity.role, identity.rank)

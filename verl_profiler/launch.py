@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from verl_profiler import captures, recorder, run_directory, tq_tracing
+from verl_profiler.actors import OFF, hook_creation
 from verl_profiler.capture_plan import Plan
 from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
@@ -97,7 +98,6 @@ def prepare(config: Any) -> Any:
 
 
 def _prepare_captures(config: Any, plan: Plan) -> None:
-    from verl_profiler.actors import hook_creation
     from verl_profiler.preflight import check_nodes
 
     roles = ", ".join(
@@ -136,7 +136,7 @@ def end(*, failed: bool) -> None:
         recorder.say("the run failed before it started; nothing was recorded")
     else:
         recorder.say(f"events are in {directory}")
-        if plan is not None and _ray_started:
+        if plan is not None and _ray_started and not os.environ.get(OFF):
             _collect(directory, plan)
 
 
