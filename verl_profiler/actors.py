@@ -64,9 +64,13 @@ def _wrap(owner: type, prepare: Callable[[Any, dict[str, Any]], Any]) -> None:
 def _of_actor(
     plan: Plan, before_trainer: Callable[[], bool] | None, actor: Any, options: dict[str, Any]
 ) -> Any:
-    class_name = actor.__ray_metadata__.class_name
-    environment = (options.get("runtime_env") or {}).get("env_vars") or {}
-    identity = roles.of_actor(options.get("name"), class_name, environment)
+    try:
+        class_name = actor.__ray_metadata__.class_name
+        environment = (options.get("runtime_env") or {}).get("env_vars") or {}
+        identity = roles.of_actor(options.get("name"), class_name, environment)
+    except Exception as error:  # noqa: BLE001  another Ray
+        recorder.say(f"WARNING an actor is not captured: {error!r}")
+        return None
     if identity.role == "trainer" and before_trainer is not None:
         # Off unless the check succeeds, also where it raises.
         os.environ[OFF] = "1"
@@ -87,14 +91,17 @@ def _of_task(plan: Plan, _function: Any, options: dict[str, Any]) -> None:
     # A user's own task may ask for nsys itself.
     if (asked or {}).get("_nsight"):
         return
-    made = runtime_env_for(plan, None, asked)
-    if made is not asked:
-        from ray._private.utils import get_runtime_env_info
+    try:
+        made = runtime_env_for(plan, None, asked)
+        if made is not asked:
+            from ray._private.utils import get_runtime_env_info
 
-        # Ray has encoded it before it comes here, and looks at that alone.
-        options["serialized_runtime_env_info"] = get_runtime_env_info(
-            made, is_job_runtime_env=False, serialize=True
-        )
+            # Ray has encoded it before it comes here, and looks at that alone.
+            options["serialized_runtime_env_info"] = get_runtime_env_info(
+                made, is_job_runtime_env=False, serialize=True
+            )
+    except Exception as error:  # noqa: BLE001  another Ray; the task runs as its parent does
+        recorder.say(f"WARNING a task may run under nsys: {error!r}")
 
 
 def runtime_env_for(
