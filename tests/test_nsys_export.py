@@ -130,6 +130,13 @@ def test_a_broken_export_costs_only_itself(tmp_path):
         assert [p for p in run.problems if "is not an export of nsys" in p]
 
 
+def test_a_foreign_list_of_captures_is_left_out(tmp_path):
+    """Files are never trusted."""
+    write_captures(tmp_path, "x", {"role": "actor"}, capture())
+    with load(tmp_path) as run:
+        assert 1 == len(run.rows("FROM captures"))
+
+
 def test_a_run_without_captures_has_empty_tables(tmp_path):
     """So that questions need not ask first."""
     write_run(tmp_path, [line()])

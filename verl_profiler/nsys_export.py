@@ -7,6 +7,7 @@ the same process to a few tenths of a millisecond.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import process_name
@@ -196,50 +197,57 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
     captures: list[dict[str, Any]] = []
     problems: list[str] = []
     lacking: dict[str, list[str]] = {}
-    rows: dict[str, list[list[Any]]] = {"capture_ranges": [], "capture_work": []}
-    for label, root in roots:
-        for capture in _summary(root / "nsight" / SUMMARY):
-            name = capture["file"] or ""
-            captures.append(_capture_row(label, capture))
-            if capture["problem"]:
-                whose = f"{captures[-1]['name']} in step {capture['step']}"
-                problems.append(f"capture of {whose}: {capture['problem']}")
-            path = root / "nsight" / f"{name.removesuffix('.nsys-rep')}.sqlite"
-            if not name.endswith(".nsys-rep") or not path.is_file():
-                continue
-            beginning = [label, capture["step"], captures[-1]["name"], name, capture["host"]]
-            try:
-                found = read(path)
-            except ReadingError as error:
-                problems.append(str(error))
-                continue
-            for problem in found.problems:
-                lacking.setdefault(problem, []).append(path.name)
-            rows["capture_ranges"] += [[*beginning, *row] for row in found.ranges]
-            rows["capture_work"] += [[*beginning, *row] for row in found.work]
+    files = {name: scratch / f"{name}.csv" for name in ("capture_ranges", "capture_work")}
+    with contextlib.ExitStack() as stack:
+        ranges, work = (csv.writer(stack.enter_context(_opened(path))) for path in files.values())
+        for label, root in roots:
+            for capture in _summary(root / "nsight" / SUMMARY):
+                row = _capture_row(label, capture)
+                captures.append(row)
+                if capture["problem"]:
+                    whose = f"{row['name']} in step {capture['step']}"
+                    problems.append(f"capture of {whose}: {capture['problem']}")
+                path = root / "nsight" / str(capture["file"]).replace(".nsys-rep", ".sqlite")
+                if path.suffix != ".sqlite" or not path.is_file():
+                    continue
+                try:
+                    found = read(path)
+                except ReadingError as error:
+                    problems.append(str(error))
+                    continue
+                for problem in found.problems:
+                    lacking.setdefault(problem, []).append(path.name)
+                whose = [label, capture["step"], row["name"], capture["file"], capture["host"]]
+                ranges.writerows([*whose, *each] for each in found.ranges)
+                work.writerows([*whose, *each] for each in found.work)
     problems += [
         f"{names[0]}: {problem}" + (f"; {len(names) - 1} more are like it" if names[1:] else "")
         for problem, names in lacking.items()
     ]
     tables.put("captures", captures)
-    for table, content in rows.items():
-        path = scratch / f"{table}.csv"
-        with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
-            csv.writer(file).writerows(content)
-        if content:
-            tables.put_csv(table, path)
+    for name, path in files.items():
+        # duckdb finds no columns in an empty file.
+        if path.stat().st_size:
+            tables.put_csv(name, path)
         else:
-            tables.put(table, ())
+            tables.put(name, ())
         path.unlink()
     return problems
 
 
+def _opened(path: Path) -> TextIO:
+    return path.open("w", newline="", encoding="utf-8", errors="replace")
+
+
 def _summary(path: Path) -> list[dict[str, Any]]:
+    """Return the captures that `verl-profiler collect` listed; anything else is left out."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return []
-    return content if isinstance(content, list) else []
+    needed = {"role", "rank", "host", "pid", "step", "file", "problem"}
+    listed = content if isinstance(content, list) else []
+    return [entry for entry in listed if isinstance(entry, dict) and needed <= entry.keys()]
 
 
 def _capture_row(label: str, capture: dict[str, Any]) -> dict[str, Any]:
