@@ -13,11 +13,35 @@ __all__ = ["gpu_idle", "range_times", "span_kernels", "top_kernels"]
 
 # The range that nsys waited for.
 _CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
-# A plain call's range holds what its thread launched; one of a coroutine what its process launched.
-_LAUNCHED_IN = """
-    w.run = r.run AND w.file = r.file AND w.pid = r.pid
-    AND w.launch_ns BETWEEN r.begin_ns AND r.end_ns AND (r.kind = 'start' OR w.tid = r.tid)
+# Adds `launches` and `gpu_ns` to the rows of a CTE `asked`, which are ranges.  A plain call's range
+# holds what its thread launched; one of a coroutine what its process launched.  Running sums and two
+# look-ups per range: comparing every range with every launch would take hours.
+_LAUNCHED = """
+    launched AS (
+        SELECT run, file, pid, -1 AS place, launch_ns, end_ns - begin_ns AS work_ns
+        FROM capture_work WHERE launch_ns IS NOT NULL
+        UNION ALL
+        SELECT run, file, pid, tid, launch_ns, end_ns - begin_ns
+        FROM capture_work WHERE launch_ns IS NOT NULL
+    ), sums AS (
+        SELECT run, file, pid, place, launch_ns, count(*) OVER so_far AS launches,
+            sum(work_ns) OVER so_far AS gpu_ns
+        FROM launched
+        WINDOW so_far AS (PARTITION BY run, file, pid, place ORDER BY launch_ns)
+    ), placed AS (
+        SELECT *, CASE kind WHEN 'push' THEN tid ELSE -1 END AS place FROM asked
+    ), measured AS (
+        SELECT r.*, (coalesce(e.launches, 0) - coalesce(b.launches, 0))::BIGINT AS launches,
+            coalesce(e.gpu_ns, 0) - coalesce(b.gpu_ns, 0) AS gpu_ns
+        FROM placed AS r
+        ASOF LEFT JOIN sums AS e ON r.run = e.run AND r.file = e.file AND r.pid = e.pid
+            AND r.place = e.place AND r.end_ns >= e.launch_ns
+        ASOF LEFT JOIN sums AS b ON r.run = b.run AND r.file = b.file AND r.pid = b.pid
+            AND r.place = b.place AND r.begin_ns > b.launch_ns
+    )
 """
+# How far a range may begin from its event, and the width of the slots that they are looked up by.
+_APART_US = 2000
 
 
 def range_times(tables: Tables, steps: Steps = None) -> Rows:
@@ -31,17 +55,14 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        WITH ranges AS (
-            SELECT *, row_number() OVER () AS id FROM capture_ranges
+        WITH asked AS (
+            SELECT * FROM capture_ranges
             WHERE end_ns IS NOT NULL AND NOT {_CAPTURE} AND {in_steps(steps)}
-        ), work AS (
-            SELECT r.id, count(*) AS launches, sum(w.end_ns - w.begin_ns) AS gpu_ns
-            FROM ranges AS r JOIN capture_work AS w ON {_LAUNCHED_IN} GROUP BY r.id
-        )
+        ), {_LAUNCHED}
         SELECT run, step, name, coalesce(domain, '') AS domain, event, count(*) AS ranges,
             sum(end_ns - begin_ns) / 1e9 AS total_s, max(end_ns - begin_ns) / 1e9 AS max_s,
-            coalesce(sum(launches), 0)::BIGINT AS launches, coalesce(sum(gpu_ns), 0) / 1e9 AS gpu_s
-        FROM ranges LEFT JOIN work USING (id)
+            sum(launches)::BIGINT AS launches, sum(gpu_ns) / 1e9 AS gpu_s
+        FROM measured
         GROUP BY run, step, name, coalesce(domain, ''), event
         ORDER BY run, step, name, total_s DESC, domain, event
         """
@@ -58,24 +79,23 @@ def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
     return tables.rows(
         f"""
         WITH ranges AS (
-            SELECT *, row_number() OVER () AS id FROM capture_ranges
+            SELECT *, row_number() OVER () AS id, begin_ns // 1000 AS begin_us FROM capture_ranges
             WHERE domain = 'verl_profiler' AND NOT {_CAPTURE} AND end_ns IS NOT NULL
                 AND {in_steps(steps)}
-        ), pairs AS (
-            SELECT r.*, e.request_id, e.turn, e.duration_us, e.step AS event_step
-            FROM ranges AS r JOIN events AS e
+        ), slots AS (
+            SELECT *, begin_us // {_APART_US} + unnest([-1, 0, 1]) AS slot FROM ranges
+        ), asked AS (
+            SELECT r.* EXCLUDE (slot), e.request_id, e.turn, e.duration_us, e.step AS event_step
+            FROM slots AS r JOIN events AS e
                 ON e.run = r.run AND e.name = r.name AND e.event = r.event
-                AND e.begin_us BETWEEN r.begin_ns // 1000 - 2000 AND r.begin_ns // 1000 + 2000
+                AND e.begin_us // {_APART_US} = r.slot
+            WHERE abs(e.begin_us - r.begin_us) <= {_APART_US}
             QUALIFY row_number() OVER (PARTITION BY r.id ORDER BY
-                abs(e.begin_us - r.begin_ns // 1000) + abs(e.end_us - r.end_ns // 1000)) = 1
-        ), work AS (
-            SELECT r.id, count(*) AS launches, sum(w.end_ns - w.begin_ns) AS gpu_ns
-            FROM pairs AS r JOIN capture_work AS w ON {_LAUNCHED_IN} GROUP BY r.id
-        )
+                abs(e.begin_us - r.begin_us) + abs(e.end_us - r.end_ns // 1000)) = 1
+        ), {_LAUNCHED}
         SELECT run, event_step AS step, name, event, request_id, turn,
-            duration_us / 1e6 AS duration_s, coalesce(launches, 0) AS launches,
-            coalesce(gpu_ns, 0) / 1e9 AS gpu_s
-        FROM pairs LEFT JOIN work USING (id)
+            duration_us / 1e6 AS duration_s, launches, gpu_ns / 1e9 AS gpu_s
+        FROM measured
         ORDER BY run, step, name, begin_ns, event
         """
     )
