@@ -25,7 +25,12 @@ def config(**changes):
     """Return the nodes of verl 0.9 that a plan is made from, with `changes` by dotted path."""
     made = omegaconf.OmegaConf.create(
         {
-            "trainer": {"device": "cuda", "total_training_steps": None},
+            "trainer": {
+                "device": "cuda",
+                "total_training_steps": None,
+                "nnodes": 1,
+                "n_gpus_per_node": 4,
+            },
             "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
             "data": {"train_batch_size": 8},
             "actor_rollout_ref": {
@@ -182,6 +187,9 @@ def test_the_captures_are_counted_that_will_happen(capture, changes, role, count
         ({"options": {"trainer": {"trace": "cuda nvtx"}}}, "nsys-option"),
         ({"directory": "/with space"}, "nsys-option"),
         ({"roles": {"transfer_queue": [0]}}, "capture-keys"),
+        ({"roles": {"workers": [4]}}, "capture-keys"),
+        ({"roles": {"engine": [2]}}, "capture-keys"),
+        ({"roles": {"reward": [-1]}}, "capture-keys"),
     ],
 )
 def test_what_ray_would_break_is_refused_before_training(nsight, slug):

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_profiler.errors import ConfigError
 
-__all__ = ["Capture", "read_keys", "select", "translate"]
+__all__ = ["Capture", "read_keys", "select", "translate", "world_size"]
 
 # Component → the places where the guide's prose and its examples put it.
 _COMPONENTS = {
@@ -167,7 +167,7 @@ def _refuse_unknown(config: Any) -> None:
 
 
 def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int, ...] | None]:
-    world = _world_size(config)
+    world = world_size(config)
     found: dict[str, tuple[int, ...] | None] = {}
     for component, keys in said.items():
         place, everything = keys.get("profile_ranks_all", (component, False))
@@ -218,7 +218,8 @@ def _discrete(said: dict[str, dict[str, Any]]) -> bool:
     return any(values.values())
 
 
-def _world_size(config: Any) -> int | None:
+def world_size(config: Any) -> int | None:
+    """Return the number of training ranks, or None if the config does not say."""
     trainer = config.get("trainer")
     if trainer is None:
         return None

@@ -22,7 +22,7 @@ from verl_profiler.capture_plan import (
     RoleCapture,
     as_text,
 )
-from verl_profiler.captures import Capture, select
+from verl_profiler.captures import Capture, select, world_size
 from verl_profiler.errors import ConfigError
 
 __all__ = ["captures_per_process", "make_plan", "raw_directory"]
@@ -105,6 +105,14 @@ def _ranks(
                 f"Set profiler.nsight.roles.{key} to true or false.",
                 "capture-keys",
             )
+        count = _processes(key, config)
+        outside = [rank for rank in chosen if rank < 0 or (count is not None and rank >= count)]
+        if outside:
+            raise ConfigError(
+                f"profiler.nsight.roles.{key} is {list(chosen)}, but there are "
+                f"{'no negative ranks' if count is None else f'ranks 0 to {count - 1} only'}.",
+                "capture-keys",
+            )
         return tuple(sorted(set(chosen)))
     if key == "workers":
         return _worker_ranks(role, capture)
@@ -112,6 +120,16 @@ def _ranks(
     if key == "engine" and rollout is not None:
         return tuple(sorted({rank // _replica_size(config) for rank in rollout}))
     return None
+
+
+def _processes(key: str, config: Any) -> int | None:
+    """Return how many processes a role will have, or None if the config does not say."""
+    world = world_size(config)
+    return {
+        "workers": world,
+        "engine": None if world is None else max(1, world // _replica_size(config)),
+        "agent_loop": select(config, "actor_rollout_ref.rollout.agent.num_workers"),
+    }.get(key)
 
 
 def _worker_ranks(role: str, capture: Capture) -> tuple[int, ...] | None:
