@@ -3,7 +3,7 @@
     python benchmarks/bench_transfer_queue.py [--rounds N] [--json FILE]
 
 A call fetches a batch, computes next to nothing and stores a result of the same size, through verl's
-own bridge: the smallest work that a traced call can have.  Untraced and traced calls take turns.
+own bridge: the smallest work that a traced call can have.  Untraced and traced calls take turns, in blocks.
 Two figures: the share of the traced calls' time that went by in the tracing, by its own clock reads,
 and the median of the calls' time against the untraced ones next to them.  Lines go to a file, as a
 Ray worker's do.
@@ -34,11 +34,12 @@ from verl_profiler import recorder
 from verl_profiler.clock import now, take_anchor
 from verl_profiler.recorder import Identity
 from verl_profiler.settings import Carried, EventSettings
-from verl_profiler.tq_tracing import calls, placement
+from verl_profiler.tq_tracing import lines, placement
 from verl_profiler.tq_tracing.switches import Switches
 
 # Rows and tokens a row; each token is 8 bytes going in and coming out.
 SIZES = ((8, 512), (32, 2048), (128, 4096), (512, 8192))
+BLOCK = 5
 MODES = {
     "TRACE": Switches(trace=True),
     "TRACE + DETAIL": Switches(trace=True, detail=True),
@@ -72,30 +73,32 @@ def timed(function, meta):
 
 
 def measure(meta, switches, rounds):
-    """Return the median call, the tracing's share of the calls, and the ratio to untraced calls."""
+    """Return the median call, the tracing's share of the calls, and the ratio to untraced calls.
+
+    Blocks of untraced and traced calls take turns; the first call of a block is not counted, since
+    it starts the threads that a traced process has anyway.
+    """
     plain = bridge.tqbridge()(work)
-    placement.install(switches, "benchmark", records=True)
-    traced = bridge.tqbridge()(work)
-    placement.uninstall()
-    for function in (plain, traced) * 2:
-        function(meta)
     bare, with_tracing, ratios, spent = [], [], [], 0
     active = recorder.active()
     for _ in range(rounds):
-        before = timed(plain, meta)
+        plain(meta)
+        before = [timed(plain, meta) for _ in range(BLOCK)]
         placement.install(switches, "benchmark", records=True)
+        traced = bridge.tqbridge()(work)
+        traced(meta)
         begin_ns = active.wrapper_ns
-        with_tracing.append(timed(traced, meta))
+        during = [timed(traced, meta) for _ in range(BLOCK)]
         spent += active.wrapper_ns - begin_ns
         placement.uninstall()
-        after = timed(plain, meta)
-        bare += [before, after]
-        ratios.append(2 * with_tracing[-1] / (before + after))
+        bare += before
+        with_tracing += during
+        ratios.append(statistics.median(during) / statistics.median(before))
     return {
         "bare_ms": statistics.median(bare) / 1e6,
         "traced_ms": statistics.median(with_tracing) / 1e6,
         "share": spent / sum(with_tracing),
-        "spent_us": spent / rounds / 1e3,
+        "spent_us": spent / len(with_tracing) / 1e3,
         "ratio": statistics.median(ratios),
     }
 
@@ -103,15 +106,16 @@ def measure(meta, switches, rounds):
 def main():
     """Measure every size and mode, print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=40, help="traced calls a row (default 40)")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks a row (default 8)")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR")
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR")
     tq.init()
     with tempfile.TemporaryDirectory() as folder:
         handler = logging.FileHandler(Path(folder, "worker.err"))
-        calls._log.addHandler(handler)
-        calls._log.propagate = False
+        log = logging.getLogger(lines.NAME)
+        log.addHandler(handler)
+        log.propagate = False
         events = EventSettings(announce=False)
         recorder.start(Carried(folder, folder, events, take_anchor()), lambda: Identity("actor", 0))
         rows = []
@@ -123,10 +127,10 @@ def main():
                 for mode, switches in MODES.items()
             ]
         recorder.stop()
-        calls._log.removeHandler(handler)
+        log.removeHandler(handler)
     print(
         f"{datetime.now().astimezone():%Y-%m-%d %H:%M}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} CPUs, TransferQueue {tq.__version__}, {args.rounds} calls a row\n"
+        f"{os.cpu_count()} CPUs, TransferQueue {tq.__version__}, {args.rounds * BLOCK} calls a row\n"
     )
     print("| batch | mode | call, ms | in the tracing, µs | share | traced / untraced |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -516,10 +516,12 @@ def multiply(base: Path, folder: Path, events: int) -> int:
             connection.execute(
                 f"COPY (SELECT * REPLACE (step + {number * counted['steps']} AS step, "
                 f"end_us + {number * (counted['span_us'] + 1_000_000)} AS end_us, "
-                f"'{number:04d}' || request_id[5:] AS request_id, "
-                f"coalesce(replace(extra::VARCHAR, request_id, '{number:04d}' || request_id[5:]), "
-                f"extra::VARCHAR)::JSON AS extra) FROM read_parquet([{listed}])) "
-                f"TO '{folder}/events/part-{number:04d}.parquet' (FORMAT parquet, COMPRESSION lz4)"
+                + ", ".join(
+                    f"'{number:04d}' || {name}[5:] AS {name}"
+                    for name in ("request_id", "engine_request_id", "uid")
+                )
+                + f") FROM read_parquet([{listed}])) "
+                f"TO '{folder}/events/part-{number:04d}.parquet' (FORMAT parquet, COMPRESSION zstd)"
             )
     shutil.copy(base / "run.json", folder / "run.json")
     shutil.copytree(base / "processes", folder / "processes")

@@ -77,13 +77,16 @@ def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():
         assert f"`{family}`" in DOCS
 
 
-def test_the_yaml_says_what_the_code_assumes():
+@pytest.mark.parametrize(
+    ("group", "struct"), [("events", EventSettings), ("transfer_queue", Switches)]
+)
+def test_the_yaml_says_what_the_code_assumes(group, struct):
     """A default that differs would hold only on one of the two ways in."""
     omegaconf = pytest.importorskip("omegaconf")
-    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler.events
+    node = omegaconf.OmegaConf.load(ROOT / "configs/profiler/multiturn.yaml").profiler[group]
     said = omegaconf.OmegaConf.to_container(node)
 
-    assert msgspec.to_builtins(EventSettings()) == said
+    assert msgspec.to_builtins(struct()) == said
 
 
 def test_every_event_is_documented():

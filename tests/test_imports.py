@@ -63,7 +63,14 @@ def test_the_plugin_does_nothing_without_settings():
 
 
 @pytest.mark.parametrize(
-    "module", ["verl_profiler.reader", "verl_profiler.analysis", "verl_profiler.report.text"]
+    "module",
+    [
+        "verl_profiler.reader",
+        "verl_profiler.analysis",
+        "verl_profiler.report.text",
+        "verl_profiler.tq_log",
+        "verl_profiler.exports.jsonl",
+    ],
 )
 def test_the_reading_half_brings_in_none_of_the_hosts(module):
     """A laptop is enough."""

@@ -5,16 +5,26 @@ import gzip
 import importlib.util
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from verl_profiler import conversion, reader
 from verl_profiler.errors import ReadingError
 from verl_profiler.reader import load
+from verl_profiler.schemas import FIELDS
+
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
 
 DATA = Path(__file__).parent / "data"
 SMALL = DATA / "small_run"
@@ -639,14 +649,74 @@ def test_a_cut_archive_gives_what_came_before_the_cut(tmp_path):
     assert any("cut.tar breaks off" in problem for problem in problems)
 
 
+@pytest.fixture(params=["zstandard", "program"])
+def zstd(request, monkeypatch):
+    """Leave one way to read zstd: the module or the program."""
+    if request.param == "zstandard":
+        monkeypatch.setattr("verl_profiler.sources.shutil.which", lambda name: None)
+    elif shutil.which("zstd") is None:
+        pytest.skip("the program zstd is not installed")
+    else:
+        no_modules(monkeypatch)
+
+
+def no_modules(monkeypatch):
+    for name in ("compression.zstd", "zstandard", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def compressed(path, content):
+    """Write two frames, as compressors with several threads and `cat` do."""
+    if zstandard is None:
+        pytest.skip("zstandard is not installed")
+    half = len(content) // 2
+    frames = [
+        zstandard.ZstdCompressor().compress(part) for part in (content[:half], content[half:])
+    ]
+    path.write_bytes(b"".join(frames))
+
+
+def test_a_zstd_archive_is_read_like_its_directory(tmp_path, zstd):
+    """A real run, packed with zstd, gives every event, whatever reads zstd here."""
+    archive = SMALL.parent / "rehearsal_run.tar.gz"
+    path = tmp_path / "rehearsal_run.tar.zst"
+    compressed(path, gzip.decompress(archive.read_bytes()))
+    query = "SELECT name, event, count(*) AS n, sum(duration_us)::BIGINT AS us FROM events GROUP BY ALL ORDER BY ALL"
+
+    rows, problems = read(path, query)
+
+    assert read(archive, query) == (rows, problems)
+    assert len(rows) > 50
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbled"])
+def test_a_damaged_zstd_archive_is_named(tmp_path, zstd, damage):
+    """What came before the damage is read."""
+    write_run(tmp_path / "run", [line(number) for number in range(20_000)])
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(tmp_path / "run" / "run.json", "run/run.json")
+        tar.add(tmp_path / "run" / "step_1", "run/step_1")
+    path = tmp_path / "bad.tar.zst"
+    compressed(path, packed.getvalue())
+    content = path.read_bytes()
+    middle = len(content) * 2 // 3
+    path.write_bytes(
+        content[:middle] + (b"" if damage == "cut" else b"\0" * 100 + content[middle:])
+    )
+
+    rows, problems = read(path, "SELECT count(*) AS n FROM events")
+
+    assert 0 < rows[0]["n"] < 20_000
+    assert any("bad.tar.zst breaks off" in problem for problem in problems)
+
+
 def test_zstd_needs_a_module_and_says_which(tmp_path, monkeypatch):
     """The message can be copied."""
     path = tmp_path / "run.tar.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd")
-    monkeypatch.setattr(
-        "verl_profiler.sources.importlib.import_module",
-        lambda name: (_ for _ in ()).throw(ImportError(name)),
-    )
+    no_modules(monkeypatch)
+    monkeypatch.setattr("verl_profiler.sources.shutil.which", lambda name: None)
 
     with pytest.raises(ReadingError, match="pip install zstandard"):
         load(path)
@@ -763,7 +833,16 @@ def test_a_damaged_cache_is_made_again(tmp_path, damage):
     assert [{"n": 1}] == rows
 
 
-@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"version": 2, "parts": {"part-x": 3}}'])
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2, "parts": {}}',
+        json.dumps({"version": conversion._VERSION, "parts": {"part-x": 3}}),
+    ],
+)
 def test_a_damaged_stamp_is_ignored(tmp_path, stamp):
     """Whatever is in the stamp, the events are read from the files."""
     write_run(tmp_path, [line(1)])
@@ -849,3 +928,52 @@ def test_reading_imports_nothing_of_the_host():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "[]" == done.stdout.strip()
+
+
+FIELD_VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        **{
+            name: {
+                "VARCHAR": st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+                "BIGINT": st.integers(0, 1 << 52),
+                "DOUBLE": st.floats(0, 1e9),
+            }[kind]
+            for name, kind in FIELDS.items()
+            if name != "weight_version"
+        },
+        "weight_version": st.integers(0, 9) | st.text("abc", min_size=1),
+        "sample": st.integers(0, 1 << 40) | st.text("abc-", min_size=1),
+        "turn": st.integers(0, 99),
+        "validate": st.booleans(),
+        "own": st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers(-9, 9)
+            | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner)
+            ),
+        ),
+        "tokens": st.just(2.5),
+    },
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(extras=st.lists(FIELD_VALUES, min_size=1, max_size=30), compact=st.booleans())
+def test_extra_comes_back_as_it_was_recorded(extras, compact):
+    """Fields become columns on the way, and are put together again; others are kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        separators = (",", ":") if compact else None
+        lines = [
+            json.dumps(json.loads(line(number, extra=extra)), separators=separators)
+            for number, extra in enumerate(extras)
+        ]
+        rows, problems = read(
+            write_run(Path(folder) / "run", lines).parents[1],
+            "SELECT extra FROM events ORDER BY end_us",
+        )
+
+    assert [] == [problem for problem in problems if "worker_0.jsonl" in problem]
+    assert extras == [json.loads(row["extra"] or "{}") for row in rows]

@@ -81,12 +81,12 @@ def test_whatever_verl_may_write_is_read(folder, step, metrics, prefix):
     expected = {
         name: value
         for name, (_, value) in metrics.items()
-        if name.startswith(FAMILIES) and value is not None
+        if name.startswith(FAMILIES) and value is not None and abs(value) <= 1e100
     }
 
     assert (step, expected) == (found.step, found.values)
-    lost = [name for name, (_, value) in metrics.items() if value is None]
-    assert sum(name.startswith(FAMILIES) for name in lost) <= len(problems) or len(problems) > 5
+    lost = [name for name in metrics if name.startswith(FAMILIES) and name not in expected]
+    assert min(len(lost), 6) == len(problems)
 
 
 @given(st.data())
@@ -204,6 +204,7 @@ def test_one_changed_line_changes_no_other_step(folder, at):
         ("step:1 - timing_s/gen:1.5 - timing_s/adv:", {"timing_s/gen": 1.5}, "cut at"),
         ("step:1 - timing_s/gen:np.float64(1.", {}, "cut at"),
         ("step:1 - timing_s/gen:abc - timing_s/adv:1", {"timing_s/adv": 1.0}, "no number"),
+        ("step:1 - torn - timing_s/adv:1", {"timing_s/adv": 1.0}, "'torn' is no number"),
         ("step:1 - timing_s/gen:1.2.3 - timing_s/adv:1", {"timing_s/adv": 1.0}, "no number"),
         (
             "step:1 - timing_s/gen:nan - timing_s/adv:1",
@@ -346,6 +347,30 @@ def test_a_line_that_stands_there_twice_counts_once(tmp_path):
 
     assert ([1, 2, 3], [1]) == (steps_of(run), run.begins)
     assert ["1 step line stood there twice; each counts once."] == problems
+
+
+def test_two_lines_of_a_step_with_different_metrics_are_one_step(tmp_path):
+    """Older versions log the last validation apart, and so does code of one's own."""
+    text = log(UNNAMED, range(1, 4)) + "step:3 - val/acc:0.5\nstep:3 - timing_s/mine:0.5\n"
+    (run,), problems = runs_of([text], tmp_path)
+
+    assert ([1, 2, 3], [1], []) == (steps_of(run), run.begins, problems)
+    assert run.lines[2].validated
+    assert run.lines[2].values == pytest.approx(
+        {**kept(step_values(UNNAMED, 3)), "timing_s/mine": 0.5}
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"step:{'9' * 5000} - timing_s/gen:1", f"(A pid={'9' * 5000}) x", f"step:1 - timing_s/gen:{'9' * 5000}",
+     f"step:1 - {'x:' * 5000}", f"step:1{' - x' * 5000}", f"step:1 - timing_s/gen:np.float64({'1' * 5000})"],
+)  # fmt: skip
+def test_numbers_without_end_are_no_numbers(text, tmp_path):
+    """Python refuses to read integers of thousands of digits."""
+    runs, problems = runs_of([f"{text}\n"], tmp_path)
+
+    assert ([], True) == (runs, bool(problems))
 
 
 def test_missing_steps_stay_missing(tmp_path):

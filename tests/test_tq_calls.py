@@ -6,6 +6,7 @@ tests/verl/test_tq_tracing.py has the real ones.
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 import logging
 import pickle
@@ -16,8 +17,9 @@ import types
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, recorder
-from verl_profiler.tq_tracing import metrics, placement, trace_ids
+from verl_profiler import context, instrument, recorder
+from verl_profiler.probes.transfer_queue import PROBES
+from verl_profiler.tq_tracing import lines, metrics, placement, trace_ids
 from verl_profiler.tq_tracing.switches import Switches
 
 BRIDGE = """
@@ -111,7 +113,7 @@ def trace(hosts, caplog):
 
     def switch_on(*, records=False, **switches):
         placement.install(Switches(metrics=True, **switches), "run", records=records)
-        return lambda: [parse(record.getMessage()) for record in caplog.records]
+        return lambda: lines.flush() or [parse(record.getMessage()) for record in caplog.records]
 
     return switch_on
 
@@ -141,7 +143,7 @@ WHOLE = [
 def test_a_bridged_call_prints_all_its_stages(hosts, trace, kind):
     """In their order, with one call id, and the ratios of the guide."""
     queue, bridge = hosts
-    lines = trace(trace=True)
+    printed = trace(trace=True)
 
     if kind == "sync":
 
@@ -159,7 +161,7 @@ def test_a_bridged_call_prints_all_its_stages(hosts, trace, kind):
         assert inspect.iscoroutinefunction(compute_log_prob)
         asyncio.run(compute_log_prob(meta_of(queue, 3, 3)))
 
-    found = lines()
+    found = printed()
     assert WHOLE == stages(found)
     assert {"compute_log_prob"} == {line["func"] for line in found}
     assert 1 == len({line["call"] for line in found})
@@ -179,6 +181,7 @@ def test_lines_have_the_documented_fields_in_the_documented_order(hosts, trace, 
     trace(trace=True, detail=True)
     bridge.tqbridge()(def_rollout := lambda data: {"out": data["ids"]})(meta_of(queue, 3))
     assert def_rollout
+    lines.flush()
     keys = {
         stage: [
             field.partition("=")[0].partition("] ")[2] or field.partition("=")[0]
@@ -256,9 +259,9 @@ def test_lines_have_the_documented_fields_in_the_documented_order(hosts, trace, 
 def test_client_operations_say_size_and_speed_both_ways(hosts, trace):
     """And belong to the function's call."""
     queue, bridge = hosts
-    lines = trace(detail=True)
+    printed = trace(detail=True)
     bridge.tqbridge()(lambda data: {"out": data["ids"] * 3})(meta_of(queue, 1))
-    get, put = [line for line in lines() if line["stage"].endswith("_END")]
+    get, put = [line for line in printed() if line["stage"].endswith("_END")]
 
     assert ["TQ_CLIENT_GET_END", "TQ_CLIENT_PUT_END"] == [get["stage"], put["stage"]]
     assert ["1.00", "3.00"] == [get["data_size_mb"], put["data_size_mb"]]
@@ -276,7 +279,7 @@ def test_client_operations_say_size_and_speed_both_ways(hosts, trace):
 def test_an_end_always_comes_with_its_status(hosts, trace, monkeypatch, broken, closed):
     """The exception is the host's own, and the next call is traced as if nothing had been."""
     queue, bridge = hosts
-    lines = trace(trace=True)
+    printed = trace(trace=True)
     mine = KeyError("mine")
 
     @bridge.tqbridge()
@@ -288,7 +291,7 @@ def test_an_end_always_comes_with_its_status(hosts, trace, monkeypatch, broken, 
         update_actor(meta_of(queue, 1))
 
     assert broken == "get" or caught.value is mine
-    ends = {line["stage"]: line["status"] for line in lines() if "status" in line}
+    ends = {line["stage"]: line["status"] for line in printed() if "status" in line}
     assert {**closed, "FUNCTION_END": "error"} == ends
     assert placement.calls.current.get() is None
 
@@ -296,31 +299,31 @@ def test_an_end_always_comes_with_its_status(hosts, trace, monkeypatch, broken, 
 def test_a_call_that_stores_nothing_ends_all_the_same(hosts, trace):
     """Ranks that do not collect, and functions that return numbers."""
     queue, bridge = hosts
-    lines = trace(trace=True)
+    printed = trace(trace=True)
     assert 5 == bridge.tqbridge()(lambda _data: 5)(meta_of(queue, 1))
 
-    assert [stage for stage in WHOLE if not stage.startswith("PUT")] == stages(lines())
-    assert "0.00%" == lines()[-1]["put_ratio"]
+    assert [stage for stage in WHOLE if not stage.startswith("PUT")] == stages(printed())
+    assert "0.00%" == printed()[-1]["put_ratio"]
 
 
 def test_calls_without_metadata_are_not_traced(hosts, trace):
     """Nor is a bridged function inside of another a second call."""
     queue, bridge = hosts
-    lines = trace(trace=True)
+    printed = trace(trace=True)
     train_mini_batch = bridge.tqbridge()(lambda data: {"loss": data["ids"]})
     update_actor = bridge.tqbridge()(train_mini_batch)
     train_mini_batch({"ids": b""})
 
-    assert [] == lines()
+    assert [] == printed()
     update_actor(meta_of(queue, 1))
-    assert WHOLE == stages(lines())
+    assert WHOLE == stages(printed())
 
 
 def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, carried):
     """Reads are GET, writes are PUT, all else is COMPUTE; tags alone are no PUT."""
     queue, _ = hosts
     recorder.start(carried, lambda: recorder.Identity("trainer", 0))
-    lines = trace(trace=True, records=True)
+    printed = trace(trace=True, records=True)
 
     async def advantage(batch):
         data = await queue.async_kv_batch_get(keys=batch, partition_id="train")
@@ -339,7 +342,7 @@ def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, car
             for end in ("START", "END")
         ),
         "FUNCTION_END",
-    ] == stages(lines())
+    ] == stages(printed())
     events = lines_of(carried.directory)
     function = next(event for event in events if event["event"] == "tq_function")
     for stage in ("get", "compute", "put"):
@@ -351,7 +354,7 @@ def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, car
 def test_every_call_has_an_id_of_its_own(hosts, trace):
     """Repeated calls on the same data never collapse; concurrent ones do not mix."""
     queue, bridge = hosts
-    lines = trace(trace=True)
+    printed = trace(trace=True)
 
     @bridge.tqbridge()
     async def work(data, number):
@@ -363,7 +366,7 @@ def test_every_call_has_an_id_of_its_own(hosts, trace):
 
     asyncio.run(many())
     by_call = {}
-    for line in lines():
+    for line in printed():
         by_call.setdefault(line["call"], []).append(line["stage"])
 
     assert 20 == len(by_call)
@@ -374,11 +377,11 @@ def test_every_call_has_an_id_of_its_own(hosts, trace):
 def test_every_nth_call_is_printed_and_all_are_counted(hosts, trace, every):
     """Per function; the client's lines follow their function."""
     queue, bridge = hosts
-    lines = trace(trace=True, detail=True, sample_every=every)
+    printed = trace(trace=True, detail=True, sample_every=every)
     one = bridge.tqbridge()(lambda data: {"a": data["ids"]})
     for _ in range(12):
         one(meta_of(queue, 1))
-    found = lines()
+    found = printed()
 
     assert 12 // every == stages(found).count("FUNCTION_END")
     assert 12 // every == stages(found, "TQ-DETAIL").count("TQ_CLIENT_PUT_END")
@@ -492,15 +495,17 @@ def test_wrappers_travel_by_value(hosts, trace):
     assert 3 == pickle.loads(cloudpickle.dumps(wrapped))(3)
 
 
-def test_the_request_is_in_the_events_of_a_rollout(trace, carried):
-    """So that lines of many requests of one batch can be told apart."""
+def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
+    """Known only while it runs; many requests of one batch can be told apart."""
     recorder.start(carried, lambda: recorder.Identity("agent_loop", 0))
-    lines = trace(trace=True, records=True)
+    printed = trace(trace=True, records=True)
     request = context.Request(5)
     request.request_id = "r1"
-    context.current_request.set(request)
 
     async def _run_agent_loop(self, sampling_params, trajectory, *, agent_name, **kwargs):
+        token = context.current_request.set(request)
+        await hosts[0].async_kv_batch_put(keys=["k"], partition_id="val", fields={"a": b"1"})
+        context.current_request.reset(token)
         return agent_name
 
     target = placement.Target("rollout", "agent_loop:_run_agent_loop")
@@ -510,7 +515,7 @@ def test_the_request_is_in_the_events_of_a_rollout(trace, carried):
 
     assert "tool_agent" == asyncio.run(coroutine)
     recorder.stop()
-    assert {trace_ids.of_batch("val", 5)} == {line["trace_id"] for line in lines()}
+    assert {trace_ids.of_batch("val", 5)} == {line["trace_id"] for line in printed()}
     event = next(line for line in lines_of(carried.directory) if line["event"] == "tq_function")
     assert ("r1", 5) == (event["extra"]["request_id"], event["step"])
 
@@ -524,7 +529,7 @@ def test_ranges_are_closed_also_by_an_exception(hosts, trace, monkeypatch):
         mark_end_range=closed.append,
     )
     monkeypatch.setitem(sys.modules, "verl.utils.profiler", profiler)
-    lines = trace(ranges=True)
+    printed = trace(ranges=True)
 
     def update_actor(data):
         return {"a": data["ids"]}
@@ -537,7 +542,7 @@ def test_ranges_are_closed_also_by_an_exception(hosts, trace, monkeypatch):
 
     assert ["TQ_GET:update_actor", "TQ_PUT:update_actor", "TQ_GET:update_actor"] == opened
     assert opened == closed
-    assert [] == lines()
+    assert [] == printed()
 
 
 def test_what_a_caller_sees_of_a_function_stays(trace):
@@ -557,3 +562,30 @@ def test_what_a_caller_sees_of_a_function_stays(trace):
         wrapped.__doc__,
         wrapped.attrs,
     )
+
+
+def test_the_clients_events_name_call_and_function(hosts, trace, carried):
+    """The probes' own events, so that they can be joined with the functions'."""
+    queue, bridge = hosts
+    recorder.start(carried, lambda: recorder.Identity("actor", 0))
+    client = "fake_transfer_queue:AsyncTransferQueueClient"
+    probes = [
+        dataclasses.replace(probe, targets=(f"{client}.{probe.targets[0].rpartition('.')[2]}",))
+        for probe in PROBES
+        if probe.event in ("tq_get", "tq_put")
+    ]
+    instrument.install(placement.name_calls(probes))
+    trace(trace=True, records=True)
+    bridge.tqbridge()(update_actor := lambda data: {"a": data["ids"]})(meta_of(queue, 4))
+    placement.uninstall()
+    instrument.uninstall()
+    recorder.stop()
+    events = {event["event"]: event["extra"] for event in lines_of(carried.directory)}
+
+    function = events["tq_function"]
+    for event, number in (("tq_get", 1), ("tq_put", 2)):
+        assert {
+            "func": update_actor.__name__,
+            "call": f"{function['call']}.{number}",
+            "trace_id": function["trace_id"],
+        }.items() <= events[event].items()

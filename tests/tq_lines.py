@@ -60,6 +60,8 @@ class Writer:
             who = f"trace_id={trace_id} | "
             if self.fork and "PUT" in name:
                 who += f"func={func} | pid=7 | "
+            if not self.fork:
+                tail = f" | func={func} | pid=7{tail}"
             self.say(moment, f"[TQ-DETAIL] {who}stage={name} | {fields}{stamp}{tail}")
 
         stamp = f"timestamp={self.zero_s + at:.6f}"
@@ -79,7 +81,12 @@ class Writer:
             if moved:
                 speed = f"throughput_mbps={mb / length:.2f} | "
                 facts = speed if stage == "put" else f"data_size_mb={mb:.2f} | "
-                detail(at, f"TQ_CLIENT_{name}_END", f"duration={length:.6f}s | {facts}", own + more)
+                detail(
+                    at,
+                    f"TQ_CLIENT_{name}_END",
+                    f"duration={length:.6f}s | {facts}",
+                    own + ended[len(tail) :],
+                )
             trace(at, f"{name}_END", f"duration={length:.6f}s | ", ended)
         if ends:
             total = at - begin_s

@@ -39,11 +39,11 @@ _MAYBE_ANSI = re.compile(r"[\x1b\u241b]|\[[0-9;:?]*[A-Za-z]")
 # `(TaskRunner pid=7)`, `(WorkerDict pid=7, ip=10.0.0.2)`, `(Worker(rank=0) pid=7)`; `(pid=7)` at the
 # beginning only: verl writes `Task compute_log_prob (pid=7) is getting` within its lines.
 _PREFIX = re.compile(
-    r"\((?:(?P<process>[\w.:<>-]+(?:\([^()\n]{0,80}\))?) |(?<=^\())pid=(?P<pid>\d+)"
+    r"\((?:(?P<process>[\w.:<>-]+(?:\([^()\n]{0,80}\))?) |(?<=^\())pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ \t]?"
 )
 _REPEATED = re.compile(
-    r"\s*\[repeated (?P<times>\d+)x across (?:the )?cluster\]"
+    r"\s*\[repeated (?P<times>\d{1,9})x across (?:the )?cluster\]"
     r"(?:\s*\(Ray deduplicates logs by default\.[^)]*\))?"
 )
 

@@ -4,9 +4,9 @@
     <run>/.cache/events-1/stamp.json                     what each part was made from
 
 A part is used again only if every file it was made from has the same size and modification time,
-the same process identity and clock shift, and this module the same `_VERSION`.  A run that is
-still written therefore converts its last part again, not all of it.  A directory that cannot be
-written costs the cache and nothing else.
+the same process identity and clock shift, and the conversion is the same.  A run that is still
+written therefore converts its last part again, not all of it.  A directory that cannot be written
+costs the cache and nothing else.  The tables made from the events lie there too (`shelf`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from typing import Any
 
 import duckdb
 
+from verl_profiler.aliases import vocabulary
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import quoted
+from verl_profiler.event_query import event_query, quoted
 from verl_profiler.events import FORMAT_VERSION
 from verl_profiler.parts import build_part, can_write
 from verl_profiler.processes import Process
 from verl_profiler.sources import EventFile, Source
 
-__all__ = ["Converted", "convert"]
+__all__ = ["Converted", "cache_folder", "convert"]
 
-_VERSION = 2
+# Parts that another conversion made are made again; the number counts changes of `repair`.
+_CONVERSION = json.dumps([4, event_query([]), vocabulary()])
+_VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
@@ -73,12 +76,10 @@ def convert(
     """
     result = Converted(original=_is_original(source))
     folder, known = scratch, {}
-    keep = cache and source.whole
-    if keep:
-        cached = source.root / ".cache" / f"events-{FORMAT_VERSION}"
+    cached = cache_folder(source) if cache else None
+    if cached is not None:
         known = _stamp(cached)
-        if known or _writable(cached):
-            folder = cached
+        folder = cached
     stamp: dict[str, Any] = {}
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
@@ -107,9 +108,15 @@ def convert(
             result.counts[process] = result.counts.get(process, 0) + count
         if part["size_bytes"]:
             result.parts.append(folder / name)
-    if keep and folder != scratch and stamp != known:
+    if folder != scratch and stamp != known:
         _write_stamp(folder, stamp)
     return result
+
+
+def cache_folder(source: Source) -> Path | None:
+    """Return where what is made of a run is kept; None when nothing can be written there."""
+    folder = source.root / ".cache" / f"events-{FORMAT_VERSION}"
+    return folder if source.whole and (_stamp(folder) or _writable(folder)) else None
 
 
 def _is_original(source: Source) -> bool:

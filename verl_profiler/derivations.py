@@ -6,9 +6,8 @@ tables, and gives at least the columns of `SCHEMAS`, under the same names.
 
 from __future__ import annotations
 
-import json
-
-from verl_profiler.schemas import REQUEST_PARTS
+from verl_profiler.aliases import FIELD_ALIASES
+from verl_profiler.schemas import FIELDS, REQUEST_PARTS
 
 __all__ = ["DERIVATIONS"]
 
@@ -17,8 +16,12 @@ def _number(field: str, kind: str = "BIGINT") -> str:
     return f"try_cast(extra->>'$.{field}' AS {kind})"
 
 
-def _first(kind: str, *fields: str) -> str:
-    return f"coalesce({', '.join(_number(field, kind) for field in fields)})"
+_FIELDS = ", ".join(
+    f"coalesce({', '.join(_number(key, kind) for key in (name, *FIELD_ALIASES.get(name, ())))}) "
+    f'AS "{name}"'
+    for name, kind in FIELDS.items()
+)
+_EVENT_FIELDS = f"SELECT *, {_FIELDS} FROM events"
 
 
 def _micros(field: str) -> str:
@@ -27,14 +30,17 @@ def _micros(field: str) -> str:
 
 
 # Which traced call of which function an event of TransferQueue belongs to.
-_TRACED = f"""extra->>'$.func' AS func, nullif(extra->>'$.trace_id', 'N/A') AS trace_id, extra->>'$.call' AS call,
-    greatest(coalesce({_number("sampled", "INTEGER")}, 1), 1) AS sampled"""
+_TRACED = """nullif(e.trace_id, 'N/A') AS trace_id, e.call,
+    greatest(coalesce(e.sampled, 1), 1)::INTEGER AS sampled"""
 
-_RESPONSE_TOKENS = _first("BIGINT", "response_tokens", "response_length", "generated_tokens")
+_EVENT_COUNTS = """
+SELECT run, step, role, family, event, count(*) AS events, count(request_id) AS of_requests,
+    min(begin_us) AS begin_us, max(end_us) AS end_us
+FROM events GROUP BY run, step, role, family, event
+"""
 
 # `request_start` is written before verl has given the request its id; it is matched to its request
-# by sample and session, or stands for a request that never came so far.  `extra` is read only where
-# it is needed: for all rows it would double the time.
+# by sample and session, or stands for a request that never came so far.
 _REQUESTS = f"""
 WITH children AS (
     SELECT run, step, name, validate, request_id,
@@ -73,13 +79,15 @@ WITH children AS (
         CASE WHEN request_id IS NULL THEN session END AS loose_session,
         any_value(rank) AS rank, max(sample) AS sample, max(session) AS session,
         count(*) AS endings, max(status) AS status, max(error) AS error,
-        min(begin_us) AS begin_us, max(end_us) AS end_us, max(extra::VARCHAR)::JSON AS extra
-    FROM events WHERE event = 'request' AND family = 'rollout'
+        min(begin_us) AS begin_us, max(end_us) AS end_us, max(agent) AS agent, max(uid) AS uid,
+        max(turns) AS turns, max(prompt_tokens) AS prompt_tokens,
+        max(response_tokens) AS response_tokens, max(reward) AS reward
+    FROM event_fields WHERE event = 'request' AND family = 'rollout'
     GROUP BY run, step, name, validate, request_id, loose_sample, loose_session
 ), started AS MATERIALIZED (
     SELECT run, step, name, validate, request_id, sample, session, any_value(rank) AS rank,
-        min(begin_us) AS begin_us, min(extra::VARCHAR)::JSON AS extra
-    FROM events WHERE event = 'request_start' AND family = 'rollout'
+        min(begin_us) AS begin_us, min(uid) AS uid, min(prompt_tokens) AS prompt_tokens
+    FROM event_fields WHERE event = 'request_start' AND family = 'rollout'
     GROUP BY run, step, name, validate, request_id, sample, session
 ), named AS MATERIALIZED (
     SELECT coalesce(e.run, c.run) AS run, coalesce(e.step, c.step) AS step,
@@ -88,7 +96,8 @@ WITH children AS (
         coalesce(e.sample, c.sample) AS sample, coalesce(e.session, c.session) AS session,
         coalesce(e.endings, 0) AS endings, e.status, e.error,
         coalesce(e.begin_us, c.begin_us) AS begin_us, e.end_us,
-        greatest(e.end_us, c.last_us) AS last_us, e.extra,
+        greatest(e.end_us, c.last_us) AS last_us, e.agent, e.uid, e.turns, e.prompt_tokens,
+        e.response_tokens, e.reward,
         c.* EXCLUDE (run, step, name, validate, request_id, rank, sample, session, begin_us, last_us)
     FROM (SELECT * FROM ended WHERE request_id IS NOT NULL) AS e
     FULL JOIN children AS c ON e.run = c.run AND e.step IS NOT DISTINCT FROM c.step
@@ -98,7 +107,8 @@ WITH children AS (
 ), begun AS MATERIALIZED (
     SELECT n.* REPLACE (CASE WHEN n.endings = 0 THEN coalesce(s.begin_us, l.begin_us, n.begin_us)
             ELSE n.begin_us END AS begin_us),
-        coalesce(s.extra, l.extra) AS start_extra
+        coalesce(s.uid, l.uid) AS start_uid,
+        coalesce(s.prompt_tokens, l.prompt_tokens) AS start_prompt_tokens
     FROM named AS n
     LEFT JOIN started AS s
         ON n.run = s.run AND n.step IS NOT DISTINCT FROM s.step AND n.name = s.name
@@ -119,7 +129,8 @@ WITH children AS (
     FROM ended WHERE request_id IS NULL
     UNION ALL BY NAME
     SELECT s.run, s.step, s.name, s.validate, s.request_id, s.sample, s.session, s.rank,
-        0 AS endings, s.begin_us, s.begin_us AS last_us, s.extra AS start_extra
+        0 AS endings, s.begin_us, s.begin_us AS last_us, s.uid AS start_uid,
+        s.prompt_tokens AS start_prompt_tokens
     FROM loose_starts AS s
     WHERE NOT EXISTS (
         SELECT 1 FROM matched AS m
@@ -133,7 +144,7 @@ WITH children AS (
         bool_or(event = 'tool_parsing') AS tool_parsing,
         bool_or(event = 'token_merge') AS token_merge,
         bool_or(event = 'postprocess') AS postprocess, bool_or(event = 'reward') AS reward
-    FROM main.events WHERE family = 'rollout' AND request_id IS NOT NULL GROUP BY run
+    FROM event_counts WHERE family = 'rollout' AND of_requests > 0 GROUP BY run
 ), parts AS (
     SELECT g.*, s.tool AS tools_seen,
         endings > 0 AND coalesce(status, '') <> 'unfinished' AS finished,
@@ -154,30 +165,27 @@ WITH children AS (
     FROM every AS g LEFT JOIN seen AS s USING (run)
 )
 SELECT run, step, name, validate, request_id, rank, sample, session,
-    extra->>'$.agent' AS agent,
-    coalesce(extra->>'$.uid', start_extra->>'$.uid') AS uid,
+    agent, coalesce(uid, start_uid) AS uid,
     coalesce(status, CASE WHEN endings = 0 THEN 'unfinished' END) AS status,
-    error, finished, begin_us,
+    error, finished, endings, begin_us,
     CASE WHEN finished THEN end_us END AS end_us,
     duration_us, last_us,
-    coalesce({_number("turns", "INTEGER")}, turns_seen) AS turns,
+    coalesce(turns, turns_seen) AS turns,
     CASE WHEN tools_seen AND (coalesce(tool_calls, 0) > 0 OR coalesce(tool_executions, 0) = 0)
         THEN coalesce(tool_calls, 0) END AS tool_calls,
-    coalesce({_number("prompt_tokens")},
-        try_cast(start_extra->>'$.initial_prompt_length' AS BIGINT)) AS prompt_tokens,
-    {_RESPONSE_TOKENS} AS response_tokens,
-    {_number("reward", "DOUBLE")} AS reward,
+    coalesce(prompt_tokens, start_prompt_tokens) AS prompt_tokens, response_tokens, reward,
     {", ".join(f"{part}_us" for part in REQUEST_PARTS)},
     greatest(duration_us - known_us, 0) AS other_us,
     CASE WHEN duration_us IS NOT NULL THEN greatest(known_us - duration_us, 0) END AS overlap_us
 FROM parts
 """
 
-_TURNS = f"""
+_TURNS = """
 WITH chosen AS (
-    SELECT *, CASE WHEN event = 'engine_call' THEN {_RESPONSE_TOKENS} END AS response_tokens,
-        CASE WHEN event = 'engine_call' THEN {_number("prompt_tokens")} END AS prompt_tokens
-    FROM events
+    SELECT run, step, name, validate, request_id, turn, event, status, begin_us, end_us,
+        duration_us, CASE WHEN event = 'engine_call' THEN response_tokens END AS response_tokens,
+        CASE WHEN event = 'engine_call' THEN prompt_tokens END AS prompt_tokens
+    FROM event_fields
     WHERE turn IS NOT NULL AND family = 'rollout' AND event IN
         ('turn', 'engine_call', 'tool_call', 'tool_execution', 'tool_parsing', 'token_merge')
 ), grouped AS (
@@ -212,68 +220,37 @@ FROM chosen WHERE request_id IS NULL AND event = 'turn'
 """
 
 _TOOL_CALLS = """
-SELECT run, step, name, validate, request_id, turn, extra->>'$.tool' AS tool, status, error,
+SELECT run, step, name, validate, request_id, turn, tool, status, error,
     begin_us, end_us, duration_us
-FROM events WHERE event = 'tool_call' AND family = 'rollout'
+FROM event_fields WHERE event = 'tool_call' AND family = 'rollout'
 """
 
 
-def _fields(**kinds: str) -> str:
-    """Return SQL that parses `extra` once into a struct of these fields."""
-    return f"json_transform(extra, '{json.dumps(kinds)}')"
+def _microseconds(name: str) -> str:
+    return f"CASE WHEN {name}_s BETWEEN 0 AND 1e9 THEN round({name}_s * 1e6)::BIGINT END"
 
-
-def _field_microseconds(name: str) -> str:
-    return f"CASE WHEN f.{name} BETWEEN 0 AND 1e9 THEN round(f.{name} * 1e6)::BIGINT END"
-
-
-_ENGINE_FIELDS = _fields(
-    engine_request_id="VARCHAR",
-    prompt_tokens="BIGINT",
-    response_tokens="BIGINT",
-    cached_tokens="BIGINT",
-    finish_reason="VARCHAR",
-    queue_s="DOUBLE",
-    prefill_s="DOUBLE",
-    decode_s="DOUBLE",
-    e2e_s="DOUBLE",
-    weight_version="VARCHAR",
-)
 
 _ENGINE_REQUESTS = f"""
-SELECT e.run, e.step, e.name, p.replica, f.engine_request_id, e.request_id, e.validate, e.status,
+SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.validate, e.status,
     e.begin_us, e.end_us, e.duration_us,
-    f.prompt_tokens, f.response_tokens, f.cached_tokens, f.finish_reason,
-    {_field_microseconds("queue_s")} AS queue_us,
-    {_field_microseconds("prefill_s")} AS prefill_us,
-    {_field_microseconds("decode_s")} AS decode_us,
-    {_field_microseconds("e2e_s")} AS e2e_us,
-    f.weight_version
-FROM (
-    SELECT *, {_ENGINE_FIELDS} AS f FROM events
-    WHERE event = 'engine_request' AND family = 'engine'
-) AS e LEFT JOIN processes AS p USING (run, name)
+    e.prompt_tokens, e.response_tokens, e.cached_tokens, e.finish_reason,
+    {_microseconds("queue")} AS queue_us,
+    {_microseconds("prefill")} AS prefill_us,
+    {_microseconds("decode")} AS decode_us,
+    {_microseconds("e2e")} AS e2e_us,
+    e.weight_version
+FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
+WHERE e.event = 'engine_request' AND e.family = 'engine'
 """
-
-_CALL_FIELDS = _fields(
-    engine_request_id="VARCHAR",
-    server="VARCHAR",
-    prompt_tokens="BIGINT",
-    response_tokens="BIGINT",
-    generated_tokens="BIGINT",
-    finish_reason="VARCHAR",
-)
 
 # One engine request id may stand for several calls (verl's full_determinism passes the request's
 # own id every turn); then the server's interval that overlaps the client's most is its own.
-_ENGINE_CALLS = f"""
+_ENGINE_CALLS = """
 WITH calls AS MATERIALIZED (
     SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn, status,
-        error, begin_us, end_us, duration_us, f, f.engine_request_id AS id
-    FROM (
-        SELECT *, {_CALL_FIELDS} AS f FROM events
-        WHERE event = 'engine_call' AND family = 'rollout'
-    )
+        error, begin_us, end_us, duration_us, engine_request_id AS id, server, prompt_tokens,
+        response_tokens, finish_reason
+    FROM event_fields WHERE event = 'engine_call' AND family = 'rollout'
 ), served AS MATERIALIZED (
     SELECT row_number() OVER () AS served_number, * FROM engine_requests
     WHERE engine_request_id IS NOT NULL
@@ -295,10 +272,10 @@ WITH calls AS MATERIALIZED (
         least(c.end_us, s.end_us) - greatest(c.begin_us, s.begin_us) DESC, s.begin_us)
 )
 SELECT c.run, c.step, c.name, c.validate, c.request_id, c.turn, c.id AS engine_request_id,
-    c.f.server, c.status, c.error, c.begin_us, c.end_us, c.duration_us,
-    coalesce(c.f.prompt_tokens, s.prompt_tokens) AS prompt_tokens,
-    coalesce(c.f.response_tokens, c.f.generated_tokens, s.response_tokens) AS response_tokens,
-    coalesce(c.f.finish_reason, s.finish_reason) AS finish_reason,
+    c.server, c.status, c.error, c.begin_us, c.end_us, c.duration_us,
+    coalesce(c.prompt_tokens, s.prompt_tokens) AS prompt_tokens,
+    coalesce(c.response_tokens, s.response_tokens) AS response_tokens,
+    coalesce(c.finish_reason, s.finish_reason) AS finish_reason,
     s.name AS engine_name, s.replica,
     s.begin_us AS engine_begin_us, s.end_us AS engine_end_us,
     s.duration_us AS engine_duration_us, s.cached_tokens,
@@ -349,7 +326,7 @@ WITH recorded AS (
     SELECT run, step, min(begin_us) AS begin_us, max(end_us) AS end_us
     FROM worked WHERE step IS NOT NULL GROUP BY run, step
     UNION ALL
-    SELECT run, step, min(begin_us), max(end_us) FROM events
+    SELECT run, step, min(begin_us), max(end_us) FROM event_counts
     WHERE step IS NOT NULL AND run NOT IN (SELECT DISTINCT run FROM worked)
     GROUP BY run, step
 ), inside AS (
@@ -384,33 +361,43 @@ SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, dur
 FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
 """
 
+# An operation inside a traced function has the function's id with a number behind.
 _TRANSFERS = f"""
-SELECT run, step, name, validate, request_id, role, event,
-    extra->>'$.op' AS op, extra->>'$.partition' AS partition, status,
-    begin_us, end_us, duration_us,
-    {_number("size_bytes")} AS size_bytes, {_number("rows")} AS rows, {_TRACED}
-FROM events WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
+SELECT e.run, step, name, validate, request_id, role, event, op, partition, status,
+    begin_us, end_us, duration_us, size_bytes, rows, coalesce(e.func, c.func) AS func, {_TRACED}
+FROM event_fields AS e
+LEFT JOIN (
+    SELECT run, call, any_value(func) AS func FROM tq_calls WHERE call IS NOT NULL GROUP BY run, call
+) AS c ON c.run = e.run AND c.call = split_part(e.call, '.', 1)
+WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
 """
 
 _TQ_CALLS = f"""
-SELECT run, step, name, validate, request_id, role, {_TRACED}, 'events' AS source,
+SELECT run, step, name, validate, request_id, role, e.func, {_TRACED},
+    'events' AS source,
     'FUNCTION_END' AS stage, status, duration_us IS NOT NULL AS finished, false AS estimated,
     begin_us, end_us, duration_us, {_micros("get_s")} AS get_us,
     {_micros("compute_s")} AS compute_us, {_micros("put_s")} AS put_us,
-    coalesce({_number("waits", "BOOLEAN")}, false) AS waits, {_number("rows")} AS rows, extra AS more
-FROM events WHERE family = 'transfer_queue' AND event = 'tq_function'
+    coalesce({_number("waits", "BOOLEAN")}, false) AS waits, rows, extra AS more
+FROM event_fields AS e WHERE family = 'transfer_queue' AND event = 'tq_function'
 """
 
 _TQ_STAGES = """
-SELECT run, step, name, extra->>'$.func' AS func, extra->>'$.call' AS call,
+SELECT run, step, name, func, call,
     substr(event, length('tq_function_') + 1) AS stage, begin_us, end_us, duration_us
-FROM events WHERE family = 'transfer_queue' AND starts_with(event, 'tq_function_')
+FROM event_fields WHERE family = 'transfer_queue' AND starts_with(event, 'tq_function_')
 """
 
-_REWARD_SCORES = f"""
-SELECT run, step, name, request_id, extra->>'$.uid' AS uid, validate, status,
-    begin_us, end_us, duration_us, {_number("score", "DOUBLE")} AS score
-FROM events WHERE family = 'reward' AND event = 'reward_score'
+# Reward workers are not told whether a request is of validation; their requests say it.
+_REWARD_SCORES = """
+WITH origins AS (
+    SELECT run, uid, bool_and(validate) AS validate FROM requests
+    WHERE uid IS NOT NULL GROUP BY run, uid
+)
+SELECT e.run, e.step, e.name, e.request_id, e.uid, coalesce(o.validate, e.validate) AS validate,
+    e.status, e.begin_us, e.end_us, e.duration_us, e.score
+FROM event_fields AS e LEFT JOIN origins AS o ON o.run = e.run AND o.uid = e.uid
+WHERE e.family = 'reward' AND e.event = 'reward_score'
 """
 
 _MEMORY = f"""
@@ -421,8 +408,8 @@ FROM events WHERE event = 'memory' AND family = 'memory'
 """
 
 _LAGS = """
-SELECT run, step, name, role, extra->>'$.loop' AS loop, begin_us, end_us, duration_us
-FROM events WHERE family = 'event_loop' AND duration_us IS NOT NULL
+SELECT run, step, name, role, loop, during, begin_us, end_us, duration_us
+FROM event_fields WHERE family = 'event_loop' AND duration_us IS NOT NULL
 """
 
 _COSTS = f"""
@@ -434,15 +421,17 @@ FROM events WHERE family = 'profiler' AND event = 'profiler_cost'
 
 # Name → its SQL, and whether it is kept as a table or read from the events again each time.
 DERIVATIONS: dict[str, tuple[str, bool]] = {
+    "event_fields": (_EVENT_FIELDS, False),
+    "event_counts": (_EVENT_COUNTS, True),
     "requests": (_REQUESTS, True),
     "turns": (_TURNS, True),
-    "tool_calls": (_TOOL_CALLS, False),
+    "tool_calls": (_TOOL_CALLS, True),
     "engine_requests": (_ENGINE_REQUESTS, False),
     "engine_calls": (_ENGINE_CALLS, True),
     "phases": (_PHASES, True),
     "steps": (_STEPS, True),
     "rank_spans": (_RANK_SPANS, False),
-    "transfers": (_TRANSFERS, False),
+    "transfers": (_TRANSFERS, True),
     "tq_calls": (_TQ_CALLS, True),
     "tq_stages": (_TQ_STAGES, True),
     "reward_scores": (_REWARD_SCORES, False),

@@ -1,186 +1,207 @@
 """The SQL that reads lines of event files into the columns of a Parquet part.
 
-Values are read as text where they may have a wrong type, and cast one by one; `flawed` marks rows
-in which that failed, so that a wrong type costs a look at the file and not the file.
+Each line is parsed once, into text; values are cast one by one, and `flawed` marks rows in which
+that failed, so that a wrong type costs a look at the file and not the file.  Whether a line holds
+more than the known fields is found by counting `":`, which no known line has anywhere else; such a
+line is parsed again, and if it does, `rest` keeps all of its `extra`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from verl_profiler.aliases import vocabulary
+from verl_profiler.aliases import FIELD_ALIASES, vocabulary
 from verl_profiler.repair import LINE_LIMIT_BYTES
+from verl_profiler.schemas import FIELDS, SCHEMAS
 
-__all__ = ["PART_COLUMNS", "event_query", "list_files", "quoted"]
+__all__ = ["PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files", "quoted"]
 
+_NOT_STORED = ("run", "begin_us", "extra")
 PART_COLUMNS = {
     "file_id": "INTEGER",
     "flawed": "BOOLEAN",
-    "name": "VARCHAR",
-    "role": "VARCHAR",
-    "rank": "INTEGER",
-    "host": "VARCHAR",
-    "pid": "INTEGER",
-    "step": "INTEGER",
-    "event": "VARCHAR",
-    "family": "VARCHAR",
-    "end_us": "BIGINT",
-    "duration_us": "BIGINT",
-    "request_id": "VARCHAR",
-    "turn": "INTEGER",
-    "validate": "BOOLEAN",
-    "sample": "VARCHAR",
-    "session": "VARCHAR",
-    "status": "VARCHAR",
-    "error": "VARCHAR",
-    "workid": "VARCHAR",
-    "recorded": "VARCHAR",
-    "extra": "JSON",
+    **{
+        column: kind
+        for column, kind in SCHEMAS["event_fields"].items()
+        if column not in _NOT_STORED
+    },
+    "rest": "JSON",
 }
 
 _FILE_COLUMNS = {
     "file_id": "INTEGER",
     "path": "VARCHAR",
-    "name": "VARCHAR",
-    "role": "VARCHAR",
-    "rank": "INTEGER",
-    "host": "VARCHAR",
-    "pid": "INTEGER",
-    "step": "INTEGER",
+    **{name: SCHEMAS["events"][name] for name in ("name", "role", "rank", "host", "pid", "step")},
     "shift_us": "BIGINT",
     "original": "BOOLEAN",
 }
 
-_TOP = json.dumps(
+_IDENTITY = ("request_id", "turn", "validate", "sample", "session", "status", "error")
+_KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
+_NUMBERS = ("duration_sec", "step", "turn")
+# Whole numbers are read as DOUBLE, so that a fraction is seen.
+_STRUCTURE = json.dumps(
     {
-        **dict.fromkeys(("timestamp", "event", "duration_sec", "workid", "step"), "VARCHAR"),
-        "extra": "JSON",
+        **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _KEYS},
+        "extra": {
+            **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _IDENTITY},
+            **{name: "DOUBLE" if kind == "BIGINT" else kind for name, kind in FIELDS.items()},
+        },
     }
 )
-_IDENTITY = json.dumps(
-    dict.fromkeys(
-        ("request_id", "turn", "validate", "sample", "session", "status", "error"), "VARCHAR"
-    )
-)
-_KEYS = ("timestamp", "event", "duration_sec", "extra", "workid", "step")
-_WITHOUT_KEYS = json.dumps(dict.fromkeys(_KEYS))
+_WITHOUT_KEYS = json.dumps(dict.fromkeys((*_KEYS, "extra")))
 
 # A cast to TIMESTAMP drops the offset from UTC without a word; one to TIMESTAMPTZ takes twice as
 # long (duckdb 2.0).  Times without an offset are taken for UTC.
 _MOMENT = """CASE
-        WHEN ends_with(timestamp, '+00:00') AND length(timestamp) >= 25
-            THEN epoch_us(try_cast(timestamp AS TIMESTAMP))
-        WHEN length(timestamp) >= 19 THEN epoch_us(try_cast(timestamp AS TIMESTAMPTZ))
+        WHEN ends_with(t.timestamp, '+00:00') AND strlen(t.timestamp) >= 25
+            THEN epoch_us(try_cast(t.timestamp AS TIMESTAMP))
+        WHEN strlen(t.timestamp) >= 19 THEN epoch_us(try_cast(t.timestamp AS TIMESTAMPTZ))
     END"""
 
-# Lines as the recorder writes them, whose last key is the step of the folder.
-_REGULAR = """
-    SELECT filename, {moment} AS moment_us, event AS recorded_event,
-        try_cast(duration_sec AS DOUBLE) AS duration_s, extra, workid, step AS line_step,
-        duration_sec IS NOT NULL AND try_cast(duration_sec AS DOUBLE) IS NULL AS mistyped
-    FROM read_json([{paths}], format = 'newline_delimited', filename = true,
-        maximum_object_size = {limit},
-        columns = {{timestamp: 'VARCHAR', event: 'VARCHAR', duration_sec: 'VARCHAR',
-            extra: 'JSON', workid: 'VARCHAR', step: 'INTEGER'}})
-"""
-
-# Any other lines: values are read as text and cast one by one, and keys that the format does not
-# know (keywords of the caller of `log_manager.log`) go into `extra`.
-_IRREGULAR = """
-    SELECT filename, {text_moment} AS moment_us,
-        top.event AS recorded_event,
-        try_cast(top.duration_sec AS DOUBLE) AS duration_s,
-        CASE
-            WHEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) = {key_count}
-                THEN top.extra
-            ELSE json_merge_patch(
-                json_merge_patch(line, '{without_keys}'), coalesce(top.extra, '{{}}'))
-        END AS extra,
-        top.workid AS workid,
-        whole_number(top.step) AS line_step,
-        (top.duration_sec IS NOT NULL AND try_cast(top.duration_sec AS DOUBLE) IS NULL)
-            OR (top.step IS NOT NULL AND whole_number(top.step) IS NULL) AS mistyped
-    FROM (
-        SELECT filename, json AS line, json_transform(json, '{top}') AS top
-        FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
-    )
-"""
-
 _SELECT = """
-WITH lines AS ({lines}
-), typed AS (
-    SELECT f.*, lines.* EXCLUDE (filename, duration_s, workid),
-        nullif(workid, f.rank::VARCHAR) AS workid,
-        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + f.shift_us END
-            AS end_us,
-        CASE WHEN duration_s BETWEEN 0 AND 1e9 THEN round(duration_s * 1e6)::BIGINT END
+WITH parsed AS (
+    SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
+        (strlen(json) - strlen(replace(json, '":', ''))) // 2 AS keys,
+        CASE WHEN contains(json, '":t') OR contains(json, '": t')
+            THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
+            ELSE false END AS unusual
+    FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
+), counted AS (
+    SELECT filename, line, t, t.extra AS x, keys <> {known} OR unusual AS odd,
+        t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra
+    FROM parsed
+), told AS (
+    SELECT *, {moment} AS moment_us,
+        CASE WHEN odd THEN {line_known} + (json_keys(line, '$.extra') IS NOT NULL)::INTEGER
+            <> len(json_keys(line)) ELSE false END AS more_keys,
+        CASE WHEN odd THEN coalesce({extra_known} <> len(json_keys(line, '$.extra')), false)
+            ELSE false END AS more_fields
+    FROM counted
+), checked AS (
+    SELECT line, t, x, odd, more_keys, more_fields, empty_extra, files.* EXCLUDE (path),
+        CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us END AS end_us,
+        CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN round(t.duration_sec * 1e6)::BIGINT END
             AS duration_us,
-        duration_s IS NOT NULL AND NOT coalesce(duration_s BETWEEN 0 AND 1e9, false)
-            AS bad_duration,
-        json_transform(CASE WHEN starts_with(extra::VARCHAR, '{{') THEN extra END,
-            '{identity}') AS who
-    FROM lines JOIN part_files AS f ON f.path = lines.filename
+        {turn} AS turn, {line_step} AS line_step
+    FROM told JOIN part_files AS files ON path = filename
 )
-SELECT
-    t.file_id,
-    coalesce(
-        t.mistyped OR t.bad_duration OR t.recorded_event IS NULL OR t.recorded_event = ''
-        OR t.recorded_event[1] IN ('{{', '[') OR t.end_us IS NULL
-        OR (t.who.turn IS NOT NULL AND whole_number(t.who.turn) IS NULL)
-        OR coalesce(t.who.validate, 'true') NOT IN ('true', 'false')
-        OR NOT starts_with(t.extra::VARCHAR, '{{'),
+SELECT c.file_id,
+    coalesce(t.event IS NULL OR t.event = '' OR t.event[1] IN ('{{', '[') OR end_us IS NULL
+        OR (t.duration_sec IS NOT NULL AND duration_us IS NULL)
+        OR (t.step IS NOT NULL AND line_step IS NULL)
+        OR (x.turn IS NOT NULL AND turn IS NULL)
+        OR coalesce(x.validate, 'true') NOT IN ('true', 'false')
+        OR CASE WHEN empty_extra THEN json_type(line, '$.extra') <> 'OBJECT' END
+        OR CASE WHEN odd THEN {mistyped} END,
         false) AS flawed,
-    t.name, t.role, t.rank, t.host, t.pid,
-    coalesce(t.line_step, t.step) AS step,
-    coalesce(v.event, t.recorded_event) AS event,
+    c.name, c.role, c.rank, c.host, c.pid,
+    coalesce(line_step, c.step) AS step,
+    coalesce(v.event, t.event) AS event,
     CASE
-        WHEN t.role = 'trainer' AND t.duration_us IS NOT NULL AND coalesce(v.phase, true)
+        WHEN c.role = 'trainer' AND duration_us IS NOT NULL AND coalesce(v.phase, true)
             THEN 'trainer'
         ELSE coalesce(v.family, 'user')
     END AS family,
-    t.end_us, t.duration_us,
-    t.who.request_id AS request_id,
-    whole_number(t.who.turn) + coalesce(v.turn_shift, 0) AS turn,
-    coalesce(t.who.validate = 'true', false) AS validate,
-    coalesce(t.who.sample, CASE WHEN t.original THEN t.extra->>'$.batch_data_id' END) AS sample,
-    t.who.session AS session, t.who.status AS status, t.who.error AS error,
-    t.workid,
-    CASE WHEN v.event <> t.recorded_event THEN t.recorded_event END AS recorded,
-    CASE WHEN t.extra::VARCHAR <> '{{}}' THEN t.extra END AS extra
-FROM typed AS t
-LEFT JOIN vocabulary AS v ON v.recorded = t.recorded_event AND v.original = t.original
+    end_us, duration_us, x.request_id AS request_id,
+    turn + coalesce(v.turn_shift, 0) AS turn,
+    coalesce(x.validate = 'true', false) AS validate,
+    coalesce(x.sample, CASE WHEN c.original THEN line->>'$.extra.{sample_alias}' END) AS sample,
+    x.session AS session, x.status AS status, x.error AS error,
+    nullif(t.workid, c.rank::VARCHAR) AS workid,
+    CASE WHEN v.event <> t.event THEN t.event END AS recorded,
+    {fields},
+    CASE
+        WHEN CASE WHEN more_keys
+                THEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) > {key_count} END
+            THEN json_merge_patch(json_merge_patch(line, '{without_keys}'),
+                coalesce(line->'$.extra', '{{}}'))
+        WHEN c.original OR more_fields OR x.validate = 'false' OR {fractions}
+            THEN nullif(line->'$.extra', '{{}}')
+    END AS rest
+FROM checked AS c
+LEFT JOIN vocabulary AS v ON v.recorded = t.event
 """
 
 
-def event_query(regular: Sequence[Path], irregular: Sequence[Path]) -> str:
-    """Return the query over files that `list_files` has listed.
+def _or_number(name: str) -> str:
+    """Write a column whose values are numbers or text as JSON."""
+    return (
+        f"CASE WHEN regexp_full_match({name}, '0|-?[1-9][0-9]{{0,17}}') THEN {name}::JSON "
+        f"ELSE to_json({name}) END"
+    )
 
-    Args:
-        regular: Files all of whose lines end with the step of their folder, as the recorder's do.
-        irregular: Any others.
-    """
-    words = {
-        "moment": _MOMENT,
-        "text_moment": re.sub(r"\btimestamp\b", "top.timestamp", _MOMENT),
-        "top": _TOP,
-        "identity": _IDENTITY,
-        "without_keys": _WITHOUT_KEYS,
-        "keys": ", ".join(f"'{key}'" for key in _KEYS),
-        "key_count": len(_KEYS),
-        "limit": 2 * LINE_LIMIT_BYTES,
-    }
-    lines = [
-        template.format(paths=", ".join(f"'{quoted(path)}'" for path in paths), **words)
-        for template, paths in ((_REGULAR, regular), (_IRREGULAR, irregular))
-        if paths
+
+_WRITTEN = {
+    **{name: name for name in (*_IDENTITY, *FIELDS)},
+    "validate": "nullif(validate, false)",
+    **{name: _or_number(name) for name in ("sample", "session", "weight_version")},
+}
+# `extra` as it was recorded, but for the order of its keys and the spelling of its numbers.
+_RECORDED = ", ".join(f'"{name}": {value}' for name, value in _WRITTEN.items())
+RECORDED_EXTRA = (
+    f"coalesce(rest, nullif(json_merge_patch('{{}}', to_json({{{_RECORDED}}})), '{{}}'))"
+)
+
+
+def event_query(paths: Sequence[Path]) -> str:
+    """Return the query over files that `list_files` has listed."""
+    line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *FIELDS))
+    return _SELECT.format(
+        paths=", ".join(f"'{quoted(path)}'" for path in paths),
+        structure=_STRUCTURE,
+        limit=2 * LINE_LIMIT_BYTES,
+        moment=_MOMENT,
+        known=f"{line_known} + (t.extra IS NOT NULL)::UTINYINT + {extra_known}",
+        line_known=line_known,
+        extra_known=extra_known,
+        fields=", ".join(f'{_field(name, kind)} AS "{name}"' for name, kind in FIELDS.items()),
+        fractions=" OR ".join(
+            f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
+            for name, kind in FIELDS.items()
+            if kind == "BIGINT"
+        ),
+        keys=", ".join(f"'{key}'" for key in (*_KEYS, "extra")),
+        key_count=len(_KEYS) + 1,
+        turn=_whole("x.turn"),
+        line_step=_whole("t.step"),
+        mistyped=" OR ".join(
+            f"(json_type(line, '{path}') <> 'NULL' AND ({value} IS NULL "
+            f"OR json_type(line, '{path}') = 'BOOLEAN'))"
+            for path, value in (
+                ("$.duration_sec", "t.duration_sec"),
+                ("$.step", "t.step"),
+                ("$.extra.turn", "x.turn"),
+            )
+        ),
+        sample_alias=FIELD_ALIASES["sample"][0],
+        without_keys=_WITHOUT_KEYS,
+    )
+
+
+def _known(struct: str, keys: Sequence[str]) -> str:
+    """Count the keys that are there."""
+    return "(" + " + ".join(f'({struct}."{key}" IS NOT NULL)::UTINYINT' for key in keys) + ")"
+
+
+def _whole(value: str) -> str:
+    return f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
+
+
+def _field(name: str, kind: str) -> str:
+    """Return the SQL of a field's column; only where keys are left over, other names are tried."""
+    value = f'try_cast(x."{name}" AS BIGINT)' if kind == "BIGINT" else f'x."{name}"'
+    aliases = [
+        f"try_cast(line->>'$.extra.{alias}' AS {kind})" for alias in FIELD_ALIASES.get(name, ())
     ]
-    return _SELECT.format(lines="    UNION ALL BY NAME".join(lines), **words)
+    if not aliases:
+        return value
+    return f"CASE WHEN more_fields THEN coalesce({', '.join((value, *aliases))}) ELSE {value} END"
 
 
 def list_files(
@@ -193,7 +214,7 @@ def list_files(
         rows: One per file: file_id, path, name, role, rank, host, pid, step, shift_us, original.
         scratch: A folder for a temporary file.
     """
-    _prepare(connection)
+    _make_vocabulary(connection, original=any(row["original"] for row in rows))
     listing = scratch / "part_files.json"
     listing.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in _FILE_COLUMNS.items())
@@ -203,18 +224,15 @@ def list_files(
     )
 
 
-def _prepare(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute(
-        "CREATE OR REPLACE TEMP MACRO whole_number(text) AS "
-        "CASE WHEN regexp_full_match(text, '-?[0-9]{1,9}') THEN text::INTEGER END"
-    )
+def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -> None:
     rows = ", ".join(
-        f"({original}, '{recorded}', '{event}', '{family}', {shift}, {phase})"
-        for original, recorded, event, family, shift, phase in vocabulary()
+        f"('{recorded}', '{event}', '{family}', {shift}, {phase})"
+        for of_original, recorded, event, family, shift, phase in vocabulary()
+        if of_original == original
     )
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE vocabulary AS SELECT * FROM "
-        f"(VALUES {rows}) AS v(original, recorded, event, family, turn_shift, phase)"
+        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase)"
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "COMPUTING_ROLES",
     "EVENTS",
     "FAMILIES",
     "FORMAT_VERSION",
@@ -28,6 +29,9 @@ RUN_FILE = "run.json"
 
 # Agent-loop workers keep the file name of the original logger: `worker_<rank>.jsonl`.
 WORKER_ROLE = "agent_loop"
+
+# These compute inside their event loops: that such a loop stands still is by design.
+COMPUTING_ROLES = ("actor", "critic", "ref", "rollout")
 
 # Probe families, the keys of `profiler.events.families`.
 FAMILIES = (
@@ -218,13 +222,13 @@ EVENTS: dict[str, Event] = {
         "transfer_queue",
         None,
         "Data goes into the queue.",
-        ("size_bytes", "rows", "fields", "partition", "trace_id", "call"),
+        ("size_bytes", "rows", "fields", "partition", "trace_id", "call", "func"),
     ),
     "tq_get": Event(
         "transfer_queue",
         None,
         "Data comes out of the queue.",
-        ("size_bytes", "rows", "fields", "partition", "trace_id", "call"),
+        ("size_bytes", "rows", "fields", "partition", "trace_id", "call", "func"),
     ),
     "tq_meta": Event("transfer_queue", None, "A question to the controller.", ("op", "rows")),
     "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows",)),

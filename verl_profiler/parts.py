@@ -1,8 +1,7 @@
 """Convert some event files into one Parquet part, whatever is wrong with them.
 
-Files are read in three ways, each slower and more patient than the one before: lines as the
-recorder writes them, any other lines, and a repaired copy (`repair`).  A file goes to the next way
-when the one before says that it is not for it.
+A file that cannot be parsed, or that has values of wrong types, is read again as a repaired copy
+(`repair`), which says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -60,20 +59,15 @@ def build_part(
                 paths[number] = copy
 
     mend([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
-    list_files(connection, _listing(group, paths, processes, original), scratch)
-    regular = _regular(connection, {n: path for n, path in paths.items() if n not in repaired})
     counts: list[tuple[int, int, int]] = []
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     while paths:
         list_files(connection, _listing(group, paths, processes, original), scratch)
-        query = event_query(
-            [path for number, path in paths.items() if number in regular - repaired],
-            [path for number, path in paths.items() if number not in regular - repaired],
-        )
+        query = event_query(list(paths.values()))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             connection.execute(
-                f"COPY ({query}) TO '{quoted(partial)}' (FORMAT parquet, COMPRESSION lz4)"
+                f"COPY ({query}) TO '{quoted(partial)}' (FORMAT parquet, COMPRESSION zstd)"
             )
             counts = connection.execute(
                 "SELECT file_id, count(*), count(*) FILTER (flawed) "
@@ -93,7 +87,6 @@ def build_part(
                 partial.unlink()
             if not can_write(target.parent):
                 return None
-            mistyped = _named_in(error, paths) & (regular - repaired)
             unreadable = {
                 number
                 for number, path in paths.items()
@@ -101,10 +94,6 @@ def build_part(
             }
             if unreadable:
                 mend(sorted(unreadable))
-            elif mistyped:
-                regular -= mistyped
-            elif regular - repaired:
-                regular.clear()
             elif set(paths) - repaired:
                 mend(sorted(set(paths) - repaired))
             else:
@@ -156,37 +145,6 @@ def _listing(
             }
         )
     return rows
-
-
-def _regular(connection: duckdb.DuckDBPyConnection, paths: dict[int, Path]) -> set[int]:
-    """Return the files whose every line ends as the recorder ends it: with the folder's step.
-
-    Keywords of a caller of `log_manager.log` come after it, and the fast way would not see them.
-    """
-    if not paths:
-        return set()
-    listed = ", ".join(f"'{quoted(path)}'" for path in paths.values())
-    try:
-        rows = connection.execute(
-            f"""
-            WITH tails AS (
-                SELECT file_id, path, concat('"step":', step, '}}') AS compact,
-                    concat('"step": ', step, '}}') AS spaced
-                FROM part_files
-            )
-            SELECT file_id FROM tails JOIN read_ndjson_objects([{listed}], filename = true,
-                maximum_object_size = {2 * LINE_LIMIT_BYTES}) AS lines ON path = filename
-            GROUP BY file_id
-            HAVING bool_and(ends_with(json, compact) OR ends_with(json, spaced))
-            """
-        ).fetchall()
-    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
-        raise
-    except duckdb.Error:
-        if len(paths) == 1:
-            return set()
-        return set().union(*(_regular(connection, {n: path}) for n, path in paths.items()))
-    return {number for (number,) in rows}
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -34,10 +34,11 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-from verl_profiler.conversion import Converted, convert
+from verl_profiler.conversion import cache_folder, convert
 from verl_profiler.event_query import PART_COLUMNS
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
+from verl_profiler.shelf import EventPart, Shelf, event_parts, listed, parts_query
 from verl_profiler.sources import Source, find_sources
 from verl_profiler.tables import SCHEMAS, Tables
 
@@ -149,12 +150,13 @@ class Run:
 
     def _open(self, paths: list[Path], *, cache: bool) -> None:
         sources = find_sources(paths, self._scratch, self._problems)
+        connection = self.tables.connection
         everyone: list[Process] = []
-        queries: list[str] = []
+        parts: list[EventPart] = []
         for source in sources:
             found = processes(source)
             everyone += found.values()
-            converted = convert(self.tables.connection, source, found, self._scratch, cache=cache)
+            converted = convert(connection, source, found, self._scratch, cache=cache)
             several = len(sources) > 1
             problems = [
                 *converted.problems,
@@ -166,8 +168,14 @@ class Run:
             self._problems += [f"{source.label}: {p}" if several else p for p in problems]
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
-            queries += _part_queries(self.tables.connection, source, converted)
-        self.tables.take("events", "\nUNION ALL\n".join(queries or [_no_events()]))
+            if source.parquet:
+                _check_columns(connection, source)
+            parts += event_parts(connection, source.label, [*converted.parts, *source.parquet])
+        if parts:
+            kept = len(sources) == 1 and cache and cache_folder(sources[0])
+            self.tables.shelf = Shelf(kept or self._scratch, self._scratch, parts)
+        self.tables.take("event_fields", parts_query(parts) or _no_events())
+        self.tables.take("events", "SELECT * FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
         self._problems += take_captures(self.tables, roots, self._scratch)
@@ -180,41 +188,34 @@ _ORIGINAL = (
 )
 
 
-def _part_queries(
-    connection: duckdb.DuckDBPyConnection, source: Source, converted: Converted
-) -> Iterator[str]:
-    parts = [*converted.parts, *source.parquet]
-    if not parts:
-        return
-    listed = ", ".join("'" + str(part).replace("'", "''") + "'" for part in parts)
-    query = f"FROM read_parquet([{listed}])"
-    if source.parquet:
-        try:
-            columns = {row[0] for row in connection.execute(f"DESCRIBE {query}").fetchall()}
-        except duckdb.Error as error:
-            raise ReadingError(f"{source.root} cannot be read: {error}", "unreadable") from error
-        missing = [name for name in PART_COLUMNS if name not in columns]
-        if missing:
-            raise ReadingError(
-                f"{source.parquet[0]} is not a table of events: it has no column "
-                f"{', '.join(missing[:5])}",
-                "no-events",
-            )
-    label = source.label.replace("'", "''")
-    yield (
-        f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed), "
-        f"end_us - coalesce(duration_us, 0) AS begin_us {query}"
-    )
+def _check_columns(connection: duckdb.DuckDBPyConnection, source: Source) -> None:
+    """Refuse Parquet files of something else than events.
+
+    Raises:
+        ReadingError: A file cannot be read, or lacks columns.
+    """
+    query = f"DESCRIBE FROM read_parquet([{listed(source.parquet)}])"
+    try:
+        columns = {row[0] for row in connection.execute(query).fetchall()}
+    except duckdb.Error as error:
+        raise ReadingError(f"{source.root} cannot be read: {error}", "unreadable") from error
+    missing = [name for name in PART_COLUMNS if name not in columns]
+    if missing:
+        raise ReadingError(
+            f"{source.parquet[0]} is not a table of events: it has no column "
+            f"{', '.join(missing[:5])}",
+            "no-events",
+        )
 
 
 def _no_events() -> str:
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["events"].items())
+    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["event_fields"].items())
     return f"SELECT {columns} WHERE false"
 
 
 def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
     """Say what only the tables show: requests without end or twice, steps in two runs."""
-    total = tables.row("SELECT count(*) AS events FROM events")
+    total = tables.row("SELECT sum(events) AS events FROM event_counts")
     if not total.get("events"):
         yield "no events were found"
         return
@@ -237,9 +238,8 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
             f"for example {rows[0]['example']}); they are left out of percentiles"
         )
     rows = tables.rows(
-        "SELECT count(*) AS requests, min(request_id) AS example FROM (SELECT run, step, name, "
-        "validate, request_id FROM events WHERE event = 'request' AND family = 'rollout' AND "
-        "request_id IS NOT NULL GROUP BY ALL HAVING count(*) > 1)"
+        "SELECT count(*) AS requests, min(request_id) AS example FROM requests "
+        "WHERE endings > 1 AND request_id IS NOT NULL"
     )
     if rows and rows[0]["requests"]:
         yield (

@@ -6,7 +6,7 @@ Times are microseconds since 1970 in UTC (`begin_us`, `end_us`), lengths are mic
 
 from __future__ import annotations
 
-__all__ = ["REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
+__all__ = ["FIELDS", "REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
 
 _IDENTITY = {
     "run": "VARCHAR",
@@ -44,28 +44,83 @@ REQUEST_PARTS = (
     "reward",
 )
 
+# What `extra` holds in the events that there are many of; in `event_fields` each has a column.
+FIELDS = {
+    **dict.fromkeys(
+        (
+            "agent",
+            "uid",
+            "tool",
+            "of",
+            "server",
+            "engine_request_id",
+            "finish_reason",
+            "weight_version",
+            "op",
+            "partition",
+            "loop",
+            "during",
+            "func",
+            "trace_id",
+            "call",
+        ),
+        "VARCHAR",
+    ),
+    **dict.fromkeys(
+        (
+            "turns",
+            "tool_calls",
+            "tokens",
+            "prompt_tokens",
+            "response_tokens",
+            "cached_tokens",
+            "size_bytes",
+            "rows",
+            "fields",
+            "untensored_fields",
+            "sampled",
+        ),
+        "BIGINT",
+    ),
+    **dict.fromkeys(("reward", "score", "queue_s", "prefill_s", "decode_s", "e2e_s"), "DOUBLE"),
+}
+
+_EVENTS = {
+    "run": "VARCHAR",
+    "name": "VARCHAR",
+    "role": "VARCHAR",
+    "rank": "INTEGER",
+    "host": "VARCHAR",
+    "pid": "INTEGER",
+    "step": "INTEGER",
+    "event": "VARCHAR",
+    "family": "VARCHAR",
+    **_INTERVAL,
+    "request_id": "VARCHAR",
+    "turn": "INTEGER",
+    "validate": "BOOLEAN",
+    "sample": "VARCHAR",
+    "session": "VARCHAR",
+    "status": "VARCHAR",
+    "error": "VARCHAR",
+    "workid": "VARCHAR",
+    "recorded": "VARCHAR",
+    "extra": "JSON",
+}
+
 SCHEMAS: dict[str, dict[str, str]] = {
-    "events": {
+    "events": _EVENTS,
+    "event_fields": {**_EVENTS, **FIELDS},
+    "event_counts": {
         "run": "VARCHAR",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
-        "host": "VARCHAR",
-        "pid": "INTEGER",
         "step": "INTEGER",
-        "event": "VARCHAR",
+        "role": "VARCHAR",
         "family": "VARCHAR",
-        **_INTERVAL,
-        "request_id": "VARCHAR",
-        "turn": "INTEGER",
-        "validate": "BOOLEAN",
-        "sample": "VARCHAR",
-        "session": "VARCHAR",
-        "status": "VARCHAR",
-        "error": "VARCHAR",
-        "workid": "VARCHAR",
-        "recorded": "VARCHAR",
-        "extra": "JSON",
+        "event": "VARCHAR",
+        "events": "BIGINT",
+        "of_requests": "BIGINT",
+        "begin_us": "BIGINT",
+        "end_us": "BIGINT",
     },
     "processes": {
         "run": "VARCHAR",
@@ -107,6 +162,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "status": "VARCHAR",
         "error": "VARCHAR",
         "finished": "BOOLEAN",
+        "endings": "BIGINT",
         **_INTERVAL,
         "last_us": "BIGINT",
         "turns": "INTEGER",
@@ -283,6 +339,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "name": "VARCHAR",
         "role": "VARCHAR",
         "loop": "VARCHAR",
+        "during": "VARCHAR",
         **_INTERVAL,
     },
     "costs": {

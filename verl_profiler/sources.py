@@ -12,11 +12,13 @@ import importlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
@@ -304,7 +306,11 @@ def _unpack(archive: Path, target: Path, problems: list[str]) -> None:
                 with path.open("wb") as file:
                     while chunk := content.read(1 << 20):
                         file.write(chunk)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except Exception as error:
+        # Each module for zstd has an error class of its own.
+        known = isinstance(error, (tarfile.TarError, EOFError, OSError, ValueError))
+        if not known and type(error).__name__ != "ZstdError":
+            raise
         problems.append(f"{archive.name} breaks off ({error}); what came before is read")
     if skipped:
         problems.append(f"{archive.name}: {skipped} links or unsafe paths were left out")
@@ -323,16 +329,33 @@ def _tar_stream(archive: Path) -> Iterator[IO[bytes]]:
 def _zstd_stream(file: IO[bytes], archive: Path) -> Any:
     for module, opener in (
         ("compression.zstd", lambda zstd: zstd.ZstdFile(file)),
-        ("zstandard", lambda zstd: zstd.ZstdDecompressor().stream_reader(file)),
+        (
+            "zstandard",
+            lambda zstd: zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True),
+        ),
         ("backports.zstd", lambda zstd: zstd.ZstdFile(file)),
     ):
         with contextlib.suppress(ImportError):
             return opener(importlib.import_module(module))
+    if program := shutil.which("zstd"):
+        return _output_of([program, "--decompress", "--stdout", "--quiet", "--", str(archive)])
     raise ReadingError(
-        f"{archive} is compressed with zstd, and no Python module for it is installed.\n"
-        f"pip install zstandard, or unpack it yourself: tar --zstd -xf {archive}",
+        f"{archive} is compressed with zstd, and neither a Python module nor a program for it is "
+        "installed.\npip install zstandard",
         "no-zstd",
     )
+
+
+@contextlib.contextmanager
+def _output_of(command: list[str]) -> Iterator[IO[bytes]]:
+    # The program is zstd; the file's name is one argument, never a shell's.
+    with subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield cast("IO[bytes]", process.stdout)
+        finally:
+            process.kill()
 
 
 def _launch_key(launch: dict[str, Any]) -> tuple[Any, ...] | None:

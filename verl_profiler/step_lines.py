@@ -10,11 +10,10 @@ counts; one that does not is a run of its own.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verl_profiler.console_log import STDIN, ConsoleLine, file_lines, lines_of
@@ -25,7 +24,7 @@ __all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
 FAMILIES = ("timing_s/", "timing_per_token_ms/", "perf/")
 
 _VALIDATION = ("val-", "val/")
-_STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d+)(?= -|\s*$)")
+_STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9})(?= -|\s*$)")
 _BETWEEN = " - "
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
@@ -37,11 +36,16 @@ _METRIC = re.compile(rf"(?P<name>\S.*?):{_VALUE}\s*")
 # The last value of a line, with what another writer put right behind it.
 _GLUED = re.compile(rf"(?P<name>[\w/@.()+\-]+):{_VALUE}(?=[^\w.]|[A-Z])")
 # A metric whose line ends before its value does.
+_WORDS = "|".join(
+    word[:end] for word in ("nan", "inf", "True", "False") for end in range(1, len(word))
+)
 _BEGUN = re.compile(
-    r"[\w/@.()+\-]*|[\w/@.()+\-]+:(?:[-+]?[\d.]*(?:[eE][-+]?)?|n|na|i|in|[-+]in?|T|Tr|Tru|F|Fa|Fal|Fals"
-    rf"|n|np|np\.\w*|np\.\w+\((?:{_NUMBER})?(?:[eE.+\-]*))"
+    rf"[\w/@.()+\-]*|[\w/@.()+\-]+:(?:[-+]?(?:[\d.]*(?:[eE][-+]?)?|{_WORDS})"
+    rf"|np|np\.\w*|np\.\w+\((?:{_NUMBER})?[eE.+\-]*)"
 )
 _ROUNDED = re.compile(r"[-+]?\d+\.\d{3}|nan|inf|[-+]inf")
+# No quantity of a training is larger; beyond it, sums of squares would overflow.
+_LARGEST = 1e100
 # More of one kind of problem than this are counted instead of listed.
 _LISTED = 5
 
@@ -233,10 +237,10 @@ class _Text:
             rounded &= bool(_ROUNDED.fullmatch(match["plain"] or ""))
             if name.startswith(FAMILIES):
                 value = _number(match)
-                if math.isfinite(value):
+                if abs(value) <= _LARGEST:
                     values[name] = value
                 else:
-                    problems.add("values that are not finite", f"{where}: {name} is {value}.")
+                    problems.add("values that are no quantity", f"{where}: {name} is {value}.")
         if numbers:
             yield StepLine(
                 self.step, values, path, self.line.number, self.line.pid, validated, rounded
@@ -248,6 +252,9 @@ def _metrics(text: str) -> Iterator[str]:
     carried = ""
     for metric in text.split(_BETWEEN):
         if ":" in metric:
+            if carried and metric.startswith(FAMILIES):
+                yield carried.removesuffix(_BETWEEN)
+                carried = ""
             yield carried + metric
             carried = ""
         elif carried or metric.strip():
@@ -284,9 +291,12 @@ def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepL
             twice += 1
             continue
         if last is not None and current:
-            other = None not in (line.pid, last.pid) and line.pid != last.pid
+            same_process = None in (line.pid, last.pid) or line.pid == last.pid
+            if same_process and line.step == last.step and not line.values.keys() & last.values:
+                last = current[-1] = _together(last, line)
+                continue
             back = line.step <= last.step if line.trained else line.step < last.step
-            if other or back:
+            if back or not same_process:
                 launches.append([])
                 last = None
         launches[-1].append(line)
@@ -297,6 +307,13 @@ def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepL
             f"{twice} step line{'s' * (twice > 1)} stood there twice; each counts once."
         )
     return launches
+
+
+def _together(line: StepLine, more: StepLine) -> StepLine:
+    """Add what a second line says of the same step, such as its validation or a user's metrics."""
+    return replace(
+        line, values={**line.values, **more.values}, validated=line.validated or more.validated
+    )
 
 
 def _same(one: StepLine, other: StepLine) -> bool:

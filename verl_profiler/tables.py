@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import duckdb
 
 from verl_profiler.derivations import DERIVATIONS
 from verl_profiler.schemas import REQUEST_PARTS, SCHEMAS
+from verl_profiler.shelf import Shelf, listed, parts_query
 
 __all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
 
@@ -20,10 +22,40 @@ _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
 
 # Made from about this many events at a time; the identity of a row has its step.
-_BY_STEPS = ("requests", "turns", "engine_calls")
-_CHUNK_EVENTS = 4_000_000
+_BY_STEPS = ("requests", "turns", "engine_calls", "tool_calls", "transfers")
+_CHUNK_EVENTS = 2_000_000
 # How far the clocks of a client's and a server's host may be apart for their calls to be joined.
 _CLOCKS_APART_US = 600 * 1_000_000
+
+
+@dataclass
+class _Chunk:
+    """Some steps, and the time around them."""
+
+    steps: tuple[int, int] | None = None
+    without_step: bool = False
+    span_us: tuple[int, int] | None = None
+
+    def add(self, step: int | None, begin_us: int, end_us: int) -> None:
+        if step is None:
+            self.without_step = True
+        else:
+            self.steps = (self.steps or (step, step))[0], step
+        first_us, last_us = self.span_us or (begin_us, end_us)
+        self.span_us = min(first_us, begin_us), max(last_us, end_us)
+
+    def condition(self) -> str:
+        """Return SQL that is true for the events of the chunk."""
+        steps = (
+            "false" if self.steps is None else f"step BETWEEN {self.steps[0]} AND {self.steps[1]}"
+        )
+        return f"({steps} OR step IS NULL)" if self.without_step else steps
+
+    @property
+    def around_us(self) -> tuple[int, int]:
+        """The time in which servers may have worked for the chunk."""
+        first_us, last_us = self.span_us or (0, 0)
+        return first_us - _CLOCKS_APART_US, last_us + _CLOCKS_APART_US
 
 
 class Tables:
@@ -32,8 +64,9 @@ class Tables:
     A table is made when a query first names it after FROM or JOIN.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, shelf: Shelf | None = None) -> None:
         self.connection = connection
+        self.shelf = shelf
         self._made: set[str] = set()
 
     @classmethod
@@ -92,53 +125,93 @@ class Tables:
             columns = ", ".join(
                 f'"{column}"::{kind} AS "{column}"' for column, kind in SCHEMAS[name].items()
             )
+            query = f"SELECT {columns} FROM ({query})"
             if name in _BY_STEPS:
-                self._make_by_steps(name, query, columns)
+                self._make_by_steps(name, query)
+            elif kept and self.shelf is not None:
+                everything = [part.fingerprint for part in self.shelf.parts]
+                self._shelve(self.shelf, name, {query: everything})
             else:
                 kind = "TABLE" if kept else "VIEW"
-                self.connection.execute(f"CREATE {kind} {name} AS SELECT {columns} FROM ({query})")
+                self.connection.execute(f"CREATE {kind} {name} AS {query}")
             self._made.add(name)
 
-    def _make_by_steps(self, name: str, query: str, columns: str) -> None:
+    def _make_by_steps(self, name: str, query: str) -> None:
         """Make a table from some steps at a time, so that memory does not grow with the run."""
-        beginning = f"CREATE TABLE {name} AS"
-        for condition, first_us, last_us in self._chunks():
-            around = f"WITH events AS (SELECT * FROM main.events WHERE {condition})"
-            if "engine_requests" in _named(query):
-                around += (
-                    ", engine_requests AS (SELECT * FROM main.engine_requests "
-                    f"WHERE end_us >= {first_us - _CLOCKS_APART_US} "
-                    f"AND begin_us <= {last_us + _CLOCKS_APART_US})"
+        if self.shelf is not None:
+            queries = {
+                f"WITH {self._sources(query, chunk)} {query}": self._made_from(
+                    self.shelf, query, chunk
                 )
-            self.connection.execute(
-                f"{beginning} SELECT {columns} FROM ({around} SELECT * FROM ({query}))"
-            )
+                for chunk in self._chunks()
+            }
+            self._shelve(self.shelf, name, queries)
+            return
+        beginning = f"CREATE TABLE {name} AS"
+        for chunk in self._chunks():
+            self.connection.execute(f"{beginning} WITH {self._sources(query, chunk)} {query}")
             beginning = f"INSERT INTO {name}"
 
-    def _chunks(self) -> list[tuple[str, int, int]]:
-        """Cut the run at step boundaries; return SQL conditions with the times that they span."""
+    def _shelve(self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]) -> None:
+        """Make a view of files with the rows of these queries."""
+        paths = [
+            shelf.table(self.connection, name, query, made_from)
+            for query, made_from in queries.items()
+        ]
+        shelf.forget_others(name)
+        self.take(name, f"SELECT * FROM read_parquet([{listed(paths)}])")
+
+    def _sources(self, query: str, chunk: _Chunk) -> str:
+        """Return the SQL that puts the events of a chunk in the place of all events."""
+        fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
+        if self.shelf is not None:
+            fields = f"({parts_query(self.shelf.of_steps(chunk.steps, chunk.without_step))})"
+            around = parts_query(self.shelf.of_times(*chunk.around_us))
+            served = f"WITH event_fields AS ({around}) {DERIVATIONS['engine_requests'][0]}"
+        sources = (
+            f"event_fields AS (SELECT * FROM {fields} WHERE {chunk.condition()}), "
+            "events AS (SELECT * FROM event_fields)"
+        )
+        if "engine_requests" in _named(query):
+            first_us, last_us = chunk.around_us
+            sources += (
+                f", engine_requests AS (SELECT * FROM ({served}) "
+                f"WHERE end_us >= {first_us} AND begin_us <= {last_us})"
+            )
+        return sources
+
+    def _made_from(self, shelf: Shelf, query: str, chunk: _Chunk) -> list[str]:
+        """Say what decides the rows of a chunk."""
+        parts = shelf.of_steps(chunk.steps, chunk.without_step)
+        if "engine_requests" in _named(query):
+            parts += shelf.of_times(*chunk.around_us)
+        seen = self.rows(
+            "SELECT DISTINCT run, event FROM event_counts "
+            "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"
+        )
+        replicas = self.rows("SELECT run, name, replica FROM processes ORDER BY ALL")
+        return [
+            chunk.condition(),
+            *(part.fingerprint for part in parts),
+            json.dumps([seen, replicas]),
+        ]
+
+    def _chunks(self) -> list[_Chunk]:
+        """Cut the run at step boundaries."""
+        self.make("event_counts")
         rows = self.connection.execute(
-            "SELECT step, count(*), coalesce(min(begin_us), 0), coalesce(max(end_us), 0) "
-            "FROM events GROUP BY step ORDER BY step NULLS FIRST"
+            "SELECT step, sum(events), min(begin_us), max(end_us) "
+            "FROM event_counts GROUP BY step ORDER BY step NULLS FIRST"
         ).fetchall()
-        chunks: list[list[tuple[int | None, int, int, int]]] = [[]]
-        held = 0
-        for row in rows:
-            if held and held + row[1] > _CHUNK_EVENTS:
-                chunks.append([])
+        chunks: list[_Chunk] = []
+        held = _CHUNK_EVENTS
+        for step, events, begin_us, end_us in rows:
+            if held + events > _CHUNK_EVENTS:
+                chunks.append(_Chunk())
                 held = 0
-            chunks[-1].append(row)
-            held += row[1]
-        if len(chunks) == 1:
-            return [("true", 0, 1 << 62)]
-        result = []
-        for chunk in chunks:
-            steps = [row[0] for row in chunk if row[0] is not None]
-            condition = f"step BETWEEN {min(steps)} AND {max(steps)}" if steps else "false"
-            if chunk[0][0] is None:
-                condition = f"({condition} OR step IS NULL)"
-            result.append((condition, min(row[2] for row in chunk), max(row[3] for row in chunk)))
-        return result
+            held += events
+            chunks[-1].add(step, begin_us or 0, end_us or 0)
+        return chunks or [_Chunk()]
 
     def relation(self, name: str) -> duckdb.DuckDBPyRelation:
         """Return the table as a duckdb relation, to filter, join or export."""

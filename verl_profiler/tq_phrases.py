@@ -9,6 +9,8 @@ __all__ = ["LANGUAGES", "PHRASES", "Note", "phrase"]
 
 # First what makes the numbers less than the truth, then findings, each with the guide's advice.
 _ENGLISH = {
+    "doubled": "{number} lines stand in the logs more than once, each to the letter; they count once",
+    "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it in no call:",
     "missing": (
         "{number} lines are missing: Ray shows equal-looking lines of several processes as "
         "one, [repeated Nx across cluster], {times} times here (ends of calls among them: "
@@ -52,7 +54,8 @@ _ENGLISH = {
     ),
     "overhead": (
         "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
-        "{get_share}, put {put_share}), more than {threshold}"
+        "{get_share}, put {put_share}), more than {threshold}; {of_all_share} of the time of all "
+        "traced functions"
     ),
     "overhead.advice": (
         "check the storage backend's settings; make batches larger, so that there are fewer "
@@ -63,6 +66,7 @@ _ENGLISH = {
         "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
         "(standard deviation {variation} of the mean)"
     ),
+    "worst": "longest in step {worst_step}: {worst_s} on average",
     "unstable.advice": (
         "network or storage may be unstable: see below when it happened, and what else used "
         "them then"
@@ -85,6 +89,8 @@ _ENGLISH = {
 }
 
 _CHINESE = {
+    "doubled": "{number} 行日志完全重复,只计一次",
+    "path": "{ids} 个 trace_id,{calls} 次调用,p50 {p50},最大 {max},其间 {waiting} 没有调用:",
     "missing": (
         "缺少 {number} 行日志:Ray 将多个进程的相似行合并为一行([repeated Nx across cluster]),共"
         " {times} 处(其中函数结束行:{ends})。调用次数和总耗时因此偏低。请在运行时设置 "
@@ -111,7 +117,7 @@ _CHINESE = {
     "both": "同时给出了运行目录和日志:二者可能包含相同的调用,因此分开统计",
     "overhead": (
         "{func}:TQ总开销 {overhead_share}(GET {get_share},PUT {put_share};{tq_s} / {total_s}),"
-        "超过 {threshold}"
+        "超过 {threshold};占全部函数耗时的 {of_all_share}"
     ),
     "overhead.advice": (
         "检查存储后端配置(Redis/分布式存储);优化批次大小(batch_size),减少传输次数;考虑数据压缩"
@@ -121,6 +127,7 @@ _CHINESE = {
         "{func}:{stage} 耗时波动大:{calls} 次调用 p50 {p50_s},p95 {p95_s},最大 {max_s}(标准差为"
         "均值的 {variation})"
     ),
+    "worst": "最慢的是第 {worst_step} 步:平均 {worst_s}",
     "unstable.advice": "网络或存储可能不稳定:对照下方各训练步与时间段,查看当时的其他负载",
     "low_throughput": (
         "{event}:吞吐量 {mib_per_s} MB/s({calls} 次调用,共 {size_bytes});低于 {threshold} MB/s "

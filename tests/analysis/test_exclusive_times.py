@@ -1,5 +1,7 @@
 """Own times: every moment belongs to the innermost interval."""
 
+import sys
+
 import pytest
 
 from verl_profiler.analysis.exclusive_times import exclusive_times
@@ -103,7 +105,9 @@ def test_ranks_in_own_times(tables, span):
 def test_steps_in_batches_are_the_same(small, monkeypatch):
     """How many events are swept at a time changes nothing."""
     whole = exclusive_times(small.tables)
-    monkeypatch.setattr("verl_profiler.analysis.exclusive_times._EVENTS_AT_ONCE", 1)
+    # In the package, this name is the function's.
+    module = sys.modules["verl_profiler.analysis.exclusive_times"]
+    monkeypatch.setattr(module, "_EVENTS_AT_ONCE", 1)
 
     single = exclusive_times(small.tables)
     assert len(whole) == len(single)

@@ -126,6 +126,19 @@ def test_a_timer_that_one_of_them_lacks_is_named(recorded):
     )
 
 
+def test_a_span_that_verl_does_not_print_explains_what_it_leaves_uncovered(recorded):
+    """Such as prepare_step: what no timer covers is shorter by it in the recording."""
+    tables, run = recorded
+    ref_s = run.lines[0].values["timing_s/ref"]
+    rows = logged_and_recorded(tables, changed(run, 1, ref=None), None, [])
+
+    assert of(rows, 1, "unaccounted")["difference_s"] == pytest.approx(-ref_s, abs=2e-3)
+    assert (True, "the spans have ref, which verl does not print") == (
+        of(rows, 1, "unaccounted")["explained"],
+        of(rows, 1, "unaccounted")["reason"],
+    )
+
+
 def test_a_rounded_log_differs_by_its_rounding(recorded):
     """verl up to 0.4 prints three decimals."""
     tables, run = recorded

@@ -35,3 +35,16 @@ def test_rewards_of_a_step(tables, conversation, span):
     assert (2, 1, 0.5, 0.5, 0.5) == tuple(
         row[key] for key in ("requests", "scored", "mean", "lowest", "highest")
     )
+
+
+def test_scores_of_validation_are_told_by_their_requests(rehearsed):
+    """Reward workers are not told what a request is for: its other events are."""
+    counts = {
+        table: rehearsed.rows(
+            f"SELECT step, validate, count(*) AS n FROM {table} GROUP BY ALL ORDER BY ALL"
+        )
+        for table in ("requests", "reward_scores")
+    }
+
+    assert counts["requests"] == counts["reward_scores"]
+    assert {False, True} == {row["validate"] for row in counts["requests"]}

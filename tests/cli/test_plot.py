@@ -58,13 +58,14 @@ def test_a_file_is_not_overwritten_without_force(tmp_path):
 
 
 def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
-    """A CPU run has no device memory; all others are there."""
+    """A CPU run has no device memory, and this one traced no function; all others are there."""
     assert 0 == run("all", REHEARSED, "--out", tmp_path)
 
     printed = capsys.readouterr()
-    assert 19 == len(list(tmp_path.glob("*.png")))
+    assert 20 == len(list(tmp_path.glob("*.png")))
     assert "memory_phases: nothing to draw" in printed.err
-    assert 1 == printed.err.count("nothing to draw")
+    assert "tq_functions: nothing to draw" in printed.err
+    assert 2 == printed.err.count("nothing to draw")
 
 
 def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
@@ -165,7 +166,7 @@ def test_the_list_says_what_each_plot_answers(capsys):
     assert 0 == run("--list")
 
     lines = capsys.readouterr().out.splitlines()
-    assert 20 == len(lines)
+    assert 22 == len(lines)
     assert all(line.endswith("?") for line in lines)
 
 

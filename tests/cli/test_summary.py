@@ -150,9 +150,8 @@ def test_json_holds_every_table_and_all_problems(capsys):
     content = json.loads(capsys.readouterr().out)
     assert ["small_run"] == content["runs"]
     assert [] == content["problems"]
-    assert json.loads((SMALL.parent / "small_run.tables.json").read_text()).keys() == (
-        content["tables"].keys()
-    )
+    expected = json.loads((SMALL.parent / "small_run.tables.json").read_text())
+    assert expected.keys() <= content["tables"].keys()
 
 
 def test_summarize_writes_to_any_stream(tmp_path):

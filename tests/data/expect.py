@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis import ANALYSES, SUMMARY
 from verl_profiler.reader import load
 
 HERE = Path(__file__).parent
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 def tables():
     with load(HERE / "small_run", cache=False) as run:
-        made = {name: analysis(run.tables) for name, analysis in ANALYSES.items()}
+        made = {name: ANALYSES[name](run.tables) for name in SUMMARY}
     return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 9))
 
 

@@ -373,7 +373,7 @@ def test_nothing_to_report_is_status_one(tmp_path, capsys):
 
 def test_steps_that_are_not_there_are_refused(tmp_path):
     """The message names the steps that are."""
-    with pytest.raises(ReadingError, match=r"(?s)it has 0 to 2.*--steps 2"):
+    with pytest.raises(ReadingError, match=r"(?s)it has 0 to 2.*--step 2"):
         run_command(SMALL, "--out", tmp_path / "r.html", "--steps", "7")
 
 
@@ -496,3 +496,14 @@ def test_without_jinja2_the_message_says_what_to_install(tmp_path):
     assert 2 == done.returncode
     assert "pip install 'verl-profiler[report]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():
+    """With the findings in words; a run without tracing has none."""
+    traced, plain = of(SMALL.parent / "tq" / "run.tar.gz"), of(SMALL)
+
+    functions = rows(traced["tq_functions"])
+    assert "_run_agent_loop" == functions[0]["func"]
+    assert 161 == sum(row["calls"] for row in functions)
+    assert any(text.startswith("_compute_advantage: get and put") for text in traced["tq_findings"])
+    assert [] == rows(plain["tq_functions"])

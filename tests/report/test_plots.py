@@ -25,12 +25,13 @@ HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
 
 @pytest.fixture(scope="module")
 def runs():
-    """A generated run and one of the rehearsal."""
+    """A generated run, one of the rehearsal, and what one with TransferQueue tracing left."""
     with (
         load(DATA / "small_run", cache=False) as small,
         load(DATA / "rehearsal_run.tar.gz", cache=False) as rehearsed,
+        load(DATA / "tq" / "run.tar.gz", cache=False) as traced,
     ):
-        yield {"small": small, "rehearsed": rehearsed}
+        yield {"small": small, "rehearsed": rehearsed, "traced": traced}
         FIGURES.clear()
 
 
@@ -39,6 +40,8 @@ def sheets_of(run, name, **chosen):
     return PLOTS[name].tables(run.tables, choice), choice
 
 
+# Plots that only some runs have data for.
+ONLY = {"tq_functions": "traced"}
 FIGURES = {}
 
 
@@ -91,7 +94,7 @@ def overlapping(figure):
 def test_nothing_overlaps_and_nothing_is_cut_off(name, run, runs):
     """Every label can be read."""
     try:
-        figure = drawn(runs[run], name)
+        figure = drawn(runs[ONLY.get(name, run)], name)
     except NothingToDraw:
         assert (name, run) == ("memory_phases", "rehearsed")
         return
@@ -111,7 +114,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(name, run, runs):
 @pytest.mark.parametrize("name", PLOTS)
 def test_one_step_draws_as_well(name, runs):
     """With one bar, one point, one line."""
-    figure = drawn(runs["small"], name, steps=(2, 2))
+    figure = drawn(runs[ONLY.get(name, "small")], name, steps=(2, 2))
 
     assert [] == overlapping(figure)
     assert "step 2" in figure.texts[1].get_text() or name == "validation_times"
@@ -120,18 +123,18 @@ def test_one_step_draws_as_well(name, runs):
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_title_says_a_number_and_the_line_below_how_many(name, runs):
     """The finding first; then the run, the steps and the count."""
-    figure = drawn(runs["small"], name)
+    figure = drawn(runs[ONLY.get(name, "small")], name)
 
     title, about = figure.texts[0].get_text(), figure.texts[1].get_text()
     assert re.search(r"\d", title) or name in ("loop_suspects", "worker_phases", "step_durations")
-    assert about.startswith("small_run")
+    assert about.startswith(runs[ONLY.get(name, "small")].labels[0])
     assert re.search(r"\d", about)
 
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_values_begin_at_zero(name, runs):
     """Linear axes of values do not exaggerate; steps, rewards and places are no values."""
-    figure = drawn(runs["small"], name)
+    figure = drawn(runs[ONLY.get(name, "small")], name)
 
     for axes in figure.axes:
         for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
@@ -182,7 +185,7 @@ def test_a_part_has_the_same_color_in_every_plot(runs):
     """By name, over all plots that show parts of requests or phases of steps."""
     seen = {}
     for name in ("slowest_requests", "turn_times", "engine_parts", "step_durations"):
-        figure = drawn(runs["small"], name)
+        figure = drawn(runs[ONLY.get(name, "small")], name)
         for axes in figure.axes:
             handles, labels = axes.get_legend_handles_labels()
             for handle, label in zip(handles, labels, strict=True):

@@ -86,6 +86,22 @@ def test_the_stack_is_as_high_as_the_step(run):
         assert hatched.get(line.step, 0.0) == pytest.approx(outside, rel=1e-9)
 
 
+def test_a_timer_that_moved_out_of_the_step_is_drawn_at_both_places(tmp_path):
+    """verl was upgraded before training was resumed."""
+    text = "".join(
+        f"(T pid={pid}) step:{step} - timing_s/gen:5.0 - timing_s/step:{step_s} - timing_s/testing:3.0\n"
+        for pid, step, step_s in ((1, 1, 8.0), (1, 2, 8.0), (2, 3, 5.0), (2, 4, 5.0))
+    )
+    (axes,) = drawn("step_timing_breakdown", run_of(text, tmp_path)).axes
+    tops = {}
+    for bar in axes.patches:
+        step = round(bar.get_x() + bar.get_width() / 2)
+        tops[step] = max(tops.get(step, 0), bar.get_y() + bar.get_height())
+
+    assert {1: 8.0, 2: 8.0, 3: 8.0, 4: 8.0} == tops
+    assert {"testing", "testing, outside"} <= set(words(axes.figure).splitlines())
+
+
 def test_every_phase_has_its_own_color(run):
     """The one that it has in every other picture and page."""
     (axes,) = drawn("step_timing_breakdown", run).axes

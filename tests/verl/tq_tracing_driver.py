@@ -110,7 +110,7 @@ def main():
     logger.logger["console"] = type(
         "Logger", (), {"log": lambda self, data, step: logged.append(data)}
     )()
-    time.sleep(1)
+    time.sleep(3)
     for step in (STEP, STEP, STEP + 1):
         logger.log(data={"loss": 1.0}, step=step)
     seen = ray.get([worker.seen.remote() for worker in workers])

@@ -8,54 +8,105 @@ from __future__ import annotations
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.cost import profiler_cost
-from verl_profiler.analysis.critical_path import critical_path
+from verl_profiler.analysis.critical_path import critical_path, critical_segments
+from verl_profiler.analysis.engine_parts import engine_parts
 from verl_profiler.analysis.engines import engine_times, replica_balance
-from verl_profiler.analysis.event_loop import loop_lags
+from verl_profiler.analysis.event_loop import longest_lags, loop_lags
+from verl_profiler.analysis.event_shares import event_shares
+from verl_profiler.analysis.exclusive_times import exclusive_times
+from verl_profiler.analysis.loop_suspects import loop_suspects
 from verl_profiler.analysis.memory import memory_peaks
+from verl_profiler.analysis.memory_phases import memory_phases
+from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
+from verl_profiler.analysis.request_durations import request_duration_cdf, request_percentiles
 from verl_profiler.analysis.requests import (
     request_parts,
     request_times,
     slowest_requests,
     turns_per_request,
 )
+from verl_profiler.analysis.rewards import reward_times, rewards
+from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.step_durations import step_durations, step_trend
 from verl_profiler.analysis.steps import step_phases, step_tail, step_times
 from verl_profiler.analysis.stragglers import straggler_requests, stragglers
+from verl_profiler.analysis.token_rates import replica_token_rates, request_token_rates, token_rates
+from verl_profiler.analysis.tool_latencies import tool_latencies
 from verl_profiler.analysis.tools import tool_times
+from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers
+from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_functions import tq_functions
+from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
+from verl_profiler.analysis.tq_throughput import tq_throughput
+from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
+from verl_profiler.analysis.tq_wall import tq_wall
+from verl_profiler.analysis.transfer_rates import transfer_rates
 from verl_profiler.analysis.transfers import transfer_totals
+from verl_profiler.analysis.turns import step_turn_times, turn_times
+from verl_profiler.analysis.validation_times import validation_times
 from verl_profiler.analysis.weights import weight_sync
-from verl_profiler.analysis.what_if import what_if
+from verl_profiler.analysis.what_if import step_replays, what_if
+from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
 from verl_profiler.analysis.workers import rank_balance, rollout_balance
 
 __all__ = [
     "ANALYSES",
+    "EXPLANATIONS",
+    "SUMMARY",
     "Rows",
     "Steps",
     "critical_path",
+    "engine_parts",
     "engine_times",
+    "event_shares",
+    "exclusive_times",
     "gpu_idle",
+    "longest_lags",
     "loop_lags",
+    "loop_suspects",
     "memory_peaks",
+    "memory_phases",
     "profiler_cost",
     "range_times",
     "rank_balance",
     "replica_balance",
+    "replica_token_rates",
+    "request_breakdown",
+    "request_duration_cdf",
     "request_parts",
+    "request_percentiles",
+    "request_timeline",
     "request_times",
+    "request_token_rates",
+    "requests_in_flight",
+    "reward_times",
+    "rewards",
     "rollout_balance",
+    "rollout_tail",
     "slowest_requests",
     "span_kernels",
+    "step_durations",
     "step_phases",
     "step_tail",
     "step_times",
+    "step_trend",
+    "step_turn_times",
     "straggler_requests",
     "stragglers",
+    "token_rates",
+    "tool_latencies",
     "tool_times",
     "top_kernels",
+    "transfer_rates",
     "transfer_totals",
+    "turn_times",
     "turns_per_request",
+    "validation_times",
     "weight_sync",
     "what_if",
+    "worker_balance",
+    "worker_phases",
 ]
 
 # Every analysis that needs no more than tables and steps, in reading order.
@@ -65,23 +116,90 @@ ANALYSES = {
         step_times,
         step_phases,
         step_tail,
+        step_durations,
+        step_trend,
+        validation_times,
+        event_shares,
+        exclusive_times,
+        critical_segments,
         critical_path,
+        step_replays,
         what_if,
         stragglers,
         straggler_requests,
         request_times,
         request_parts,
-        turns_per_request,
+        request_duration_cdf,
+        request_percentiles,
+        request_breakdown,
         slowest_requests,
-        tool_times,
-        engine_times,
-        replica_balance,
+        requests_in_flight,
+        rollout_tail,
         rollout_balance,
+        turns_per_request,
+        turn_times,
+        step_turn_times,
+        tool_times,
+        tool_latencies,
+        engine_times,
+        engine_parts,
+        replica_balance,
+        token_rates,
+        replica_token_rates,
+        request_token_rates,
+        rewards,
+        reward_times,
+        worker_phases,
+        worker_balance,
         rank_balance,
         weight_sync,
         transfer_totals,
+        transfer_rates,
+        tq_call_stages,
+        tq_calls,
+        tq_transfers,
+        tq_findings,
+        tq_functions,
+        tq_over_time,
+        tq_steps,
+        tq_throughput,
+        tq_paths,
+        tq_trace_counts,
+        tq_traces,
+        tq_wall,
         loop_lags,
+        longest_lags,
+        loop_suspects,
         memory_peaks,
+        memory_phases,
+        range_times,
+        span_kernels,
+        top_kernels,
+        gpu_idle,
         profiler_cost,
     )
 }
+
+# Those that say why a step took as long as it did, and what would have helped.
+EXPLANATIONS = ("critical_path", "what_if", "stragglers", "straggler_requests")
+
+# Those that the summary and the report show.
+SUMMARY = (
+    "step_times",
+    "step_phases",
+    "step_tail",
+    "request_times",
+    "request_parts",
+    "turns_per_request",
+    "slowest_requests",
+    "tool_times",
+    "engine_times",
+    "replica_balance",
+    "rollout_balance",
+    "rank_balance",
+    "weight_sync",
+    "transfer_totals",
+    "loop_lags",
+    "memory_peaks",
+    "profiler_cost",
+)

@@ -75,7 +75,7 @@ def _batches(tables: Tables, steps: Steps) -> list[tuple[int, int]]:
     batches: list[tuple[int, int]] = []
     size = 0
     for row in tables.rows(
-        "SELECT step, count(*) AS events FROM events "
+        "SELECT step, sum(events)::BIGINT AS events FROM event_counts "
         f"WHERE step IS NOT NULL AND {in_steps(steps)} GROUP BY step ORDER BY step"
     ):
         if batches and size + row["events"] <= _EVENTS_AT_ONCE:

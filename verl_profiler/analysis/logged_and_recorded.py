@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from verl_profiler.analysis.logged_timers import logged_phases
@@ -55,9 +55,12 @@ def logged_and_recorded(tables: Tables, run: LoggedRun, steps: Steps, problems: 
             reason, explained = _not_recorded(step, timer, recorded_steps)
         elif difference_s is None:
             reason, explained = _not_logged(step, timer, rounded)
+        elif timer == _REST:
+            reason, explained = _rest_difference(
+                difference_s, {key: row for key, row in recorded.items() if key[0] == step}, logged
+            )
         else:
             reason, explained = _difference(
-                timer,
                 difference_s,
                 span["count"],
                 logged_s or 0.0,
@@ -142,14 +145,14 @@ def _recorded(tables: Tables, steps: Steps) -> dict[tuple[int, str], Any]:
             SELECT step, arg_max(run, begin_us) AS run FROM steps
             WHERE step > 0 AND {in_steps(steps)} GROUP BY step
         ), timers AS (
-            SELECT run, step, phase AS timer, duration_us FROM phases
+            SELECT run, step, phase AS timer, duration_us, parent = 'step' AS inside FROM phases
             WHERE NOT validate AND (parent = 'step' OR parent IS NULL)
-                AND phase NOT IN ('init', 'validation', 'prepare_step', 'sleep_replicas',
-                    'sample_wait')
+                AND phase NOT IN ('init', 'validation', 'sleep_replicas', 'sample_wait')
             UNION ALL
-            SELECT run, step, 'unaccounted', unaccounted_us FROM steps WHERE finished
+            SELECT run, step, 'unaccounted', unaccounted_us, true FROM steps WHERE finished
         )
-        SELECT run, step, timer, sum(duration_us) / 1e6 AS recorded_s, count(*) AS count
+        SELECT run, step, timer, sum(duration_us) / 1e6 AS recorded_s, count(*) AS count,
+            coalesce(bool_or(inside), false) AS inside
         FROM timers JOIN latest USING (run, step) GROUP BY run, step, timer ORDER BY step, timer
         """
     )
@@ -194,8 +197,21 @@ def _not_logged(step: int, timer: str, rounded: dict[int, bool]) -> tuple[str, b
     return "verl does not print this timer", True
 
 
+def _rest_difference(
+    difference_s: float, recorded: Mapping[tuple[int, str], Any], logged: Container[tuple[int, str]]
+) -> tuple[str, bool]:
+    """Explain the difference of what no timer covers, by the spans that verl does not print."""
+    inside = {key: row for key, row in recorded.items() if row["inside"]}
+    more = {key[1]: row["recorded_s"] for key, row in inside.items() if key not in logged}
+    left_s = difference_s + sum(more.values())
+    if abs(left_s) > _PROBE_S * len(inside):
+        return "not known: the timers above differ, or lie elsewhere", False
+    if more:
+        return f"the spans have {', '.join(more)}, which verl does not print", True
+    return "what the other differences leave", True
+
+
 def _difference(
-    timer: str,
     difference_s: float,
     count: int,
     logged_s: float,
@@ -207,8 +223,6 @@ def _difference(
     allowed_s = _PROBE_S * count + _PROBE_SHARE * logged_s + (_ROUNDED_S if rounded else 0.0)
     if abs(difference_s) <= allowed_s:
         words = "the span lies around verl's timer" if difference_s >= 0 else "the same"
-        if timer == _REST:
-            words = "what the other differences leave"
         if rounded:
             words += "; the log has three decimals"
         return words + (f"; {count} spans, which verl adds up" if count > 1 else ""), True

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.events import COMPUTING_ROLES
 from verl_profiler.tables import Tables
 
 __all__ = ["loop_suspects"]
-
-# Trainer workers compute inside their event loops: that such a loop stands still is by design.
-_COMPUTING = ("actor", "critic", "ref", "rollout")
 
 
 def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
@@ -24,15 +22,13 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
         unfinished steps), worst_begin_us, and, for agent-loop workers, requests (how many finished
         requests of this process overlap one of the lags) and requests_s (the sum of the overlaps).
     """
-    computing = ", ".join(f"'{role}'" for role in _COMPUTING)
+    computing = ", ".join(f"'{role}'" for role in COMPUTING_ROLES)
     return tables.rows(
         f"""
         WITH stalls AS (
             SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us) AS number,
-                run, step, name, role, extra->>'$.loop' AS loop, extra->>'$.during' AS during,
-                begin_us, end_us, duration_us
-            FROM events
-            WHERE family = 'event_loop' AND duration_us IS NOT NULL AND {in_steps(steps)}
+                run, step, name, role, loop, during, begin_us, end_us, duration_us
+            FROM lags WHERE {in_steps(steps)}
         ), hits AS (
             SELECT s.number, r.request_id,
                 least(r.end_us, s.end_us) - greatest(r.begin_us, s.begin_us) AS overlap_us

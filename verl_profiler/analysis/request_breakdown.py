@@ -86,11 +86,11 @@ def request_timeline(
         f"""
         WITH own AS (
             SELECT run, step, name, validate, event, turn,
-                coalesce(extra->>'$.tool', extra->>'$.server', extra->>'$.of', extra->>'$.op') AS what,
+                coalesce(tool, server, "of", op) AS what,
                 status, error, begin_us, end_us, duration_us,
-                try_cast(extra->>'$.response_tokens' AS BIGINT) AS tokens,
+                response_tokens AS tokens,
                 NULL::BIGINT AS queue_us, NULL::BIGINT AS prefill_us, NULL::BIGINT AS decode_us
-            FROM events WHERE request_id = $1 AND duration_us IS NOT NULL
+            FROM event_fields WHERE request_id = $1 AND duration_us IS NOT NULL
                 AND role = 'agent_loop' AND {rows_of(steps, validate=validate)}
         ), served AS (
             SELECT run, step, engine_name AS name, validate, 'engine_request' AS event, turn,

@@ -105,8 +105,8 @@ def slowest_requests(
         ), calls AS (
             SELECT run, step, name, validate, request_id, turn, duration_us,
                 CASE event WHEN 'engine_call' THEN 'engine'
-                    WHEN 'tool_call' THEN coalesce(extra->>'$.tool', 'tool') ELSE 'tool' END AS what
-            FROM events
+                    WHEN 'tool_call' THEN coalesce(tool, 'tool') ELSE 'tool' END AS what
+            FROM event_fields
             WHERE family = 'rollout' AND event IN ('engine_call', 'tool_call', 'tool_execution')
                 AND request_id IN (SELECT request_id FROM chosen)
         ), longest AS (

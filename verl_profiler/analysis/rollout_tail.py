@@ -6,10 +6,9 @@ from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.tables import Tables
 
-__all__ = ["requests_in_flight", "rollout_tail"]
+__all__ = ["POINTS", "requests_in_flight", "rollout_tail"]
 
-# Beyond this many changes, a step is cut into this many equal spans of time.
-_POINTS = 2000
+POINTS = 2000
 
 _CHANGES = """
     chosen AS (
@@ -32,14 +31,21 @@ _CHANGES = """
 
 
 def requests_in_flight(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+    tables: Tables,
+    steps: Steps = None,
+    *,
+    worker: int | None = None,
+    validate: bool = False,
+    points: int = POINTS,
 ) -> Rows:
     """Count the requests under way, from the first one's begin to the last one's end.
 
+    `points` is beyond how many changes a step is cut into as many equal spans of time.
+
     Returns:
         One row per run, step and change, in order: at_s (since the first begin), in_flight (from
-        then on), fewest and most.  A step with more than 2,000 changes is cut into 2,000 equal
-        spans: in_flight is the last count of the span, fewest and most are the extremes in it (so
+        then on), fewest and most.  In a step with more changes than `points`, cut into spans,
+        in_flight is the last count of the span, fewest and most are the extremes in it (so
         no peak is lost), and merged is how many changes the row stands for (else 1).  Only
         finished requests.
     """
@@ -47,21 +53,21 @@ def requests_in_flight(
         f"""
         WITH {_CHANGES.format(selection=rows_of(steps, worker=worker, validate=validate))},
         placed AS (
-            SELECT *, CASE WHEN points <= {_POINTS} THEN at_us - first_us
-                ELSE least((at_us - first_us) * {_POINTS} // greatest(last_us - first_us, 1),
-                    {_POINTS} - 1) END AS place,
+            SELECT *, CASE WHEN points <= {points} THEN at_us - first_us
+                ELSE least((at_us - first_us) * {points} // greatest(last_us - first_us, 1),
+                    {points} - 1) END AS place,
                 coalesce(lag(in_flight) OVER (PARTITION BY run, step ORDER BY at_us), 0) AS before
             FROM flights
         )
         SELECT run, step,
-            CASE WHEN any_value(points) <= {_POINTS} THEN min(at_us) - any_value(first_us)
+            CASE WHEN any_value(points) <= {points} THEN min(at_us) - any_value(first_us)
                 WHEN bool_or(at_us = last_us) THEN any_value(last_us) - any_value(first_us)
-                ELSE place * (any_value(last_us) - any_value(first_us)) / {_POINTS}
+                ELSE place * (any_value(last_us) - any_value(first_us)) / {points}
             END / 1e6 AS at_s,
             arg_max(in_flight, at_us) AS in_flight,
-            CASE WHEN any_value(points) <= {_POINTS} THEN min(in_flight)
+            CASE WHEN any_value(points) <= {points} THEN min(in_flight)
                 ELSE least(min(in_flight), arg_min(before, at_us)) END AS fewest,
-            CASE WHEN any_value(points) <= {_POINTS} THEN max(in_flight)
+            CASE WHEN any_value(points) <= {points} THEN max(in_flight)
                 ELSE greatest(max(in_flight), arg_min(before, at_us)) END AS most,
             count(*) AS merged
         FROM placed GROUP BY run, step, place ORDER BY run, step, place
@@ -75,7 +81,7 @@ def rollout_tail(
     """Measure how much of a rollout was spent on its last requests.
 
     Returns:
-        One row per run and step: requests, rollout_s (from the first begin to the last end),
+        One row per run and step: requests, begin_us (the first begin), rollout_s (from the first begin to the last end),
         tail80_s, tail95_s and tail99_s (the time after 80, 95 and 99 % of the requests were done),
         tail80_share, tail95_share and tail99_share (of rollout_s), peak (most requests in flight),
         bubble_share (the part of `peak` times rollout_s in which no request was in flight: 0 when
@@ -104,7 +110,7 @@ def rollout_tail(
             QUALIFY row_number() OVER (PARTITION BY run, step
                 ORDER BY end_us DESC, duration_us DESC, name, request_id) = 1
         )
-        SELECT e.run, e.step, requests, (last_us - first_us) / 1e6 AS rollout_s,
+        SELECT e.run, e.step, requests, first_us AS begin_us, (last_us - first_us) / 1e6 AS rollout_s,
             (last_us - q[1]) / 1e6 AS tail80_s, (last_us - q[2]) / 1e6 AS tail95_s,
             (last_us - q[3]) / 1e6 AS tail99_s,
             (last_us - q[1]) / nullif(last_us - first_us, 0) AS tail80_share,

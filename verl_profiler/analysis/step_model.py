@@ -23,8 +23,16 @@ from typing import Any, NamedTuple
 
 from verl_profiler.tables import Tables
 
-__all__ = ["Call", "Request", "StepModel", "Tools", "Work", "engine_interval", "request_ends",
-    "step_models"]
+__all__ = [
+    "Call",
+    "Request",
+    "StepModel",
+    "Tools",
+    "Work",
+    "engine_interval",
+    "request_ends",
+    "step_models",
+]
 
 # verl's replay buffer sleeps so long between two looks (0.9.1); used where its looks were not seen.
 POLL_US = 2_000_000
@@ -568,9 +576,7 @@ def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -
     return most
 
 
-def _request(
-    row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool
-) -> Request:
+def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
     """Make a request's chain; its lengths add up to the measured one.
 
     `queued` keeps the queues as they were seen, and does not leave them to the replicas.

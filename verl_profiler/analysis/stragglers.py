@@ -87,7 +87,9 @@ _REASONS = """
 
 def _reasons(steps: Steps) -> str:
     return _REASONS.format(
-        within=in_steps(steps), of_requests=in_steps(steps, "r.step"), blame=_BLAME.format(ends="ends")
+        within=in_steps(steps),
+        of_requests=in_steps(steps, "r.step"),
+        blame=_BLAME.format(ends="ends"),
     )
 
 

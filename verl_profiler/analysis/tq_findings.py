@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.tq_selection import FAIR_MIB_S
 from verl_profiler.analysis.tq_throughput import tq_throughput
@@ -22,19 +22,32 @@ def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = N
     """Compare functions and transfers with the guide's bounds.
 
     Returns:
-        One row per finding, most important first: run, finding (`overhead`, `unstable`,
+        One row per finding, most important first (of high overheads, the one that takes most time):
+        run, finding (`overhead`, `unstable`,
         `low_throughput`, `small_transfers`, `failed`), func or event, value, threshold, and the numbers
         that it rests on.
     """
     functions = tq_functions(tables, steps, function=function)
     rates = tq_throughput(tables, steps, function=function)
-    found = [finding for row in functions for finding in _of_function(row)]
+    wholes: dict[str, float] = {}
+    for row in functions:
+        if not row["waits"]:
+            wholes[row["run"]] = wholes.get(row["run"], 0.0) + (row["total_s"] or 0.0)
+    found = [
+        finding for row in functions for finding in _of_function(row, wholes.get(row["run"], 0.0))
+    ]
     found += [_of_rates(row) for row in rates if row["caller"] is None and row["speed"] == "poor"]
+    for row in found:
+        if row["finding"] == "unstable":
+            row.update(_worst_step(tables, steps, row))
     order = ("overhead", "failed", "unstable", "low_throughput", "small_transfers")
-    return sorted(found, key=lambda row: (row["run"], order.index(row["finding"]), -row["value"]))
+    return sorted(
+        found,
+        key=lambda row: (row["run"], order.index(row["finding"]), -row.get("tq_s", row["value"])),
+    )
 
 
-def _of_function(row: dict) -> Rows:
+def _of_function(row: dict, whole_s: float) -> Rows:
     about = {"run": row["run"], "func": row["func"], "event": None}
     found = []
     share = row["overhead_share"]
@@ -46,6 +59,7 @@ def _of_function(row: dict) -> Rows:
                 "value": share,
                 "threshold": HIGH_OVERHEAD,
                 "tq_s": share * row["total_s"],
+                "of_all_share": share * row["total_s"] / whole_s,
                 **{
                     key: row[key]
                     for key in (
@@ -71,7 +85,8 @@ def _of_function(row: dict) -> Rows:
         )
     for stage in ("get", "put"):
         variation = row[f"{stage}_variation"]
-        if variation is None or variation <= UNSTABLE or row[f"{stage}_calls"] < _ENOUGH_CALLS:
+        measured = min(row["traced"], row[f"{stage}_calls"])
+        if variation is None or variation <= UNSTABLE or measured < _ENOUGH_CALLS:
             continue
         keys = ("calls", "mean_s", "p50_s", "p95_s", "max_s", "variation")
         found.append(
@@ -85,6 +100,20 @@ def _of_function(row: dict) -> Rows:
             }
         )
     return found
+
+
+def _worst_step(tables: Tables, steps: Steps, row: dict) -> dict:
+    """Return the step in which the stage took longest on average; Nones where none is known."""
+    column = f"{row['stage']}_us"
+    found = tables.row(
+        f"""
+        SELECT step AS worst_step, avg({column}) / 1e6 AS worst_s FROM tq_calls
+        WHERE run = $run AND func = $func AND step IS NOT NULL AND {in_steps(steps)}
+        GROUP BY step HAVING worst_s IS NOT NULL ORDER BY worst_s DESC, step LIMIT 1
+        """,
+        {"run": row["run"], "func": row["func"]},
+    )
+    return found or {"worst_step": None, "worst_s": None}
 
 
 def _of_rates(row: dict) -> dict:

@@ -6,7 +6,7 @@ from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.tables import Tables
 
-__all__ = ["turn_times"]
+__all__ = ["step_turn_times", "turn_times"]
 
 _PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")
 
@@ -22,18 +22,33 @@ def turn_times(
         token_merge_s and other_s (means, which add up to mean_s plus overlap_s; None where the
         parts were not recorded); prompt_tokens and response_tokens (means).
     """
+    return _summarized(tables, ("run",), rows_of(steps, worker=worker, validate=validate))
+
+
+def step_turn_times(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize the turns of each step by their index, training and validation apart.
+
+    Returns:
+        One row per run, step, validate and turn, with the columns of `turn_times`; share is of the
+        turn time of the step.
+    """
+    return _summarized(tables, ("run", "step", "validate"), rows_of(steps))
+
+
+def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
+    by = ", ".join(keys)
     means = ", ".join(f"avg({part}_us) FILTER (finished) / 1e6 AS {part}_s" for part in _PARTS)
     listed = ", ".join(f"{part}_s" for part in _PARTS)
     known = " + ".join(f"{part}_us" for part in _PARTS)
     return tables.rows(
         f"""
-        SELECT run, turn, turns, unfinished, total_us / 1e6 AS total_s,
-            total_us / nullif(sum(total_us) OVER (PARTITION BY run), 0) AS share,
+        SELECT {by}, turn, turns, unfinished, total_us / 1e6 AS total_s,
+            total_us / nullif(sum(total_us) OVER (PARTITION BY {by}), 0) AS share,
             mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s,
             q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s,
             {listed}, overlap_s, prompt_tokens, response_tokens
         FROM (
-            SELECT run, turn, count(*) FILTER (finished) AS turns,
+            SELECT {by}, turn, count(*) FILTER (finished) AS turns,
                 count(*) FILTER (NOT finished) AS unfinished,
                 coalesce(sum(duration_us), 0) AS total_us, avg(duration_us) AS mean_us,
                 quantile_cont(duration_us, [0.5, 0.8, 0.95, 0.99]) AS q,
@@ -41,7 +56,7 @@ def turn_times(
                 avg({known} - duration_us) FILTER (finished) / 1e6 AS overlap_s,
                 avg(prompt_tokens) FILTER (finished) AS prompt_tokens,
                 avg(response_tokens) FILTER (finished) AS response_tokens
-            FROM turns WHERE {rows_of(steps, worker=worker, validate=validate)} GROUP BY run, turn
-        ) ORDER BY run, turn
+            FROM turns WHERE {selection} GROUP BY {by}, turn
+        ) ORDER BY {by}, turn
         """
     )

@@ -13,7 +13,15 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.analysis.step_model import Call, Request, Stage, StepModel, Tools, Work, step_models
+from verl_profiler.analysis.step_model import (
+    Call,
+    Request,
+    Stage,
+    StepModel,
+    Tools,
+    Work,
+    step_models,
+)
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -50,9 +58,9 @@ class Change:
     """
 
     about: str
-    requests: Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None = (
-        None
-    )
+    requests: (
+        Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
+    ) = None
     replay: Callable[[StepModel], dict[str, Any]] = lambda _: {}
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
 
@@ -361,7 +369,9 @@ def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
     return {tool: median(each) for tool, each in lengths.items()}
 
 
-def _drawn(models: Sequence[StepModel], medians: Mapping[str, float]) -> list[dict[str, list[float]]]:
+def _drawn(
+    models: Sequence[StepModel], medians: Mapping[str, float]
+) -> list[dict[str, list[float]]]:
     """Draw batches again from each step's requests; give what each change saves in each, in s."""
     cost = sum(model.calls for model in models) * (len(CHANGES) + 1)
     draws = min(_DRAWS, _DRAWN_CALLS // max(cost, 1))
@@ -376,9 +386,7 @@ def _drawn(models: Sequence[StepModel], medians: Mapping[str, float]) -> list[di
             ]
             unchanged = model.replayed(batch)
             for what, change in CHANGES.items():
-                saved[what].append(
-                    (unchanged - _changed_us(model, batch, change, medians)) / 1e6
-                )
+                saved[what].append((unchanged - _changed_us(model, batch, change, medians)) / 1e6)
         results.append(saved)
     return results
 

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.options import add_cache, add_steps, check_steps, check_worker
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from verl_profiler.reader import Run
     from verl_profiler.report.plots import Choice, Plot
 
-__all__ = ["add_arguments", "check_selection", "percentiles", "run"]
+__all__ = ["add_arguments", "percentiles", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"
@@ -50,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, archive of one, step folder or event file; several give a plot each",
     )
     parser.add_argument("--list", action="store_true", help="list the plots and what they answer")
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
     )
@@ -88,9 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="give the numbers as JSON")
     numbers.add_argument("--csv", action="store_true", help="give the numbers as CSV")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
     """
-    plots = _plots()
+    plots = known_plots()
     if args.list:
         width = max(map(len, plots))
         print("\n".join(f"{name.ljust(width)}  {plot.about}" for name, plot in plots.items()))
@@ -112,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.reader import load
 
     with load(args.runs, cache=not args.no_cache) as opened:
-        check_selection(opened, args.steps, args.worker)
+        check_steps(opened, args.steps)
+        check_worker(opened, args.worker)
         if args.json:
             return _write_json(opened, chosen, args)
         if args.csv:
@@ -133,45 +126,18 @@ def percentiles(text: str) -> tuple[float, ...]:
     return tuple(values)
 
 
-def check_selection(
-    opened: Run, steps: tuple[int, int] | None, worker: int | None, *, option: str = "--steps"
-) -> None:
-    """Refuse steps and workers that the run does not have, and name those that it has.
-
-    Raises:
-        ReadingError: Nothing in the run has such a step or worker.
-    """
-    known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
-    if steps is not None and not any(steps[0] <= step <= steps[1] for step in known):
-        wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
-        has = "no steps" if not known else f"{known[0]} to {known[-1]}"
-        example = f"\nFor example {option} {known[-1]}" if known else ""
-        raise ReadingError(
-            f"step {wanted} is not in this run; it has {has}.{example}", "no-such-step"
-        )
-    if worker is None:
-        return
-    names = [
-        row["name"]
-        for row in opened.rows(
-            "SELECT DISTINCT name FROM requests WHERE regexp_full_match(name, 'worker_\\d+(-\\d+)?') "
-            "ORDER BY length(name), name"
-        )
-    ]
-    if not any(name.split("-")[0] == f"worker_{worker}" for name in names):
-        has = "no agent-loop workers" if not names else f"{', '.join(names[:20])}"
-        if len(names) > 20:
-            has += f" and {len(names) - 20} more"
-        raise ReadingError(f"worker {worker} is not in this run; it has {has}.", "no-such-worker")
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
     return int(text)
 
 
-def _plots() -> Mapping[str, Plot]:
+def known_plots() -> Mapping[str, Plot]:
+    """Return the plots by name.
+
+    Raises:
+        ReadingError: What draws them is not installed.
+    """
     try:
         from verl_profiler.report.plots import PLOTS
     except ImportError as error:

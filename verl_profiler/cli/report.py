@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import refuse_overwriting, write_whole
-from verl_profiler.cli.summary import check_steps, step_range
 from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
 
@@ -29,20 +29,12 @@ __all__ = ["add_arguments", "run", "write_report"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
-    )
+    add_runs(parser)
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="the file to write (default: RUN/report.html)"
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    parser.add_argument(
-        "--steps", metavar="N[:M]", type=step_range, help="one step, or those from N to M"
-    )
+    add_steps(parser)
     parser.add_argument(
         "--log",
         dest="logs",
@@ -53,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="console log of the run, to compare its timers with the recorded spans "
         f"(default: RUN/{CONSOLE}, if it is there)",
     )
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,8 +102,7 @@ def _write(
     refuse_overwriting(target, force=force)
     log = _logged(logs, runs)
     with load(runs, cache=cache) as opened:
-        if steps is not None:
-            check_steps(opened, steps, "--steps")
+        check_steps(opened, steps)
         gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
         print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)

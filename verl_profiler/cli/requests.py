@@ -12,11 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.plot import check_selection
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.options import (
+    add_cache,
+    add_runs,
+    add_steps,
+    check_steps,
+    check_worker,
+)
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -27,21 +31,8 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
-    )
-    parser.add_argument(
-        "--step",
-        "--steps",
-        dest="steps",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_runs(parser)
+    add_steps(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
     )
@@ -54,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", metavar="ID", help="show this request's turns and calls")
     parser.add_argument("--width", type=int, help="columns to use (default: the terminal's)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
             "option-value",
         )
     with load(args.runs, cache=not args.no_cache) as opened:
-        check_selection(opened, args.steps, args.worker, option="--step")
+        check_steps(opened, args.steps)
+        check_worker(opened, args.worker)
         return _one(opened, args) if args.request else _list(opened, args)
 
 

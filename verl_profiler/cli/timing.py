@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.options import add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -53,13 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the pictures go (default: the folder plot beside the log)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument("--separate", action="store_true", help="take each LOG as a run of its own")
     parser.add_argument(
         "--run",

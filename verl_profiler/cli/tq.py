@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.summary import step_range
+from verl_profiler.cli.options import add_cache, add_steps
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Source", "add_arguments", "opened", "run"]
 
+_PLOTS = ("tq_functions", "tq_over_time")
 _RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
@@ -49,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one, or console logs (also .gz); - for standard input",
     )
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
+    add_steps(parser)
     parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
     parser.add_argument(
         "--trace",
@@ -63,12 +59,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the calls that handled this data, by (the beginning of) its id",
     )
     parser.add_argument(
+        "--utc-offset",
+        metavar="HH:MM",
+        type=_offset,
+        default=0,
+        help="what the clocks of the logs are ahead of UTC, such as 08:00 or =-05:00; they do not say it",
+    )
+    parser.add_argument(
         "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
     )
-    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write a run's .cache folder"
+        "--plot",
+        metavar="FOLDER",
+        type=Path,
+        help="write the plots of TransferQueue there; of runs, verl-profiler plot draws them too",
     )
+    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    add_cache(parser)
     tq_export.add_arguments(parser)
 
 
@@ -102,32 +109,37 @@ def run(args: argparse.Namespace) -> int:
     form = tq_export.chosen(args)
 
     def reopen() -> contextlib.AbstractContextManager[list[Source]]:
-        return opened(args.paths, cache=not args.no_cache)
+        return opened(args.paths, cache=not args.no_cache, utc_offset_s=args.utc_offset)
 
     with reopen() as sources:
         if not any(_known(source) for source in sources):
             print(_nothing(args.paths), file=sys.stderr)
             return 1
         _check(sources, args)
+        if args.plot is not None:
+            return _plot(sources, args)
         if form is not None:
             return tq_export.export(sources, args, reopen)
         tables = _gathered(sources, args)
         if args.json:
             _print_json(sources, tables)
         elif args.trace is not None:
-            return _print_trace(tables["tq_traces"], args.trace)
+            return _print_trace(sources, tables["tq_traces"], args)
         else:
             _print_text(sources, tables, args.lang)
     return 0
 
 
 @contextlib.contextmanager
-def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
+def opened(
+    paths: list[Path], *, cache: bool = True, utc_offset_s: int = 0
+) -> Iterator[list[Source]]:
     """Open runs and logs.
 
     Args:
         paths: Run directories, archives and event files; everything else is taken for a log.
         cache: Use and write the runs' caches.
+        utc_offset_s: How far the clocks of the logs are ahead of UTC.
 
     Raises:
         ReadingError: There is nothing to read at a path.
@@ -149,13 +161,54 @@ def opened(paths: list[Path], *, cache: bool = True) -> Iterator[list[Source]]:
             }
             sources.append(Source(loaded.tables, loaded.labels, loaded.problems, experiments=named))
         if logs:
-            log = read_logs(logs)
+            log = read_logs(logs, utc_offset_s=utc_offset_s)
             lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
             counts = {log.label: lost}
             sources.append(Source(log.tables(), [log.label], log.problems, log.notes, counts))
         if runs and logs:
             sources[-1].notes.append(Note("both"))
         yield sources
+
+
+def _offset(text: str) -> int:
+    match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
+    if match is None or int(match[2]) > 14 or int(match[3]) > 59:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no offset; write for example --utc-offset=08:00 or --utc-offset=-05:00"
+        )
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60
+    return -seconds if match[1] == "-" else seconds
+
+
+def _plot(sources: list[Source], args: argparse.Namespace) -> int:
+    """Draw every plot that has something to show; return 1 when none has."""
+    from verl_profiler.cli.output import refuse_overwriting
+    from verl_profiler.cli.plot import known_plots
+    from verl_profiler.report.plots import Choice, NothingToDraw
+    from verl_profiler.report.plots.canvas import save
+
+    several = sum(len(source.labels) for source in sources) > 1
+    written = 0
+    for name in _PLOTS:
+        plot = known_plots()[name]
+        for source, label in ((each, label) for each in sources for label in each.labels):
+            choice = Choice(run=label, steps=args.steps)
+            sheets = {
+                table: [row for row in rows if row["run"] == label]
+                for table, rows in plot.tables(source.tables, choice).items()
+            }
+            path = args.plot / f"{f'{label}-' if several else ''}{name}.png"
+            refuse_overwriting(path, force=args.force)
+            try:
+                figure = plot.figure(sheets, choice)
+            except NothingToDraw as reason:
+                print(f"verl-profiler tq: {name}: nothing to draw: {reason}", file=sys.stderr)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save(figure, path, "png")
+            print(f"Wrote {path}")
+            written += 1
+    return 0 if written else 1
 
 
 def _known(source: Source) -> bool:
@@ -168,8 +221,8 @@ def _known(source: Source) -> bool:
 def _nothing(paths: list[Path]) -> str:
     return (
         f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.\n"
-        "Lines need TQ_TRACE_ENABLED=1 and VERL_LOGGING_LEVEL=INFO in the environment of the command "
-        "that starts training, and a verl that uses TransferQueue"
+        "Lines need TQ_TRACE_ENABLED=1 in the environment of the command that starts training, "
+        "VERL_LOGGING_LEVEL not above INFO, and a verl that uses TransferQueue"
     )
 
 
@@ -257,34 +310,46 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
             print(tq_report(mine, label, _problems(source, mine, language), language=language))
 
 
-def _print_trace(rows: Rows, trace_id: str) -> int:
+def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
+    """List the ids that fit; of a single one, list its calls."""
+    from verl_profiler.analysis.tq_calls import tq_calls
     from verl_profiler.report.text import align, seconds
 
     if not rows:
-        print(
-            f"nothing to report: no call has a trace id that begins with {trace_id!r}",
-            file=sys.stderr,
-        )
+        reason = f"no call has a trace id that begins with {args.trace!r}"
+        print(f"nothing to report: {reason}", file=sys.stderr)
         return 1
-    header = [
-        "trace id",
-        "functions in order",
-        "calls",
-        "spread",
-        "in calls",
-        "get",
-        "put",
-        "failed",
-    ]
+    header = ["trace id", "calls", "spread", "in calls", "get", "put", "failed", "functions"]
     lines = [
         [
             row["trace_id"],
-            " → ".join(row["functions"]),
             str(row["calls"]),
             *(seconds(row[key]) for key in ("spread_s", "total_s", "get_s", "put_s")),
             str(row["failed"] or "-"),
+            " → ".join(row["functions"]),
         ]
         for row in rows
     ]
-    print(align([header, *lines], left=(0, 1)))
+    print(align([header, *lines], left=(0, 7)))
+    if len(rows) > 1:
+        return 0
+    calls = [
+        [
+            seconds(((row["begin_us"] or 0) - (rows[0]["begin_us"] or 0)) / 1e6),
+            seconds(None if row["duration_us"] is None else row["duration_us"] / 1e6),
+            *(
+                seconds(None if row[key] is None else row[key] / 1e6)
+                for key in ("get_us", "compute_us", "put_us")
+            ),
+            "-" if row["step"] is None else str(row["step"]),
+            row["func"],
+            row["name"],
+            row["status"] or "",
+        ]
+        for source in sources
+        for row in tq_calls(source.tables, args.steps, function=args.function)
+        if rows[0]["trace_id"] in row["trace_ids"] and row["run"] == rows[0]["run"]
+    ]
+    titles = ["begin", "took", "get", "compute", "put", "step", "function", "process", ""]
+    print("\n" + align([titles, *calls], left=(6, 7, 8)))
     return 0

@@ -82,14 +82,16 @@ def chosen(args: argparse.Namespace) -> str | None:
                 f"--export {form} does not heed --{name}; --export {heeding} does.",
                 "option-not-heeded",
             )
-    if form is None and (args.out is not None or args.force):
+    if form is None and args.out is not None:
         raise ReadingError(
-            "--out and --force are for exports.\nAdd --export prometheus, otel or jsonl",
+            "--out is for exports.\nAdd --export prometheus, otel or jsonl",
             "option-not-heeded",
         )
-    if form is not None and (args.json or args.trace is not None or args.lang != "en"):
+    if form is not None and (
+        args.json or args.trace is not None or args.plot is not None or args.lang != "en"
+    ):
         raise ReadingError(
-            "--json, --lang and --trace are for the report, not for exports.\nLeave them out",
+            "--json, --lang, --trace and --plot do not go with exports.\nLeave them out",
             "option-not-heeded",
         )
     if args.out is not None and (args.serve is not None or args.endpoint is not None):
@@ -216,6 +218,8 @@ def _prometheus(
     print(f"Serving http://{shown}:{server.server_port}/metrics; Ctrl-C ends it", flush=True)
     try:
         thread.join()
+    except KeyboardInterrupt:
+        print("Ended")
     finally:
         server.shutdown()
         server.server_close()

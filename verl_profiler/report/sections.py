@@ -13,14 +13,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from verl_profiler import analysis
+from verl_profiler.analysis.request_durations import request_percentiles
+from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
-from verl_profiler.events import FAMILIES
+from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_functions import tq_functions
+from verl_profiler.analysis.turns import step_turn_times
+from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
 from verl_profiler.report.frames import frame, short_text
 from verl_profiler.report.log_section import log_section
 from verl_profiler.report.timelines import timelines
-from verl_profiler.schemas import SCHEMAS
+from verl_profiler.report.tq_text import finding_lines
 from verl_profiler.step_lines import LoggedRun
 from verl_profiler.tables import Tables
 
@@ -35,8 +40,9 @@ _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
 _CHARTED_STEPS = 1_000
 _ROWS = 4_000
-# These compute inside their event loops: that a loop stands still says nothing there.
-_COMPUTING = ("actor", "critic", "ref", "rollout")
+# Traced functions that the page lists, those with most time first.
+_FUNCTIONS = 40
+_FLIGHT_PARTS = 160
 _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 
 
@@ -55,18 +61,16 @@ def document(
         one table (`columns`, `rows`) per section; `timelines`; `log`.
     """
     tables = run.tables
-    with _kept(tables, steps) as kept:
-        found = {
-            name: ask(kept if name in ("tool_times", "transfer_totals") else tables, steps)
-            for name, ask in _ASKED.items()
-        }
-        whole = _whole(tables, steps)
-    found["turn_times"] = _turn_times(tables, steps)
-    found["request_cdf"] = _request_cdf(tables, steps)
-    found["requests_in_flight"] = _requests_in_flight(tables, steps)
-    found["captures"] = _captures(tables, steps)
-
+    found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
+    whole = _whole(tables, steps)
     listed = found["step_times"]
+    found["turn_times"] = step_turn_times(tables, steps)
+    found["request_cdf"] = _request_cdf(tables, steps)
+    found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
+    found["captures"] = _captures(tables, steps)
+    for name in ("range_times", "top_kernels", "gpu_idle"):
+        found[name] = analysis.ANALYSES[name](tables, steps)
+    whole["step_phases"] = _whole_phases(found["step_phases"])
     several = len(run.labels) > 1
     places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
     detailed = _detailed(listed)
@@ -77,7 +81,7 @@ def document(
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
         "fractions": _CDF,
-        "computing": list(_COMPUTING),
+        "computing": list(COMPUTING_ROLES),
         "timelines": drawn,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }
@@ -90,38 +94,16 @@ def document(
         kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
-    data["longest_lags"] = frame(_longest_lags(tables, steps, places), drop=("run", "step"))
+    data["tq_functions"] = frame(tq_functions(tables, steps)[:_FUNCTIONS], drop=("run",))
+    data["tq_findings"] = [
+        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+    ]
+    lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
+    data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
     return data
-
-
-_ASKED = {
-    ask.__name__: ask
-    for ask in (
-        analysis.step_times,
-        analysis.step_phases,
-        analysis.step_tail,
-        analysis.request_times,
-        analysis.request_parts,
-        analysis.turns_per_request,
-        analysis.slowest_requests,
-        analysis.tool_times,
-        analysis.engine_times,
-        analysis.replica_balance,
-        analysis.rollout_balance,
-        analysis.rank_balance,
-        analysis.weight_sync,
-        analysis.transfer_totals,
-        analysis.loop_lags,
-        analysis.memory_peaks,
-        analysis.range_times,
-        analysis.top_kernels,
-        analysis.gpu_idle,
-        analysis.profiler_cost,
-    )
-}
 
 
 _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
@@ -139,64 +121,37 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
 }
 
 
-# Tables that are views of the events, and what the analyses of them read.
-_KEPT = {
-    "tool_calls": ("run", "step", "validate", "tool", "status", "duration_us"),
-    "transfers": ("run", "step", "role", "event", "status", "duration_us", "size_bytes", "rows"),
-}
-
-
 def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
     """Ask the same questions of all steps together."""
     with _merged(tables, steps) as merged:
         answers = {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
-        answers["turn_times"] = _turn_times(merged, None)
+        answers["turn_times"] = step_turn_times(merged, None)
         answers["request_cdf"] = _request_cdf(merged, None)
     for name in ("engine_times", "replica_balance"):
         for row in answers[name]:
             # From the first call to the last there is training in between.
             row["tokens_per_s"] = None
-    answers["step_phases"] = tables.rows(
-        f"""
-        WITH parts AS (
-            SELECT phase, duration_us FROM phases
-            WHERE parent = 'step' AND {in_steps(steps)}
-            UNION ALL
-            SELECT 'unaccounted', unaccounted_us FROM steps WHERE finished AND {in_steps(steps)}
-        )
-        SELECT phase, sum(duration_us) / 1e6 AS duration_s,
-            sum(duration_us) / nullif(sum(sum(duration_us)) OVER (), 0) AS share,
-            count(*) AS count
-        FROM parts GROUP BY phase ORDER BY phase = 'unaccounted', duration_s DESC, phase
-        """
-    )
     return answers
 
 
-@contextmanager
-def _kept(tables: Tables, steps: Steps) -> Iterator[Tables]:
-    """Keep what several analyses read from the events, and give tables that read it from there."""
-    connection = tables.connection
-    connection.execute("CREATE SCHEMA kept")
-    cursor = connection.cursor()
-    try:
-        cursor.execute("SET search_path = 'kept,main'")
-        kept = Tables(cursor)
-        for name, columns in _KEPT.items():
-            tables.make(name)
-            listed = ", ".join(
-                f'"{column}"' if column in columns else f'NULL::{kind} AS "{column}"'
-                for column, kind in SCHEMAS[name].items()
-            )
-            connection.execute(
-                f"CREATE TABLE kept.{name}_rows AS SELECT {listed} FROM main.{name} "
-                f"WHERE {in_steps(steps)}"
-            )
-            kept.take(name, f"SELECT * FROM kept.{name}_rows")
-        yield kept
-    finally:
-        cursor.close()
-        connection.execute("DROP SCHEMA kept CASCADE")
+def _whole_phases(rows: Rows) -> Rows:
+    """Sum up the phases of all finished steps."""
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        if row["share"] is not None:
+            duration_s, count = sums.get(row["phase"], (0.0, 0))
+            sums[row["phase"]] = [duration_s + row["duration_s"], count + row["count"]]
+    total_s = sum(duration_s for duration_s, _ in sums.values())
+    ranked = sorted(sums.items(), key=lambda item: (item[0] == "unaccounted", -item[1][0], item[0]))
+    return [
+        {
+            "phase": phase,
+            "duration_s": duration_s,
+            "share": duration_s / total_s if total_s else None,
+            "count": count,
+        }
+        for phase, (duration_s, count) in ranked
+    ]
 
 
 @contextmanager
@@ -211,10 +166,9 @@ def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
         cursor.execute("SET search_path = 'whole,main'")
         merged = Tables(cursor)
         for name in names:
-            source = f"kept.{name}_rows" if name in _KEPT else f"main.{name}"
             merged.take(
                 name,
-                f"SELECT * REPLACE ('' AS run, 0 AS step) FROM {source} WHERE {in_steps(steps)}",
+                f"SELECT * REPLACE ('' AS run, 0 AS step) FROM main.{name} WHERE {in_steps(steps)}",
             )
         yield merged
     finally:
@@ -223,7 +177,9 @@ def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
 
 
 def _recorded(tables: Tables) -> Rows:
-    return tables.rows("SELECT event, count(*) AS events FROM events GROUP BY event")
+    return tables.rows(
+        "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
+    )
 
 
 def _detailed(listed: Rows) -> set[int]:
@@ -298,79 +254,22 @@ def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[st
     return frame(rows)
 
 
-def _turn_times(tables: Tables, steps: Steps) -> Rows:
-    """Summarize turns by their index."""
-    return tables.rows(
-        f"""
-        SELECT run, step, validate, turn, turns,
-            q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, mean_us / 1e6 AS mean_s,
-            engine_us / 1e6 AS engine_s, tool_us / 1e6 AS tool_s, other_us / 1e6 AS other_s,
-            prompt_tokens, response_tokens, total_us / nullif(sum(total_us)
-                OVER (PARTITION BY run, step, validate), 0) AS share
-        FROM (
-            SELECT run, step, validate, turn, count(*) AS turns,
-                quantile_cont(duration_us, [0.5, 0.95]) AS q, max(duration_us) AS max_us,
-                avg(duration_us) AS mean_us, avg(engine_us) AS engine_us, avg(tool_us) AS tool_us,
-                avg(duration_us - engine_us - tool_us) AS other_us, sum(duration_us) AS total_us,
-                avg(prompt_tokens) AS prompt_tokens, avg(response_tokens) AS response_tokens
-            FROM turns WHERE finished AND {in_steps(steps)} GROUP BY run, step, validate, turn
-        ) ORDER BY run, step, validate, turn
-        """
-    )
-
-
 def _request_cdf(tables: Tables, steps: Steps) -> Rows:
     """Give the durations below which each part of `_CDF` of the finished requests lies."""
-    return tables.rows(
-        f"""
-        SELECT run, step, validate, count(*) AS requests,
-            quantile_cont(duration_us / 1e6, {list(_CDF)}) AS quantiles_s
-        FROM requests WHERE finished AND {in_steps(steps)}
-        GROUP BY run, step, validate ORDER BY run, step, validate
-        """
-    )
-
-
-def _requests_in_flight(tables: Tables, steps: Steps) -> Rows:
-    """Count the training requests that are open, in 160 equal parts of the step's rollout.
-
-    Returns:
-        One row per run and step: begin_s (after the step's begin), spread_s, most, mean, counts
-        (the highest count in each part).
-    """
-    return tables.rows(
-        f"""
-        WITH spans AS MATERIALIZED (
-            SELECT run, step, begin_us, coalesce(end_us, last_us) AS end_us FROM requests
-            WHERE NOT validate AND step IS NOT NULL AND {in_steps(steps)}
-        ), extents AS (
-            SELECT run, step, min(begin_us) AS first_us, max(end_us) AS last_us,
-                greatest(max(end_us) - min(begin_us), 1) AS spread_us,
-                sum(end_us - begin_us) AS work_us
-            FROM spans GROUP BY run, step
-        ), changes AS (
-            SELECT run, step, begin_us AS at_us, 1 AS change FROM spans
-            UNION ALL SELECT run, step, end_us, -1 FROM spans
-        ), running AS (
-            SELECT run, step, at_us, sum(change) OVER ordered AS open,
-                row_number() OVER ordered AS number
-            FROM changes
-            WINDOW ordered AS (PARTITION BY run, step ORDER BY at_us, change DESC
-                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
-        ), parts AS (
-            SELECT c.run, c.step,
-                least(floor((at_us - first_us) * 160.0 / spread_us), 159)::INTEGER AS part,
-                max(open)::INTEGER AS most, arg_max(open, number)::INTEGER AS last
-            FROM running AS c JOIN extents USING (run, step) GROUP BY ALL
-        )
-        SELECT p.run, p.step, (any_value(first_us) - any_value(s.begin_us)) / 1e6 AS begin_s,
-            any_value(spread_us) / 1e6 AS spread_s, max(most) AS most,
-            any_value(work_us / spread_us) AS mean,
-            list([part, most, last] ORDER BY part) AS counts
-        FROM parts AS p JOIN extents AS e USING (run, step) JOIN steps AS s USING (run, step)
-        GROUP BY p.run, p.step ORDER BY p.run, p.step
-        """
-    )
+    curves: dict[tuple[Any, Any, bool], dict[str, Any]] = {}
+    for validate in (False, True):
+        for row in request_percentiles(
+            tables, steps, [100 * part for part in _CDF], validate=validate
+        ):
+            if row["step"] is None:
+                continue
+            key = {"run": row["run"], "step": row["step"], "validate": validate}
+            curve = curves.setdefault(
+                (row["run"], row["step"], validate),
+                {**key, "requests": row["requests"], "quantiles_s": []},
+            )
+            curve["quantiles_s"].append(row["duration_s"])
+    return list(curves.values())
 
 
 def _captures(tables: Tables, steps: Steps) -> Rows:
@@ -383,24 +282,39 @@ def _captures(tables: Tables, steps: Steps) -> Rows:
     )
 
 
-def _longest_lags(tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]) -> Rows:
-    rows = tables.rows(
-        f"""
-        SELECT run, step, name, role, extra->>'$.loop' AS loop, extra->>'$.during' AS during,
-            duration_us / 1e6 AS duration_s, begin_us
-        FROM events WHERE family = 'event_loop' AND duration_us IS NOT NULL AND {in_steps(steps)}
-            AND coalesce(role, '') NOT IN {_COMPUTING}
-        ORDER BY duration_us DESC, begin_us, name LIMIT 40
-        """
-    )
-    begins = {(row["run"], row["step"]): row["begin_us"] for row in tables.rows("FROM steps")}
-    kept = []
-    for row in rows:
+def _requests_in_flight(tables: Tables, steps: Steps, listed: Rows) -> Rows:
+    """Count the finished training requests that are open, in equal parts of the step's rollout.
+
+    Returns:
+        One row per run and step: begin_s (after the step's begin), spread_s, most, mean, counts
+        (part, highest and last count, where something changed).
+    """
+    begins = {(row["run"], row["step"]): row["begin_us"] for row in listed}
+    flights: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for row in rollout_tail(tables, steps):
         key = (row["run"], row["step"])
-        if key in places:
-            begin_us = row.pop("begin_us")
-            kept.append({"s": places[key], **row, "at_s": (begin_us - begins[key]) / 1e6})
-    return kept
+        if key in begins:
+            flights[key] = {
+                "run": row["run"],
+                "step": row["step"],
+                "begin_s": (row["begin_us"] - begins[key]) / 1e6,
+                "spread_s": row["rollout_s"],
+                "most": row["peak"],
+                "mean": row["peak"] * (1 - (row["bubble_share"] or 0)),
+                "counts": [],
+            }
+    for row in requests_in_flight(tables, steps, points=_FLIGHT_PARTS):
+        flight = flights.get((row["run"], row["step"]))
+        if flight is None:
+            continue
+        # What is cut already begins exactly at a part's begin, but for the last digit.
+        place = _FLIGHT_PARTS * row["at_s"] / (flight["spread_s"] or 1) + 1e-6
+        part, counts = min(int(place), _FLIGHT_PARTS - 1), flight["counts"]
+        if counts and counts[-1][0] == part:
+            counts[-1][1:] = max(counts[-1][1], row["most"]), row["in_flight"]
+        else:
+            counts.append([part, row["most"], row["in_flight"]])
+    return list(flights.values())
 
 
 def _settings(run: Run) -> dict[str, Any]:

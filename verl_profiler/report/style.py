@@ -17,6 +17,7 @@ __all__ = [
     "MUTED",
     "PART_COLORS",
     "PHASE_COLORS",
+    "TQ_COLORS",
     "color",
     "is_known",
 ]
@@ -53,6 +54,9 @@ ENGINE_COLORS: dict[str, str] = {
     "decode": "#0072B2",
     "outside": "#D55E00",
 }
+
+# What a function that TransferQueue feeds does.
+TQ_COLORS: dict[str, str] = {"get": "#E69F00", "compute": "#C4C4C4", "put": "#0072B2"}
 
 # The parts of a request; where the engine's parts are known they stand for `engine`.
 PART_COLORS: dict[str, str] = {

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_profiler.events import COMPUTING_ROLES
+
 __all__ = ["align", "finding_list", "printable", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
@@ -15,8 +17,6 @@ Rows = Sequence[Mapping[str, Any]]
 _BLOCKS = 5
 _PROBLEMS = 40
 _MANY = 40
-# These compute inside their event loops: that a loop stands still says nothing there.
-_COMPUTING_ROLES = {"actor", "critic", "ref", "rollout"}
 _UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 8232, 8233), "?")
 
 
@@ -424,7 +424,7 @@ def _other_lines(
             f"longest {slow['event']} in {slow['role']} {seconds(slow['max_s'])}"
         )
         result.append(_fact("TransferQueue", text))
-    lags = [lag for lag in _of(tables["loop_lags"], row) if lag["role"] not in _COMPUTING_ROLES]
+    lags = [lag for lag in _of(tables["loop_lags"], row) if lag["role"] not in COMPUTING_ROLES]
     if lags:
         worst = lags[0]
         text = (

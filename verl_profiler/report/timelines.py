@@ -303,10 +303,10 @@ def _request_spans(tables: Tables, count: int, names: _Names) -> list[list[int]]
         f"""
         CREATE OR REPLACE TEMP TABLE drawn_spans AS
         SELECT r.number, e.event, e.turn, e.status IS NOT NULL AS failed,
-            CASE WHEN e.event = 'tool_call' THEN coalesce(e.extra->>'$.tool', '(no name)') END
+            CASE WHEN e.event = 'tool_call' THEN coalesce(e.tool, '(no name)') END
                 AS tool,
             (e.begin_us - r.begin_us) // {UNIT_US} AS begin, e.duration_us // {UNIT_US} AS length
-        FROM events AS e JOIN drawn_requests AS r
+        FROM event_fields AS e JOIN drawn_requests AS r
             ON e.run = r.run AND e.step = r.step AND e.name = r.name
             AND e.validate = r.validate AND e.request_id = r.request_id
         WHERE e.family = 'rollout' AND e.event IN ({listed}) AND e.duration_us IS NOT NULL
@@ -585,9 +585,8 @@ def _lags(tables: Tables) -> dict[tuple[int, str], list[list[Any]]]:
     rows = tables.rows(
         f"""
         SELECT s.scene, x.name, (x.begin_us - s.base_us) // {UNIT_US} AS begin,
-            x.duration_us // {UNIT_US} AS length, x.extra->>'$.during' AS during
-        FROM events AS x JOIN drawn_scenes AS s ON {_OVERLAP}
-        WHERE x.family = 'event_loop' AND x.duration_us IS NOT NULL
+            x.duration_us // {UNIT_US} AS length, x.during
+        FROM lags AS x JOIN drawn_scenes AS s ON {_OVERLAP}
         QUALIFY row_number() OVER (PARTITION BY s.scene, x.name ORDER BY x.duration_us DESC)
             <= {_LANE_LAGS}
         ORDER BY s.scene, x.name, x.begin_us

@@ -5,6 +5,8 @@ In Chinese, functions and the summary have the form of the guide's own report.
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,11 +14,12 @@ from verl_profiler.report.text import align, printable, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
-__all__ = ["mebibytes", "tq_report"]
+__all__ = ["finding_lines", "mebibytes", "rate", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
 _WIDTH = 80
+_CONCURRENT = 1.005
 _STEPS = 30
 _PATHS = 8
 _CALLERS = 8
@@ -77,7 +80,6 @@ _TITLES = {
         "rates": "|calls|moved|per call|MB/s|p5|p50|class|good|fair|poor",
         "steps": "step|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
         "over_time": "from|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
-        "data": "functions in order|ids|calls|p50|max|of it no call",
     },
     "zh": {
         "functions": "函数|调用次数|出错|总耗时|平均|p50|p95|最大|GET|COMPUTE|PUT|TQ总开销",
@@ -86,7 +88,6 @@ _TITLES = {
         "rates": "|次数|数据量|每次|MB/s|p5|p50|等级|良好|一般|偏低",
         "steps": "训练步|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
         "over_time": "开始|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
-        "data": "函数顺序|trace数|次数|p50|最大|其间无调用",
     },
 }
 
@@ -113,7 +114,7 @@ def tq_report(
         _wall(tables["tq_wall"], functions, language, words),
         _table("rates", language, _rate_rows(tables["tq_throughput"], language), left=(0, 7)),
         _steps(tables, language),
-        _table("data", language, _path_rows(tables["tq_paths"])),
+        _paths(tables["tq_paths"], language),
     ]
     noted = [printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
@@ -132,33 +133,44 @@ def mebibytes(value: float | None) -> str:
 
 
 def _headline(tables: Mapping[str, Rows], run: str) -> str:
-    functions = [row for row in tables["tq_functions"] if not row["waits"]]
-    parts = []
-    if functions:
-        calls = sum(row["calls"] for row in functions)
-        traced = sum(row["traced"] for row in functions)
-        total = sum(row["total_s"] or 0 for row in functions)
-        spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
-        names = ", ".join(row["func"] for row in functions[:4]) + ", …" * (len(functions) > 4)
-        text = f"{calls:,} call{'s' * (calls != 1)} of {names}"
-        if traced != calls:
-            text += f" (estimated from {traced:,} traced ones)"
-        if total:
-            text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put"
-            text += f" ({seconds(spent)})"
-        parts.append(text)
-    whole = [row for row in tables["tq_throughput"] if row["caller"] is None]
-    parts += [
+    """Say in a few lines what TransferQueue cost, and what is not known of it."""
+    lines = [f"{run}: {_load(tables)}"]
+    whole = next((row for row in tables["tq_wall"] if row["func"] is None), None)
+    if whole is not None and (whole["concurrency"] or 0) > _CONCURRENT:
+        lines.append(
+            f"On the clock, calls at the same time counted once: {share(whole['wall_share'])}, and "
+            f"{share(whole['alone_share'])} with nothing computed meanwhile."
+        )
+    moved = [
         f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
-        f"{_rate(row['mib_per_s'])} MB/s"
-        for row in whole
+        f"{rate(row['mib_per_s'])} MB/s"
+        for row in tables["tq_throughput"]
+        if row["caller"] is None
     ]
-    text = f"{run}: {'; '.join(parts) or 'no traced function, and no size of any get or put'}."
+    lines.append(
+        f"{moved[0][0].upper()}{'; '.join(moved)[1:]}."
+        if moved
+        else "No get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
+    )
+    return "\n".join(map(printable, lines))
+
+
+def _load(tables: Mapping[str, Rows]) -> str:
+    functions = [row for row in tables["tq_functions"] if not row["waits"]]
     if not functions:
-        text += "\nNo function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
-    if not whole:
-        text += "\nNo get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
-    return "\n".join(map(printable, text.split("\n")))
+        return (
+            "no function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
+        )
+    calls, traced = (sum(row[key] for row in functions) for key in ("calls", "traced"))
+    total = sum(row["total_s"] or 0 for row in functions)
+    spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
+    names = ", ".join(row["func"] for row in functions[:4]) + ", …" * (len(functions) > 4)
+    text = f"{calls:,} call{'s' * (calls != 1)} of {names}"
+    if traced != calls:
+        text += f" (estimated from {traced:,} traced ones)"
+    if total:
+        text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put ({seconds(spent)})"
+    return f"{text}."
 
 
 def _guide_report(tables: Mapping[str, Rows]) -> str:
@@ -203,22 +215,31 @@ def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str
         said = [words[name] for name, known in checked.items() if known]
         return words["nothing_found"].format(", ".join(said)) if said else words["nothing_known"]
     lines = [words["findings"]]
-    for row in findings:
-        shown = {key: _shown(key, value) for key, value in row.items()}
-        lines.append(printable(f"  ! {phrase(row['finding'], shown, language)}"))
-        alone = row.get("alone_share")
-        if alone is not None and alone < 0.8 * row["value"]:
-            lines.append(f"      {phrase('alone', shown, language)}")
-        lines.append(
-            f"      {words['advice']}{phrase(row['finding'] + '.advice', shown, language)}"
-        )
+    for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
+        for row in rows:
+            first, *evidence = finding_lines(row, language)
+            lines += [printable(f"  ! {first}"), *(f"      {text}" for text in evidence)]
+        lines.append(f"      {words['advice']}{phrase(f'{kind}.advice', {}, language)}")
     return "\n".join(lines)
+
+
+def finding_lines(row: Mapping[str, Any], language: str = "en") -> list[str]:
+    """Return a finding in a sentence, and further ones of what it rests on."""
+    shown = {key: _shown(key, value) for key, value in row.items()}
+    lines = [phrase(row["finding"], shown, language)]
+    if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
+        lines.append(phrase("alone", shown, language))
+    if row.get("worst_step") is not None:
+        lines.append(phrase("worst", shown, language))
+    return lines
 
 
 def _shown(key: str, value: Any) -> str:
     """Write a number of a finding by what its name says that it is."""
     if key == "stage":
         return str(value).upper()
+    if key == "worst_step":
+        return str(value)
     if value is None or isinstance(value, str):
         return value or "-"
     if key in ("size_bytes", "mean_bytes"):
@@ -226,11 +247,12 @@ def _shown(key: str, value: Any) -> str:
     if key.endswith("_share") or key == "variation" or (key == "threshold" and value < 1):
         return share(value)
     if key.endswith("mib_per_s"):
-        return _rate(value)
+        return rate(value)
     return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
+    """Write MB a second: `1,250`, `92`, `0.3`."""
     if value is None:
         return "-"
     return (
@@ -285,7 +307,7 @@ def _stage_rows(functions: Rows) -> list[list[str]]:
 def _wall(rows: Rows, functions: Rows, language: str, words: Mapping[str, str]) -> str:
     """Show time on the clock where calls overlapped; elsewhere it is what the functions show."""
     known = [row for row in rows if row["busy_s"] is not None]
-    if not any(row["concurrency"] > 1.005 for row in known if row["concurrency"]):
+    if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
         return ""
     order = {row["func"]: place for place, row in enumerate(functions)}
     known.sort(key=lambda row: order.get(row["func"], len(order)))
@@ -322,7 +344,7 @@ def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
                 f"{row['calls']:,}",
                 mebibytes(row["size_bytes"]),
                 mebibytes(row["mean_bytes"]),
-                *(_rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
+                *(rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
                 _SPEEDS[language][row["speed"]],
                 *(share(row[key]) for key in ("good_share", "fair_share", "poor_share")),
             ]
@@ -343,8 +365,8 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
             *(seconds(row[key]) for key in ("total_s", "get_s", "compute_s", "put_s")),
             share(row["overhead_share"]),
             mebibytes(row["size_bytes"]),
-            _rate(row["get_mib_per_s"]),
-            _rate(row["put_mib_per_s"]),
+            rate(row["get_mib_per_s"]),
+            rate(row["put_mib_per_s"]),
         ]
         for row in shown
     ]
@@ -352,15 +374,22 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
     return text + f"\n  … {len(rows)}" if len(rows) > len(shown) else text
 
 
-def _path_rows(paths: Rows) -> list[list[str]]:
-    return [
-        [
-            " → ".join(row["path"]),
-            f"{row['trace_ids']:,}",
-            f"{row['calls']:,}",
-            seconds(row["p50_s"]),
-            seconds(row["max_s"]),
-            share(row["waiting_share"]),
-        ]
-        for row in paths[:_PATHS]
-    ]
+def _paths(paths: Rows, language: str) -> str:
+    """Show which functions handled the same data, one path after the other: they are long."""
+    lines = []
+    for row in paths[:_PATHS]:
+        shown = {
+            "ids": f"{row['trace_ids']:,}",
+            "calls": f"{row['calls']:,}",
+            "p50": seconds(row["p50_s"]),
+            "max": seconds(row["max_s"]),
+            "waiting": share(row["waiting_share"]),
+        }
+        lines.append(f"  {phrase('path', shown, language)}")
+        lines += textwrap.wrap(
+            printable(" → ".join(row["path"])),
+            100,
+            initial_indent="    ",
+            subsequent_indent="    ",
+        )
+    return "\n".join([_WORDS[language]["data"], *lines]) if lines else ""

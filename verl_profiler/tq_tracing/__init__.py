@@ -14,7 +14,6 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from verl_profiler.tq_tracing.switches import (
@@ -81,7 +80,7 @@ def _become_driver(switches: Switches) -> None:
         wrapt.register_post_import_hook(hook, "ray")
 
 
-def _hook_ray_init(carried: Mapping[str, str], ray: ModuleType) -> None:
+def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
     original = ray.init
 
     @functools.wraps(original)

@@ -11,7 +11,6 @@ Times are those of the monotonic clock.  What is open when an exception passes i
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import sys
@@ -22,9 +21,9 @@ from typing import Any
 from verl_profiler import context, recorder
 from verl_profiler.clock import now
 from verl_profiler.instrument import status_of
-from verl_profiler.tq_tracing import metrics
+from verl_profiler.tq_tracing import lines, metrics
 from verl_profiler.tq_tracing.sizes import size_of
-from verl_profiler.tq_tracing.switches import LOG_LEVEL_VARIABLE, Switches
+from verl_profiler.tq_tracing.switches import Switches
 from verl_profiler.tq_tracing.trace_ids import Origin, origin_of
 
 __all__ = ["ClientCall", "FunctionCall", "begin_client_call", "begin_function", "configure"]
@@ -37,7 +36,6 @@ current_client: ContextVar[ClientCall | None] = ContextVar("verl_profiler_tq_cli
 switches = Switches()
 _records = False
 
-_log = logging.getLogger("verl_profiler.transfer_queue")
 _process = f"{random.SystemRandom().randrange(16**6):06x}"
 _numbers = itertools.count(1)
 _seen: defaultdict[str, Any] = defaultdict(itertools.count)
@@ -52,18 +50,8 @@ def configure(chosen: Switches, *, records: bool) -> None:
     """
     global switches, _records
     switches, _records = chosen, records
-    level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
-    _log.setLevel(level if isinstance(logging.getLevelName(level), int) else "INFO")
+    lines.configure()
     _seen.clear()
-
-
-def _line(text: str) -> None:
-    if not _log.hasHandlers():
-        # verl has set one up where it was imported; its format.
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
-        _log.addHandler(handler)
-    _log.info(text)
 
 
 def _new_id() -> str:
@@ -83,23 +71,6 @@ def _step_of(origin: Origin) -> int | None:
     return process.current_step() if process.is_trainer or process.step_known else origin.step
 
 
-def _record(
-    event: str, begin_ns: int, extra: dict[str, Any], step: int | None, error: BaseException | None
-) -> int:
-    """Record one event that ends now; return the moment."""
-    end_ns = now()
-    if switches.trace and _records and recorder.active() is not None:
-        request = context.current_request.get()
-        if request is not None:
-            extra = {**request.identity(), **extra}
-        elif context.process.validate:
-            extra["validate"] = True
-        if error is not None:
-            extra |= {"status": status_of(error), "error": type(error).__name__}
-        recorder.record(event, begin_ns, end_ns, extra, step)
-    return end_ns
-
-
 class _Traced:
     """What functions and client operations have in common: who they are, and their lines."""
 
@@ -109,6 +80,7 @@ class _Traced:
     def __init__(self, call_id: str, origin: Origin, step: int | None, *, sampled: bool) -> None:
         self.id = call_id
         self.origin = origin
+        self.trace_id = origin.text
         self.step = step
         self.sampled = sampled
         self.begin_ns = now()
@@ -122,10 +94,10 @@ class _Traced:
         after: str = "",
         status: str = "",
     ) -> None:
-        if not (self.wanted and self.sampled and _log.isEnabledFor(logging.INFO)):
+        if not (self.wanted and self.sampled and lines.are_shown()):
             return
         text = (
-            f"[{self.mark}] trace_id={self.origin.text} | {before}stage={stage} | {fields}"
+            f"[{self.mark}] trace_id={self.trace_id} | {before}stage={stage} | {fields}"
             f"timestamp={moment_ns / _SECOND:.6f}{after} | call={self.id}"
         )
         if status:
@@ -134,7 +106,7 @@ class _Traced:
             text += f" | sampled={switches.every}"
         if self.step is not None:
             text += f" | step={self.step}"
-        _line(text)
+        lines.say(text)
 
 
 class FunctionCall(_Traced):
@@ -164,6 +136,7 @@ class FunctionCall(_Traced):
         self._counts = dict.fromkeys(self._spent_ns, 0)
         self._depth = 0
         self._ended = False
+        self._request = context.current_request.get()
         self._range: Any = None
         self._token: Token[FunctionCall | None] | None = None
 
@@ -222,14 +195,14 @@ class FunctionCall(_Traced):
         extra = {
             "func": self.name,
             "call": self.id,
-            "trace_id": self.origin.text,
+            "trace_id": self.trace_id,
             **{f"{stage.lower()}_s": ns / _SECOND for stage, ns in self._spent_ns.items()},
         }
         if self.origin.rows is not None:
             extra["rows"] = self.origin.rows
         if self.waits:
             extra["waits"] = True
-        end_ns = _record("tq_function", self.begin_ns, extra, self.step, error)
+        end_ns = self._record("tq_function", self.begin_ns, extra, error)
         total = end_ns - self.begin_ns
         shares = " | ".join(
             f"{stage.lower()}_ratio={100 * ns / max(total, 1):.2f}%"
@@ -240,6 +213,7 @@ class FunctionCall(_Traced):
             "FUNCTION_END",
             f"total_duration={total / _SECOND:.6f}s | {shares} | ",
             end_ns,
+            after=" | waits=1" if self.waits else "",
             status="ok" if error is None else "error",
         )
         if not self.waits:
@@ -262,8 +236,8 @@ class FunctionCall(_Traced):
             _end_range(self._range)
             self._range = None
         begin = self._stage_begin_ns
-        extra = {"func": self.name, "call": self.id, "trace_id": self.origin.text}
-        end = _record(f"tq_function_{stage.lower()}", begin, extra, self.step, error)
+        extra = {"func": self.name, "call": self.id, "trace_id": self.trace_id}
+        end = self._record(f"tq_function_{stage.lower()}", begin, extra, error)
         self._spent_ns[stage] += end - begin
         self._counts[stage] = 1
         self._say(
@@ -273,6 +247,23 @@ class FunctionCall(_Traced):
             end,
             status="ok" if error is None else "error",
         )
+
+    def _record(
+        self, event: str, begin_ns: int, extra: dict[str, Any], error: BaseException | None
+    ) -> int:
+        """Record one event that ends now; return the moment."""
+        end_ns = now()
+        # A rollout begins before its request is known and ends after it is over.
+        self._request = context.current_request.get() or self._request
+        if switches.trace and _records and recorder.active() is not None:
+            if self._request is not None:
+                extra = {**self._request.identity(), **extra}
+            elif context.process.validate:
+                extra["validate"] = True
+            if error is not None:
+                extra |= {"status": status_of(error), "error": type(error).__name__}
+            recorder.record(event, begin_ns, end_ns, extra, self.step)
+        return end_ns
 
 
 class ClientCall(_Traced):
@@ -300,7 +291,8 @@ class ClientCall(_Traced):
         self.stage = stage
         self.size_bytes = size_bytes
         self._entered = function if function and function.begin_operation(stage) else None
-        self._who = f" | func={function.name}" if function else ""
+        self._func = function.name if function else None
+        self._who = f" | func={self._func}" if self._func else ""
         self._who += f" | pid={os.getpid()}"
         fields = f"batch_size={shape} | "
         if stage == "PUT":
@@ -322,6 +314,11 @@ class ClientCall(_Traced):
                 self._entered.end_operation(error)
         if error is None:
             metrics.add_operation(self.stage, end - self.begin_ns, self.size_bytes)
+
+    def ids(self) -> dict[str, str]:
+        """Return what the event of this operation says of its data and its function."""
+        ids = {"trace_id": self.trace_id, "call": self.id}
+        return {**ids, "func": self._func} if self._func else ids
 
     def _say_end(self, end: int, error: BaseException | None) -> None:
         duration = end - self.begin_ns

@@ -25,7 +25,7 @@ from verl_profiler.clock import now
 from verl_profiler.instrument import resolve
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.transfer_queue import end_get
-from verl_profiler.tq_tracing import calls, metrics
+from verl_profiler.tq_tracing import calls, lines, metrics
 from verl_profiler.tq_tracing.switches import Switches
 from verl_profiler.tq_tracing.trace_ids import Origin, find_meta, of_batch, origin_of, set_run
 
@@ -137,7 +137,7 @@ def _leave_get(call: Call, result: Any) -> None:
 def _add_ids(call: Call, _result: Any) -> None:
     client = calls.current_client.get()
     if client is not None:
-        call.extra = {**(call.extra or {}), "trace_id": client.origin.text, "call": client.id}
+        call.extra = {**(call.extra or {}), **client.ids()}
 
 
 def uninstall() -> None:
@@ -150,6 +150,7 @@ def uninstall() -> None:
     _places.clear()
     _failures.clear()
     metrics.stop()
+    lines.stop()
     calls.configure(Switches(), records=False)
 
 

@@ -57,11 +57,8 @@ def _is_tensordict(value: Any) -> bool:
 
 
 def _fields(data: Any) -> Iterable[Any]:
-    fields = getattr(data, "_tensordict", None)
-    if fields is not None:
-        return fields.values()
-    values = getattr(data, "values", None)
-    return values() if callable(values) else ()
+    fields: Any = getattr(data, "_tensordict", data)
+    return fields.values() if hasattr(fields, "values") else ()
 
 
 def _tensor_bytes(value: Any) -> int | None:
@@ -100,10 +97,10 @@ def _content_bytes(value: Any, depth: int) -> int:
         return _content_bytes(value._non_tensordict.get("data"), depth + 1)
     if rows is None and isinstance(value, Mapping):
         return _sampled(list(value.items()), depth)
-    if rows is None and isinstance(value, (set, frozenset)):
-        rows = list(value)
     if rows is None and _holds_objects(value):
         rows = value.reshape(-1)
+    if rows is None and isinstance(value, (set, frozenset)):
+        rows = list(value)
     if rows is None and isinstance(value, Sequence):
         rows = value
     if rows is not None:

@@ -75,22 +75,18 @@ def origin_of(meta: Any) -> Origin:
     tags = getattr(meta, "tags", None) or getattr(meta, "custom_meta", None) or ()
     partitions = getattr(meta, "partition_ids", None)
     partition = partitions[0] if partitions else getattr(meta, "partition_id", None)
-    ids: dict[str, None] = {}
-    steps = set()
-    for tag in tags:
-        step = tag.get("global_steps")
-        named = tag.get("trace_id")
-        if named is not None:
-            ids[_printable(named)] = None
-        elif step is not None and step not in steps and partition is not None:
-            ids[of_batch(str(partition), step)] = None
-        if step is not None:
-            steps.add(step)
+    # A batch has a thousand tags, nearly always of one step and without names.
+    named = dict.fromkeys([tag["trace_id"] for tag in tags if "trace_id" in tag])
+    unnamed = tags if not named else [tag for tag in tags if "trace_id" not in tag]
+    steps = dict.fromkeys([tag.get("global_steps") for tag in unnamed])
+    ids = [_printable(name) for name in named]
+    if partition is not None:
+        ids += [of_batch(str(partition), step) for step in steps if step is not None]
     if own is not None:
-        ids = {_printable(own): None}
+        ids = [_printable(own)]
     elif not ids and partition is not None and re.search(r"_\d+$", str(partition)):
         # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
-        ids[of_batch(str(partition), None)] = None
+        ids = [of_batch(str(partition), None)]
     known = [step for step in steps if isinstance(step, int)]
     return Origin(tuple(ids), max(known, default=None), rows)
 

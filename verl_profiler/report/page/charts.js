@@ -269,9 +269,10 @@ function partsBar(parts) {
   }, parts.map((part) => part.name + ' ' + share(part.value / total)).join(', '));
 }
 
-// A standing bar per turn, cut into engine, tools and the rest.
+// A standing bar per turn, cut into its parts.
 function turnsChart(rows) {
-  const parts = [['engine', 'engine_s'], ['tool', 'tool_s'], ['other', 'other_s']];
+  const parts = ['engine', 'tool', 'tool_parsing', 'token_merge', 'other'].map((name) => [name, name + '_s'])
+    .filter(([, key]) => rows.some((row) => row[key] > 0));
   const most = Math.max(...rows.map((row) => row.mean_s || 0), 1e-9);
   return element('div', {}, legend(parts.map(([name]) => [name])), drawn((width) => {
     const left = 56, height = 190, room = Math.min(90, (width - left) / rows.length);
@@ -295,7 +296,7 @@ function turnsChart(rows) {
       }
       if (from === 0 && row.mean_s) group.append(rect(x, y(row.mean_s), wide, y(0) - y(row.mean_s), 'var(--line)'));
       chart.append(withTip(group, ['turn ' + row.turn, plural(row.turns, 'turn') + ', mean ' + seconds(row.mean_s),
-        'engine ' + seconds(row.engine_s) + ', tools ' + seconds(row.tool_s) + ', other ' + seconds(row.other_s)]));
+        parts.map(([name, key]) => name + ' ' + seconds(row[key])).join(', ')]));
       if (place % every === 0) chart.append(textAt(x + wide / 2, height + 16, String(row.turn), 'middle'));
     });
     chart.append(textAt(left, height + 31, 'turn', 'start'));

@@ -339,7 +339,8 @@ function workersSection() {
 
 function transfersSection() {
   const rows = of('transfer_totals');
-  if (!rows.length) return nothing('transfers', tables.transfer_totals.length > 0, 'TransferQueue calls');
+  const functions = functionsOfTransferQueue();
+  if (!rows.length) return [...nothing('transfers', tables.transfer_totals.length > 0, 'TransferQueue calls'), ...functions];
   const longest = rows.slice().sort((a, b) => b.max_s - a.max_s)[0];
   return [
     about(plural(summaryOf(rows, 'calls'), 'TransferQueue call') + ' in ' + chosenName() + ': ' + bytes(summaryOf(rows, 'size_bytes')) + ' moved, ' +
@@ -348,6 +349,23 @@ function transfersSection() {
       {key: 'event', label: 'call', format: 'text'}, {key: 'role', label: 'by', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
       {key: 'total_s', label: 'all calls', format: 's', bar: true}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'},
       {key: 'size_bytes', label: 'moved', format: 'bytes'}, {key: 'rows', label: 'rows', format: 'n'}]}),
+    ...functions,
+  ];
+}
+
+// Traced functions, in all steps together; nothing where none was traced.
+function functionsOfTransferQueue() {
+  if (!tables.tq_functions.length) return [];
+  const rows = tables.tq_functions.map((row) => ({...row, func: row.func + (row.waits ? ' (waits for others)' : '')}));
+  return [
+    element('h3', {}, 'Functions that TransferQueue feeds, all steps'),
+    ...DATA.tq_findings.map(note),
+    table({caption: 'Functions that TransferQueue feeds', rows, limit: 16, columns: [
+      {key: 'func', label: 'function', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
+      {key: 'total_s', label: 'all calls', format: 's'}, {key: 'mean_s', label: 'mean', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'},
+      {key: 'get_share', label: 'get', format: 'share'}, {key: 'compute_share', label: 'compute', format: 'share'}, {key: 'put_share', label: 'put', format: 'share'},
+      {key: 'overhead_share', label: 'get and put', format: 'share'}, {key: 'wall_share', label: 'on the clock', format: 'share'}]}),
+    note('Calls of one process at the same time count each; on the clock, a moment counts once.'),
   ];
 }
 

@@ -18,6 +18,7 @@ from verl_profiler.report.plots import (
     shares,
     steps,
     tools,
+    tq,
     transfers,
     turns,
     workers,
@@ -37,5 +38,6 @@ PLOTS: dict[str, Plot] = {
     **engines.PLOTS,
     **tools.PLOTS,
     **transfers.PLOTS,
+    **tq.PLOTS,
     **processes.PLOTS,
 }

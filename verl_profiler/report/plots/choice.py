@@ -12,7 +12,7 @@ from verl_profiler.analysis.request_durations import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.tables import Tables
 
-__all__ = ["Choice", "NothingToDraw", "Plot", "Sheets", "column", "known"]
+__all__ = ["Choice", "NothingToDraw", "Plot", "Sheets", "asking", "column", "known"]
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 Sheets = Mapping[str, Rows]
@@ -87,6 +87,23 @@ class Plot:
             raise NothingToDraw(f"{choice.words()}: {self.empty}")
         with settings():
             return self.draw(sheets, choice)
+
+
+def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[str, Rows]]:
+    """Give the tables of these analyses, each narrowed by what it heeds of the choice."""
+
+    def tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
+        chosen = {"worker": choice.worker, "validate": choice.validate}
+        return {
+            analysis.__name__: analysis(
+                tables,
+                choice.steps,
+                **{key: chosen[key] for key in chosen if key in (analysis.__kwdefaults__ or {})},
+            )
+            for analysis in analyses
+        }
+
+    return tables
 
 
 def column(rows: Rows, name: str, factor: float = 1.0) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from verl_profiler.analysis.engine_parts import engine_parts
-from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.token_rates import (
     replica_token_rates,
     request_token_rates,
@@ -23,10 +22,9 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
 from verl_profiler.report.style import PART_COLORS
 from verl_profiler.report.text import seconds, share
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
 
@@ -40,14 +38,6 @@ _WORDS = {
     "outside": "on the way to the engine and back",
     "unseen": "engines that were not recorded",
 }
-
-
-def _part_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "engine_parts": engine_parts(
-            tables, choice.steps, worker=choice.worker, validate=choice.validate
-        )
-    }
 
 
 def _parts(sheets: Sheets, choice: Choice) -> Figure:
@@ -139,14 +129,6 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
     legend(axes)
     axes.set_title("by call" + ("; one mark per step" if len(steps) > 1 else ""))
     return figure
-
-
-def _token_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "token_rates": token_rates(tables, choice.steps, validate=choice.validate),
-        "replica_token_rates": replica_token_rates(tables, choice.steps, validate=choice.validate),
-        "request_token_rates": request_token_rates(tables, choice.steps, validate=choice.validate),
-    }
 
 
 def _tokens(sheets: Sheets, choice: Choice) -> Figure:
@@ -248,14 +230,14 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
 PLOTS: dict[str, Plot] = {
     "engine_parts": Plot(
         "Do generate calls wait, prefill or decode, and how much is not the engine at all?",
-        _part_tables,
+        asking(engine_parts),
         _parts,
         "no generate call was recorded there.",
         frozenset({"worker", "validate"}),
     ),
     "token_rates": Plot(
         "How many tokens, and how many per second, by step, replica and request?",
-        _token_tables,
+        asking(token_rates, replica_token_rates, request_token_rates),
         _tokens,
         "no generate call was recorded there.",
         frozenset({"validate"}),

@@ -7,7 +7,6 @@ from matplotlib.patches import Patch
 
 from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.loop_suspects import loop_suspects
-from verl_profiler.analysis.selection import Rows
 from verl_profiler.report.plots.canvas import (
     bars,
     sheet,
@@ -17,20 +16,15 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
 from verl_profiler.report.style import ACCENT, GRID, PHASE_COLORS
 from verl_profiler.report.text import seconds, share
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
 
 _BARS = 20
 _WAITING = ("agent_loop", "engine", "reward", "trainer")
 _DESIGNED = "#B9C2CC"
-
-
-def _suspect_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"loop_suspects": loop_suspects(tables, choice.steps)}
 
 
 def _suspects(sheets: Sheets, choice: Choice) -> Figure:
@@ -113,10 +107,6 @@ def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) ->
     return len({loop for other, loop, _ in keys if other == name}) > 1
 
 
-def _cost_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"profiler_cost": profiler_cost(tables, choice.steps)}
-
-
 def _cost(sheets: Sheets, choice: Choice) -> Figure:
     rows = sheets["profiler_cost"]
     shares = known(rows, "share")
@@ -174,13 +164,13 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
 PLOTS: dict[str, Plot] = {
     "loop_suspects": Plot(
         "Did an event loop stand still, so that everything in it looked slow?",
-        _suspect_tables,
+        asking(loop_suspects),
         _suspects,
         "no event loop stood still for long (or the event_loop family was off).",
     ),
     "profiler_cost": Plot(
         "What did the profiler itself cost?",
-        _cost_tables,
+        asking(profiler_cost),
         _cost,
         "no account of the profiler's own was recorded there.",
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
-from verl_profiler.analysis.selection import Rows
 from verl_profiler.report.plots.canvas import (
     SEQUENCE,
     end_labels,
@@ -16,22 +15,13 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column
 from verl_profiler.report.style import ACCENT, PHASE_COLORS
 from verl_profiler.report.text import seconds, share
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
 
 _PANELS = 6
-
-
-def _flight_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    selection = {"worker": choice.worker, "validate": choice.validate}
-    return {
-        "requests_in_flight": requests_in_flight(tables, choice.steps, **selection),
-        "rollout_tail": rollout_tail(tables, choice.steps, **selection),
-    }
 
 
 def _flights(sheets: Sheets, choice: Choice) -> Figure:
@@ -97,14 +87,6 @@ def _flights(sheets: Sheets, choice: Choice) -> Figure:
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     return figure
-
-
-def _tail_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "rollout_tail": rollout_tail(
-            tables, choice.steps, worker=choice.worker, validate=choice.validate
-        )
-    }
 
 
 def _tails(sheets: Sheets, choice: Choice) -> Figure:
@@ -184,14 +166,14 @@ _BOTH = frozenset({"worker", "validate"})
 PLOTS: dict[str, Plot] = {
     "requests_in_flight": Plot(
         "How many requests were under way at each moment, and how long was the tail?",
-        _flight_tables,
+        asking(requests_in_flight, rollout_tail),
         _flights,
         _NO_REQUESTS,
         _BOTH,
     ),
     "rollout_tail": Plot(
         "How much of each rollout goes to its last requests?",
-        _tail_tables,
+        asking(rollout_tail),
         _tails,
         _NO_REQUESTS,
         _BOTH,

@@ -14,7 +14,7 @@ from verl_profiler.report.plots.canvas import (
     step_axis,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking
 from verl_profiler.report.style import GRID, color
 from verl_profiler.report.text import seconds, share
 from verl_profiler.tables import Tables
@@ -108,10 +108,6 @@ def _repeats(events: list[str], event: str) -> int:
     return sum(color(other) == color(event) for other in events)
 
 
-def _exclusive_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"exclusive_times": exclusive_times(tables, choice.steps, validate=choice.validate)}
-
-
 _BARS = 12
 
 
@@ -187,7 +183,7 @@ PLOTS: dict[str, Plot] = {
     ),
     "exclusive_times": Plot(
         "Where is the time really spent, without counting anything twice?",
-        _exclusive_tables,
+        asking(exclusive_times),
         _exclusive,
         "no finished step, request or rank's work was recorded there.",
         frozenset({"validate"}),

@@ -18,22 +18,14 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
 from verl_profiler.report.style import ACCENT, GRID, INK, MUTED, PHASE_COLORS
 from verl_profiler.report.text import seconds, share
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _NAMED_UNUSUAL = 6
-
-
-def _duration_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "step_durations": step_durations(tables, choice.steps),
-        "step_trend": step_trend(tables, choice.steps),
-    }
 
 
 def _durations(sheets: Sheets, choice: Choice) -> Figure:
@@ -138,10 +130,6 @@ def _duration_title(rows: Rows, trends: Rows) -> str:
     return title
 
 
-def _validation_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"validation_times": validation_times(tables, choice.steps)}
-
-
 def _validation(sheets: Sheets, choice: Choice) -> Figure:
     rows = sheets["validation_times"]
     requests = sum(row["requests"] for row in rows)
@@ -224,13 +212,13 @@ def _validation(sheets: Sheets, choice: Choice) -> Figure:
 PLOTS: dict[str, Plot] = {
     "step_durations": Plot(
         "How long do rollout and training take in each step, and what lies between steps?",
-        _duration_tables,
+        asking(step_durations, step_trend),
         _durations,
         "no step has a rollout there.",
     ),
     "validation_times": Plot(
         "How long do validations take, apart from training?",
-        _validation_tables,
+        asking(validation_times),
         _validation,
         "no validation was recorded there.",
     ),

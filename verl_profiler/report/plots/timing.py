@@ -98,7 +98,9 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
             f"Hatched: {', '.join(outside)} ran outside timing_s/step, beside the step's own time."
         )
     if apart:
-        notes.append(f"Not in the stack, because inside other timers: {', '.join(apart)}.")
+        notes.append(
+            f"Not in the stack, because inside or beside other timers: {', '.join(apart)}."
+        )
     if any(row["overlap_s"] for row in steps):
         notes.append("In some steps the timers together are longer than the step: they overlap.")
     figure, (axes,) = sheet(
@@ -108,11 +110,13 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
         [row["accounted_s"] + row["outside_s"] for row in steps] + list(totals.values()), default=0
     )
     factor, unit = time_unit(longest)
+    among = [("{}", inside), ("{}, outside", outside)]
     series = [
-        (name, [values.get(step, 0.0) * factor for step in numbers], color(name))
-        for name, values in _ordered({**inside, **outside})
+        (named.format(name), [values.get(step, 0.0) * factor for step in numbers], color(name))
+        for named, timers in among
+        for name, values in _ordered(timers)
     ]
-    hatched = dict.fromkeys(outside, "////")
+    hatched = {f"{name}, outside": "////" for name in outside}
     if len(numbers) > _BARS:
         _areas(axes, numbers, series, hatched)
     else:
@@ -161,8 +165,8 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
     if job:
         title += f", {_count(statistics.median(job.values()))} tokens/s of the job (medians)"
     about = _about(label, steps)
-    if len(gpus) == 1:
-        about += f", {next(iter(gpus))} GPU{'s' if gpus != {1} else ''}"
+    if gpus:
+        about += f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
     figure, (top, bottom) = sheet(title, about, size=(12, 7.4), panels=(2, 1), sharex=True)
     if each:
         top.fill_between(*_gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)

@@ -6,7 +6,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from verl_profiler.analysis.rewards import reward_times, rewards
-from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tool_latencies import tool_latencies
 from verl_profiler.report.plots.canvas import (
     SEQUENCE,
@@ -19,22 +18,13 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
 from verl_profiler.report.style import ACCENT, INK, PART_COLORS
 from verl_profiler.report.text import seconds, share
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
 
 _TOOLS = 20
-
-
-def _tool_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "tool_latencies": tool_latencies(
-            tables, choice.steps, worker=choice.worker, validate=choice.validate
-        )
-    }
 
 
 def _tools(sheets: Sheets, choice: Choice) -> Figure:
@@ -111,13 +101,6 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
     legend(axes)
     axes.set_title("how long")
     return figure
-
-
-def _reward_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    selection = {"worker": choice.worker, "validate": choice.validate}
-    times = reward_times(tables, choice.steps, **selection)
-    scores = rewards(tables, choice.steps, **selection)
-    return {"reward_times": times, "rewards": scores}
 
 
 _REWARD_COLORS = {
@@ -210,14 +193,14 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
 PLOTS: dict[str, Plot] = {
     "tool_latencies": Plot(
         "Which tools take the time, how long are their calls, and how often do they fail?",
-        _tool_tables,
+        asking(tool_latencies),
         _tools,
         "no tool call was recorded there.",
         frozenset({"worker", "validate"}),
     ),
     "reward_times": Plot(
         "How long do scoring and post-processing take, and what rewards come out?",
-        _reward_tables,
+        asking(reward_times, rewards),
         _rewards,
         "no reward or post-processing was recorded there.",
         frozenset({"worker", "validate"}),

@@ -20,10 +20,9 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
 from verl_profiler.report.style import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.report.text import seconds, share, size
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
 
@@ -34,10 +33,6 @@ _EVENT_COLORS = {
     "tq_clear": "#C4C4C4",
 }
 _ROLES = 6
-
-
-def _transfer_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"transfer_rates": transfer_rates(tables, choice.steps)}
 
 
 def _transfers(sheets: Sheets, choice: Choice) -> Figure:
@@ -124,10 +119,6 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-def _weight_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"weight_sync": weight_sync(tables, choice.steps)}
-
-
 _WEIGHT_LINES = (
     ("trainer_s", "whole sync (trainer)", PHASE_COLORS["update_weights"]),
     ("slowest_rank_s", "slowest rank", "#0072B2"),
@@ -177,10 +168,6 @@ def _weights(sheets: Sheets, choice: Choice) -> Figure:
     value_axis(axes, f"time [{unit}]")
     end_labels(axes, labels)
     return figure
-
-
-def _memory_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"memory_phases": memory_phases(tables, choice.steps)}
 
 
 _KINDS = (
@@ -269,19 +256,19 @@ def _byte_axis(axes, rows: Rows) -> None:  # noqa: ANN001
 PLOTS: dict[str, Plot] = {
     "transfer_rates": Plot(
         "What goes through TransferQueue, and who spends time on it?",
-        _transfer_tables,
+        asking(transfer_rates),
         _transfers,
         "no TransferQueue call was recorded there.",
     ),
     "weight_sync": Plot(
         "How long does it take to bring new weights into the engines?",
-        _weight_tables,
+        asking(weight_sync),
         _weights,
         "no weight sync was recorded there.",
     ),
     "memory_phases": Plot(
         "When is device memory fullest, and in which role?",
-        _memory_tables,
+        asking(memory_phases),
         _memory,
         "no reading of device memory was recorded there. A CPU has no memory counter.",
     ),

@@ -18,19 +18,11 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking
 from verl_profiler.report.style import color
 from verl_profiler.report.text import seconds
-from verl_profiler.tables import Tables
 
 __all__ = ["PLOTS"]
-
-
-def _worker_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "worker_phases": worker_phases(tables, choice.steps),
-        "worker_balance": worker_balance(tables, choice.steps),
-    }
 
 
 def _workers(sheets: Sheets, choice: Choice) -> Figure:
@@ -238,7 +230,7 @@ def _by_number(name: str) -> tuple[str, int, str]:
 PLOTS: dict[str, Plot] = {
     "worker_phases": Plot(
         "Which worker was the slowest at what, and who waited for it?",
-        _worker_tables,
+        asking(worker_phases, worker_balance),
         _workers,
         "no agent-loop worker or rank was recorded there.",
     ),

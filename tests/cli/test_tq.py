@@ -1,0 +1,266 @@
+"""`verl-profiler tq`: findings first, numbers that are scaled say so, and errors that help."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tq_lines import Writer, log_of
+
+from verl_profiler.cli import main
+
+DATA = Path(__file__).parent.parent / "data"
+PARTS = [("get", 0.052), ("compute", 0.8), ("put", 0.062024)]
+
+# The report that the guide shows, as it stands there but for its numbers.
+GUIDE = """\
+================================================================================
+TransferQueue Performance Analysis Report
+================================================================================
+
+Total Traces: N
+
+────────────────────────────────────────────────────────────────────────────────
+Function: rollout
+────────────────────────────────────────────────────────────────────────────────
+  调用次数:           N
+  平均总耗时:         Ns
+  平均GET耗时:        Ns (N%)
+  平均COMPUTE耗时:    Ns (N%)
+  平均PUT耗时:        Ns (N%)
+  TQ总开销:           N%
+
+================================================================================
+全局汇总
+================================================================================
+  总执行时间:         Ns
+  总TQ时间:           Ns
+  全局TQ开销占比:     N%
+================================================================================
+"""
+
+
+def run(*arguments):
+    return main(["tq", *map(str, arguments), "--no-cache"])
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of the guide's example: 50 calls of one function."""
+    writer = Writer()
+    for number in range(50):
+        writer.call(number, PARTS, func="rollout", trace_id=f"t{number % 5}", mb=15.2, step=1)
+    path = tmp_path / "training.log"
+    path.write_text(writer.text())
+    return path
+
+
+def test_the_guides_report_is_printed_in_its_form(log, capsys):
+    """Line by line, with the numbers of the guide's example."""
+    assert 0 == run(log, "--lang", "zh")
+
+    text = capsys.readouterr().out
+    assert re.sub(r"\d+(\.\d+)?", "N", text).startswith(GUIDE)
+    for line in (
+        "  调用次数:           50\n",
+        "  平均总耗时:         0.914024s\n",
+        "  平均GET耗时:        0.052000s (5.69%)\n",
+        "  平均PUT耗时:        0.062024s (6.79%)\n",
+        "  TQ总开销:           12.47%\n",
+        "  总执行时间:         45.701200s\n",
+        "  总TQ时间:           5.701200s\n",
+    ):
+        assert line in text
+
+
+def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
+    """A tired reader needs the first lines only."""
+    assert 0 == run(log)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "training.log: 50 calls of rollout; 45.7 s in all, 12 % of it get and put"
+    )
+    assert "Gets moved 760 MB at 292 MB/s; puts moved 760 MB at 245 MB/s." == lines[1]
+    assert lines[3].startswith("Nothing beyond the guide's bounds: get and put at most 30 %")
+    assert "No line was left out." == lines[-2]
+
+
+def test_findings_say_what_they_rest_on_and_what_to_try(tmp_path, capsys):
+    """In both languages."""
+    writer = Writer()
+    for number in range(12):
+        parts = [("get", 3.0 if number == 7 else 0.3), ("compute", 0.1), ("put", 0.01)]
+        writer.call(number * 5, parts, func="update_actor", mb=20, step=number)
+    path = tmp_path / "training.log"
+    path.write_text(writer.text())
+
+    assert 0 == run(path)
+    english = capsys.readouterr().out
+    assert 0 == run(path, "--lang", "zh")
+    chinese = capsys.readouterr().out
+
+    assert "! update_actor: get and put take 84 % of its time" in english
+    assert "! update_actor: GET times vary: p50 300 ms" in english
+    assert "longest in step 7: 3.00 s on average" in english
+    assert "! tq_get: 38 MB/s over 12 calls" in english
+    assert 3 == english.count("      try: ")
+    assert "! update_actor:TQ总开销 84 %" in chinese
+    assert 3 == chinese.count("      建议:")
+
+
+def test_numbers_that_are_scaled_say_so(tmp_path, capsys):
+    """Every tenth call was traced."""
+    writer = Writer(sampled=10)
+    writer.call(0, PARTS)
+    path = tmp_path / "training.log"
+    path.write_text(writer.text())
+
+    assert 0 == run(path)
+
+    text = capsys.readouterr().out
+    assert "10 calls of generate (estimated from 1 traced ones)" in text
+    assert "one of every 10 calls was traced" in text
+
+
+def test_json_has_the_same_numbers_and_all_problems(log, capsys):
+    """For programs."""
+    log.write_text(log.read_text() + "[TQ-TRACE] trace_id=1 | broken\n")
+
+    assert 0 == run(log, "--json")
+
+    content = json.loads(capsys.readouterr().out)
+    (row,) = content["tables"]["tq_functions"]
+    assert (1, ["training.log"], 50) == (content["format"], content["runs"], row["calls"])
+    assert any("cannot be read" in problem for problem in content["problems"])
+    assert any(":601 " in problem for problem in content["problems"])
+
+
+def test_one_function_some_steps_or_one_trace(tmp_path, capsys):
+    """Each narrows what is shown."""
+    writer = Writer()
+    for step in (1, 2, 3):
+        writer.call(step * 10, PARTS, func="f", trace_id=f"id{step}", step=step)
+        writer.call(step * 10 + 5, PARTS, func="g", trace_id=f"id{step}", step=step)
+    path = tmp_path / "training.log"
+    path.write_text(writer.text())
+
+    assert 0 == run(path, "--function", "g", "--steps", "2:3", "--json")
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert 0 == run(path, "--trace", "id2")
+    shown = capsys.readouterr().out
+
+    assert [("g", 2)] == [(row["func"], row["calls"]) for row in tables["tq_functions"]]
+    assert [2, 3] == [row["step"] for row in tables["tq_steps"]]
+    assert "id2" in shown
+    assert "f → g" in shown
+    assert re.search(r"5.00 s +914 ms +52 ms +800 ms +62 ms +2 +g +AgentLoopWorker pid=7", shown)
+    assert "id1" not in shown
+
+
+def test_a_run_and_a_log_are_shown_apart(log, capsys):
+    """They may tell of the same calls."""
+    assert 0 == run(DATA / "tq" / "run.tar.gz", log)
+
+    text = capsys.readouterr().out
+    assert "\ntraining.log: 50 calls of rollout" in text
+    assert "are shown apart" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--function", "rolout"], "did you mean rollout?"),
+        (["--steps", "9"], "step 9 is not there; there are 1 to 1"),
+        (["--export", "otel", "--serve", "9464"], "does not heed --serve"),
+        (["--export", "jsonl", "--json"], "Leave them out"),
+        (["--out", "x"], "Add --export"),
+    ],
+)
+def test_arguments_that_cannot_be_used_say_what_can(log, capsys, arguments, said):
+    """Status 2, nothing printed beside."""
+    assert 2 == run(log, *arguments)
+
+    captured = capsys.readouterr()
+    assert ("", True) == (captured.out, said in captured.err)
+
+
+def test_nothing_about_transferqueue_is_status_1(tmp_path, capsys):
+    """It says what is needed."""
+    path = tmp_path / "training.log"
+    path.write_text("step:1 - actor/loss:0.1\n")
+
+    assert 1 == run(path)
+    assert "TQ_TRACE_ENABLED=1" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_status_2(tmp_path, capsys):
+    """Whatever it would have been."""
+    assert 2 == run(tmp_path / "none.log")
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_names_from_a_log_do_not_reach_the_terminal_as_commands(tmp_path, capsys):
+    """Function names are printed without control characters."""
+    writer = Writer()
+    writer.call(0, PARTS, func="f\x9b2J")
+    path = tmp_path / "training.log"
+    path.write_text(log_of(writer))
+
+    assert 0 == run(path)
+    assert "\x9b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["prometheus", "otel", "jsonl"])
+def test_an_export_is_written_whole_and_not_over_another(log, tmp_path, capsys, form):
+    """Only with --force."""
+    pytest.importorskip(
+        {"prometheus": "prometheus_client", "otel": "opentelemetry.sdk"}.get(form, "json")
+    )
+    out = tmp_path / "out" / "numbers"
+
+    assert 0 == run(log, "--export", form, "--out", out)
+    first = out.read_text()
+    assert 2 == run(log, "--export", form, "--out", out)
+    assert 0 == run(log, "--export", form, "--out", out, "--force")
+    capsys.readouterr()
+    assert 0 == run(log, "--export", form)
+
+    assert first == out.read_text() == capsys.readouterr().out
+    assert "rollout" in first
+    assert ["numbers"] == [path.name for path in out.parent.iterdir()]
+
+
+def test_the_plots_of_a_log_are_written_too(log, tmp_path, capsys):
+    """`verl-profiler plot` takes runs; a log's are drawn here."""
+    assert 0 == run(log, "--plot", tmp_path / "figures")
+
+    written = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert ["tq_functions.png", "tq_over_time.png"] == written
+    assert 2 == capsys.readouterr().out.count("Wrote ")
+
+
+def test_a_run_that_grows_is_served_until_it_is_ended(log):
+    """To this machine, read anew for a scrape when it has grown; Ctrl-C is no failure."""
+    pytest.importorskip("prometheus_client")
+    start = "import sys; from verl_profiler.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", start, "tq", str(log), "--serve", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = re.search(r"http://127\.0\.0\.1:\d+/metrics", server.stdout.readline())[0]
+            first = urllib.request.urlopen(url, timeout=60).read().decode()
+            log.write_text(log.read_text() + log.read_text().replace("call=c", "call=again"))
+            second = urllib.request.urlopen(url, timeout=60).read().decode()
+            server.send_signal(signal.SIGINT)
+            status = server.wait(timeout=60)
+        finally:
+            server.kill()
+
+    count = 'verl_tq_call_duration_seconds_count{function="rollout",run="training.log"} '
+    assert count + "50.0" in first
+    assert count + "100.0" in second
+    assert 0 == status

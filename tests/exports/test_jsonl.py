@@ -1,0 +1,37 @@
+"""JSON lines: documents that say what is known, and the lines that bulk ingestion wants."""
+
+import json
+from datetime import datetime
+
+from verl_profiler.exports.jsonl import documents, json_lines
+
+
+def test_a_document_for_every_call_and_transfer(log_tables):
+    """Times in seconds, `@timestamp` at the end, nothing that is not known."""
+    found = list(documents(log_tables))
+
+    calls = [each for each in found if each["kind"] == "call"]
+    transfers = [each for each in found if each["kind"] == "transfer"]
+    assert (3, 5) == (len(calls), len(transfers))
+    assert (0.91, 0.05, 0.8, 0.06, "ok") == tuple(
+        calls[0][key] for key in ("duration_s", "get_s", "compute_s", "put_s", "status")
+    )
+    assert "put_s" not in calls[2]
+    assert ["5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f", "other"] == calls[2]["trace_ids"]
+    moments = [datetime.fromisoformat(each["@timestamp"]) for each in calls]
+    assert 910 == round((moments[0].timestamp() % 1) * 1000)
+    assert {"error"} == {each["status"] for each in found if each["call"].startswith("c2")}
+
+
+def test_bulk_lines_alternate_and_their_ids_are_those_of_the_documents(log_tables):
+    """Sending the same run twice changes nothing."""
+    lines = list(json_lines(log_tables, index="verl-tq"))
+    again = list(json_lines(log_tables, index="verl-tq"))
+    plain = list(json_lines(log_tables))
+
+    actions = [json.loads(line)["index"] for line in lines[::2]]
+    assert plain == lines[1::2]
+    assert {"verl-tq"} == {action["_index"] for action in actions}
+    assert len(actions) == len({action["_id"] for action in actions})
+    assert lines == again
+    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)

@@ -1,0 +1,238 @@
+"""OpenTelemetry: what a real OTLP receiver decodes, and the attributes that dashboards ask for."""
+
+import gzip
+import itertools
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+from google.protobuf.json_format import Parse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from tq_lines import Writer
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.exports.otel import About, otlp_lines, send, spans
+from verl_profiler.tables import Tables
+from verl_profiler.tq_log import read_logs
+
+SHARED_ID = "5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f"
+ABOUT = About(project="p", experiment={"training.log": "e"})
+
+
+class Receiver(HTTPServer):
+    """An OTLP/HTTP receiver: decodes with the official protobuf classes."""
+
+    def __init__(self, status=200):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status = status
+        self.paths = []
+        self.spans = []
+        self.services = set()
+        self.thread = threading.Thread(target=self.serve_forever)
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def stop(self):
+        self.shutdown()
+        self.server_close()
+        self.thread.join(timeout=30)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        request = ExportTraceServiceRequest.FromString(body)
+        self.server.paths.append(self.path)
+        for resource in request.resource_spans:
+            self.server.services |= {a.value.string_value for a in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.end_headers()
+        self.wfile.write(ExportTraceServiceResponse().SerializeToString())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def receiver():
+    """A receiver that is stopped when the test ends."""
+    started = Receiver()
+    yield started
+    started.stop()
+
+
+def value(attribute):
+    return getattr(attribute.value, attribute.value.WhichOneof("value"))
+
+
+def attributes(span):
+    return {each.key: value(each) for each in span.attributes}
+
+
+def test_a_receiver_gets_every_call_stage_and_transfer(receiver, log_tables):
+    """Over the wire, by the official exporter."""
+    sent = send(spans(log_tables, ABOUT), receiver.url)
+
+    names = sorted(span.name for span in receiver.spans)
+    assert sent == len(receiver.spans) == 3 + 8 + 5
+    assert ["generate", "generate", "update"] == [n for n in names if "tq" not in n.lower()]
+    assert 3 == names.count("TQ_GET:generate") + names.count("TQ_GET:update")
+    assert {"/v1/traces"} == set(receiver.paths)
+    assert {"rl_insight_monitor"} == receiver.services
+
+
+def test_spans_of_the_same_data_are_one_trace_and_lie_inside_their_call(receiver, log_tables):
+    """By the first of a call's ids; a UUID is the trace's id as it stands."""
+    send(spans(log_tables, ABOUT), receiver.url)
+    calls = {span.span_id: span for span in receiver.spans if not span.parent_span_id}
+
+    assert 3 == len(calls)
+    assert 2 == sum(span.trace_id.hex() == SHARED_ID.replace("-", "") for span in calls.values())
+    for span in receiver.spans:
+        if span.parent_span_id:
+            parent = calls[span.parent_span_id]
+            assert parent.trace_id == span.trace_id
+            assert parent.start_time_unix_nano <= span.start_time_unix_nano
+            # Lines have whole microseconds: a last stage may end one after its call.
+            assert span.end_time_unix_nano <= parent.end_time_unix_nano + 1000
+
+
+def test_stages_of_calls_without_ids_lie_inside_their_call_too(tmp_path):
+    """The guide's fork gives none."""
+    writer = Writer(fork=True)
+    for number in range(3):
+        writer.call(number * 0.1, [("get", 0.05), ("compute", 0.8), ("put", 0.06)])
+    path = tmp_path / "training.log"
+    path.write_text(writer.text())
+
+    found = list(spans(read_logs([path]).tables(), ABOUT))
+
+    calls = {span.context.span_id: span for span in found if span.parent is None}
+    stages = [span for span in found if span.parent is not None]
+    assert (3, 9) == (len(calls), len(stages))
+    for span in stages:
+        parent = calls[span.parent.span_id]
+        assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time + 1000
+
+
+def test_spans_say_what_the_dashboards_ask_for(receiver, log_tables):
+    """State timeline: lanes with one state at a time.  `global_steps` is compared as a number."""
+    send(spans(log_tables, ABOUT), receiver.url)
+
+    lanes = {}
+    for span in receiver.spans:
+        found = attributes(span)
+        assert ("p", "e") == (found["project"], found["experiment_name"])
+        assert type(found["global_steps"]) is int
+        assert found["status"] in ("success", "error")
+        if "state_lane_id" in found:
+            assert span.name == found["state_name"]
+            assert "state_interval" == found["monitor.trace_segment"]
+            times = (span.start_time_unix_nano, span.end_time_unix_nano)
+            lanes.setdefault(found["state_lane_id"], []).append(times)
+    # The two overlapping calls of one process have a lane each.
+    assert {"AgentLoopWorker pid=7", "AgentLoopWorker pid=7 / 2", "WorkerDict pid=8"} == set(lanes)
+    for times in lanes.values():
+        times.sort()
+        assert all(end <= begin + 1000 for (_, end), (begin, _) in itertools.pairwise(times))
+
+
+def test_transfers_of_a_request_are_in_its_trajectory():
+    """The lane, identity and turn of RL-Insight's agent loop protocol."""
+    second = 1_795_000_000_000_000
+    who = {"run": "r", "step": 4, "name": "worker_0", "request_id": "q", "validate": False}
+    tables = Tables.of(
+        {
+            "requests": [{**who, "sample": "17", "session": "2", "uid": "u", "turns": 3}],
+            "transfers": [
+                {
+                    **who,
+                    "event": "tq_put",
+                    "begin_us": second,
+                    "end_us": second + 5_000,
+                    "duration_us": 5_000,
+                    "size_bytes": 2048,
+                }
+            ],
+        }
+    )
+
+    (span,) = spans(tables, About(experiment={"r": "e"}))
+
+    wanted = {
+        "state_lane_id": "experiment=e/sample=17/session=2/traj=0",
+        "experiment_name": "e",
+        "global_steps": 4,
+        "sample": "17",
+        "session": "2",
+        "traj": "0",
+        "turn": 2,
+        "uid": "u",
+        "session_id": "q",
+    }
+    assert wanted == {key: span.attributes[key] for key in wanted}
+
+
+def test_the_file_is_otlp_json(log_tables):
+    """Its ids are hexadecimal; with them as protobuf wants them, the official classes read it."""
+    import base64
+
+    (line,) = otlp_lines(spans(log_tables, ABOUT))
+    content = json.loads(line)
+    for resource in content["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                assert (32, 16) == (len(span["traceId"]), len(span["spanId"]))
+                for name in {"traceId", "spanId", "parentSpanId"} & set(span):
+                    span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
+    decoded = Parse(json.dumps(content), TracesData())
+
+    sent = [s for r in decoded.resource_spans for scope in r.scope_spans for s in scope.spans]
+    assert [span.name for span in spans(log_tables, ABOUT)] == [span.name for span in sent]
+    assert {0, 2} == {span.status.code for span in sent}
+
+
+def test_exporting_twice_gives_the_same_spans(log_tables):
+    """A backend that is sent a run again has it once."""
+    assert list(otlp_lines(spans(log_tables, ABOUT))) == list(otlp_lines(spans(log_tables, ABOUT)))
+
+
+def test_calls_without_a_time_of_day_are_left_out(tmp_path):
+    """A span needs one."""
+    path = tmp_path / "bare.log"
+    path.write_text(
+        "[TQ-TRACE] trace_id=a | func=f | stage=FUNCTION_END | total_duration=1.000000s | "
+        "get_ratio=0.00% | compute_ratio=100.00% | put_ratio=0.00% | timestamp=12.000000\n"
+    )
+
+    assert [] == list(spans(read_logs([path]).tables(), ABOUT))
+
+
+def test_an_endpoint_that_takes_nothing_is_an_error(log_tables):
+    """It says what to look at; a path that is given is kept."""
+    refusing = Receiver(status=400)
+    try:
+        with pytest.raises(ReadingError, match="did not take the spans; 0 were sent"):
+            send(spans(log_tables, ABOUT), f"{refusing.url}/otlp/v1/traces")
+    finally:
+        refusing.stop()
+
+    assert {"/otlp/v1/traces"} == set(refusing.paths)
+    with pytest.raises(ReadingError, match="no OTLP/HTTP endpoint"):
+        send(spans(log_tables, ABOUT), "localhost:4318")

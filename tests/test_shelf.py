@@ -1,0 +1,111 @@
+"""Tables kept beside a run: used while nothing changed, never when something did."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.analysis import ANALYSES
+from verl_profiler.reader import load
+
+SMALL = Path(__file__).parent / "data" / "small_run"
+# Between them, they read every table that is kept.
+ASKED = ("step_times", "request_times", "engine_times", "tool_times", "turn_times")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of two steps and a start-up, each step a chunk of its own."""
+    monkeypatch.setattr("verl_profiler.tables._CHUNK_EVENTS", 1)
+    monkeypatch.setattr("verl_profiler.conversion._PART_BYTES", 1)
+    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    return tmp_path / "run"
+
+
+def answers(run, *, cache=True):
+    with load(run, cache=cache) as opened:
+        made = {name: ANALYSES[name](opened.tables) for name in ASKED}
+    return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 7))
+
+
+def shelf(run, table="*"):
+    return {
+        path.name: path.stat().st_ino
+        for path in (run / ".cache" / "events-1").glob(f"{table}-*.parquet")
+        if not path.name.startswith("part-")
+    }
+
+
+def test_chunks_on_the_shelf_give_the_same_answers(run, monkeypatch):
+    """However a run is cut, its tables are the same."""
+    cut = answers(run)
+    files = shelf(run, "turns")
+    monkeypatch.setattr("verl_profiler.tables._CHUNK_EVENTS", 1_000_000)
+
+    assert cut == answers(run, cache=False)
+    assert 3 == len(files)
+
+
+def test_the_second_reading_makes_nothing(run):
+    """No file is written again."""
+    first = answers(run)
+    files = shelf(run)
+
+    assert first == answers(run)
+    assert files == shelf(run)
+    assert {name.rsplit("-", 1)[0] for name in files} == {
+        "engine_calls", "event_counts", "phases", "requests", "steps", "tool_calls", "turns",
+    }  # fmt: skip
+
+
+def test_a_run_that_grows_makes_only_its_last_step_again(run):
+    """The turns of the steps before stay as they are."""
+    answers(run)
+    before = shelf(run, "turns")
+    path = run / "step_2" / "worker_0.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-4]) + "\n")
+
+    assert answers(run) == answers(run, cache=False)
+    after = shelf(run, "turns")
+    assert 2 == len(set(before.items()) & set(after.items()))
+    assert 3 == len(after)
+
+
+def test_other_content_of_the_same_size_is_seen(run):
+    """A file that was written again is not taken for the old one."""
+    before = answers(run)
+    path = run / "step_1" / "worker_0.jsonl"
+    status = path.stat()
+    path.write_text(path.read_text().replace('"duration_sec":0', '"duration_sec":1'))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+    after = answers(run)
+
+    assert path.stat().st_size == status.st_size
+    assert after == answers(run, cache=False)
+    assert before != after
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 not really", None])
+def test_a_damaged_table_is_made_again(run, damage):
+    """Like a damaged part of the events."""
+    expected = answers(run)
+    for name in shelf(run):
+        path = run / ".cache" / "events-1" / name
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage)
+
+    assert expected == answers(run)
+
+
+def test_where_nothing_can_be_written_tables_go_elsewhere(run):
+    """The answers are the same, and nothing is left in the run."""
+    (run / ".cache").write_text("in the way")
+
+    assert answers(run) == answers(run, cache=False)
+    assert "in the way" == (run / ".cache").read_text()

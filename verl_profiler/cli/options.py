@@ -1,0 +1,102 @@
+"""The options that commands which read runs have in common."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.reader import Run
+
+__all__ = ["add_cache", "add_runs", "add_steps", "check_steps", "check_worker", "step_range"]
+
+_STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Declare the runs to read."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="run directory, archive of one, step folder or event file; several for a resumed run",
+    )
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """Declare `--steps N:M`, which is also `--step N`."""
+    parser.add_argument(
+        "--steps",
+        "--step",
+        metavar="N[:M]",
+        type=step_range,
+        help="one step, or those from N to M (default: all)",
+    )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Declare `--no-cache`."""
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
+    )
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Read `N` or `N:M`, both included."""
+    match = _STEPS.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step; write 3, or 3:10 for 3 to 10")
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    if last < first:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; write {last}:{first}")
+    return first, last
+
+
+def check_steps(opened: Run, steps: tuple[int, int] | None, option: str = "--step") -> None:
+    """Refuse steps that the run does not have, and name those that it has.
+
+    Args:
+        opened: The run.
+        steps: First and last; None for all.
+        option: What stood before the steps, for the message's example.
+
+    Raises:
+        ReadingError: Nothing in the run has such a step.
+    """
+    if steps is None:
+        return
+    known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+    if any(steps[0] <= step <= steps[1] for step in known):
+        return
+    wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
+    has = f"{known[0]} to {known[-1]}" if known else "no steps"
+    example = f"\nFor example {option} {known[-1]}" if known else ""
+    raise ReadingError(f"step {wanted} is not in this run; it has {has}.{example}", "no-such-step")
+
+
+def check_worker(opened: Run, worker: int | None) -> None:
+    """Refuse an agent-loop worker that the run does not have, and name those that it has.
+
+    Raises:
+        ReadingError: Nothing in the run is of such a worker.
+    """
+    if worker is None:
+        return
+    names = [
+        row["name"]
+        for row in opened.rows(
+            "SELECT DISTINCT name FROM requests WHERE regexp_full_match(name, 'worker_\\d+(-\\d+)?') "
+            "ORDER BY length(name), name"
+        )
+    ]
+    if not any(name.split("-")[0] == f"worker_{worker}" for name in names):
+        has = "no agent-loop workers" if not names else f"{', '.join(names[:20])}"
+        if len(names) > 20:
+            has += f" and {len(names) - 20} more"
+        raise ReadingError(f"worker {worker} is not in this run; it has {has}.", "no-such-worker")

@@ -1,0 +1,106 @@
+"""Print lines through Python's logging, from a thread of its own.
+
+Formatting and writing a line takes tens of microseconds, and a call has a dozen of them.  The caller's
+thread only appends the text with its time; what is pending is written every 20 ms and at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+
+from verl_profiler import recorder
+from verl_profiler.tq_tracing.switches import LOG_LEVEL_VARIABLE
+
+__all__ = ["are_shown", "configure", "flush", "say", "stop"]
+
+NAME = "verl_profiler.transfer_queue"
+_INTERVAL_S = 0.02
+
+_log = logging.getLogger(NAME)
+_pending: deque[tuple[float, str]] = deque()
+_wake = threading.Event()
+_writing = threading.Lock()
+_writer: threading.Thread | None = None
+_hooked = False
+_stopping = False
+
+
+def configure() -> None:
+    """Take the log level: verl's variable, INFO without one."""
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
+    _log.setLevel(level if isinstance(logging.getLevelName(level), int) else "INFO")
+
+
+def are_shown() -> bool:
+    """Whether the level lets lines through."""
+    return _log.isEnabledFor(logging.INFO)
+
+
+def say(text: str) -> None:
+    """Print a line, soon."""
+    _pending.append((time.time(), text))
+    if _writer is None:
+        _start()
+    if not _wake.is_set():
+        _wake.set()
+
+
+def flush() -> None:
+    """Write what is pending; also called by the recorder before it stops."""
+    if _pending and not _log.hasHandlers():
+        # verl sets one up when it is imported; its format.
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
+        _log.addHandler(handler)
+    with _writing:
+        # A line that comes meanwhile is written too; the host's thread may be faster than ours.
+        while _pending:
+            moment, text = _pending.popleft()
+            record = _log.makeRecord(NAME, logging.INFO, "", 0, text, (), None)
+            record.created, record.msecs = moment, moment % 1 * 1000
+            _log.handle(record)
+
+
+def stop() -> None:
+    """Write what is pending and end the thread; for tests."""
+    global _writer, _stopping
+    _stopping = True
+    _wake.set()
+    if _writer is not None:
+        _writer.join(timeout=5)
+    _writer, _stopping = None, False
+    flush()
+
+
+def _start() -> None:
+    global _writer, _hooked
+    _writer = threading.Thread(target=_run, name="verl-profiler tq lines", daemon=True)
+    with contextlib.suppress(RuntimeError):
+        _writer.start()
+    if not _hooked:
+        _hooked = True
+        atexit.register(flush)
+        recorder.before_stop(flush)
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _run() -> None:
+    pause = threading.Event()
+    while not _stopping:
+        _wake.wait()
+        pause.wait(_INTERVAL_S)
+        _wake.clear()
+        with contextlib.suppress(Exception):
+            flush()
+
+
+def _forked() -> None:
+    global _wake, _writing, _writer
+    _wake, _writing, _writer = threading.Event(), threading.Lock(), None
+    _pending.clear()
