@@ -88,7 +88,7 @@ def main(folder):
     (tools / "python").write_text("#!/bin/bash\nexit 3\n")
     (tools / "python").chmod(0o755)
     os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     plan = make_plan(folder)
     answers = preflight._ask_nodes(plan)
     problems = [preflight.problems_of(seen, plan) for seen in answers.values()]
