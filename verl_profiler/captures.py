@@ -85,7 +85,9 @@ def translate(
         if backend is not None and "discrete" in backend:
             backend.discrete = capture.discrete
     if workers is not True:
-        named = {"actor": tuple(sorted(set(workers)))} if workers else {}
+        named: dict[str, tuple[int, ...] | None] = {}
+        if workers:
+            named["actor"] = tuple(sorted(set(workers)))
         capture = Capture(capture.steps, named, capture.discrete)
     hybrid: dict[str, Any] = {}
     for component, ranks in capture.ranks.items():

@@ -138,8 +138,13 @@ def read_journal(folder: Path) -> list[Found]:
             found = by_number.get(number)
             if found is None:
                 keys = ("role", "rank", "host", "pid", "step", "task")
+                facts = {key: line.get(key) for key in keys}
                 found = by_number[number] = Found(
-                    *(line.get(key) for key in keys), number, None, None, line.get("tool", "nsys")
+                    **facts,
+                    number=number,
+                    begin_ns=None,
+                    end_ns=None,
+                    tool=line.get("tool", "nsys"),
                 )
             found.begin_ns = line.get("begin_ns", found.begin_ns)
             found.end_ns = line.get("end_ns", found.end_ns)
@@ -352,10 +357,10 @@ def fetch_from_nodes(plan: Plan) -> int:
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         for remote, local in folders.items():
             have = {file.name for file in local.glob("*")} if local.is_dir() else set()
-            task = ray.remote(num_cpus=0)(_read_files).options(
+            task: Any = ray.remote(num_cpus=0)(_read_files).options(
                 scheduling_strategy=place, num_returns="streaming"
             )
-            pieces = (ray.get(reference) for reference in task.remote(remote, have))
+            pieces: Any = (ray.get(reference) for reference in task.remote(remote, have))
             count += _write_files(local, pieces)
     return count
 

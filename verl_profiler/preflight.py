@@ -154,10 +154,13 @@ def _agent_path() -> str:
     """
     try:
         with open(f"/proc/{os.getppid()}/environ", "rb") as file:
-            entries = dict(item.partition(b"=")[::2] for item in file.read().split(b"\0"))
-        return entries[b"PATH"].decode()
-    except (OSError, KeyError):
-        return os.environ.get("PATH", "")
+            entries = file.read().split(b"\0")
+    except OSError:
+        entries = []
+    for entry in entries:
+        if entry.startswith(b"PATH="):
+            return os.fsdecode(entry[len(b"PATH=") :])
+    return os.environ.get("PATH", "")
 
 
 def _run(path: str, *words: str) -> tuple[int, str]:
