@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from verl_profiler.capture_plan import Plan
 from verl_profiler.errors import ReadingError
