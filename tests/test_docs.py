@@ -10,7 +10,7 @@ import pytest
 from verl_profiler.capture_plan import NsightSettings
 from verl_profiler.cli import COMMANDS
 from verl_profiler.events import EVENTS, FAMILIES
-from verl_profiler.settings import EventSettings, Settings
+from verl_profiler.settings import EventSettings, MemorySaverSettings, Settings
 from verl_profiler.tq_tracing.switches import Switches
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def test_every_slug_has_an_entry_and_every_entry_a_slug():
     assert documented == slugs_in_code()
 
 
-@pytest.mark.parametrize("struct", [EventSettings, Settings, Switches])
+@pytest.mark.parametrize("struct", [EventSettings, MemorySaverSettings, Settings, Switches])
 def test_every_setting_is_documented(struct):
     """In the table, and above its line in the YAML."""
     table = (ROOT / "docs/configuration.md").read_text()
@@ -78,7 +78,12 @@ def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():
 
 
 @pytest.mark.parametrize(
-    ("group", "struct"), [("events", EventSettings), ("transfer_queue", Switches)]
+    ("group", "struct"),
+    [
+        ("events", EventSettings),
+        ("memory_saver", MemorySaverSettings),
+        ("transfer_queue", Switches),
+    ],
 )
 def test_the_yaml_says_what_the_code_assumes(group, struct):
     """A default that differs would hold only on one of the two ways in."""

@@ -67,6 +67,7 @@ def examine(output_dir: Path) -> list[Finding]:
         *_probes(),
         _nsys(),
         _nvtx(),
+        _memory(),
         _directory(output_dir),
     ]
 
@@ -289,6 +290,29 @@ def _nvtx() -> Finding:
     if problems:
         return Finding("nvtx", False, f"{version}, but captures fail here", "", tuple(problems))
     return Finding("nvtx", True, f"{version}; its ranges reach this nsys")
+
+
+def _memory() -> Finding:
+    """Say whether engines could release memory here, and whether it would be seen."""
+    from verl_profiler.memory_traps import expandable_segments
+
+    details = []
+    gpus = shutil.which("nvidia-smi") is not None
+    saver, driver = _version("torch-memory-saver"), _version("nvidia-ml-py")
+    if saver is None and _version("sglang") is not None:
+        details.append("torch-memory-saver is not installed: SGLang needs it on GPUs")
+    if driver is None:
+        details.append("nvidia-ml-py is not installed: what an engine server frees is not measured")
+    trap = expandable_segments(os.environ)
+    if trap is not None:
+        details.append(f"{trap} has expandable_segments:True, which defeats the memory saver")
+    says = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
+    says += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
+    good = trap is None and not (gpus and details)
+    mend = "" if good else "docs/memory-saver.md says what each of them is for."
+    return Finding(
+        "memory saver", good, says if gpus else f"{says}; no GPU here", mend, tuple(details)
+    )
 
 
 def _directory(path: Path) -> Finding:

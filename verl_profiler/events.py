@@ -82,6 +82,19 @@ class Event:
     instant: bool = False
 
 
+# Of the devices of the process (all processes on them together), of the process, of its machine.
+_MOVE_FIELDS = (
+    "tags",
+    "used_before_bytes",
+    "used_after_bytes",
+    "total_bytes",
+    "devices",
+    "rss_before_bytes",
+    "rss_after_bytes",
+    "host_used_before_bytes",
+    "host_used_after_bytes",
+)
+
 EVENTS: dict[str, Event] = {
     # trainer
     "step": Event("trainer", None, "One training step, verl's `timing_s/step`."),
@@ -178,8 +191,8 @@ EVENTS: dict[str, Event] = {
             "weight_version",
         ),
     ),
-    "memory_release": Event("weights", None, "An engine gives memory back.", ("tags",)),
-    "memory_resume": Event("weights", None, "An engine takes memory again.", ("tags",)),
+    "memory_release": Event("weights", None, "An engine gives memory back.", _MOVE_FIELDS),
+    "memory_resume": Event("weights", None, "An engine takes memory again.", _MOVE_FIELDS),
     # trainer workers
     "update_actor": Event(
         "workers", None, "One rank's actor update; in the trainer's files, `timing_s/update_actor`."
@@ -214,7 +227,14 @@ EVENTS: dict[str, Event] = {
         "memory",
         None,
         "Device memory at one of verl's own checkpoints.",
-        ("at", "allocated_bytes", "reserved_bytes", "used_bytes", "total_bytes"),
+        ("at", "allocated_bytes", "reserved_bytes", "used_bytes", "total_bytes", "rss_bytes"),
+        instant=True,
+    ),
+    "memory_sample": Event(
+        "memory",
+        None,
+        "Memory at regular times (`profiler.memory_saver.sample_interval_s`).",
+        ("used_bytes", "total_bytes", "devices", "rss_bytes", "host_used_bytes"),
         instant=True,
     ),
     # TransferQueue client

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler import captures, recorder, run_directory, tq_tracing
+from verl_profiler import captures, memory_saver, recorder, run_directory, tq_tracing
 from verl_profiler.actors import OFF, hook_creation
 from verl_profiler.capture_plan import Plan
 from verl_profiler.clock import take_anchor
@@ -61,6 +61,8 @@ def prepare(config: Any) -> Any:
     nsight = settings.nsight
     with open_dict(config):
         capture = captures.translate(config, nsight.tool, nsight.roles.workers)
+        for warning in memory_saver.apply(config, settings.memory_saver):
+            recorder.say(f"WARNING {warning}")
         if settings.transfer_queue.any:
             _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue))
     if not settings.events.enabled and capture is None:
@@ -76,7 +78,13 @@ def prepare(config: Any) -> Any:
             run_directory.discard(directory)
             raise
     carried = Carried(
-        str(directory), settings.output_dir, settings.events, clock, plan, nsight.nvtx
+        str(directory),
+        settings.output_dir,
+        settings.events,
+        clock,
+        settings.memory_saver.sample_interval_s,
+        captures=plan,
+        nvtx=nsight.nvtx,
     )
     text = carried.encode()
     # A driver that another recorded run started inherits that run's settings; they end here.
@@ -183,6 +191,7 @@ def _training(config: Any) -> dict[str, Any]:
         "use_v1": pick("trainer.use_v1"),
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
+        "memory": memory_saver.facts(config),
     }
 
 

@@ -126,6 +126,8 @@ class Recorder:
         self.anchor: Anchor = anchor_for_this_boot(carried.clock)
         self.dropped = 0
         self.wrapper_ns = 0
+        # Called by the writer thread before each of its flushes.
+        self.before_flush: Callable[[], None] | None = None
         self._identify = identify
         self._describe = describe
         self._timestamps = Timestamps(self.anchor)
@@ -207,6 +209,8 @@ class Recorder:
             if self._closing:
                 return
             try:
+                if self.before_flush is not None:
+                    self.before_flush()
                 with self._flush_lock:
                     self._flush()
             except Exception as error:  # noqa: BLE001  a fault here must not end the thread
@@ -465,6 +469,7 @@ class Recorder:
         self._counts = dict.fromkeys(self._counts, 0)
         self._cost = {}
         self._step_paths = {}
+        self.before_flush = None
         self._thread = None
         self._flush_lock = threading.Lock()
         self._wake = threading.Event()

@@ -15,6 +15,13 @@ _IDENTITY = {
     "validate": "BOOLEAN",
     "request_id": "VARCHAR",
 }
+_BY_RANK = {
+    "run": "VARCHAR",
+    "step": "INTEGER",
+    "name": "VARCHAR",
+    "role": "VARCHAR",
+    "rank": "INTEGER",
+}
 _INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
 
 # A report of nsys, whose it is, and the step that it was made in.
@@ -24,6 +31,10 @@ _OF_REPORT = {
     "name": "VARCHAR",
     "file": "VARCHAR",
     "host": "VARCHAR",
+}
+
+_MEMORY_READING = {
+    f"{what}_bytes": "BIGINT" for what in ("allocated", "reserved", "used", "total", "rss")
 }
 
 # Which traced call of which function: `sampled` is how many calls each recorded one stands for.
@@ -263,11 +274,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "validation_requests": "BIGINT",
     },
     "rank_spans": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
+        **_BY_RANK,
         "event": "VARCHAR",
         "family": "VARCHAR",
         "status": "VARCHAR",
@@ -321,17 +328,37 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "score": "DOUBLE",
     },
     "memory": {
+        **_BY_RANK,
+        "end_us": "BIGINT",
+        "at": "VARCHAR",
+        **_MEMORY_READING,
+    },
+    "memory_moves": {
+        **_BY_RANK,
+        "event": "VARCHAR",
+        "source": "VARCHAR",
+        "tags": "VARCHAR",
+        "status": "VARCHAR",
+        **_INTERVAL,
+        "total_bytes": "BIGINT",
+        **{
+            f"{what}_{when}_bytes": "BIGINT"
+            for what in ("used", "rss", "host_used")
+            for when in ("before", "after")
+        },
+    },
+    "memory_readings": {
         "run": "VARCHAR",
         "step": "INTEGER",
+        "phase": "VARCHAR",
         "name": "VARCHAR",
         "role": "VARCHAR",
         "rank": "INTEGER",
-        "end_us": "BIGINT",
+        "at_us": "BIGINT",
+        "source": "VARCHAR",
         "at": "VARCHAR",
-        "allocated_bytes": "BIGINT",
-        "reserved_bytes": "BIGINT",
-        "used_bytes": "BIGINT",
-        "total_bytes": "BIGINT",
+        **_MEMORY_READING,
+        "host_used_bytes": "BIGINT",
     },
     "lags": {
         "run": "VARCHAR",

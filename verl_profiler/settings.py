@@ -17,7 +17,14 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.events import FAMILIES
 from verl_profiler.tq_tracing.switches import Switches
 
-__all__ = ["ENVIRONMENT_VARIABLE", "Carried", "EventSettings", "Settings", "parse"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "Carried",
+    "EventSettings",
+    "MemorySaverSettings",
+    "Settings",
+    "parse",
+]
 
 ENVIRONMENT_VARIABLE = "VERL_PROFILER_SETTINGS"
 
@@ -26,6 +33,18 @@ _FAMILY_SWITCHES = msgspec.defstruct(
     [(family, bool, True) for family in FAMILIES],
     frozen=True,
     forbid_unknown_fields=True,
+)
+
+
+# Setting, lowest and highest value.
+_EVENT_RANGES = (
+    ("flush_interval_s", 0.01, 60),
+    ("max_pending", 1000, 50_000_000),
+    ("lag_threshold_s", 0.001, 60),
+)
+_MEMORY_SAVER_RANGES = (
+    ("gpu_memory_utilization", 0.01, 1),
+    ("sample_interval_s", 0.05, 3600),
 )
 
 
@@ -59,12 +78,43 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset(name for name in FAMILIES if getattr(self.families, name))
 
 
+class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`profiler.memory_saver`: what `verl_profiler.memory_saver` does with the host's own settings.
+
+    None leaves the host's setting as it is.
+
+    Args:
+        enable_memory_saver: Start the engine so that its memory can be released.
+        free_cache_engine: Release it between rollouts.
+        tags: What must be released; checked, since verl decides.
+        weights_cpu_backup: Keep released weights in host memory; checked, since verl decides.
+        gpu_memory_utilization: Share of the device for the engine.
+        param_offload: Keep the training models in host memory while they are not in use.
+        optimizer_offload: Keep the optimizers there.
+        multi_stage_wake_up: Take the weights before the cache; older verl only.
+        environment: Variables of the memory saver, for all processes.
+        sample_interval_s: Read memory this often; None for the host's own checkpoints only.
+    """
+
+    enable_memory_saver: bool | None = None
+    free_cache_engine: bool | None = None
+    tags: tuple[str, ...] | None = None
+    weights_cpu_backup: bool | None = None
+    gpu_memory_utilization: float | None = None
+    param_offload: bool | None = None
+    optimizer_offload: bool | None = None
+    multi_stage_wake_up: bool | None = None
+    environment: dict[str, bool | int | str] | None = None
+    sample_interval_s: float | None = None
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The top-level `profiler:` node."""
 
     output_dir: str
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
+    memory_saver: MemorySaverSettings = MemorySaverSettings()
     transfer_queue: Switches = Switches()
 
 
@@ -76,6 +126,7 @@ class Carried(msgspec.Struct, frozen=True):
         output_dir: `profiler.output_dir` as the user wrote it; `directory` may have a number more.
         events: See `EventSettings`.
         clock: The driver's anchor.
+        memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
         captures: What is captured; None for nothing.
         nvtx: `profiler.nsight.nvtx`: where our events open ranges.
     """
@@ -84,6 +135,7 @@ class Carried(msgspec.Struct, frozen=True):
     output_dir: str
     events: EventSettings
     clock: Anchor | None = None
+    memory_sample_interval_s: float | None = None
     captures: Plan | None = None
     nvtx: Literal["auto", "on", "off"] = "auto"
 
@@ -124,7 +176,9 @@ def parse(node: Any, where: str = "profiler") -> Settings:
             f"{path}: {problem}.\nSee configs/profiler/multiturn.yaml for what it may be.",
             "config-value",
         ) from None
-    _check_ranges(settings.events, f"{where}.events")
+    _check_ranges(settings.events, f"{where}.events", _EVENT_RANGES)
+    _check_ranges(settings.memory_saver, f"{where}.memory_saver", _MEMORY_SAVER_RANGES)
+    _check_steps(settings.events.steps, f"{where}.events.steps")
     settings.transfer_queue.check(f"{where}.transfer_queue")
     return settings
 
@@ -151,20 +205,21 @@ def _reject_unknown(node: Mapping[str, Any], struct: type[msgspec.Struct], where
             _reject_unknown(value, kind, f"{where}.{key}")
 
 
-def _check_ranges(events: EventSettings, where: str) -> None:
-    for name, low, high in (
-        ("flush_interval_s", 0.01, 60),
-        ("max_pending", 1000, 50_000_000),
-        ("lag_threshold_s", 0.001, 60),
-    ):
-        value = getattr(events, name)
-        if not low <= value <= high:
+def _check_ranges(
+    settings: msgspec.Struct, where: str, ranges: tuple[tuple[str, float, float], ...]
+) -> None:
+    for name, low, high in ranges:
+        value = getattr(settings, name)
+        if value is not None and not low <= value <= high:
             raise ConfigError(
                 f"{where}.{name} is {value}; it must lie between {low} and {high}.", "config-value"
             )
-    if events.steps is not None and any(step < 0 for step in events.steps):
+
+
+def _check_steps(steps: tuple[int, ...] | None, where: str) -> None:
+    if steps is not None and any(step < 0 for step in steps):
         raise ConfigError(
-            f"{where}.steps is {list(events.steps)}; steps are counted from 1 (0 is before the "
-            "first).\nUse null to record all of them.",
+            f"{where} is {list(steps)}; steps are counted from 1 (0 is before the first).\n"
+            "Use null to record all of them.",
             "config-value",
         )

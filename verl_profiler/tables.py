@@ -183,8 +183,11 @@ class Tables:
     def _made_from(self, shelf: Shelf, query: str, chunk: _Chunk) -> list[str]:
         """Say what decides the rows of a chunk."""
         parts = shelf.of_steps(chunk.steps, chunk.without_step)
-        if "engine_requests" in _named(query):
+        named = _named(query)
+        if "engine_requests" in named:
             parts += shelf.of_times(*chunk.around_us)
+        if "tq_calls" in named and self.rows("SELECT 1 FROM tq_calls LIMIT 1"):
+            parts = list(shelf.parts)
         seen = self.rows(
             "SELECT DISTINCT run, event FROM event_counts "
             "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"
@@ -220,14 +223,18 @@ class Tables:
         self.make(name)
         return self.connection.table(name)
 
-    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+    def rows(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         """Run a query over the tables and return its rows as dicts."""
         self.make(*_named(query))
         cursor = self.connection.execute(query, parameters)
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def row(self, query: str, parameters: Sequence[Any] | None = None) -> dict[str, Any]:
+    def row(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return the first row of a query, or an empty dict."""
         rows = self.rows(query, parameters)
         return rows[0] if rows else {}

@@ -46,7 +46,7 @@ _ENGLISH = {
         "their lines have no time of day"
     ),
     "sampled": (
-        "{func}: one of every {number} calls was traced. Counts, totals and shares are scaled "
+        "One of every {number} calls was traced of {func}. Counts, totals and shares are scaled "
         "by that; quantiles are those of the traced calls"
     ),
     "both": (

@@ -170,11 +170,12 @@ def cost_row(span: Span, placing: Placing) -> dict[str, Any]:
         "begin_us": placing.begin_us(first, get_us or put_us or 0),
     }
     got_us, done_us = first.line.wall_us, last.line.wall_us
-    if None not in (get_us, put_us, got_us, done_us):
+    if get_us is not None and put_us is not None and got_us is not None and done_us is not None:
         # The log's clock counts whole milliseconds.
         compute_us = max(done_us - put_us - got_us, 0)
-        row.update(compute_us=compute_us, finished=True, duration_us=get_us + compute_us + put_us)
-        row["end_us"] = row["begin_us"] + row["duration_us"]
+        whole_us = get_us + compute_us + put_us
+        row.update(compute_us=compute_us, finished=True, duration_us=whole_us)
+        row["end_us"] = got_us - get_us + whole_us
         span.ended.append(("compute", last, compute_us))
     row["step"] = placing.step(first, None, row.get("end_us") or row["begin_us"])
     return row

@@ -22,6 +22,7 @@ def test_the_lines_name_what_was_looked_at(tmp_path, capsys):
         "hydra",
         "probes rollout",
         "nsys",
+        "memory saver",
         "output directory",
     ):
         assert f"  {topic}" in out or f"! {topic}" in out
@@ -77,3 +78,11 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
     states = [state for _, _, state in doctor.find_targets(probes)]
 
     assert ["found", "found", "missing", "no module"] == states
+
+
+def test_an_allocator_setting_that_defeats_the_memory_saver_is_named(monkeypatch, tmp_path, capsys):
+    """Before the run that would end, or release nothing."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+    assert 1 == main(["check", "--output-dir", str(tmp_path)])
+    assert "! memory saver" in capsys.readouterr().out

@@ -124,7 +124,7 @@ def test_numbers_that_are_scaled_say_so(tmp_path, capsys):
 
     text = capsys.readouterr().out
     assert "10 calls of generate (estimated from 1 traced ones)" in text
-    assert "one of every 10 calls was traced" in text
+    assert "One of every 10 calls was traced of generate." in text
 
 
 def test_json_has_the_same_numbers_and_all_problems(log, capsys):

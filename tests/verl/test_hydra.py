@@ -1,11 +1,15 @@
 """`+profiler=multiturn` on the real `main_ppo`: composition, overrides, and wrong inputs."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 ON = ["+profiler=multiturn", "profiler.output_dir=FOLDER/logs/run"]
 # verl's own validation wants these of any run.
@@ -47,14 +51,73 @@ CASES = {
     "wrong ranks": [*ENOUGH, *ON, "trainer.profile_steps=[1]", "critic.profile_ranks=[7]"],
     "sweep": ["-m", *ENOUGH, *ON, "trainer.total_training_steps=1,2"],
     "verl refuses": [*ON],
+    "memory saver": [*ENOUGH, "+profiler=memory_saver", "profiler.output_dir=FOLDER/logs/run"],
+    "memory saver, own key": [
+        *ENOUGH,
+        "+profiler=memory_saver",
+        "profiler.output_dir=FOLDER/logs/run",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+        "profiler.memory_saver.environment={TMS_INIT_ENABLE_CPU_BACKUP:true}",
+    ],
+    "memory saver, contradiction": [
+        *ENOUGH,
+        *ON,
+        "profiler.memory_saver.free_cache_engine=true",
+        "actor_rollout_ref.rollout.free_cache_engine=false",
+    ],
+    "memory saver on a CPU": ["+rehearsal=standin", "+profiler=memory_saver"],
+    "memory saver rehearsed": [
+        "+rehearsal=cpu",
+        "+profiler=memory_saver_rehearsal",
+        "profiler.output_dir=FOLDER/logs/run",
+        "actor_rollout_ref.model.path=FOLDER",
+        "data.train_files=none",
+        "data.val_files=none",
+    ],
+    "multi-turn script": "profile-sglang-multi-turn.sh 1 --gpus 3 --dry-run",
+    "multi-turn script, memory saver": "profile-sglang-multi-turn.sh --tp 2 --gpus 8 --dry-run",
+    # Without its critic, whose model verl would look up on the hub.
+    "memory example": "examples/memory_saver/run.sh critic.enable=False",
 }
+
+
+def words_of(case, folder):
+    """Return the overrides that a script would hand to `main_ppo`; other cases are lists already."""
+    if not isinstance(case, str):
+        return case
+    script, *arguments = case.split()
+    for split in ("train", "test"):
+        (folder / f"{split}.parquet").touch()
+    # The example has no --dry-run: it prints what `echo` makes of it.
+    dry = "--dry-run" in arguments
+    python = sys.executable if dry else "echo"
+    profiler = "memory_saver" if "--tp" in arguments else "multiturn"
+    printed = subprocess.run(
+        [str(ROOT / script), *arguments],
+        env={**os.environ, "PYTHON": python, "DATA_DIR": str(folder), "PROFILER": profiler},
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    words = shlex.split(printed.replace("\\\n", " ")) if dry else printed.split()
+    return [
+        *words[words.index("verl.trainer.main_ppo") + 1 :],
+        "profiler.output_dir=FOLDER/logs/run",
+    ]
 
 
 @pytest.fixture(scope="module")
 def became(verl_environment, tmp_path_factory):
     """What became of each case, run in one process that imported verl once."""
     folder = tmp_path_factory.mktemp("compose")
-    (folder / "cases.json").write_text(json.dumps(list(CASES.values())))
+    # Looked for, never imported: stands for the package of that name, which needs CUDA.
+    stub = folder / "stub"
+    stub.mkdir()
+    (stub / "torch_memory_saver.py").write_text("torch_memory_saver = None\n")
+    path = f"{stub}:{verl_environment.get('PYTHONPATH', '')}".rstrip(":")
+    cases = [words_of(case, folder) for case in CASES.values()]
+    (folder / "cases.json").write_text(json.dumps(cases))
     subprocess.run(
         [
             sys.executable,
@@ -62,7 +125,7 @@ def became(verl_environment, tmp_path_factory):
             str(folder / "cases.json"),
             str(folder / "results.json"),
         ],
-        env=verl_environment,
+        env={**verl_environment, "PYTHONPATH": path},
         check=True,
         capture_output=True,
         timeout=400,
@@ -189,3 +252,94 @@ def test_a_run_that_verl_refuses_leaves_no_empty_directory(became):
     assert 0 != refused["status"]
     assert "nothing was recorded" in refused["err"]
     assert not [file for file in refused["files"] if file.startswith("logs/run")]
+
+
+def without_ours(config):
+    """The config as verl sees it: without our node, our callback and our variable."""
+    left = {key: value for key, value in config.items() if key not in ("profiler", "hydra")}
+    ray_init = dict(left["ray_kwargs"]["ray_init"])
+    runtime_env = dict(ray_init.pop("runtime_env", None) or {})
+    variables = dict(runtime_env.pop("env_vars", None) or {})
+    variables.pop("VERL_PROFILER_SETTINGS", None)
+    return (
+        {**left, "ray_kwargs": {**left["ray_kwargs"], "ray_init": ray_init}},
+        runtime_env,
+        variables,
+    )
+
+
+def test_profiling_alone_changes_no_setting_of_verls(became):
+    """Memory or other: the composed config is that of a run without the profiler."""
+    off, on = became["off"]["seen"]["config"], became["on"]["seen"]["config"]
+
+    assert without_ours(off) == without_ours(on)
+    assert "(memory-s" not in became["on"]["err"]
+
+
+def test_the_preset_becomes_verls_own_keys(became):
+    """With a saver that is in use, offloads for all training models, and samples."""
+    seen = became["memory saver"]["seen"]
+    assert seen is not None, became["memory saver"]["err"]
+    config = seen["config"]
+    rollout = config["actor_rollout_ref"]["rollout"]
+
+    assert (True, 0.4) == (rollout["free_cache_engine"], rollout["gpu_memory_utilization"])
+    assert {"enable_memory_saver": True} == rollout["engine_kwargs"]["sglang"]
+    for node in (
+        config["actor_rollout_ref"]["actor"]["fsdp_config"],
+        config["actor_rollout_ref"]["ref"]["fsdp_config"],
+        config["critic"]["fsdp"],
+    ):
+        assert (True, True) == (node["param_offload"], node["optimizer_offload"])
+    assert 1.0 == json.loads(seen["settings"])["memory_sample_interval_s"]
+
+
+def test_a_key_of_the_command_wins_over_the_preset_and_it_is_said(became):
+    """Variables reach all nodes."""
+    case = became["memory saver, own key"]
+    config = case["seen"]["config"]
+    variables = config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
+
+    assert 0.6 == config["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
+    assert "of the option gives way" in case["err"]
+    assert {"TMS_INIT_ENABLE_CPU_BACKUP", "VERL_PROFILER_SETTINGS"} == set(variables)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("memory saver, contradiction", "Keep one of them. (memory-saver)"),
+        ("memory saver on a CPU", "+profiler=memory_saver_rehearsal"),
+    ],
+)
+def test_memory_settings_that_cannot_hold_end_the_command(became, case, says):
+    """Before training, with the mend and status 2; no run directory is left."""
+    ended = became[case]
+
+    assert 2 == ended["status"], ended["err"]
+    assert says in ended["err"]
+    assert None is ended["seen"]
+    assert not [file for file in ended["files"] if file.startswith("logs")]
+
+
+def test_the_rehearsal_of_the_preset_leaves_the_saver_off(became):
+    """SGLang's processes would not start with it on a CPU; the rest of the preset holds."""
+    case = became["memory saver rehearsed"]
+    assert 0 == case["status"], case["err"]
+    config = case["seen"]["config"]
+    rollout = config["actor_rollout_ref"]["rollout"]
+
+    assert rollout["engine_kwargs"]["sglang"]["enable_memory_saver"] is False
+    assert 0.1 == rollout["gpu_memory_utilization"]
+    assert config["actor_rollout_ref"]["actor"]["fsdp_config"]["param_offload"] is True
+
+
+@pytest.mark.parametrize(
+    "case", ["multi-turn script", "multi-turn script, memory saver", "memory example"]
+)
+def test_the_scripts_commands_pass_verls_own_validation(became, case):
+    """Every key exists, and the sizes fit together."""
+    ended = became[case]
+
+    assert 0 == ended["status"], ended["err"]
+    assert "sglang" == ended["seen"]["config"]["actor_rollout_ref"]["rollout"]["name"]

@@ -16,10 +16,10 @@ ON = {"TQ_TRACE_ENABLED": "1", "TQ_TRACE_DETAIL_ENABLED": "1", "VERL_LOGGING_LEV
 pytestmark = pytest.mark.ray
 
 
-def run(environment, backend="SimpleStorage", megabytes=1, **switches):
+def run(environment, megabytes=1, **switches):
     """Run the driver; return its report and the printed lines as dicts."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "tq_tracing_driver.py"), backend, str(megabytes)],
+        [sys.executable, str(HERE / "tq_tracing_driver.py"), str(megabytes)],
         env={**environment, **switches},
         capture_output=True,
         text=True,
@@ -135,13 +135,11 @@ def test_metrics_of_all_processes_arrive_once_a_step(traced):
     assert 0 < first["tq/overhead_share"] < 1
 
 
-@pytest.mark.parametrize(
-    ("backend", "megabytes", "every"), [("SimpleStorage", 200, 1), ("RayStore", 8, 2)]
-)
-def test_large_payloads_and_another_backend(verl_environment, backend, megabytes, every):
+@pytest.mark.parametrize(("megabytes", "every"), [(200, 1), (8, 2)])
+def test_larger_payloads_and_sampling(verl_environment, megabytes, every):
     """Sizes are right, and sampling thins the lines, not the counts."""
     switches = {**ON, "TQ_TRACE_SAMPLE_EVERY": str(every)}
-    report, lines = run(verl_environment, backend, megabytes, **switches)
+    report, lines = run(verl_environment, megabytes, **switches)
     gets = of(lines, func="compute_log_prob", stage="TQ_CLIENT_GET_END")
 
     # The first call of a function in a process is a sampled one.

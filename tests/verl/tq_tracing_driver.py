@@ -1,6 +1,6 @@
 """A small run on the real TransferQueue: rollouts put, workers behind verl's bridge compute, the driver trains.
 
-    python tq_tracing_driver.py BACKEND MEGABYTES
+    python tq_tracing_driver.py MEGABYTES
 
 Two raylets that have none of this process's environment, as on a cluster that runs already.  What
 is switched on comes from the environment alone.  Prints one line of JSON: what training saw.
@@ -72,12 +72,10 @@ class Worker:
 
 def main():
     """Two steps of one batch; the report at the end."""
-    backend, megabytes = sys.argv[1], float(sys.argv[2])
+    megabytes = float(sys.argv[1])
     length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
     ray.init(address=cluster.address, logging_level="ERROR")
-    tq.init(
-        {"backend": {"storage_backend": backend, "SimpleStorage": {"num_data_storage_units": 3}}}
-    )
+    tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 3}}})
     rollouts = [Rollout.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     uids = [f"uid{number}" for number in range(SAMPLES)]

@@ -16,7 +16,14 @@ from verl_profiler.analysis.event_shares import event_shares
 from verl_profiler.analysis.exclusive_times import exclusive_times
 from verl_profiler.analysis.loop_suspects import loop_suspects
 from verl_profiler.analysis.memory import memory_peaks
+from verl_profiler.analysis.memory_over_time import memory_over_time, phase_spans
 from verl_profiler.analysis.memory_phases import memory_phases
+from verl_profiler.analysis.memory_saver import (
+    memory_findings,
+    memory_timeline,
+    release_effects,
+    sleep_times,
+)
 from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
 from verl_profiler.analysis.request_durations import request_duration_cdf, request_percentiles
 from verl_profiler.analysis.requests import (
@@ -65,11 +72,16 @@ __all__ = [
     "longest_lags",
     "loop_lags",
     "loop_suspects",
+    "memory_findings",
+    "memory_over_time",
     "memory_peaks",
     "memory_phases",
+    "memory_timeline",
+    "phase_spans",
     "profiler_cost",
     "range_times",
     "rank_balance",
+    "release_effects",
     "replica_balance",
     "replica_token_rates",
     "request_breakdown",
@@ -84,6 +96,7 @@ __all__ = [
     "rewards",
     "rollout_balance",
     "rollout_tail",
+    "sleep_times",
     "slowest_requests",
     "span_kernels",
     "step_durations",
@@ -176,6 +189,12 @@ ANALYSES = {
         span_kernels,
         top_kernels,
         gpu_idle,
+        memory_timeline,
+        memory_over_time,
+        phase_spans,
+        release_effects,
+        sleep_times,
+        memory_findings,
         profiler_cost,
     )
 }

@@ -26,6 +26,7 @@ COMMANDS = (
     "tq",
     "plot",
     "collect",
+    "memory",
     "check",
     "rehearse",
 )

@@ -280,12 +280,12 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
 def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list[str]:
     from verl_profiler.tq_phrases import Note
 
-    sampled = [
-        Note("sampled", func=row["func"], number=row["sampled"])
-        for row in tables["tq_functions"]
-        if row["sampled"] > 1 and row["run"] in source.labels
-    ]
-    return [*source.problems, *(note.text(language) for note in [*source.notes, *sampled])]
+    sampled: dict[int, list[str]] = {}
+    for row in tables["tq_functions"]:
+        if row["sampled"] > 1 and row["run"] in source.labels:
+            sampled.setdefault(row["sampled"], []).append(row["func"])
+    notes = [Note("sampled", func=", ".join(names), number=n) for n, names in sampled.items()]
+    return [*source.problems, *(note.text(language) for note in [*source.notes, *notes])]
 
 
 def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:

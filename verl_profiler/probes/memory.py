@@ -1,4 +1,4 @@
-"""Device memory at verl's own checkpoints, on every rank.
+"""Device and host memory at verl's own checkpoints, on every rank.
 
 verl calls `log_gpu_memory_usage` around each offload and resume, and prints on rank 0 only.
 With a memory saver, torch's own counters stay high while pages are unmapped; `used_bytes` comes
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_profiler import memory_reading, memory_sampler
 from verl_profiler.probes import Call, Probe
 
 __all__ = ["PROBES"]
@@ -30,7 +31,9 @@ def _read_memory(call: Call) -> None:
         free, total = device.mem_get_info()
         extra["used_bytes"] = int(total - free)
         extra["total_bytes"] = int(total)
+    extra.update(memory_reading.host())
     call.extra = extra
+    memory_sampler.begin()
 
 
 def _make_instant(call: Call, _result: Any) -> None:

@@ -1,10 +1,15 @@
-"""Weight sync, and the engines' memory release and resume per tag."""
+"""Weight sync, and the engines' memory release and resume per tag, with the memory around them.
+
+The difference between two readings is what a release really freed: with the saver off or defeated
+the calls succeed and free nothing (sglang 0.5.12 torch_memory_saver_adapter.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler import context
+from verl_profiler import context, memory_reading, memory_sampler
 from verl_profiler.probes import Call, Probe
 
 __all__ = ["PROBES"]
@@ -14,6 +19,12 @@ _ADAPTERS = (
     "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter",
     "verl.workers.rollout.trtllm_rollout.trtllm_rollout:ServerAdapter",
     "verl_profiler.rehearsal.standin:StandinAdapter",
+)
+# SGLang's server is not among them: its tokenizer manager says which tags are released.
+_SLEEPING_SERVERS = (
+    "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
+    "verl.workers.rollout.trtllm_rollout.trtllm_async_server:TRTLLMHttpServer",
+    "verl_profiler.rehearsal.standin:StandinServer",
 )
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
 
@@ -39,13 +50,58 @@ def _begin_transfer(call: Call) -> None:
         call.extra = {"weight_version": step}
 
 
-def _begin_resume(call: Call) -> None:
-    call.extra = {"tags": list(call.arguments.get("tags") or ["all"])}
+def _begin_move(call: Call) -> None:
+    """Read memory before an engine gives it back or takes it again."""
+    server = call.arguments.get("self")
+    if not _asks_engine(server):
+        call.event = None
+        return
+    devices = _replica_devices(getattr(server, "server_args", None))
+    memory_sampler.begin(devices)
+    call.extra = {"tags": _tags(call.arguments)}
+    call.state = devices
+    _read(call, "before")
 
 
-def _begin_engine_memory(call: Call) -> None:
-    tags = getattr(call.arguments["obj"], "tags", None)
-    call.extra = {"tags": list(tags) if tags else ["all"]}
+def _end_move(call: Call, _result: Any) -> None:
+    if call.event is not None:
+        _read(call, "after")
+
+
+def _asks_engine(adapter: Any) -> bool:
+    """Whether this rank asks its replica's engine; the others return at once (verl 0.9.1)."""
+    leads = getattr(adapter, "_is_server_tp_leader", None)
+    if leads is not None:
+        return bool(leads())
+    rank = getattr(adapter, "rollout_rank", 0)
+    return not isinstance(rank, int) or rank == 0
+
+
+def _read(call: Call, when: str) -> None:
+    readings = {**memory_reading.device(None, call.state), **memory_reading.host(whole=True)}
+    extra = call.extra or {}
+    for name, value in readings.items():
+        stem = name.removesuffix("_bytes")
+        extra[name if stem in ("total", "devices") else f"{stem}_{when}_bytes"] = value
+
+
+def _tags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return what is moved; verl names it in the call, or in the request object for SGLang."""
+    tags = arguments.get("tags") or getattr(arguments.get("obj"), "tags", None)
+    return list(tags) if tags else ["all"]
+
+
+def _replica_devices(server_args: Any) -> tuple[int, ...] | None:
+    """Return which of the visible devices an SGLang server uses (sglang 0.5.12 server_args.py)."""
+    first, step = (getattr(server_args, name, None) for name in ("base_gpu_id", "gpu_id_step"))
+    ranks, nodes = (getattr(server_args, name, None) for name in ("tp_size", "nnodes"))
+    if not isinstance(first, int) or not isinstance(ranks, int):
+        return None
+    return tuple(range(first, first + max(1, ranks // (nodes or 1)) * (step or 1), step or 1))
+
+
+def _moves(event: str, *targets: str, reads: tuple[str, ...] = ()) -> Probe:
+    return Probe(event, "weights", targets, reads=reads, enter=_begin_move, leave=_end_move)
 
 
 PROBES = (
@@ -63,26 +119,9 @@ PROBES = (
         tuple(f"{adapter}.update_weights" for adapter in _ADAPTERS),
         enter=_begin_transfer,
     ),
-    Probe(
-        "memory_resume",
-        "weights",
-        tuple(f"{adapter}.resume" for adapter in _ADAPTERS),
-        reads=("tags",),
-        enter=_begin_resume,
-    ),
-    Probe("memory_release", "weights", tuple(f"{adapter}.release" for adapter in _ADAPTERS)),
-    Probe(
-        "memory_resume",
-        "weights",
-        (f"{_TOKENIZER_MANAGER}.resume_memory_occupation",),
-        reads=("obj",),
-        enter=_begin_engine_memory,
-    ),
-    Probe(
-        "memory_release",
-        "weights",
-        (f"{_TOKENIZER_MANAGER}.release_memory_occupation",),
-        reads=("obj",),
-        enter=_begin_engine_memory,
-    ),
+    _moves("memory_resume", *(f"{adapter}.resume" for adapter in _ADAPTERS), reads=("tags",)),
+    _moves("memory_release", *(f"{adapter}.release" for adapter in _ADAPTERS)),
+    _moves("memory_resume", f"{_TOKENIZER_MANAGER}.resume_memory_occupation", reads=("obj",)),
+    _moves("memory_release", f"{_TOKENIZER_MANAGER}.release_memory_occupation", reads=("obj",)),
+    _moves("memory_release", *(f"{server}.sleep" for server in _SLEEPING_SERVERS)),
 )

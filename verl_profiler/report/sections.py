@@ -64,6 +64,8 @@ def document(
     found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
     whole = _whole(tables, steps)
     listed = found["step_times"]
+    found["memory_timeline"] = analysis.memory_timeline(tables, steps)
+    found["sleep_times"] = analysis.sleep_times(tables, steps)
     found["turn_times"] = step_turn_times(tables, steps)
     found["request_cdf"] = _request_cdf(tables, steps)
     found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
@@ -100,9 +102,14 @@ def document(
     ]
     lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
+    data["release_effects"] = frame(analysis.release_effects(tables, steps))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
+    data["notes"]["memory_saver"] = [
+        f"{row['says']} {row['mend']}".strip()
+        for row in analysis.memory_findings(tables, steps, launches=run.launches)
+    ]
     return data
 
 
@@ -118,6 +125,7 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
     "transfer_totals": (analysis.transfer_totals, ("transfers",)),
     "loop_lags": (analysis.loop_lags, ("lags",)),
     "memory_peaks": (analysis.memory_peaks, ("memory",)),
+    "memory_timeline": (analysis.memory_timeline, ("memory_readings",)),
 }
 
 

@@ -1,7 +1,7 @@
 """Print lines through Python's logging, from a thread of its own.
 
 Formatting and writing a line takes tens of microseconds, and a call has a dozen of them.  The caller's
-thread only appends the text with its time; what is pending is written every 20 ms and at exit.
+thread only appends the text with its time; what is pending is written every 50 ms and at exit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from verl_profiler.tq_tracing.switches import LOG_LEVEL_VARIABLE
 __all__ = ["are_shown", "configure", "flush", "say", "stop"]
 
 NAME = "verl_profiler.transfer_queue"
-_INTERVAL_S = 0.02
+_INTERVAL_S = 0.05
 
 _log = logging.getLogger(NAME)
 _pending: deque[tuple[float, str]] = deque()
-_wake = threading.Event()
+_stopped = threading.Event()
 _writing = threading.Lock()
 _writer: threading.Thread | None = None
 _hooked = False
-_stopping = False
 
 
 def configure() -> None:
@@ -47,8 +46,6 @@ def say(text: str) -> None:
     _pending.append((time.time(), text))
     if _writer is None:
         _start()
-    if not _wake.is_set():
-        _wake.set()
 
 
 def flush() -> None:
@@ -69,12 +66,12 @@ def flush() -> None:
 
 def stop() -> None:
     """Write what is pending and end the thread; for tests."""
-    global _writer, _stopping
-    _stopping = True
-    _wake.set()
+    global _writer
+    _stopped.set()
     if _writer is not None:
         _writer.join(timeout=5)
-    _writer, _stopping = None, False
+    _writer = None
+    _stopped.clear()
     flush()
 
 
@@ -91,16 +88,13 @@ def _start() -> None:
 
 
 def _run() -> None:
-    pause = threading.Event()
-    while not _stopping:
-        _wake.wait()
-        pause.wait(_INTERVAL_S)
-        _wake.clear()
-        with contextlib.suppress(Exception):
-            flush()
+    while not _stopped.wait(_INTERVAL_S):
+        if _pending:
+            with contextlib.suppress(Exception):
+                flush()
 
 
 def _forked() -> None:
-    global _wake, _writing, _writer
-    _wake, _writing, _writer = threading.Event(), threading.Lock(), None
+    global _stopped, _writing, _writer
+    _stopped, _writing, _writer = threading.Event(), threading.Lock(), None
     _pending.clear()

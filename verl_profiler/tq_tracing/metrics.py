@@ -1,7 +1,7 @@
 """`tq/*`: sums over all processes of the run, added once a step to what verl's loggers get.
 
-Every process keeps running sums.  A thread of its own, woken by work, writes them to Ray's key-value
-store, one small entry a process, at most four times a second; nothing of this is on the path of a
+Every process keeps running sums.  A thread of its own writes them to Ray's key-value store when they
+have changed, one small entry a process, at most four times a second; nothing of this is on the path of a
 traced call.  When verl logs a step, the trainer reads all entries and adds what has come since the
 last time, so what arrives late is counted in the next step and nothing is lost or counted twice.
 """
@@ -35,7 +35,7 @@ _STAGES = ("get", "compute", "put")
 _lock = threading.Lock()
 _sums: dict[str, int] = {}
 _run: str | None = None
-_wake = threading.Event()
+_changes = 0
 _stopped = threading.Event()
 _publisher: threading.Thread | None = None
 _fork_is_seen = False
@@ -56,7 +56,6 @@ def stop() -> None:
     global _run, _publisher
     _run = None
     _stopped.set()
-    _wake.set()
     if _publisher is not None:
         _publisher.join(timeout=5)
     _publisher = None
@@ -65,9 +64,8 @@ def stop() -> None:
 
 
 def _forked() -> None:
-    global _lock, _wake, _stopped, _publisher
-    _lock, _wake, _stopped = threading.Lock(), threading.Event(), threading.Event()
-    _publisher = None
+    global _lock, _stopped, _publisher
+    _lock, _stopped, _publisher = threading.Lock(), threading.Event(), None
     _sums.clear()
 
 
@@ -98,15 +96,15 @@ def add_operation(stage: str, duration_ns: int, size_bytes: int) -> None:
 
 
 def _add(**amounts: int) -> None:
+    global _changes
     if _run is None:
         return
     with _lock:
+        _changes += 1
         for name, amount in amounts.items():
             _sums[name] = _sums.get(name, 0) + amount
     if _publisher is None:
         _start_publisher()
-    if not _wake.is_set():
-        _wake.set()
 
 
 def _start_publisher() -> None:
@@ -119,17 +117,15 @@ def _start_publisher() -> None:
 def _publish() -> None:
     key = f"{_run}/{socket.gethostname()}/{os.getpid()}/{random.SystemRandom().randrange(16**8):x}"
     _Trainer.own_key = key.encode()
-    while _run is not None:
-        _wake.wait()
-        _wake.clear()
-        if _run is None:
-            return
+    written = 0
+    while not _stopped.wait(_INTERVAL_S):
+        if written == _changes:
+            continue
+        written = _changes
         try:
             _store(key)
         except Exception as error:  # noqa: BLE001  a fault here must not end the thread
             _complain(f"the sums of this process could not be shared: {error!r}")
-        # Work that comes meanwhile wakes the thread again.
-        _stopped.wait(_INTERVAL_S)
 
 
 def _store(key: str) -> None:

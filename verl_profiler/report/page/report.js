@@ -382,6 +382,7 @@ function weightsSection() {
       {key: 'slowest_rank_s', label: 'slowest rank', format: 's'}, {key: 'slowest_rank', label: 'which', format: 'text'}, {key: 'transfer_s', label: 'transfer', format: 's'},
       {key: 'release_s', label: 'memory released', format: 's'}, {key: 'resume_s', label: 'memory resumed', format: 's'}]}));
   } else parts.push(...nothing('weights', tables.weight_sync.length > 0, 'weight syncs'));
+  parts.push(...releaseParts());
   parts.push(element('h3', {}, 'Device memory at its fullest'));
   if (memory.length) {
     parts.push(table({caption: 'Peaks of device memory', rows: memory, columns: [
@@ -426,6 +427,31 @@ function capturesSection() {
         {key: 'ranges', label: 'ranges', format: 'n'}, {key: 'total_s', label: 'all', format: 's', bar: true}, {key: 'max_s', label: 'longest', format: 's'},
         ...optional(ranges, 'launches', {label: 'launches', format: 'n'}), ...optional(ranges, 'gpu_s', {label: 'GPU time', format: 's'})]})] : []),
   ];
+}
+
+// What the engines' memory saver did, and memory by phase of the trainer.
+function releaseParts() {
+  const effects = tables.release_effects.filter((row) => row.source === 'call' || !tables.release_effects.some((other) => other.source === 'call'));
+  const asleep = tables.sleep_times.filter((row) => chosen === ALL || row.s === chosen).map((row) => ({...row, label: steps[row.s].label}));
+  const phases = of('memory_timeline');
+  const onDevice = phases.some((row) => row.used_bytes !== null);
+  if (!effects.length && !phases.length) return [];
+  const size = (key, label, title) => ({key, label, format: 'bytes', title});
+  const parts = [element('h3', {}, 'Release and resume'), ...notesOf('memory_saver')];
+  if (effects.length) parts.push(table({caption: 'What release and resume did, all steps', rows: effects, limit: 12, columns: [
+    {key: 'event', label: 'what', format: 'text'}, {key: 'tags', label: 'tags', format: 'text'}, {key: 'role', label: 'in', format: 'text'},
+    {key: 'calls', label: 'calls', format: 'n'}, {key: 'p50_s', label: 'median', format: 's'}, {key: 'max_s', label: 'longest', format: 's', bar: true},
+    size('moved_bytes', 'moved', 'Freed on the device by a release, taken by a resume; the median'),
+    size('used_before_bytes', 'used before'), size('used_after_bytes', 'used after')]}));
+  if (asleep.length) parts.push(element('h3', {}, 'Time in sleep and wake, in the slowest process'), table({caption: 'Time in sleep and wake, in the slowest process', rows: asleep, limit: 12, columns: [
+    {key: 'label', label: 'step', format: 'text'}, {key: 'release_s', label: 'released', format: 's'}, {key: 'resume_s', label: 'resumed', format: 's'},
+    {key: 'share', label: 'of the step', format: 'share'}, {key: 'slowest', label: 'slowest', format: 'text'}]}));
+  if (phases.length) parts.push(element('h3', {}, 'Memory by phase'), table({caption: 'Peaks of memory by phase of the trainer', rows: phases, limit: 16, columns: [
+    {key: 'phase', label: 'phase', format: 'text', swatch: true}, {key: 'role', label: 'in', format: 'text'},
+    ...(onDevice ? [{...size('used_bytes', 'device'), bar: true}, size('lowest_used_bytes', 'lowest'), {key: 'used_share', label: 'of it', format: 'share'}] : []),
+    size('rss_bytes', 'process', 'Resident in host memory, the largest process'), size('host_used_bytes', 'machine', 'In use on the host'),
+    {key: 'readings', label: 'readings', format: 'n'}]}));
+  return parts;
 }
 
 function lagsSection() {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from verl_profiler.report.plots import (
     engines,
+    memory,
     processes,
     requests,
     rollouts,
@@ -39,5 +40,6 @@ PLOTS: dict[str, Plot] = {
     **tools.PLOTS,
     **transfers.PLOTS,
     **tq.PLOTS,
+    **memory.PLOTS,
     **processes.PLOTS,
 }

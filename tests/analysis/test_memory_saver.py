@@ -1,0 +1,215 @@
+"""Memory by phase, time in sleep and wake, and what a release freed, on numbers made by hand."""
+
+import pytest
+
+from verl_profiler.analysis.memory_saver import (
+    memory_findings,
+    memory_timeline,
+    release_effects,
+    sleep_times,
+)
+
+GB = 10**9
+ENGINE = {"used_before": 70, "used_after": 20, "total": 80}
+
+
+@pytest.fixture
+def move(span):
+    """A function that makes a release or resume: device numbers in GB."""
+
+    def make(event, begin, end, tags=("kv_cache", "weights"), *, name="engine_0", **more):
+        host = {"rss_before": 2, "rss_after": 3, "host_used_before": 50, "host_used_after": 52}
+        kept = {key: more.pop(key) for key in ("step", "status") if key in more}
+        numbers = {f"{key}_bytes": value * GB for key, value in {**host, **more}.items()}
+        return span(event, begin, end, name=name, tags=list(tags), **numbers, **kept)
+
+    return make
+
+
+@pytest.fixture
+def checkpoint(span):
+    """A function that makes a reading at one of verl's checkpoints, in GB."""
+
+    def make(at_s, at, used, *, name="actor_0", total=80, **more):
+        numbers = {"used_bytes": used * GB, "total_bytes": total * GB if total > 1 else total}
+        made = span("memory", at_s, at_s, name=name, at=at, rss_bytes=GB, **numbers, **more)
+        return {**made, "duration_us": None}
+
+    return make
+
+
+@pytest.fixture
+def step(span):
+    """One step of 10 s: gen until 4 s, update_actor until 8 s, update_weights until 10 s."""
+    return [
+        span("step", 0, 10, name="trainer_0"),
+        span("gen", 0, 4, name="trainer_0"),
+        span("update_actor", 4, 8, name="trainer_0"),
+        span("update_weights", 8, 10, name="trainer_0"),
+    ]
+
+
+def sample(span, at_s, used, name="actor_0", **more):
+    """A reading at a regular time, in GB; it knows no step."""
+    numbers = {"used_bytes": used * GB, "total_bytes": 80 * GB, "rss_bytes": 4 * GB}
+    made = span("memory_sample", at_s, at_s, name=name, host_used_bytes=60 * GB, **numbers, **more)
+    return {**made, "duration_us": None}
+
+
+def test_peaks_are_told_by_the_trainers_phase(step, span, checkpoint, move, tables):
+    """The time decides, not the step that a process believes to be in."""
+    events = [
+        *step,
+        sample(span, 1, 70, step=0),
+        sample(span, 2, 60, step=0),
+        sample(span, 5, 30, step=0),
+        checkpoint(9, "After resume weights", 40, step=7),
+        move("memory_release", 3.5, 3.9, **ENGINE),
+    ]
+
+    rows = {(row["phase"], row["role"]): row for row in memory_timeline(tables(events))}
+
+    assert {1} == {row["step"] for row in rows.values()}
+    gen = rows["gen", "actor"]
+    assert (70 * GB, 70 / 80, 60 * GB, 2) == tuple(
+        gen[key] for key in ("used_bytes", "used_share", "lowest_used_bytes", "readings")
+    )
+    assert (4 * GB, 60 * GB) == (gen["rss_bytes"], gen["host_used_bytes"])
+    assert (70 * GB, 20 * GB) == tuple(
+        rows["gen", "engine"][key] for key in ("used_bytes", "lowest_used_bytes")
+    )
+    assert 30 * GB == rows["update_actor", "actor"]["used_bytes"]
+    assert "After resume weights" == rows["update_weights", "actor"]["at"]
+    assert [1, 1, 2, 3] == [row["place"] for row in memory_timeline(tables(events))]
+
+
+def test_the_host_is_there_without_any_device(step, checkpoint, tables):
+    """verl says 0 of 1 byte on a CPU; that is no reading of a device."""
+    (row,) = memory_timeline(tables([*step, checkpoint(5, "x", 0, total=1)]))
+
+    assert (None, None, GB) == (row["used_bytes"], row["used_share"], row["rss_bytes"])
+
+
+def test_sleep_and_wake_are_those_of_the_slowest_process(step, move, tables):
+    """They happen at the same time; failed calls are counted."""
+    events = [
+        *step,
+        move("memory_release", 3, 3.5),
+        move("memory_release", 3, 4, name="engine_1", status="error"),
+        move("memory_resume", 8, 8.25, ("weights",)),
+        move("memory_resume", 9, 9.5, ("kv_cache",)),
+    ]
+
+    (row,) = sleep_times(tables(events))
+
+    assert (2, 2, 1) == (row["releases"], row["resumes"], row["failed"])
+    assert (1.0, 0.75, "engine_0") == (row["release_s"], row["resume_s"], row["slowest"])
+    assert (10.0, 0.175) == (row["step_s"], row["share"])
+
+
+def test_what_moved_is_the_difference_on_the_device(step, move, tables):
+    """A release frees, a resume takes; both are positive where they did what they should."""
+    events = [
+        *step,
+        move("memory_release", 3, 4, used_before=70, used_after=20, total=80),
+        move("memory_release", 3, 4, name="engine_1", used_before=70, used_after=10, total=80),
+        move("memory_resume", 8, 9, ("weights",), used_before=20, used_after=35, total=80),
+    ]
+
+    freed, taken = release_effects(tables(events))
+
+    assert ("memory_release", "kv_cache, weights", 2, 2, 55 * GB, 50 * GB, 60 * GB, "moved") == (
+        tuple(
+            freed[key]
+            for key in (
+                "event",
+                "tags",
+                "calls",
+                "measured",
+                "moved_bytes",
+                "least_bytes",
+                "most_bytes",
+                "effect",
+            )
+        )
+    )
+    assert (15 * GB, GB, 2 * GB) == tuple(
+        taken[key] for key in ("moved_bytes", "rss_bytes", "host_used_bytes")
+    )
+    assert [] == memory_findings(tables(events))
+
+
+def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
+    """The calls succeed all the same; other processes' few megabytes do not hide it."""
+    events = [
+        *step,
+        move("memory_release", 3, 4, used_before=70, used_after=69.9, total=80),
+        move("memory_resume", 8, 9, used_before=30, used_after=30.1, total=80),
+    ]
+
+    (found,) = memory_findings(tables(events))
+    asked = {"r": {"training": {"memory": {"enable_memory_saver": False}}}}
+    (known,) = memory_findings(tables(events), launches=asked)
+
+    assert ("nothing-freed", True) == (found["slug"], found["fault"])
+    assert "off or defeated: 2 releases and resumes" in found["says"]
+    assert "expandable_segments" in found["mend"]
+    assert known["says"].startswith("The memory saver is off:")
+
+
+def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):
+    """As in console logs; a release before verl 0.7 has checkpoints of its own."""
+    events = [
+        checkpoint(1, "Before resume weights", 10),
+        checkpoint(2, "After resume weights", 25),
+        checkpoint(3, "After update_weights", 26),
+        checkpoint(4, "After resume kv_cache", 66),
+        checkpoint(5, "Before SGLang offload in sharding manager", 70),
+        checkpoint(6, "After SGLang offload in sharding manager", 12),
+        checkpoint(2.5, "After resume weights", 99, name="actor_1"),
+    ]
+
+    rows = release_effects(tables(events))
+
+    assert [("memory_release", "all", 58), ("memory_resume", "kv_cache", 40)] == [
+        (row["event"], row["tags"], row["moved_bytes"] // GB) for row in rows[:2]
+    ]
+    assert ("weights", 15, "checkpoint", None) == (
+        rows[2]["tags"],
+        rows[2]["moved_bytes"] // GB,
+        rows[2]["source"],
+        rows[2]["p50_s"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "slug", "says"),
+    [
+        ({"free_cache_engine": False}, "not-asked", "free_cache_engine is false"),
+        ({"device": "cpu"}, "not-measured", "on a CPU"),
+        ({}, "not-measured", "no device could be read"),
+    ],
+)
+def test_what_cannot_be_told_is_said_with_its_reason(step, move, tables, memory, slug, says):
+    """None of it is a fault."""
+    launches = {"r": {"training": {"memory": memory}}}
+    (found,) = memory_findings(tables([*step, move("memory_release", 3, 4)]), launches=launches)
+
+    assert (slug, False) == (found["slug"], found["fault"])
+    assert says in found["says"]
+
+
+def test_no_release_at_all_is_said(step, tables):
+    """The family was off, or the engine is none that releases."""
+    (found,) = memory_findings(tables(step))
+
+    assert "not-recorded" == found["slug"]
+
+
+def test_other_tags_than_promised_are_a_fault(step, move, tables):
+    """An adapter keeps its weights; then nobody should count on that memory."""
+    launches = {"r": {"training": {"memory": {"tags": ["weights"]}}}}
+    events = [*step, move("memory_release", 3, 4, ("kv_cache",), **ENGINE)]
+    (found,) = memory_findings(tables(events), launches=launches)
+
+    assert ("other-tags", True) == (found["slug"], found["fault"])

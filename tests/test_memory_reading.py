@@ -1,0 +1,247 @@
+"""Readings of memory: what cannot be read is left out, and nothing is touched that is not in use."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from verl_profiler import context, memory_reading, memory_sampler, recorder
+from verl_profiler.probes.weights import PROBES
+from verl_profiler.recorder import Identity
+
+
+class FakeNvml:
+    """A driver with four devices of 80 units, of which device n has 10 n in use."""
+
+    class Error(Exception):
+        """What it raises."""
+
+    def __init__(self):
+        self.asked = []
+
+    def nvmlInit(self):
+        """Start, or say that there is no driver."""
+
+    def nvmlDeviceGetCount(self):
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return {"GPU-b": 1}[uuid]
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        self.asked.append(handle)
+        return SimpleNamespace(used=10 * handle, total=80)
+
+
+@pytest.fixture(autouse=True)
+def _no_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setattr(memory_reading, "_nvml_handles", {})
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """A driver that answers, in place of `pynvml`."""
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def accelerator(*, initialized):
+    """A torch.cuda that fails when it is asked before it is in use."""
+
+    def mem_get_info(device=3):
+        assert initialized, "this would make a context"
+        return 100 - device, 100
+
+    return SimpleNamespace(
+        is_initialized=lambda: initialized, mem_get_info=mem_get_info, current_device=lambda: 3
+    )
+
+
+def test_host_memory_is_that_of_this_process_and_of_its_machine():
+    """More than nothing, and the process holds less than the machine."""
+    found = memory_reading.host(whole=True)
+
+    assert 1_000_000 < found["rss_bytes"] < found["host_used_bytes"]
+    assert {"rss_bytes"} == set(memory_reading.host())
+
+
+def test_a_device_in_use_is_asked_through_torch(monkeypatch):
+    """The current one, or the one named."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=True)))
+
+    assert {"used_bytes": 3, "total_bytes": 100} == memory_reading.device()
+    assert {"used_bytes": 1, "total_bytes": 100} == memory_reading.device(1)
+    assert 3 == memory_reading.current_device()
+
+
+def test_a_device_that_is_not_in_use_is_left_alone(monkeypatch):
+    """A question through torch would make a context of hundreds of megabytes."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=False)))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    assert {} == memory_reading.device()
+    assert None is memory_reading.current_device()
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen", "expected"),
+    [
+        (None, None, {"used_bytes": 60, "total_bytes": 320, "devices": 4}),
+        ("3,1", None, {"used_bytes": 40, "total_bytes": 160, "devices": 2}),
+        ("3,1", (0,), {"used_bytes": 30, "total_bytes": 80}),
+        ("GPU-b", None, {"used_bytes": 10, "total_bytes": 80}),
+        ("", None, {}),
+        ("7,GPU-unknown", None, {}),
+    ],
+)
+def test_the_driver_is_asked_about_the_visible_devices(
+    nvml, monkeypatch, visible, chosen, expected
+):
+    """And of those about the replica's own."""
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert expected == memory_reading.device(None, chosen)
+
+
+def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
+    """Not at every release."""
+    tries = []
+
+    def no_driver():
+        tries.append(1)
+        raise FakeNvml.Error("no driver")
+
+    monkeypatch.setattr(nvml, "nvmlInit", no_driver)
+
+    assert [{}, {}] == [memory_reading.device(), memory_reading.device()]
+    assert [1] == tries
+
+
+def test_a_device_in_trouble_is_left_out(nvml, monkeypatch):
+    """The host will say so itself."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    memory_reading.device()
+
+    def lost(handle):
+        raise FakeNvml.Error("GPU is lost")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lost)
+
+    assert {} == memory_reading.device()
+
+
+def events(recording):
+    """What was written so far, as the queue holds it."""
+    return list(recording._queue)
+
+
+def probe_of(event, target):
+    """The probe with this event on this target."""
+    return next(p for p in PROBES if p.event == event and any(target in t for t in p.targets))
+
+
+def test_a_release_says_its_tags_and_the_memory_around_it(nvml, recording, monkeypatch):
+    """On the devices of the replica: of those visible, the first two from number 1 on."""
+    import asyncio
+
+    from verl_profiler.instrument import wrap
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+
+    class TokenizerManager:
+        server_args = SimpleNamespace(base_gpu_id=1, tp_size=2, gpu_id_step=1, nnodes=1)
+
+        async def release_memory_occupation(self, obj, request=None):
+            nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=1, total=80)
+            return "released"
+
+    probe = probe_of("memory_release", "TokenizerManager")
+    traced = wrap(probe, TokenizerManager.release_memory_occupation)
+    request = SimpleNamespace(tags=["kv_cache", "weights"])
+
+    assert "released" == asyncio.run(traced(TokenizerManager(), request))
+    ((name, begin, end, extra, _),) = [e for e in events(recording) if e[0] == "memory_release"]
+    assert "memory_release" == name
+    assert begin <= end
+    assert ["kv_cache", "weights"] == extra["tags"]
+    assert (30, 2) == (extra["used_before_bytes"], extra["used_after_bytes"])
+    assert (160, 2) == (extra["total_bytes"], extra["devices"])
+    assert extra["rss_before_bytes"] > 0 < extra["host_used_after_bytes"]
+
+
+def test_a_resume_through_the_adapter_names_its_tags(recording):
+    """Without any device, the host's memory is there all the same."""
+    from verl_profiler.instrument import wrap
+
+    def resume(self, tags):
+        return None
+
+    wrap(probe_of("memory_resume", "ServerAdapter.resume"), resume)(object(), tags=["weights"])
+    ((_, _, _, extra, _),) = [e for e in events(recording) if e[0] == "memory_resume"]
+
+    assert ["weights"] == extra["tags"]
+    assert "used_before_bytes" not in extra
+    assert extra["rss_after_bytes"] > 0
+
+
+def test_samples_are_taken_only_when_asked_for(carried):
+    """Without an interval the writer has nothing more to do than before."""
+    active = recorder.start(carried, lambda: Identity("actor", 0))
+    memory_sampler.begin()
+
+    assert None is active.before_flush
+    recorder.stop()
+
+
+def test_samples_come_at_their_interval(carried, monkeypatch):
+    """One when due, none before."""
+    import msgspec
+
+    asked = msgspec.structs.replace(carried, memory_sample_interval_s=2.0)
+    monkeypatch.setattr(recorder.Recorder, "start_writer", lambda self: None)
+    active = recorder.start(asked, lambda: Identity("actor", 0))
+    moment = 0
+    monkeypatch.setattr(memory_sampler, "now", lambda: moment)
+    context.process.step = 4
+    memory_sampler.begin()
+    sample = active.before_flush
+    assert sample is not None
+    for moment in (1, 1_999_999_999, 2_000_000_001):  # noqa: B007  read by the clock above
+        sample()
+    memory_sampler.begin()
+
+    assert active.before_flush is sample
+    taken = events(active)
+    assert [("memory_sample", 4)] * 2 == [(item[0], item[4]) for item in taken]
+    assert {"rss_bytes", "host_used_bytes"} == set(taken[0][3])
+    recorder.stop()
+
+
+@pytest.mark.parametrize(
+    ("adapter", "recorded"),
+    [
+        (SimpleNamespace(_is_server_tp_leader=lambda: True, rollout_rank=2), True),
+        (SimpleNamespace(_is_server_tp_leader=lambda: False, rollout_rank=0), False),
+        (SimpleNamespace(rollout_rank=0), True),
+        (SimpleNamespace(rollout_rank=1), False),
+        (SimpleNamespace(), True),
+    ],
+)
+def test_ranks_that_ask_no_engine_are_left_out(recording, adapter, recorded):
+    """They return at once, and their readings would be those of another rank's call."""
+    from verl_profiler.instrument import wrap
+
+    def resume(self, tags):
+        return None
+
+    wrap(probe_of("memory_resume", "ServerAdapter.resume"), resume)(adapter, ["weights"])
+
+    assert recorded == any(item[0] == "memory_resume" for item in events(recording))

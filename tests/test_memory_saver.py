@@ -1,0 +1,253 @@
+"""Memory settings: each maps to keys of the host, and what would not do what it says is found."""
+
+import os
+
+import pytest
+
+from verl_profiler.errors import ConfigError
+from verl_profiler.memory_plan import Host
+from verl_profiler.memory_saver import apply, facts
+from verl_profiler.settings import MemorySaverSettings, parse
+
+TODAY = Host(backs_up_hybrid_weights=True, heeds_multi_stage_wake_up=False, has_memory_saver=True)
+OLD = Host(backs_up_hybrid_weights=False, heeds_multi_stage_wake_up=True, has_memory_saver=True)
+
+
+def config(engine="sglang", device="cuda", overrides=(), **rollout):
+    """The part of verl 0.9's config that matters here, with its defaults."""
+    return {
+        "actor_rollout_ref": {
+            "rollout": {
+                "name": engine,
+                "free_cache_engine": True,
+                "gpu_memory_utilization": 0.5,
+                "multi_stage_wake_up": False,
+                "engine_kwargs": {"vllm": {}, "sglang": {}, "trtllm": {}},
+                **rollout,
+            },
+            "actor": {"fsdp_config": {"param_offload": False, "optimizer_offload": False}},
+            "ref": {"fsdp_config": {"param_offload": False, "optimizer_offload": False}},
+            "model": {"lora_rank": 0, "lora": {"rank": 0, "merge": False}},
+        },
+        "critic": {"fsdp": {"param_offload": False, "optimizer_offload": False}},
+        "trainer": {"device": device, "v1": {"trainer_mode": "sync"}},
+        "ray_kwargs": {"ray_init": {}},
+        "hydra": {"overrides": {"task": list(overrides)}},
+    }
+
+
+def test_nothing_asked_changes_nothing():
+    """Profiling alone leaves every memory setting as it is, and says nothing."""
+    given = config()
+
+    assert [] == apply(given, MemorySaverSettings(), TODAY)
+    assert config() == given
+
+
+def test_each_setting_becomes_the_hosts_own():
+    """The keys are those of verl 0.9."""
+    given = config()
+    asked = MemorySaverSettings(
+        enable_memory_saver=True,
+        free_cache_engine=True,
+        tags=("weights", "kv_cache"),
+        weights_cpu_backup=True,
+        gpu_memory_utilization=0.4,
+        param_offload=True,
+        optimizer_offload=True,
+        environment={"TMS_INIT_ENABLE_CPU_BACKUP": True, "TMS_DISK_BACKUP_CHUNK_MB": 64},
+    )
+
+    assert [] == apply(given, asked, TODAY)
+    rollout = given["actor_rollout_ref"]["rollout"]
+    offload = {"param_offload": True, "optimizer_offload": True}
+    variables = {"TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_DISK_BACKUP_CHUNK_MB": "64"}
+
+    assert {"enable_memory_saver": True} == rollout["engine_kwargs"]["sglang"]
+    assert 0.4 == rollout["gpu_memory_utilization"]
+    assert offload == given["actor_rollout_ref"]["actor"]["fsdp_config"]
+    assert offload == given["actor_rollout_ref"]["ref"]["fsdp_config"]
+    assert offload == given["critic"]["fsdp"]
+    assert variables == given["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
+    assert variables.items() <= os.environ.items()
+
+
+def test_the_critics_older_place_is_found_too():
+    """verl up to 0.7 keeps it below the model."""
+    given = config()
+    given["critic"] = {"model": {"fsdp_config": {"param_offload": False}}}
+    apply(given, MemorySaverSettings(param_offload=True), TODAY)
+
+    assert given["critic"]["model"]["fsdp_config"]["param_offload"] is True
+
+
+def test_for_vllm_the_switch_is_its_sleep_mode():
+    """verl has no key in its YAML for it, but its dataclass takes it."""
+    given = config("vllm")
+    apply(given, MemorySaverSettings(enable_memory_saver=True), TODAY)
+
+    assert given["actor_rollout_ref"]["rollout"]["enable_sleep_mode"] is True
+
+
+def test_a_preset_gives_way_to_the_command_line():
+    """Only what was written on the command line itself contradicts it."""
+    key = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    given = config(gpu_memory_utilization=0.6, overrides=[f"{key}=0.6"])
+    warnings = apply(given, MemorySaverSettings(gpu_memory_utilization=0.4), TODAY)
+
+    assert 0.6 == given["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
+    assert [f"gives way to {key}=0.6" in warning for warning in warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "host", "says"),
+    [
+        (
+            {"gpu_memory_utilization": 0.4},
+            config(
+                gpu_memory_utilization=0.6,
+                overrides=[
+                    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+                    "profiler.memory_saver.gpu_memory_utilization=0.4",
+                ],
+            ),
+            TODAY,
+            "both name the same setting",
+        ),
+        ({"enable_memory_saver": False}, config(), TODAY, "nothing will be freed"),
+        (
+            {"free_cache_engine": True},
+            config(engine_kwargs={"sglang": {"enable_memory_saver": False}}),
+            TODAY,
+            "nothing will be freed",
+        ),
+        ({"enable_memory_saver": False}, config("vllm"), TODAY, "rollout.enable_sleep_mode"),
+        (
+            {"enable_memory_saver": True, "free_cache_engine": False},
+            config(),
+            TODAY,
+            "verl would never use it",
+        ),
+        ({"enable_memory_saver": True}, config("standin"), TODAY, "has no memory saver"),
+        ({"enable_memory_saver": True}, config(device="cpu"), TODAY, "memory_saver_rehearsal"),
+        ({"tags": ("kv_cache",)}, config(), TODAY, "this verl releases [kv_cache,weights]"),
+        ({"tags": ("kv_cache", "wieghts")}, config(), TODAY, "there is no 'wieghts'"),
+        ({"tags": ("kv_cache",)}, config(free_cache_engine=False), TODAY, "releases []"),
+        ({"weights_cpu_backup": False}, config(), TODAY, "verl sets it to true for sglang"),
+        ({"weights_cpu_backup": True}, config(), OLD, "verl sets it to false for sglang"),
+        ({"weights_cpu_backup": True}, config("vllm"), TODAY, "verl sets it to false for vllm"),
+        ({"multi_stage_wake_up": False}, config(), TODAY, "always wakes up in stages"),
+        ({"environment": {"TMS_INIT_ENABEL": 1}}, config(), TODAY, "Did you mean TMS_INIT_ENABLE?"),
+        ({"environment": {"HOME": "x"}}, config(), TODAY, "It takes NCCL_GRAPH_REGISTER"),
+    ],
+)
+def test_what_was_asked_for_and_would_not_happen_is_an_error(asked, given, host, says):
+    """The message says what would happen instead, and what to set."""
+    with pytest.raises(ConfigError) as caught:
+        apply(given, MemorySaverSettings(**asked), host)
+
+    assert says in str(caught.value)
+    assert "\n" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "host", "says"),
+    [
+        (config(multi_stage_wake_up=True), TODAY, "this verl does not read it"),
+        (
+            config(engine_kwargs={"sglang": {"enable_memory_saver": False}}),
+            TODAY,
+            "nothing will be freed",
+        ),
+        (
+            config(engine_kwargs={"sglang": {"enable_weights_cpu_backup": False}}),
+            TODAY,
+            "verl overwrites it with true",
+        ),
+        (config(), Host(True, False, False), "torch_memory_saver is not installed"),
+    ],
+)
+def test_the_hosts_own_traps_are_warnings(given, host, says):
+    """The run goes on as it would have without the profiler."""
+    (warning,) = apply(given, MemorySaverSettings(), host)
+
+    assert says in warning
+    assert warning.endswith("(memory-saver)")
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("place", ["environment", "runtime_env"])
+def test_expandable_segments_are_found_wherever_they_are_set(name, place):
+    """In the driver's environment, and in what Ray hands to the workers."""
+    given = config()
+    value = "max_split_size_mb:128,expandable_segments:True"
+    if place == "environment":
+        os.environ[name] = value
+    else:
+        given["ray_kwargs"]["ray_init"]["runtime_env"] = {"env_vars": {name: value}}
+
+    (warning,) = apply(given, MemorySaverSettings(), TODAY)
+    with pytest.raises(ConfigError, match="expandable_segments:True"):
+        apply(given, MemorySaverSettings(enable_memory_saver=True), TODAY)
+
+    assert name in warning
+    assert [] == apply(config(device="cpu"), MemorySaverSettings(), TODAY)
+
+
+def test_a_variable_that_is_set_already_must_agree():
+    """Ray would refuse or silently prefer one of the two."""
+    os.environ["NCCL_GRAPH_REGISTER"] = "1"
+    with pytest.raises(ConfigError, match="the environment has 1"):
+        apply(config(), MemorySaverSettings(environment={"NCCL_GRAPH_REGISTER": 0}), TODAY)
+
+
+def test_graphs_in_the_saver_are_said_to_stay():
+    """verl releases cache and weights only."""
+    asked = MemorySaverSettings(environment={"SGLANG_MEMORY_SAVER_CUDA_GRAPH": True})
+    (warning,) = apply(config(), asked, TODAY)
+
+    assert "never releases the tag cuda_graph" in warning
+
+
+def test_offload_policy_takes_the_offloads_over():
+    """FSDP2's own offloading turns verl's off."""
+    given = config()
+    given["actor_rollout_ref"]["actor"]["fsdp_config"]["offload_policy"] = True
+    with pytest.raises(ConfigError, match="turns param_offload and optimizer_offload off"):
+        apply(given, MemorySaverSettings(param_offload=True), TODAY)
+
+
+def test_an_adapter_keeps_its_base_weights():
+    """With SGLang, verl releases the cache only; merged adapters are as no adapter."""
+    given = config()
+    given["actor_rollout_ref"]["model"]["lora_rank"] = 16
+    kept = facts(given)["tags"]
+    given["actor_rollout_ref"]["model"]["lora"]["merge"] = True
+    vllm = config("vllm")
+    vllm["actor_rollout_ref"]["model"]["lora_rank"] = 16
+
+    assert ["kv_cache"] == kept
+    assert ["kv_cache", "weights"] == facts(vllm)["tags"]
+    assert ["kv_cache", "weights"] == facts(given)["tags"]
+
+
+def test_older_verl_heeds_staged_wake_up():
+    """There, no warning is due."""
+    assert [] == apply(config(multi_stage_wake_up=True), MemorySaverSettings(), OLD)
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ({"enable_memory_svaer": True}, "Did you mean profiler.memory_saver.enable_memory_saver?"),
+        ({"gpu_memory_utilization": 40}, "must lie between 0.01 and 1"),
+        ({"sample_interval_s": 0.001}, "must lie between 0.05 and 3600"),
+        ({"tags": "weights"}, "profiler.memory_saver.tags: Expected `array | null`"),
+    ],
+)
+def test_a_wrong_value_names_its_place(node, says):
+    """As for all settings."""
+    with pytest.raises(ConfigError) as caught:
+        parse({"output_dir": "x", "memory_saver": node})
+
+    assert says in str(caught.value)

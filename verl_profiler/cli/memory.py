@@ -1,0 +1,111 @@
+"""Say how full memory was in each phase, what sleep and wake took, and what release really freed.
+
+verl-profiler memory logs/my-run
+verl-profiler memory logs/my-run --steps 10:20 --json
+verl-profiler memory verl_demo.log
+
+A console log is read for verl's own memory lines, which it has with VERL_LOGGING_LEVEL=DEBUG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.cli.options import add_cache, add_steps, check_steps
+from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.reader import Run
+
+__all__ = ["add_arguments", "run"]
+
+# What a run is, beside a directory.
+_RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tgz", ".tar.gz", ".tar.zst")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "paths",
+        metavar="RUN|LOG",
+        nargs="+",
+        type=Path,
+        help="run directory or archive of one; or console logs (also .gz; - for standard input)",
+    )
+    add_steps(parser)
+    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    add_cache(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the account; return 0, or 1 when no memory was read.
+
+    Raises:
+        ReadingError: The paths or the arguments cannot be used (exit code 2).
+    """
+    from verl_profiler.analysis import memory_saver
+    from verl_profiler.report.memory_text import memory_text
+
+    with ExitStack() as stack:
+        tables, about, launches = _open(args.paths, not args.no_cache, stack)
+        if "run" in about:
+            check_steps(about["run"], args.steps)
+        content: dict[str, Any] = {
+            "format": 1,
+            "runs": about["runs"],
+            "findings": memory_saver.memory_findings(tables, args.steps, launches=launches),
+            "tables": {
+                ask.__name__: ask(tables, args.steps)
+                for ask in (
+                    memory_saver.memory_timeline,
+                    memory_saver.sleep_times,
+                    memory_saver.release_effects,
+                )
+            },
+            "problems": about["problems"],
+        }
+    empty = not any(content["tables"].values())
+    if args.json:
+        json.dump(content, sys.stdout, indent=1, default=str)
+        print()
+    elif empty:
+        hint = (
+            "nothing to report: no memory was read. A run needs profiler.events.families.memory, "
+            "a log needs VERL_LOGGING_LEVEL=DEBUG."
+        )
+        print("\n".join([hint, *content["problems"]]), file=sys.stderr)
+    else:
+        sys.stdout.write(memory_text(content))
+    return 1 if empty else 0
+
+
+def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, dict[str, Any], Any]:
+    """Open runs, or read console logs; the two have no steps in common."""
+    logs = [path for path in paths if str(path) == "-" or _is_log(path)]
+    if logs and len(logs) < len(paths):
+        raise ReadingError(
+            f"{logs[0]} is a console log, and {next(p for p in paths if p not in logs)} is a run.\n"
+            "Ask for them one after the other.",
+            "runs-and-logs",
+        )
+    if logs:
+        from verl_profiler.memory_log import read_logs
+
+        tables, problems = read_logs(logs)
+        names = [row["run"] for row in tables.rows("SELECT DISTINCT run FROM memory ORDER BY run")]
+        return tables, {"runs": names, "problems": problems}, {}
+    from verl_profiler.reader import load
+
+    opened: Run = stack.enter_context(load(list(paths), cache=cache))
+    about = {"runs": opened.labels, "problems": opened.problems, "run": opened}
+    return opened.tables, about, opened.launches
+
+
+def _is_log(path: Path) -> bool:
+    return path.is_file() and not path.name.endswith(_RUN_SUFFIXES)

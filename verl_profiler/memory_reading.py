@@ -1,0 +1,122 @@
+"""Read the memory of this process's devices and of its host, now.
+
+A reading must not change what it reads.  A device is asked through torch only where the process
+uses it already: torch's first question makes a context, which takes hundreds of megabytes.  An
+engine server has no context of its own; there the driver is asked (NVML, from `nvidia-ml-py`, which
+SGLang brings).  What cannot be read is left out, never filled with zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["current_device", "device", "host"]
+
+_ACCELERATORS = ("cuda", "npu")
+
+_nvml_handles: dict[tuple[int, ...] | None, list[Any]] = {}
+_page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+
+def device(
+    index: int | None = None, replica_devices: Sequence[int] | None = None
+) -> dict[str, int]:
+    """Return what is in use on this process's devices, by all processes together.
+
+    Args:
+        index: The torch device to ask; None for the calling thread's current one.
+        replica_devices: Where the driver is asked: which of the visible devices; None for all.
+
+    Returns:
+        `used_bytes` and `total_bytes`, and `devices` where they are sums over several; empty
+        without a device that can be read.
+    """
+    try:
+        accelerator = _initialized()
+        if accelerator is not None:
+            free, total = accelerator.mem_get_info(*([] if index is None else [index]))
+            return {"used_bytes": int(total - free), "total_bytes": int(total)}
+        return _from_driver(None if replica_devices is None else tuple(replica_devices))
+    except Exception:  # noqa: BLE001  a device in trouble: the host will say so itself
+        return {}
+
+
+def host(*, whole: bool = False) -> dict[str, int]:
+    """Return this process's resident memory, and with `whole` what is in use on the machine.
+
+    Returns:
+        `rss_bytes`, and `host_used_bytes` (what could not be had without swapping); empty where
+        there is no /proc.
+    """
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/statm", "rb") as file:
+            found["rss_bytes"] = int(file.read().split()[1]) * _page_bytes
+        if whole:
+            # MemTotal, MemFree and MemAvailable are the first three lines, in kibibytes.
+            with open("/proc/meminfo", "rb") as file:
+                total, _, available = (int(file.readline().split()[1]) for _ in range(3))
+            found["host_used_bytes"] = (total - available) * 1024
+    return found
+
+
+def current_device() -> int | None:
+    """Return the calling thread's torch device, or None where the process uses none.
+
+    Other threads need it: each thread has a current device of its own, and a question about another
+    device would make a context there.
+    """
+    accelerator = _initialized()
+    return None if accelerator is None else int(accelerator.current_device())
+
+
+def _initialized() -> Any:
+    torch = sys.modules.get("torch")
+    for name in _ACCELERATORS:
+        module = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            return module
+    return None
+
+
+def _from_driver(chosen: tuple[int, ...] | None) -> dict[str, int]:
+    if chosen not in _nvml_handles:
+        _nvml_handles[chosen] = _find_handles(chosen)
+    handles = _nvml_handles[chosen]
+    if not handles:
+        return {}
+    import pynvml
+
+    readings = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+    found = {
+        "used_bytes": sum(int(reading.used) for reading in readings),
+        "total_bytes": sum(int(reading.total) for reading in readings),
+    }
+    return found if len(readings) == 1 else {**found, "devices": len(readings)}
+
+
+def _find_handles(chosen: tuple[int, ...] | None) -> list[Any]:
+    """Return the driver's handles of the visible devices; none without driver or package."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is None:
+            words = [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        else:
+            words = [word.strip() for word in visible.split(",") if word.strip()]
+        if chosen is not None:
+            words = [words[place] for place in chosen]
+        return [
+            pynvml.nvmlDeviceGetHandleByIndex(int(word))
+            if word.isdecimal()
+            else pynvml.nvmlDeviceGetHandleByUUID(word)
+            for word in words
+        ]
+    except Exception:  # noqa: BLE001  no package, no driver, a device that may not be asked
+        return []

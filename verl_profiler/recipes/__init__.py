@@ -1,0 +1,1 @@
+"""What `profile-sglang-multi-turn.sh` needs beside verl: data and the tool of GSM8K."""
