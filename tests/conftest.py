@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from verl_profiler import context, instrument, recorder
+from verl_profiler import capturing, context, instrument, ranges, recorder
 from verl_profiler.clock import take_anchor
 from verl_profiler.recorder import Identity
 from verl_profiler.settings import Carried, EventSettings
@@ -24,6 +24,10 @@ def _leaves_nothing_behind():
         instrument.uninstall()
     if any(thread.name == "verl-profiler writer" for thread in threading.enumerate()):
         left.append("a writer thread")
+    if ranges.is_on():
+        left.append("NVTX ranges")
+        ranges.switch_off()
+    capturing._current = None
     context.process.reset()
     context.current_request.set(None)
     context.current_engine_call.set(None)

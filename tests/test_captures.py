@@ -129,3 +129,18 @@ def test_a_wrong_key_ends_the_run_before_training(changes, says):
         translate(config(**changes))
 
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "near"),
+    [("trainer", "reward_model"), ("actor_rollout_ref.actr", "actor_rollout_ref.actor")],
+)
+def test_keys_of_no_component_are_refused(place, near):
+    """verl would ignore them on some nodes, and fail on others after minutes."""
+    made = config()
+    omegaconf.OmegaConf.update(made, f"{place}.profile_ranks", [0], force_add=True)
+    with pytest.raises(ConfigError) as caught:
+        translate(made)
+
+    assert f"{place}.profile_ranks names no component" in str(caught.value)
+    assert near in str(caught.value)

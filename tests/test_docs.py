@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from verl_profiler.capture_plan import NsightSettings
 from verl_profiler.cli import COMMANDS
 from verl_profiler.events import EVENTS, FAMILIES
 from verl_profiler.settings import EventSettings, MemorySaverSettings, Settings
@@ -51,6 +52,20 @@ def test_every_setting_is_documented(struct):
     for field in msgspec.structs.fields(struct):
         assert field.name in table
         assert re.search(rf"^ +{field.name}:", yaml, re.MULTILINE), field.name
+
+
+def test_every_setting_of_captures_is_documented():
+    """In the page about captures, and above its line in the YAML, with the same default."""
+    omegaconf = pytest.importorskip("omegaconf")
+    page = (ROOT / "docs/captures.md").read_text()
+    text = (ROOT / "configs/profiler/multiturn.yaml").read_text()
+    said = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(text).profiler.nsight)
+
+    assert msgspec.to_builtins(NsightSettings()) == said
+    names = [*said, *(f"roles.{role}" for role in said["roles"]), "options.<role>"]
+    assert [] == [
+        name for name in names if f"`{name}`" not in page and name not in ("roles", "options")
+    ]
 
 
 def test_every_family_is_a_switch_in_the_yaml_and_in_the_docs():

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 
+from verl_profiler import capture_probes
 from verl_profiler.doctor import find_targets
 from verl_profiler.events import EVENTS, FAMILIES
 from verl_profiler.probes import all_probes, select
@@ -46,7 +47,7 @@ def test_parents_are_events_and_make_no_circle():
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 def test_every_target_is_in_the_installed_sources():
     """For verl 0.9 all of them; a newer verl shows here first what has moved."""
-    rows = find_targets(all_probes())
+    rows = find_targets([*all_probes(), *capture_probes.PROBES])
 
     assert [] == [
         target for probe, target, state in rows if state == "missing" and not probe.optional

@@ -50,7 +50,7 @@ def _record(event: str, begin_ns: int, fields: dict[str, Any], error: BaseExcept
 class _Span:
     """What `span(...)` returns: a context manager, sync and async, and a decorator."""
 
-    __slots__ = ("_begin_ns", "_event", "_fields")
+    __slots__ = ("_begin_ns", "_event", "_fields", "_range")
 
     def __init__(self, event: str, fields: dict[str, Any]) -> None:
         self._event = event

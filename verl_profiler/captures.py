@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.errors import ConfigError
 
-__all__ = ["Capture", "read_keys", "translate"]
+__all__ = ["Capture", "read_keys", "select", "translate", "world_size"]
 
 # Component → the places where the guide's prose and its examples put it.
 _COMPONENTS = {
@@ -39,8 +40,16 @@ class Capture:
     discrete: bool
 
 
-def translate(config: Any) -> Capture | None:
+def translate(
+    config: Any, tool: str | None = None, workers: bool | tuple[int, ...] = True
+) -> Capture | None:
     """Replace the guide's keys in `config` by verl's own.
+
+    Args:
+        config: verl's config, changed in place.
+        tool: `profiler.nsight.tool`; None for verl's, and nsys if that is null too.
+        workers: `profiler.nsight.roles.workers`: False leaves the worker groups out, whatever ranks
+            are named; ranks stand for those of the actor.
 
     Returns:
         What will be captured, or None when `trainer.profile_steps` names no step.
@@ -59,15 +68,30 @@ def translate(config: Any) -> Capture | None:
             "no-global-profiler",
         )
     native.steps = list(capture.steps)
-    if native.get("tool") is None:
-        native.tool = "nsys"
-    nsys = (native.get("global_tool_config") or {}).get("nsys")
-    if nsys is not None:
-        nsys.discrete = capture.discrete
+    configured = native.get("tool")
+    if tool is not None and configured not in (None, tool):
+        raise ConfigError(
+            f"profiler.nsight.tool is {tool!r}, but global_profiler.tool is {configured!r}.\n"
+            "Set only one of them.",
+            "capture-keys",
+        )
+    native.tool = tool or configured or "nsys"
+    nodes = {name: select(config, f"{places[0]}.profiler") for name, places in _COMPONENTS.items()}
+    backends = [
+        (native.get("global_tool_config") or {}).get(native.tool),
+        *(select(node, f"tool_config.{native.tool}") for node in nodes.values()),
+    ]
+    for backend in backends:
+        if backend is not None and "discrete" in backend:
+            backend.discrete = capture.discrete
+    if workers is not True:
+        named: dict[str, tuple[int, ...] | None] = {}
+        if workers:
+            named["actor"] = tuple(sorted(set(workers)))
+        capture = Capture(capture.steps, named, capture.discrete)
     hybrid: dict[str, Any] = {}
     for component, ranks in capture.ranks.items():
-        node = _select(config, _COMPONENTS[component][0])
-        profiler = None if node is None else node.get("profiler")
+        profiler = nodes[component]
         if profiler is None:
             continue
         profiler.enable = True
@@ -75,7 +99,7 @@ def translate(config: Any) -> Capture | None:
         profiler.ranks = [] if ranks is None else list(ranks)
         if component in ("actor", "rollout", "ref"):
             hybrid[component] = ranks
-    actor = _select(config, "actor_rollout_ref.actor.profiler")
+    actor = nodes["actor"]
     if hybrid and actor is not None:
         # The hybrid worker reads the actor's node only (verl 0.9.1 engine_workers.py:479).
         everything = any(ranks is None for ranks in hybrid.values())
@@ -91,7 +115,7 @@ def read_keys(config: Any) -> Capture | None:
     said: dict[str, dict[str, Any]] = {}
     for component, places in _COMPONENTS.items():
         for place in places:
-            node = _select(config, place)
+            node = select(config, place)
             if node is None or not hasattr(node, "pop"):
                 continue
             for key in _KEYS:
@@ -107,7 +131,8 @@ def read_keys(config: Any) -> Capture | None:
                     )
                 known[key] = (place, value)
             if place.endswith((".critic", ".rm")) and not len(node):
-                del _select(config, "actor_rollout_ref")[place.rpartition(".")[2]]
+                del select(config, "actor_rollout_ref")[place.rpartition(".")[2]]
+    _refuse_unknown(config)
     trainer = config.get("trainer")
     steps = _plain(trainer.pop("profile_steps", None)) if trainer is not None else None
     ranks = _ranks(config, said)
@@ -123,8 +148,28 @@ def read_keys(config: Any) -> Capture | None:
     return Capture(tuple(sorted(set(steps))), ranks, discrete)
 
 
+def _refuse_unknown(config: Any) -> None:
+    """Refuse our keys where no component is: verl would ignore them, or fail much later."""
+    inside = config.get("actor_rollout_ref")
+    for parent, prefix in ((config, ""), (inside, "actor_rollout_ref.")):
+        for name in parent if hasattr(parent, "keys") else ():
+            try:
+                node = parent.get(name)
+            except Exception:  # noqa: BLE001, S112  an interpolation that only a run can resolve
+                continue
+            found = [key for key in _KEYS if hasattr(node, "pop") and key in node]
+            if found:
+                places = [place for known in _COMPONENTS.values() for place in known]
+                near = difflib.get_close_matches(f"{prefix}{name}", places, n=1, cutoff=0)
+                raise ConfigError(
+                    f"{prefix}{name}.{found[0]} names no component that can be captured.\n"
+                    f"Did you mean {near[0]}.{found[0]}? There are: {', '.join(places)}.",
+                    "capture-keys",
+                )
+
+
 def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int, ...] | None]:
-    world = _world_size(config)
+    world = world_size(config)
     found: dict[str, tuple[int, ...] | None] = {}
     for component, keys in said.items():
         place, everything = keys.get("profile_ranks_all", (component, False))
@@ -175,7 +220,8 @@ def _discrete(said: dict[str, dict[str, Any]]) -> bool:
     return any(values.values())
 
 
-def _world_size(config: Any) -> int | None:
+def world_size(config: Any) -> int | None:
+    """Return the number of training ranks, or None if the config does not say."""
     trainer = config.get("trainer")
     if trainer is None:
         return None
@@ -187,7 +233,8 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _select(config: Any, path: str) -> Any:
+def select(config: Any, path: str) -> Any:
+    """Return the value at a dotted path, or None."""
     node = config
     for key in path.split("."):
         node = node.get(key) if node is not None and hasattr(node, "get") else None

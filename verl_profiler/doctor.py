@@ -13,10 +13,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from verl_profiler import capture_probes
+from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.preflight import look, problems_of
 from verl_profiler.probes import Probe, all_probes
 
 __all__ = ["Finding", "examine", "examine_cluster", "find_targets"]
@@ -232,7 +236,8 @@ def _imported_from(tree: ast.AST, name: str) -> str | None:
 
 
 def _probes() -> list[Finding]:
-    rows = [row for row in find_targets(all_probes()) if not row[1].startswith("verl_profiler.")]
+    probes = [*all_probes(), *capture_probes.PROBES]
+    rows = [row for row in find_targets(probes) if not row[1].startswith("verl_profiler.")]
     by_family: dict[str, list[tuple[Probe, str, str]]] = {}
     for row in rows:
         by_family.setdefault(row[0].family, []).append(row)
@@ -272,7 +277,19 @@ def _nsys() -> Finding:
 
 def _nvtx() -> Finding:
     version = _version("nvtx")
-    return Finding("nvtx", True, version or "not installed: no ranges for nsys; pip install nvtx")
+    if version is None:
+        return Finding("nvtx", True, "not installed: no ranges for nsys; pip install nvtx")
+    if shutil.which("nsys") is None:
+        return Finding("nvtx", True, version)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
+        seen = look("nsys", folder, {"trainer": options}, os.environ["PATH"])
+        role = RoleCapture(None, {"capture-range": "nvtx"})
+        plan = Plan("nsys", (1,), False, folder, folder, "warn", {"trainer": role})
+        problems = problems_of(seen, plan)
+    if problems:
+        return Finding("nvtx", False, f"{version}, but captures fail here", "", tuple(problems))
+    return Finding("nvtx", True, f"{version}; its ranges reach this nsys")
 
 
 def _memory() -> Finding:

@@ -224,7 +224,7 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            call = _enter(probe, names, args, kwargs, False)
+            call = _enter(probe, names, args, kwargs, None)
             try:
                 result = yield from function(*args, **kwargs)
             except BaseException as error:
@@ -259,12 +259,14 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     )
 
 
+# `in_loop`: True in a coroutine, None in a generator, False in a plain call.  `ranges.switch_on` puts
+# versions of these two in their place, so that they cost nothing more where no tool is attached.
 def _enter(
     probe: Probe,
     names: tuple[str, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    in_loop: bool,
+    in_loop: bool | None,
 ) -> Call | None:
     active = recorder._active
     if active is None:

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,8 +23,11 @@ from verl_profiler import (
     run_directory,
     tq_tracing,
 )
+from verl_profiler.actors import OFF, hook_creation
+from verl_profiler.capture_plan import Plan
 from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
+from verl_profiler.planning import make_plan
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
 
 __all__ = ["end", "make_hook", "prepare"]
@@ -61,22 +65,33 @@ def prepare(config: Any) -> Any:
     settings = msgspec.structs.replace(
         settings, transfer_queue=settings.transfer_queue.under(os.environ)
     )
+    nsight = settings.nsight
     with open_dict(config):
-        captures.translate(config)
+        capture = captures.translate(config, nsight.tool, nsight.roles.workers)
         for warning in memory_saver.apply(config, settings.memory_saver):
             recorder.say(f"WARNING {warning}")
         if settings.transfer_queue.any:
             _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue))
-    if not settings.events.enabled:
+    if not settings.events.enabled and capture is None:
         return config
     clock = take_anchor()
     directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
+    plan = None
+    if capture is not None:
+        try:
+            with open_dict(config):
+                plan = make_plan(config, capture, nsight, directory)
+        except ConfigError:
+            run_directory.discard(directory)
+            raise
     carried = Carried(
         str(directory),
         settings.output_dir,
         settings.events,
         clock,
         settings.memory_saver.sample_interval_s,
+        captures=plan,
+        nvtx=nsight.nvtx,
     )
     text = carried.encode()
     # A driver that another recorded run started inherits that run's settings; they end here.
@@ -92,7 +107,32 @@ def prepare(config: Any) -> Any:
     _hook_ray_init()
     activate("driver")
     recorder.say(f"recording to {directory}")
+    if plan is not None:
+        _prepare_captures(config, plan)
     return config
+
+
+def _prepare_captures(config: Any, plan: Plan) -> None:
+    from verl_profiler.preflight import check_nodes
+
+    roles = ", ".join(
+        role if capture.ranks is None else f"{role} {list(capture.ranks)}"
+        for role, capture in plan.roles.items()
+    )
+    recorder.say(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'nobody'}")
+    if not set(plan.roles) - {"trainer"}:
+        recorder.say(
+            "WARNING no rank is named, so only the controller is captured. Add for example "
+            "actor_rollout_ref.actor.profile_ranks=[0]. (no-ranks)"
+        )
+    last = config.trainer.get("total_training_steps")
+    never = [step for step in plan.steps if isinstance(last, int) and step > last]
+    if never:
+        recorder.say(
+            f"WARNING steps {never} of trainer.profile_steps never come: training ends with step "
+            f"{last}. (step-never-comes)"
+        )
+    hook_creation(plan, lambda: check_nodes(plan, config))
 
 
 def end(*, failed: bool) -> None:
@@ -104,13 +144,31 @@ def end(*, failed: bool) -> None:
     active = recorder.active()
     if active is None:
         return
-    directory = active.directory
+    directory, plan = active.directory, active.carried.captures
     recorder.stop("exit")
     if failed and not _ray_started:
         run_directory.discard(directory)
         recorder.say("the run failed before it started; nothing was recorded")
     else:
         recorder.say(f"events are in {directory}")
+        if plan is not None and _ray_started and not os.environ.get(OFF):
+            _collect(directory, plan)
+
+
+def _collect(directory: Path, plan: Plan) -> None:
+    """Gather what the tools wrote; never lets a failure of ours end the command."""
+    from verl_profiler import collecting
+
+    try:
+        collecting.fetch_from_nodes(plan)
+        found = collecting.collect(directory, patience_s=plan.collect_timeout_s)
+        for line in collecting.account(found):
+            recorder.say(line)
+    except Exception as error:  # noqa: BLE001  training has ended well; the files are still there
+        recorder.say(
+            f"WARNING the captures could not be gathered: {error!r}. "
+            f"Run: verl-profiler collect {directory} (not-collected)"
+        )
 
 
 def _training(config: Any) -> dict[str, Any]:

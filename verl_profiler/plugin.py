@@ -57,6 +57,11 @@ def activate(role: str | None = None) -> bool:
             families = carried.events.active_families()
             _place_probes(families)
             _trace_transfers(families)
+            if carried.captures is not None:
+                from verl_profiler import capture_probes
+
+                capture_probes.install(carried.captures)
+            _open_ranges(carried)
     except Exception:  # noqa: BLE001  see the module docstring
         print(
             "[verl-profiler] WARNING this process records nothing; training is not affected. "
@@ -66,6 +71,15 @@ def activate(role: str | None = None) -> bool:
         )
         return False
     return True
+
+
+def _open_ranges(carried: Any) -> None:
+    """Open NVTX ranges where they were asked for, or where nsys will see them."""
+    by_nsys = carried.captures is not None and carried.captures.tool == "nsys"
+    if carried.nvtx == "on" or (carried.nvtx == "auto" and by_nsys):
+        from verl_profiler import ranges
+
+        ranges.switch_on(always=carried.nvtx == "on")
 
 
 def _transfers_are_traced() -> bool:

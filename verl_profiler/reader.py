@@ -37,6 +37,7 @@ except ImportError as error:
 from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.conversion import cache_folder, convert
 from verl_profiler.event_query import PART_COLUMNS
+from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
 from verl_profiler.shelf import EventPart, Shelf, event_parts, listed, parts_query
 from verl_profiler.sources import Source, find_sources
@@ -177,6 +178,8 @@ class Run:
         self.tables.take("event_fields", parts_query(parts) or _no_events())
         self.tables.take("events", "SELECT * FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
+        roots = [(source.label, source.root) for source in sources]
+        self._problems += take_captures(self.tables, roots, self._scratch)
 
 
 _ORIGINAL = (

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.recorder import Identity
 
-__all__ = ["identify"]
+__all__ = ["identify", "of_actor"]
 
 # (pattern of the actor name, role); the first group is the rank.  verl 0.9.1: agent_loop.py:1218,
 # async_sglang_server.py:839, vllm_async_server.py, reward_loop.py:335.
@@ -43,15 +44,25 @@ def identify() -> Identity | None:
     class_name = _actor_class(worker) if worker is not None else None
     if class_name is None:
         return None
-    name = _actor_name(worker)
+    return of_actor(_actor_name(worker), class_name, os.environ)
+
+
+def of_actor(name: str | None, class_name: str, environment: Mapping[str, str]) -> Identity:
+    """Return who an actor is, or will be.
+
+    Args:
+        name: The actor's name, if it has one.
+        class_name: The name of its class.
+        environment: Its environment variables; a worker group's members have RANK and WG_PREFIX.
+    """
     for pattern, role in _ACTOR_NAMES:
         match = pattern.search(name or "")
         if match:
             rank = int(match.group(1))
             replica = rank if role == "engine" else None
             return Identity(role, rank, replica, name, class_name)
-    if "RANK" in os.environ and "WG_PREFIX" in os.environ:
-        return Identity(_trainer_role(name), int(os.environ["RANK"]), None, name, class_name)
+    if "RANK" in environment and "WG_PREFIX" in environment:
+        return Identity(_trainer_role(name), int(environment["RANK"]), None, name, class_name)
     for part, role in _ACTOR_CLASSES:
         if part in class_name:
             return Identity(role, 0 if role == "trainer" else None, None, name, class_name)

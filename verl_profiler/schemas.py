@@ -24,6 +24,15 @@ _BY_RANK = {
 }
 _INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
 
+# A report of nsys, whose it is, and the step that it was made in.
+_OF_REPORT = {
+    "run": "VARCHAR",
+    "step": "INTEGER",
+    "name": "VARCHAR",
+    "file": "VARCHAR",
+    "host": "VARCHAR",
+}
+
 _MEMORY_READING = {
     f"{what}_bytes": "BIGINT" for what in ("allocated", "reserved", "used", "total", "rss")
 }
@@ -374,5 +383,46 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "dropped": "BIGINT",
         "wrapper_s": "DOUBLE",
         "writer_s": "DOUBLE",
+    },
+    "captures": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "role": "VARCHAR",
+        "rank": "INTEGER",
+        "host": "VARCHAR",
+        "pid": "BIGINT",
+        "task": "VARCHAR",
+        "number": "INTEGER",
+        "tool": "VARCHAR",
+        "file": "VARCHAR",
+        "size_bytes": "BIGINT",
+        "begin_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "problem": "VARCHAR",
+    },
+    "capture_ranges": {
+        **_OF_REPORT,
+        "domain": "VARCHAR",
+        "event": "VARCHAR",
+        "category": "VARCHAR",
+        "payload": "BIGINT",
+        "kind": "VARCHAR",
+        "pid": "BIGINT",
+        "tid": "BIGINT",
+        "begin_ns": "BIGINT",
+        "end_ns": "BIGINT",
+    },
+    "capture_work": {
+        **_OF_REPORT,
+        "kind": "VARCHAR",
+        "kernel": "VARCHAR",
+        "gpu": "VARCHAR",
+        "stream": "BIGINT",
+        "pid": "BIGINT",
+        "tid": "BIGINT",
+        "launch_ns": "BIGINT",
+        "begin_ns": "BIGINT",
+        "end_ns": "BIGINT",
     },
 }

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from verl_profiler.capture_plan import NsightSettings, Plan
 from verl_profiler.clock import Anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.events import FAMILIES
@@ -114,6 +115,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     output_dir: str
     events: EventSettings = EventSettings()
+    nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()
     transfer_queue: Switches = Switches()
 
@@ -127,6 +129,8 @@ class Carried(msgspec.Struct, frozen=True):
         events: See `EventSettings`.
         clock: The driver's anchor.
         memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
+        captures: What is captured; None for nothing.
+        nvtx: `profiler.nsight.nvtx`: where our events open ranges.
     """
 
     directory: str
@@ -134,6 +138,8 @@ class Carried(msgspec.Struct, frozen=True):
     events: EventSettings
     clock: Anchor | None = None
     memory_sample_interval_s: float | None = None
+    captures: Plan | None = None
+    nvtx: Literal["auto", "on", "off"] = "auto"
 
     def encode(self) -> str:
         """Return the one-line form."""

@@ -77,7 +77,7 @@ class Tables:
             tables: Rows by table name.  Tables that are not given are derived from `events`.
         """
         made = cls(duckdb.connect())
-        given = {"events": (), "processes": (), **(tables or {})}
+        given = {**{name: () for name in SCHEMAS if name not in DERIVATIONS}, **(tables or {})}
         for name, rows in given.items():
             made.put(name, rows)
         return made
@@ -98,6 +98,15 @@ class Tables:
                 f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM read_json("
                 f"'{path}', format = 'newline_delimited', columns = {{{typed}}})"
             )
+        self._made.add(name)
+
+    def put_csv(self, name: str, path: Path) -> None:
+        """Make the table `name` of a CSV file without a header; an empty field is NULL."""
+        typed = ", ".join(f"'{column}': '{kind}'" for column, kind in SCHEMAS[name].items())
+        self.connection.execute(
+            f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM read_csv("
+            f"'{path}', header = false, nullstr = '', columns = {{{typed}}})"
+        )
         self._made.add(name)
 
     def take(self, name: str, query: str) -> None:

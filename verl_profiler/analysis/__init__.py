@@ -6,6 +6,7 @@ nothing; rows come in a fixed order whatever the order of the events.
 
 from __future__ import annotations
 
+from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.engine_parts import engine_parts
@@ -67,6 +68,7 @@ __all__ = [
     "engine_times",
     "event_shares",
     "exclusive_times",
+    "gpu_idle",
     "longest_lags",
     "loop_lags",
     "loop_suspects",
@@ -77,6 +79,7 @@ __all__ = [
     "memory_timeline",
     "phase_spans",
     "profiler_cost",
+    "range_times",
     "rank_balance",
     "release_effects",
     "replica_balance",
@@ -95,6 +98,7 @@ __all__ = [
     "rollout_tail",
     "sleep_times",
     "slowest_requests",
+    "span_kernels",
     "step_durations",
     "step_phases",
     "step_tail",
@@ -106,6 +110,7 @@ __all__ = [
     "token_rates",
     "tool_latencies",
     "tool_times",
+    "top_kernels",
     "transfer_rates",
     "transfer_totals",
     "turn_times",
@@ -180,6 +185,10 @@ ANALYSES = {
         loop_suspects,
         memory_peaks,
         memory_phases,
+        range_times,
+        span_kernels,
+        top_kernels,
+        gpu_idle,
         memory_timeline,
         memory_over_time,
         phase_spans,

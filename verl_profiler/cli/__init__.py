@@ -26,6 +26,7 @@ COMMANDS = (
     "timing",
     "tq",
     "plot",
+    "collect",
     "memory",
     "diff",
     "export",

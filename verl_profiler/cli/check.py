@@ -2,7 +2,8 @@
 
 Looks at the installed verl without importing it: which probes would be placed and which would
 not, whether Hydra would find +profiler=multiturn, whether verl would load the plugin, and
-whether nsys, nvtx and the output directory can be used.
+whether nsys, nvtx and the output directory can be used.  With --config, say what a main_ppo command
+would capture.
 
 Exit status 0: all is well.  1: something would be missing; the lines marked `!` say what.
 """
@@ -31,10 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also start a worker on every node of the running Ray cluster and look there",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--config",
+        nargs=argparse.REMAINDER,
+        metavar="OVERRIDE",
+        help="instead, say what a main_ppo command with these overrides would capture, and into "
+        "which settings of verl the keys are translated; takes the rest of the line",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 0 if all is well, else 1."""
+    if args.config is not None:
+        from verl_profiler import dry_run
+
+        print("\n".join(dry_run.explain(args.config)))
+        return 0
     from verl_profiler import doctor
 
     findings = doctor.examine(Path(args.output_dir))

@@ -41,6 +41,7 @@ class Call(msgspec.Struct):
         state: Whatever the probe's hooks hand to each other.
         error: The exception that ended the call, if one did.
         end_ns: When it ended.
+        range: Its NVTX range, where ranges are opened.
     """
 
     event: str | None
@@ -52,6 +53,7 @@ class Call(msgspec.Struct):
     step: int | None = None
     state: Any = None
     error: BaseException | None = None
+    range: Any = None
 
 
 @dataclass(frozen=True)

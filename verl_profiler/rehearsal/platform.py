@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
+from verl_profiler import capturing
+
 __all__ = ["CpuPlatform"]
 
 
@@ -120,10 +122,12 @@ class CpuPlatform(PlatformBase):
         yield
 
     def profiler_start(self) -> None:
-        """No device profiler."""
+        """Start a capture of ours, where `cudaProfilerStart` would start one on a GPU."""
+        capturing.start()
 
     def profiler_stop(self) -> None:
-        """No device profiler."""
+        """End that capture."""
+        capturing.stop()
 
     def cudart(self) -> None:
         """No CUDA."""

@@ -71,6 +71,9 @@ def document(
     found["turn_times"] = step_turn_times(tables, steps)
     found["request_cdf"] = _request_cdf(tables, steps)
     found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
+    found["captures"] = _captures(tables, steps)
+    for name in ("range_times", "top_kernels", "gpu_idle"):
+        found[name] = analysis.ANALYSES[name](tables, steps)
     whole["step_phases"] = _whole_phases(found["step_phases"])
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
@@ -301,6 +304,16 @@ def _request_cdf(tables: Tables, steps: Steps) -> Rows:
             )
             curve["quantiles_s"].append(row["duration_s"])
     return list(curves.values())
+
+
+def _captures(tables: Tables, steps: Steps) -> Rows:
+    return tables.rows(
+        f"""
+        SELECT run, step, name, host, task, tool, file, size_bytes, problem,
+            (end_ns - begin_ns) / 1e9 AS duration_s
+        FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
+        """
+    )
 
 
 def _requests_in_flight(tables: Tables, steps: Steps, listed: Rows) -> Rows:

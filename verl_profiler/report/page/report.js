@@ -30,6 +30,7 @@ const SECTIONS = [
   ['steps', 'Steps', stepsSection], ['path', 'Critical path', pathSection, 'Path'], ['rollout', 'Rollout', rolloutSection], ['requests', 'Requests', requestsSection],
   ['turns', 'Turns', turnsSection], ['tools', 'Tools', toolsSection], ['workers', 'Workers', workersSection],
   ['transfers', 'Transfers', transfersSection], ['weights', 'Weights and memory', weightsSection, 'Weights'],
+  ...(tables.captures.length ? [['captures', 'Captures', capturesSection]] : []),
   ...(DATA.log ? [['log', 'Console log', logSection, 'Log']] : []),
   ['lags', 'Event-loop lags', lagsSection, 'Lags'], ['validation', 'Validation', validationSection],
   ['problems', 'Problems', problemsSection], ['cost', 'Profiler cost', costSection, 'Cost'],
@@ -438,6 +439,42 @@ function weightsSection() {
       {key: 'name', label: 'process', format: 'text'}, {key: 'at', label: 'when', format: 'text'}, {key: 'readings', label: 'readings', format: 'n'}]}));
   } else parts.push(...(DATA.notes.memory ? notesOf('memory') : [note('No readings in ' + chosenName() + '.')]));
   return parts;
+}
+
+function capturesSection() {
+  const inStep = (name) => tables[name].filter((row) => chosen === ALL || row.s === chosen).map((row) => ({...row, label: steps[row.s].label}));
+  const captures = inStep('captures');
+  if (!captures.length) return [about('Nothing was captured in ' + chosenName() + '.')];
+  const step = {key: 'label', label: 'step', format: 'text'};
+  const process = {key: 'name', label: 'process', format: 'text'};
+  const [idle, kernels, ranges] = ['gpu_idle', 'top_kernels', 'range_times'].map(inStep);
+  const gathered = captures.filter((row) => row.file && !row.problem).length;
+  const busiest = idle.slice().sort((a, b) => b.busy_s - a.busy_s)[0];
+  const optional = (rows, key, column) => rows.some((row) => row[key]) ? [{key, ...column}] : [];
+  let said = 'No export has work of a GPU.';
+  if (!ranges.length && !kernels.length) said = 'Their contents are read after verl-profiler collect --export.';
+  if (busiest) {
+    said = 'GPU ' + clean(busiest.gpu) + ' of ' + clean(busiest.host || 'its host') + ' was idle for ' + share(busiest.idle_share) +
+      ' of step ' + clean(busiest.label) + ', as far as captured processes used it.';
+  }
+  return [
+    about(number(gathered) + ' of ' + plural(captures.length, 'capture') + ' gathered in ' + chosenName() + '. ' + said),
+    table({caption: 'Captures', rows: captures, limit: 12, columns: [step, process,
+      ...optional(captures, 'task', {label: 'task', format: 'text'}), {key: 'tool', label: 'tool', format: 'text'}, {key: 'duration_s', label: 'captured', format: 's'},
+      {key: 'file', label: 'file in nsight/', format: 'text'}, {key: 'size_bytes', label: 'size', format: 'bytes'},
+      ...optional(captures, 'problem', {label: 'problem', format: 'text'})]}),
+    ...(idle.length ? [element('h3', {}, 'Idle GPUs'), note('A GPU that a process without a capture used looks idle here.'),
+      table({caption: 'Idle GPUs', rows: idle, limit: 12, columns: [step, {key: 'host', label: 'host', format: 'text'}, {key: 'gpu', label: 'GPU', format: 'text'},
+        {key: 'processes', label: 'captured processes', format: 'text'}, {key: 'captured_s', label: 'captured', format: 's'}, {key: 'busy_s', label: 'busy', format: 's', bar: true},
+        {key: 'idle_share', label: 'idle', format: 'share'}, {key: 'gen_idle_share', label: 'idle in gen', format: 'share'}]})] : []),
+    ...(kernels.length ? [element('h3', {}, 'Kernels'), table({caption: 'Kernels', rows: kernels, limit: 12, columns: [step, process,
+      {key: 'kernel', label: 'kernel', format: 'text'}, {key: 'launches', label: 'launches', format: 'n'}, {key: 'total_s', label: 'all', format: 's', bar: true},
+      {key: 'max_s', label: 'longest', format: 's'}, {key: 'share', label: 'of its GPU work', format: 'share'}]})] : []),
+    ...(ranges.length ? [element('h3', {}, 'Ranges'), note('GPU work counts where it was launched, also when it ran later. Ranges of coroutines overlap.'),
+      table({caption: 'Ranges', rows: ranges, limit: 16, columns: [step, process, {key: 'domain', label: 'domain', format: 'text'}, {key: 'event', label: 'range', format: 'text'},
+        {key: 'ranges', label: 'ranges', format: 'n'}, {key: 'total_s', label: 'all', format: 's', bar: true}, {key: 'max_s', label: 'longest', format: 's'},
+        ...optional(ranges, 'launches', {label: 'launches', format: 'n'}), ...optional(ranges, 'gpu_s', {label: 'GPU time', format: 's'})]})] : []),
+  ];
 }
 
 // What the engines' memory saver did, and memory by phase of the trainer.

@@ -1,0 +1,192 @@
+"""Captures of a process: what starts them, and what is written down about each."""
+
+import gzip
+import json
+import sys
+import threading
+import types
+
+import msgspec
+import pytest
+
+from verl_profiler import capturing, context, recorder
+from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.recorder import Identity
+
+BY_RANGE = {"capture-range": "nvtx"}
+
+
+class FakeNvtx(types.ModuleType):
+    """Keeps what was opened and closed; a recording stand-in."""
+
+    def __init__(self):
+        super().__init__("nvtx")
+        self.calls = []
+
+    def start_range(self, message=None, color=None, domain=None, category=None, payload=None):
+        self.calls.append(("start", message, domain, category, payload))
+        return len(self.calls)
+
+    def end_range(self, identifier):
+        self.calls.append(("end", identifier))
+
+    def push_range(self, message=None, color=None, domain=None, category=None, payload=None):
+        self.calls.append(("push", message, domain, category, payload))
+
+    def pop_range(self, domain=None):
+        self.calls.append(("pop", domain))
+
+
+@pytest.fixture
+def nvtx(monkeypatch):
+    made = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", made)
+    return made
+
+
+@pytest.fixture
+def captured(carried, tmp_path):
+    """Record as agent-loop worker 0 with a plan; returns a function that takes the plan's changes."""
+
+    def begin(**changes):
+        plan = Plan(
+            "nsys",
+            (2,),
+            False,
+            str(tmp_path / "raw"),
+            str(tmp_path / "journal"),
+            "error",
+            {"agent_loop": RoleCapture((0,), BY_RANGE)},
+        )
+        plan = msgspec.structs.replace(plan, **changes)
+        recorder.start(
+            msgspec.structs.replace(carried, captures=plan), lambda: Identity("agent_loop", 0)
+        )
+        recorder.active().identity = Identity("agent_loop", 0)
+        return plan
+
+    yield begin
+    recorder.stop()
+
+
+def journal(tmp_path):
+    (file,) = (tmp_path / "journal").iterdir()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_capture_is_a_range_that_nsys_waits_for(captured, nvtx, tmp_path):
+    """Begin and end are written down at once, so that a killed process leaves what it began."""
+    captured()
+
+    assert capturing.start(None, 2)
+    assert [("start", "capture", "verl_profiler", None, None)] == nvtx.calls
+    assert 1 == len(journal(tmp_path))
+
+    capturing.stop()
+
+    assert ("end", 1) == nvtx.calls[-1]
+    begin, end = journal(tmp_path)
+    assert {"capture": 1, "role": "agent_loop", "rank": 0, "step": 2, "tool": "nsys"}.items() <= (
+        begin.items()
+    )
+    assert begin["begin_ns"] <= end["end_ns"]
+
+
+def test_starting_twice_is_starting_once(captured, nvtx):
+    """verl starts the profiler of a process once per worker group that lives there."""
+    captured()
+    for call in (capturing.start, capturing.start, capturing.stop, capturing.stop):
+        call()
+
+    assert ["start", "end"] == [call[0] for call in nvtx.calls]
+
+
+def test_a_rank_that_was_not_chosen_captures_nothing(captured, nvtx, tmp_path):
+    """Whatever the trainer asks of it."""
+    captured(roles={"agent_loop": RoleCapture((1,), BY_RANGE)})
+
+    assert not capturing.start(None, 2)
+    assert [] == nvtx.calls
+    assert not (tmp_path / "journal").exists()
+
+
+def test_without_a_plan_nothing_happens(recording, nvtx):
+    """Every process of a run without profile_steps."""
+    assert recording is not None
+    assert not capturing.start(None, 2)
+    assert [] == nvtx.calls
+
+
+def test_a_failed_check_before_training_switches_captures_off(captured, nvtx, monkeypatch):
+    """With `on_missing: warn`."""
+    captured()
+    monkeypatch.setenv("VERL_PROFILER_CAPTURES_OFF", "1")
+
+    assert not capturing.start(None, 2)
+    assert [] == nvtx.calls
+
+
+def test_captures_that_the_host_makes_are_written_down_too(captured, tmp_path):
+    """On CUDA verl calls the CUDA profiler itself; the step and the task are what verl says."""
+    by_cuda = {"agent_loop": RoleCapture(None, {"capture-range": "cudaProfilerApi"})}
+    captured(discrete=True, roles=by_cuda)
+    process = capturing.current()
+    capturing.note_step(7)
+    capturing.note_task("actor_update")
+    process.opened()
+    process.closed()
+    process.opened()
+
+    lines = journal(tmp_path)
+    assert [(1, "actor_update"), (1, "actor_update"), (2, None)] == [
+        (line["capture"], line["task"]) for line in lines
+    ]
+    assert {7} == {line["step"] for line in lines}
+
+
+def test_the_torch_profiler_leaves_a_chrome_trace(captured, tmp_path):
+    """The second tool: real torch, on a CPU."""
+    torch = pytest.importorskip("torch")
+    captured(tool="torch")
+    capturing.start(None, 2)
+    # Also of another thread: actors run their methods in several.
+    thread = threading.Thread(target=lambda: torch.ones(8).sum())
+    thread.start()
+    thread.join()
+    capturing.stop()
+
+    (trace,) = (tmp_path / "raw").iterdir()
+    names = {
+        event.get("name")
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    }
+    assert "aten::sum" in names
+
+
+class Silent(FakeNvtx):
+    """nvtx >= 0.2.12 under a tool that says that the domain is off."""
+
+    def get_domain(self, _name):
+        return type("DummyDomain", (), {})()
+
+
+def test_the_silent_combination_of_nvtx_and_nsys_is_said(captured, monkeypatch, tmp_path, capfd):
+    """It records no range, so nsys would wait for ever and write nothing, without a word."""
+    captured()
+    monkeypatch.setitem(sys.modules, "nvtx", Silent())
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsys/lib.so")
+    monkeypatch.setattr(capturing, "_version", lambda _name: "0.2.17")
+    capturing.start(None, 2)
+
+    assert "(nvtx-silent)" in capfd.readouterr().err
+    assert journal(tmp_path)[0]["silent"]
+
+
+def test_the_step_is_the_processs_own_where_nobody_says_it(captured, nvtx, tmp_path):
+    """verl's `start_profile` of the rollout names no step."""
+    captured()
+    context.process.step = 5
+    capturing.start()
+
+    assert 5 == journal(tmp_path)[0]["step"]
+    assert nvtx.calls

@@ -1,0 +1,220 @@
+"""The plan: who is captured, with which options of nsys, and how often."""
+
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.capture_plan import NsightSettings
+from verl_profiler.captures import Capture
+from verl_profiler.errors import ConfigError
+from verl_profiler.planning import captures_per_process, make_plan, raw_directory
+from verl_profiler.settings import parse
+
+omegaconf = pytest.importorskip("omegaconf")
+
+RUN = Path("/runs/one")
+WORKERS = {"actor": (0, 1)}
+
+
+@pytest.fixture(autouse=True)
+def _on_cuda(monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+
+
+def config(**changes):
+    """Return the nodes of verl 0.9 that a plan is made from, with `changes` by dotted path."""
+    made = omegaconf.OmegaConf.create(
+        {
+            "trainer": {
+                "device": "cuda",
+                "total_training_steps": None,
+                "nnodes": 1,
+                "n_gpus_per_node": 4,
+            },
+            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+            "data": {"train_batch_size": 8},
+            "actor_rollout_ref": {
+                "actor": {"use_kl_loss": True},
+                "rollout": {
+                    "tensor_model_parallel_size": 2,
+                    "data_parallel_size": 1,
+                    "pipeline_model_parallel_size": 1,
+                },
+            },
+            "critic": {"enable": None, "ppo_epochs": 2, "ppo_mini_batch_size": 4},
+            "global_profiler": {
+                "tool": "nsys",
+                "steps": [1, 2],
+                "profile_continuous_steps": False,
+                "save_path": "outputs/profile",
+                "global_tool_config": {
+                    "nsys": {
+                        "controller_nsight_options": {
+                            "trace": "cuda,nvtx",
+                            "cuda-memory-usage": "true",
+                        },
+                        "worker_nsight_options": {
+                            "trace": "cuda,nvtx,cublas",
+                            "cuda-graph-trace": "graph",
+                            "capture-range": "cudaProfilerApi",
+                            "capture-range-end": None,
+                            "kill": "none",
+                        },
+                    }
+                },
+            },
+        }
+    )
+    for path, value in changes.items():
+        omegaconf.OmegaConf.update(made, path.replace("__", "."), value, force_add=True)
+    return made
+
+
+def settings(**nsight):
+    return parse({"output_dir": "x", "nsight": nsight}).nsight
+
+
+def plan(nsight=None, capture=None, **changes):
+    capture = capture or Capture((1, 2), WORKERS, False)
+    return make_plan(config(**changes), capture, nsight or NsightSettings(), RUN)
+
+
+def test_workers_get_verls_options_with_the_count_filled_in():
+    """On CUDA verl's own start and stop of the CUDA profiler make the captures."""
+    assert {
+        "trace": "cuda,nvtx,cublas",
+        "cuda-graph-trace": "graph",
+        "capture-range": "cudaProfilerApi",
+        "capture-range-end": "repeat-shutdown:2",
+        "kill": "none",
+        "o": "/runs/one/nsight/raw/actor_%h_%p",
+    } == plan().roles["actor"].options
+
+
+def test_the_controller_waits_for_our_range():
+    """It has no CUDA, and without a capture range nsys would record the whole run."""
+    assert {
+        "trace": "cuda,nvtx",
+        "cuda-memory-usage": "true",
+        "capture-range": "nvtx",
+        "nvtx-capture": "capture@verl_profiler",
+        "capture-range-end": "repeat-shutdown:2",
+        "kill": "none",
+        "o": "/runs/one/nsight/raw/trainer_%h_%p",
+    } == plan().roles["trainer"].options
+
+
+def test_without_cuda_everyone_waits_for_our_range():
+    """`cudaProfilerApi` would give no report at all there, and nsys would not say so."""
+    options = plan(trainer__device="cpu").roles["actor"].options
+
+    assert "nvtx" == options["capture-range"]
+    assert "nvtx" == options["trace"]
+    assert [] == [key for key in options if key.startswith("cuda-")]
+
+
+def test_roles_are_chosen_one_by_one():
+    """verl wraps the controller and all ranks of its workers, and nobody else."""
+    chosen = settings(roles={"trainer": False, "engine": [1], "agent_loop": True})
+
+    assert {"actor": (0, 1), "agent_loop": None, "engine": (1,)} == {
+        role: of.ranks for role, of in plan(chosen).roles.items()
+    }
+
+
+def test_ranks_of_the_rollout_choose_the_engines_that_serve_them():
+    """With two ranks per replica, rank 3 is served by replica 1."""
+    capture = Capture((1,), {"rollout": (2, 3)}, False)
+
+    assert (1,) == plan(settings(roles={"engine": True}), capture).roles["engine"].ranks
+
+
+def test_colocated_groups_share_the_actors_processes():
+    """So the critic's ranks are captured there too, and in a group of its own if it has one."""
+    roles = plan(capture=Capture((1,), {"critic": (3,), "actor": (0,)}, False)).roles
+
+    assert ((0, 3), (3,)) == (roles["actor"].ranks, roles["critic"].ranks)
+
+
+def test_options_of_a_role_win_over_those_of_all_and_over_verls():
+    """Booleans become the words that nsys takes, and null leaves the option out."""
+    chosen = settings(
+        options={"all": {"trace": "nvtx"}, "workers": {"trace": "osrt", "stats": True}}
+    )
+
+    roles = plan(chosen).roles
+    assert ("osrt", "true") == (
+        roles["actor"].options["trace"],
+        roles["actor"].options["stats"],
+    )
+    assert "nvtx" == roles["trainer"].options["trace"]
+
+
+@pytest.mark.parametrize(
+    ("capture", "changes", "role", "count"),
+    [
+        (Capture((1, 2, 5), WORKERS, False), {}, "actor", 3),
+        (Capture((1, 2, 5), WORKERS, False), {"trainer__total_training_steps": 2}, "actor", 2),
+        (
+            Capture((1, 2, 5), WORKERS, False),
+            {"global_profiler__profile_continuous_steps": True},
+            "actor",
+            2,
+        ),
+        # log-probs, reference and update
+        (Capture((1, 2), WORKERS, True), {}, "actor", 6),
+        (
+            Capture((1, 2), WORKERS, True),
+            {"actor_rollout_ref__actor__use_kl_loss": False},
+            "actor",
+            4,
+        ),
+        (Capture((1, 2), WORKERS, True), {}, "trainer", 2),
+        # two epochs over two mini-batches
+        (Capture((1,), {"critic": None}, True), {"algorithm__adv_estimator": "gae"}, "critic", 4),
+        (Capture((1,), {"critic": None}, True), {"algorithm__adv_estimator": "gae"}, "actor", 7),
+    ],
+)
+def test_the_captures_are_counted_that_will_happen(capture, changes, role, count):
+    """nsys ends after so many: one too few loses captures, one too many delays the reports."""
+    assert count == captures_per_process(config(**changes), capture, role)
+
+
+@pytest.mark.parametrize(
+    ("nsight", "slug"),
+    [
+        ({"options": {"all": {"output": "x"}}}, "nsys-option"),
+        ({"options": {"trainer": {"trace": "cuda nvtx"}}}, "nsys-option"),
+        ({"directory": "/with space"}, "nsys-option"),
+        ({"roles": {"transfer_queue": [0]}}, "capture-keys"),
+        ({"roles": {"workers": [4]}}, "capture-keys"),
+        ({"roles": {"engine": [2]}}, "capture-keys"),
+        ({"roles": {"reward": [-1]}}, "capture-keys"),
+    ],
+)
+def test_what_ray_would_break_is_refused_before_training(nsight, slug):
+    """Ray joins the words for a shell, and adds its own -o."""
+    with pytest.raises(ConfigError) as caught:
+        plan(settings(**nsight))
+
+    assert slug == caught.value.slug
+
+
+def test_the_torch_profiler_writes_into_the_run_directory():
+    """verl's own profiler of the workers takes the folder from its config."""
+    made = config(global_profiler__tool="torch")
+    found = make_plan(made, Capture((1,), WORKERS, False), NsightSettings(), RUN)
+
+    assert "/runs/one/nsight/raw" == made.global_profiler.save_path
+    assert {} == found.roles["actor"].options
+
+
+def test_another_tool_of_verls_is_left_to_verl():
+    """Its keys are translated, and that is all."""
+    assert plan(global_profiler__tool="npu") is None
+
+
+def test_runs_do_not_share_a_folder_on_the_nodes():
+    """The reports of one would be taken for those of the other."""
+    assert Path("/scratch/one") == raw_directory(RUN, "/scratch")
+    assert Path("/data/me/scratch/one") == raw_directory(RUN, "scratch", "/data/me")

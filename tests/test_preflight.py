@@ -1,0 +1,134 @@
+"""The check of the nodes before training: what is missing, where, and what to do."""
+
+import os
+import stat
+
+import pytest
+
+from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.errors import ConfigError
+from verl_profiler.preflight import check_nodes, look, problems_of
+
+GOOD = {
+    "python": "/env/bin/python",
+    "directory": None,
+    "options": {},
+    "nvtx": "0.2.11",
+    "nsys": "/opt/nsys",
+    "nsys_of_job": "/opt/nsys",
+    "version": "NVIDIA Nsight Systems version 2022.4.2.1",
+    "bare_python": True,
+    "silent": False,
+}
+
+
+def plan(tool="nsys", on_missing="error", waits_for="nvtx"):
+    roles = {"actor": RoleCapture(None, {"capture-range": waits_for})}
+    return Plan(tool, (1,), False, "/raw", "/journal", on_missing, roles)
+
+
+def test_a_node_that_can_capture_has_no_problem():
+    """Nor has one that needs no nsys."""
+    assert [] == problems_of(GOOD, plan())
+    assert [] == problems_of({"directory": None}, plan("torch"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nsys": None, "nsys_of_job": None}, "profiler.nsight.tool=torch"),
+        ({"nsys": None}, "before `ray start`"),
+        ({"nvtx": None}, "pip install nvtx"),
+        ({"bare_python": False}, "/env/bin/python"),
+        ({"directory": "Permission denied"}, "profiler.nsight.directory"),
+        ({"options": {"actor": "Illegal --trace argument 'bogus'."}}, "Illegal --trace"),
+        ({"silent": True, "nvtx": "0.2.17"}, "nvtx==0.2.11"),
+    ],
+)
+def test_every_problem_has_its_mend(changes, says):
+    """The message is enough to mend the node."""
+    (problem,) = problems_of({**GOOD, **changes}, plan())
+
+    assert says in problem
+
+
+def test_silent_ranges_matter_only_to_captures_that_wait_for_one():
+    """On CUDA the captures are made all the same."""
+    assert [] == problems_of({**GOOD, "silent": True}, plan(waits_for="cudaProfilerApi"))
+
+
+def test_the_command_ends_unless_told_otherwise(monkeypatch):
+    """And names each node."""
+    monkeypatch.setattr(
+        "verl_profiler.preflight._ask_nodes", lambda _plan: {"h2": {**GOOD, "nvtx": None}}
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_nodes(plan(), None)
+
+    assert "cannot-capture" == caught.value.slug
+    assert "h2: nvtx is not installed" in str(caught.value)
+
+
+def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
+    """Its controller would otherwise still be started under nsys."""
+    omegaconf = pytest.importorskip("omegaconf")
+    monkeypatch.setattr(
+        "verl_profiler.preflight._ask_nodes", lambda _plan: {"h2": {"failed": "timed out"}}
+    )
+    config = omegaconf.OmegaConf.create({"global_profiler": {"steps": [1], "tool": "nsys"}})
+
+    assert not check_nodes(plan(on_missing="warn"), config)
+    assert {"steps": None, "tool": None} == config.global_profiler
+    assert "h2: it did not answer: timed out" in capfd.readouterr().err
+
+
+@pytest.fixture
+def fake_nsys(tmp_path, monkeypatch):
+    """A stand-in that answers like nsys; it only checks its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "nsys"
+    script.write_text(
+        "#!/bin/bash\n"
+        '[ "$1" = --version ] && { echo "NVIDIA Nsight Systems version 2025.1"; exit 0; }\n'
+        '[[ " $* " == *--trace=bogus* ]] && { echo "Illegal --trace argument"; exit 1; }\n'
+        "echo domain Domain\n"
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return script
+
+
+def test_a_node_looks_for_itself(fake_nsys, tmp_path):
+    """With the options of every role, and it makes the folder that nsys needs."""
+    made = tmp_path / "a" / "raw"
+    seen = look(
+        "nsys",
+        str(made),
+        {"actor": ["--trace=nvtx"], "trainer": ["--trace=bogus"]},
+        os.environ["PATH"],
+    )
+
+    assert made.is_dir()
+    assert str(fake_nsys) == seen["nsys"]
+    assert "2025.1" in seen["version"]
+    assert {"trainer": "Illegal --trace argument"} == seen["options"]
+
+
+def test_nsys_may_fail_once(fake_nsys, tmp_path):
+    """The real one does on a busy machine; Ray tries again too."""
+    tried = tmp_path / "tried"
+    fake_nsys.write_text(
+        f"#!/bin/bash\n[ $1 = profile ] && [ ! -e {tried} ] && {{ touch {tried}; exit 1; }}\nexit 0\n"
+    )
+    seen = look("nsys", str(tmp_path), {"actor": []}, os.environ["PATH"])
+
+    assert tried.exists()
+    assert {} == seen["options"]
+
+
+def test_a_folder_that_cannot_be_made_is_noticed(tmp_path):
+    """A file is in the way."""
+    (tmp_path / "raw").touch()
+
+    assert look("torch", str(tmp_path / "raw"), {})["directory"]

@@ -1,0 +1,195 @@
+"""NVTX ranges: the right kind, nested and overlapping, and no cost where no tool is attached."""
+
+import asyncio
+import sys
+
+import msgspec
+import pytest
+from test_capturing import FakeNvtx
+
+from verl_profiler import api, instrument, plugin, ranges
+from verl_profiler.capture_plan import Plan
+from verl_profiler.probes import Probe, rollout
+
+PLAIN = Probe("load", "workers", ("m:f",))
+LOOPED = Probe("tool_call", "rollout", ("m:g",))
+NOTHING = Probe(None, "rollout", ("m:h",))
+
+
+@pytest.fixture
+def nvtx(monkeypatch):
+    made = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", made)
+    yield made
+    ranges.switch_off()
+
+
+def test_a_process_that_no_tool_watches_keeps_its_functions(monkeypatch, nvtx):
+    """The hot path is the very same code."""
+    monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
+    before = (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+
+    assert not ranges.switch_on()
+    assert before == (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+    assert [] == nvtx.calls
+
+
+def test_a_library_that_does_not_exist_is_no_tool(monkeypatch):
+    """verl sets such a name for the torch profiler, to keep nsys out."""
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/nonexistent/lib.so")
+
+    assert not ranges.tool_attached()
+
+
+def test_a_tool_is_noticed(monkeypatch, tmp_path, nvtx):
+    """nsys sets the variable in what it starts."""
+    library = tmp_path / "injection.so"
+    library.touch()
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
+
+    assert ranges.switch_on()
+    assert nvtx is not None
+
+
+def test_without_nvtx_one_line_says_so(monkeypatch, capfd):
+    """And nothing changes."""
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+
+    assert not ranges.switch_on(always=True)
+    assert 1 == capfd.readouterr().err.count("(no-nvtx)")
+
+
+def test_plain_calls_nest_and_coroutines_overlap(nvtx, recording):
+    """Push and pop belong to a thread; start and end may cross."""
+    assert ranges.switch_on(always=True)
+    assert recording is not None
+
+    async def wait(first, second):
+        first.set()
+        await second.wait()
+
+    async def both():
+        a, b = asyncio.Event(), asyncio.Event()
+        waiting = instrument.wrap(LOOPED, wait)
+        await asyncio.gather(waiting(a, b), waiting(b, a))
+
+    instrument.wrap(PLAIN, lambda: None)()
+    asyncio.run(both())
+
+    domain = "verl_profiler"
+    assert [
+        ("push", "load", domain, "workers", 0),
+        ("pop", domain),
+        ("start", "tool_call", domain, "rollout", 0),
+        ("start", "tool_call", domain, "rollout", 0),
+    ] == nvtx.calls[:4]
+    assert {("end", 3), ("end", 4)} == set(nvtx.calls[4:])
+
+
+def test_errors_and_generators_close_their_ranges(nvtx, recording):
+    """Every range that was opened is closed, with the same kind."""
+    assert ranges.switch_on(always=True)
+    assert recording is not None
+
+    def fail():
+        raise KeyError
+
+    def items():
+        yield 1
+        yield 2
+
+    with pytest.raises(KeyError):
+        instrument.wrap(PLAIN, fail)()
+    assert [1, 2] == list(instrument.wrap(PLAIN, items)())
+    instrument.wrap(NOTHING, lambda: None)()
+
+    assert ["push", "pop", "start", "end"] == [call[0] for call in nvtx.calls]
+
+
+def test_spans_and_turns_have_ranges(nvtx, recording):
+    """A user's own span, and the turn, which is no call of verl's."""
+    assert ranges.switch_on(always=True)
+    assert recording is not None
+    from verl_profiler.context import Request
+
+    with api.span("rerank"):
+        pass
+    request = Request(3)
+    rollout._open_turn(request, 1)
+    rollout._close_turn(request, 1)
+
+    assert [
+        ("start", "rerank", "verl_profiler", "user", 0),
+        ("end", 1),
+        ("start", "turn", "verl_profiler", "rollout", 1),
+        ("end", 3),
+    ] == nvtx.calls
+
+
+def test_a_failing_nvtx_changes_nothing_for_the_host(nvtx, recording, monkeypatch):
+    """Ranges are decoration."""
+    assert recording is not None
+
+    def broken(*_arguments, **_named):
+        raise RuntimeError
+
+    for name in ("start_range", "push_range", "end_range", "pop_range"):
+        monkeypatch.setattr(nvtx, name, broken)
+    assert ranges.switch_on(always=True)
+
+    assert 7 == instrument.wrap(PLAIN, lambda: 7)()
+    with api.span("x"):
+        pass
+
+
+def test_switching_off_puts_the_originals_back(nvtx):
+    """The very same objects."""
+    before = (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+    assert ranges.switch_on(always=True)
+    assert nvtx is not None
+    ranges.switch_off()
+
+    assert before == (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+
+
+def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvtx, recording):
+    """Ray ships actor classes from the trainer; only the process where they land knows its tool."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    assert recording is not None
+    wrapped = cloudpickle.dumps(instrument.wrap(PLAIN, lambda: 7))
+
+    assert ranges.switch_on(always=True)
+    assert 7 == cloudpickle.loads(wrapped)()
+    assert ["push", "pop"] == [call[0] for call in nvtx.calls]
+    shipped_with_ranges = cloudpickle.dumps(instrument.wrap(PLAIN, lambda: 8))
+    ranges.switch_off()
+    nvtx.calls.clear()
+
+    assert 8 == cloudpickle.loads(shipped_with_ranges)()
+    assert [] == nvtx.calls
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tool", "opened"),
+    [
+        ("on", None, True),
+        ("auto", None, False),
+        ("auto", "nsys", True),
+        ("auto", "torch", False),
+        ("off", "nsys", False),
+    ],
+)
+def test_ranges_are_opened_where_they_were_asked_for(
+    wanted, tool, opened, nvtx, carried, monkeypatch, tmp_path
+):
+    """`on` also without captures, for an nsys that the user starts; `auto` only where nsys captures."""
+    library = tmp_path / "injection.so"
+    library.touch()
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
+    plan = None
+    if tool is not None:
+        plan = Plan(tool, (1,), False, str(tmp_path), str(tmp_path), "error", {})
+    assert nvtx is not None
+    plugin._open_ranges(msgspec.structs.replace(carried, captures=plan, nvtx=wanted))
+
+    assert opened == ranges.is_on()

@@ -1,0 +1,65 @@
+"""`check --config`: what a command line would capture, on the real config of verl."""
+
+import pytest
+
+from verl_profiler.cli import main
+
+pytestmark = pytest.mark.verl
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    pytest.importorskip("verl")
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+
+
+def check(*words):
+    return main(["check", "--config", *words])
+
+
+def test_the_translation_of_a_command_line_is_printed(capsys):
+    """A whole command line may be pasted."""
+    status = check(
+        *("python", "-m", "verl.trainer.main_ppo", "trainer.profile_steps=[1,2]"),
+        "actor_rollout_ref.actor.profile_ranks=[0]",
+        "profiler.nsight.roles.engine=true",
+    )
+    printed = capsys.readouterr().out
+
+    assert 0 == status
+    for line in (
+        "trainer.profile_steps=[1, 2] is taken away",
+        "global_profiler.steps: null becomes [1, 2]",
+        "global_profiler.tool: null becomes nsys",
+        "actor_rollout_ref.actor.profiler.ranks: [] becomes [0]",
+        "steps [1, 2] are captured with nsys, by",
+        "  actor, ranks: 0",
+        "  engine, ranks: all",
+    ):
+        assert line in printed.splitlines()
+    assert "--capture-range=cudaProfilerApi" in printed
+    assert "--capture-range-end=repeat-shutdown:2" in printed
+
+
+def test_no_steps_capture_nothing(capsys):
+    """And the command says so."""
+    assert 0 == check("trainer.total_epochs=1")
+    assert "nothing is captured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("trainer.profile_steps=[0]", "counted from 1"),
+        ("profiler.nsight.tool=rocprof", "config-value"),
+        ("nonsense", "not a Hydra override"),
+        ("trainer.nope=1", "Hydra cannot compose"),
+    ],
+)
+def test_what_cannot_be_used_is_said(word, says, capsys):
+    """In the words of the run itself."""
+    assert 2 == check(word)
+    assert says in capsys.readouterr().err

@@ -1,0 +1,174 @@
+"""What nsys saw: ranges and the GPU work that they launched, kernels, and how long GPUs were idle.
+
+Only captured processes and steps are in these tables.  A GPU that another process used meanwhile
+looks idle, unless that process was captured too.
+"""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.tables import Tables
+
+__all__ = ["gpu_idle", "range_times", "span_kernels", "top_kernels"]
+
+# The range that nsys waited for.
+_CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
+# Adds `launches` and `gpu_ns` to the rows of a CTE `asked`, which are ranges.  A plain call's range
+# holds what its thread launched; one of a coroutine what its process launched.  Running sums and two
+# look-ups per range: comparing every range with every launch would take hours.
+_LAUNCHED = """
+    launched AS (
+        SELECT run, file, pid, -1 AS place, launch_ns, end_ns - begin_ns AS work_ns
+        FROM capture_work WHERE launch_ns IS NOT NULL
+        UNION ALL
+        SELECT run, file, pid, tid, launch_ns, end_ns - begin_ns
+        FROM capture_work WHERE launch_ns IS NOT NULL
+    ), sums AS (
+        SELECT run, file, pid, place, launch_ns, count(*) OVER so_far AS launches,
+            sum(work_ns) OVER so_far AS gpu_ns
+        FROM launched
+        WINDOW so_far AS (PARTITION BY run, file, pid, place ORDER BY launch_ns)
+    ), placed AS (
+        SELECT *, CASE kind WHEN 'push' THEN tid ELSE -1 END AS place FROM asked
+    ), measured AS (
+        SELECT r.*, (coalesce(e.launches, 0) - coalesce(b.launches, 0))::BIGINT AS launches,
+            coalesce(e.gpu_ns, 0) - coalesce(b.gpu_ns, 0) AS gpu_ns
+        FROM placed AS r
+        ASOF LEFT JOIN sums AS e ON r.run = e.run AND r.file = e.file AND r.pid = e.pid
+            AND r.place = e.place AND r.end_ns >= e.launch_ns
+        ASOF LEFT JOIN sums AS b ON r.run = b.run AND r.file = b.file AND r.pid = b.pid
+            AND r.place = b.place AND r.begin_ns > b.launch_ns
+    )
+"""
+# How far a range may begin from its event, and the width of the slots that they are looked up by.
+_APART_US = 2000
+
+
+def range_times(tables: Tables, steps: Steps = None) -> Rows:
+    """Sum the NVTX ranges of each captured process, with the GPU work launched inside them.
+
+    Returns:
+        One row per run, step, process, domain and event, most time first: ranges, total_s, max_s,
+        launches, gpu_s (time of the kernels, graphs and copies launched inside, wherever they ran
+        on the time axis).  Ranges of coroutines overlap, so their times and their work may count
+        the same moment more than once.
+    """
+    return tables.rows(
+        f"""
+        WITH asked AS (
+            SELECT * FROM capture_ranges
+            WHERE end_ns IS NOT NULL AND NOT {_CAPTURE} AND {in_steps(steps)}
+        ), {_LAUNCHED}
+        SELECT run, step, name, coalesce(domain, '') AS domain, event, count(*) AS ranges,
+            sum(end_ns - begin_ns) / 1e9 AS total_s, max(end_ns - begin_ns) / 1e9 AS max_s,
+            sum(launches)::BIGINT AS launches, sum(gpu_ns) / 1e9 AS gpu_s
+        FROM measured
+        GROUP BY run, step, name, coalesce(domain, ''), event
+        ORDER BY run, step, name, total_s DESC, domain, event
+        """
+    )
+
+
+def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
+    """Join the ranges of our domain with the events that they stand for.
+
+    Returns:
+        One row per event: run, step, name, event, request_id, turn, duration_s, launches, gpu_s.
+        A range belongs to the event of its process and name that begins next to it, within 2 ms.
+    """
+    return tables.rows(
+        f"""
+        WITH ranges AS (
+            SELECT *, row_number() OVER () AS id, begin_ns // 1000 AS begin_us FROM capture_ranges
+            WHERE domain = 'verl_profiler' AND NOT {_CAPTURE} AND end_ns IS NOT NULL
+                AND {in_steps(steps)}
+        ), slots AS (
+            SELECT *, begin_us // {_APART_US} + unnest([-1, 0, 1]) AS slot FROM ranges
+        ), asked AS (
+            SELECT r.* EXCLUDE (slot), e.request_id, e.turn, e.duration_us, e.step AS event_step
+            FROM slots AS r JOIN events AS e
+                ON e.run = r.run AND e.name = r.name AND e.event = r.event
+                AND e.begin_us // {_APART_US} = r.slot
+            WHERE abs(e.begin_us - r.begin_us) <= {_APART_US}
+            QUALIFY row_number() OVER (PARTITION BY r.id ORDER BY
+                abs(e.begin_us - r.begin_us) + abs(e.end_us - r.end_ns // 1000)) = 1
+        ), {_LAUNCHED}
+        SELECT run, event_step AS step, name, event, request_id, turn,
+            duration_us / 1e6 AS duration_s, launches, gpu_ns / 1e9 AS gpu_s
+        FROM measured
+        ORDER BY run, step, name, begin_ns, event
+        """
+    )
+
+
+def top_kernels(tables: Tables, steps: Steps = None) -> Rows:
+    """List what the GPUs spent their time on.
+
+    Returns:
+        The 20 longest per run, step and process: kernel, kind, launches, total_s, max_s, share (of
+        all GPU work of that process in the step).
+    """
+    return tables.rows(
+        f"""
+        SELECT run, step, name, kernel, kind, count(*) AS launches,
+            sum(end_ns - begin_ns) / 1e9 AS total_s, max(end_ns - begin_ns) / 1e9 AS max_s,
+            total_s / nullif(sum(total_s) OVER (PARTITION BY run, step, name), 0) AS share
+        FROM capture_work WHERE {in_steps(steps)}
+        GROUP BY run, step, name, kernel, kind
+        QUALIFY row_number() OVER (PARTITION BY run, step, name ORDER BY total_s DESC, kernel) <= 20
+        ORDER BY run, step, name, total_s DESC, kernel
+        """
+    )
+
+
+def gpu_idle(tables: Tables, steps: Steps = None) -> Rows:
+    """Say how long each captured GPU had nothing to do, over the capture and during `gen`.
+
+    Returns:
+        One row per run, step, host and GPU: processes (whose work is known), captured_s, busy_s,
+        idle_share, gen_s, gen_busy_s, gen_idle_share (None where the trainer's `gen` of the step
+        is not known or lies outside the capture).
+    """
+    return tables.rows(
+        f"""
+        WITH work AS (
+            SELECT run, step, host, coalesce(gpu, '') AS gpu, name, begin_ns, end_ns
+            FROM capture_work WHERE {in_steps(steps)}
+        ), windows AS (
+            SELECT run, step, host, min(begin_ns) AS first_ns, max(end_ns) AS last_ns
+            FROM captures WHERE file IS NOT NULL AND begin_ns IS NOT NULL GROUP BY run, step, host
+        ), gens AS (
+            SELECT run, step, min(begin_us) * 1000 AS gen_first, max(end_us) * 1000 AS gen_last
+            FROM phases WHERE phase = 'gen' AND NOT validate GROUP BY run, step
+        ), reached AS (
+            SELECT *, max(end_ns) OVER (PARTITION BY run, step, host, gpu ORDER BY begin_ns, end_ns
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
+            FROM work
+        ), busy AS (
+            SELECT run, step, host, gpu, greatest(begin_ns, coalesce(before_ns, begin_ns)) AS from_ns,
+                end_ns AS to_ns
+            FROM reached WHERE end_ns > coalesce(before_ns, begin_ns)
+        ), users AS (
+            SELECT run, step, host, gpu, string_agg(DISTINCT name, ', ' ORDER BY name) AS processes
+            FROM work GROUP BY run, step, host, gpu
+        ), sums AS (
+            SELECT b.run, b.step, b.host, b.gpu, any_value(first_ns) AS first_ns,
+                any_value(last_ns) AS last_ns,
+                any_value(greatest(gen_first, first_ns)) AS gen_from,
+                any_value(least(gen_last, last_ns)) AS gen_to,
+                sum(greatest(least(to_ns, last_ns) - greatest(from_ns, first_ns), 0)) AS busy_ns,
+                sum(greatest(least(to_ns, gen_last, last_ns)
+                    - greatest(from_ns, gen_first, first_ns), 0)) AS gen_busy_ns
+            FROM busy AS b JOIN windows AS w USING (run, step, host) LEFT JOIN gens USING (run, step)
+            GROUP BY b.run, b.step, b.host, b.gpu
+        )
+        SELECT run, step, host, gpu, processes, (last_ns - first_ns) / 1e9 AS captured_s,
+            busy_ns / 1e9 AS busy_s, 1 - busy_ns / nullif(last_ns - first_ns, 0) AS idle_share,
+            CASE WHEN gen_to > gen_from THEN (gen_to - gen_from) / 1e9 END AS gen_s,
+            CASE WHEN gen_to > gen_from THEN gen_busy_ns / 1e9 END AS gen_busy_s,
+            CASE WHEN gen_to > gen_from THEN 1 - gen_busy_ns / (gen_to - gen_from) END
+                AS gen_idle_share
+        FROM sums JOIN users USING (run, step, host, gpu)
+        ORDER BY run, step, host, gpu
+        """
+    )

@@ -1,0 +1,110 @@
+"""Where captures start and stop: the trainer's own calls, and those of verl's profiler in workers.
+
+The trainer starts its worker groups itself.  For the roles that verl knows nothing of it starts
+nothing, so its `_start_profiling` also starts our captures in this process and in those actors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from verl_profiler import capturing, instrument, recorder
+from verl_profiler.actors import OFF, captured_actors, hook_creation
+from verl_profiler.capture_plan import ROLES, Plan
+from verl_profiler.probes import Call, Probe
+
+__all__ = ["PROBES", "install"]
+
+_V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+_V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+_PATIENCE_S = 60.0
+
+
+def install(plan: Plan) -> None:
+    """Place the probes, and the decision about new actors, in this process."""
+    if os.environ.get(OFF):
+        return
+    instrument.install(PROBES)
+    if "ray" in sys.modules:
+        hook_creation(plan)
+
+
+def _plan() -> Plan | None:
+    active = recorder.active()
+    return active.carried.captures if active is not None else None
+
+
+def _start(call: Call) -> None:
+    plan, trainer = _plan(), call.arguments["self"]
+    if plan is not None and trainer.global_steps in plan.steps:
+        capturing.start(step=trainer.global_steps)
+        _tell(capturing.start, trainer.global_steps)
+
+
+def _stop(call: Call, _result: Any) -> None:
+    plan, trainer = _plan(), call.arguments["self"]
+    if plan is None or trainer.global_steps not in plan.steps:
+        return
+    continuous = trainer.config.global_profiler.get("profile_continuous_steps", False)
+    if not (continuous and trainer.global_steps + 1 in plan.steps):
+        capturing.stop()
+        _tell(capturing.stop)
+
+
+def _tell(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in every captured actor that verl does not start by itself."""
+    import ray
+
+    calls = {}
+    for role, rank, reference in captured_actors:
+        handle = reference()
+        if role not in ROLES["workers"] and role != "trainer" and handle is not None:
+            calls[handle.__ray_call__.remote(function, *arguments)] = (role, rank)
+    _, late = (
+        ray.wait(list(calls), num_returns=len(calls), timeout=_PATIENCE_S) if calls else ((), ())
+    )
+    if late:
+        names = sorted({f"{role} {rank}" for role, rank in (calls[call] for call in late)})
+        recorder.say(
+            f"WARNING {', '.join(names)} did not {function.__name__} a capture within "
+            f"{_PATIENCE_S:.0f} s. Training goes on. (capture-late)"
+        )
+
+
+def _note_step(call: Call) -> None:
+    capturing.note_step(call.arguments.get("profile_step", call.arguments.get("global_step")))
+
+
+def _note_task(call: Call) -> None:
+    capturing.note_task(call.arguments.get("role") or call.arguments.get("message"))
+
+
+def _host_started(_call: Call, _result: Any) -> None:
+    process = capturing.current()
+    if process is not None and not process.is_open:
+        process.opened()
+
+
+def _host_stopped(_call: Call, _result: Any) -> None:
+    process = capturing.current()
+    if process is not None and process.is_open:
+        process.closed()
+
+
+def _probe(*targets: str, **hooks: Any) -> Probe:
+    return Probe(None, "nsight", targets, **hooks)
+
+
+_NSIGHT = "verl.utils.profiler.nvtx_profile:NsightSystemsProfiler"
+
+PROBES = (
+    _probe(f"{_V1}._start_profiling", f"{_V0}._start_profiling", enter=_start),
+    _probe(f"{_V1}._stop_profiling", f"{_V0}._stop_profiling", leave=_stop),
+    _probe("verl.utils.profiler.profile:DistProfiler.start", enter=_note_step),
+    _probe(f"{_NSIGHT}.annotate", enter=_note_task),
+    _probe("torch.cuda.profiler:start", leave=_host_started),
+    _probe("torch.cuda.profiler:stop", leave=_host_stopped),
+)

@@ -1,0 +1,394 @@
+"""Find what the tools wrote, name it by role, rank and step, and say what is missing and why.
+
+RUN/nsight/journal/…                         what each process captured, written by itself
+RUN/nsight/raw/…                             where the tools write
+RUN/nsight/actor_0.step3.nsys-rep            a report, moved here
+RUN/nsight/actor_0.step3.json                whose it is: step, rank, host, pid, times, options
+RUN/nsight/captures.json                     all captures, found and missing
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.capture_plan import Plan
+from verl_profiler.errors import ReadingError
+from verl_profiler.events import RUN_FILE
+from verl_profiler.planning import raw_directory
+
+__all__ = ["Found", "account", "collect", "fetch_from_nodes", "read_journal"]
+
+SUMMARY = "captures.json"
+_NSYS, _TORCH = ".nsys-rep", ".json.gz"
+_WRITING = (".qdstrm", ".nsys-rep.tmp")
+_CHUNK = 64 << 20
+_SMALL_TRACE = 4096
+# What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
+_VERL_TRACE = re.compile(r"(?P<label>.*?)_step(?P<step>\d+)_rank(?P<rank>\d+)\S*_pid(?P<pid>\d+)_")
+
+
+@dataclass
+class Found:
+    """One capture: where it is, or why it is not.
+
+    Args:
+        role: Role of the process.
+        rank: Its rank, or None.
+        host: Its host.
+        pid: Its process.
+        step: verl's global step.
+        task: The task of verl's, with one capture per task.
+        number: Which of this process's captures it is, from 1.
+        begin_ns: When it began, on that host's wall clock; None if nobody wrote it down.
+        end_ns: When it ended; None if it did not.
+        tool: `nsys` or `torch`.
+        file: The report's name in `RUN/nsight`; None if there is none.
+        size_bytes: Its size.
+        problem: What is wrong with it; empty if nothing is.
+    """
+
+    role: str
+    rank: int | None
+    host: str
+    pid: int
+    step: int | None
+    task: str | None
+    number: int
+    begin_ns: int | None
+    end_ns: int | None
+    tool: str
+    file: str | None = None
+    size_bytes: int = 0
+    problem: str = ""
+    silent: bool = False
+
+    @property
+    def process(self) -> str:
+        """The beginning of this process's file names."""
+        return f"{self.role}_{self.host}_{self.pid}"
+
+    @property
+    def label(self) -> str:
+        """`actor_0`, or role, host and pid without a rank."""
+        return self.process if self.rank is None else f"{self.role}_{self.rank}"
+
+
+def collect(run: Path, *, patience_s: float = 0.0) -> list[Found]:
+    """Move the reports of a run to their places and write their metadata.
+
+    Args:
+        run: The run directory.
+        patience_s: How long to wait for reports that nsys is still writing.
+
+    Returns:
+        Every capture that the journals know, and every report that they do not.
+
+    Raises:
+        ReadingError: If the run captured nothing.
+    """
+    home = run / "nsight"
+    raw = _raw(run)
+    if not home.is_dir():
+        raise ReadingError(
+            f"{run} has no captures.\nCaptures are made with trainer.profile_steps=[…] and for "
+            "example actor_rollout_ref.actor.profile_ranks=[0].",
+            "no-captures",
+        )
+    deadline = time.monotonic() + patience_s
+    while True:
+        captures = read_journal(home / "journal")
+        waiting = [
+            c for c in captures if c.end_ns and c.tool == "nsys" and not _reports(raw, home, c)
+        ]
+        if not waiting or time.monotonic() >= deadline:
+            break
+        time.sleep(1.0)
+    for capture in captures:
+        _place(capture, raw, home, captures)
+    captures += _verl_traces(raw, home)
+    captures += _strangers(raw)
+    known = _already_placed(home, captures)
+    summary = [asdict(capture) for capture in known]
+    (home / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    return known
+
+
+def read_journal(folder: Path) -> list[Found]:
+    """Return the captures that the processes wrote down, in the order in which they began."""
+    captures = []
+    for file in sorted(folder.glob("*.jsonl")):
+        by_number: dict[int, Found] = {}
+        for text in file.read_text(errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+                number = line["capture"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            found = by_number.get(number)
+            if found is None:
+                keys = ("role", "rank", "host", "pid", "step", "task")
+                facts = {key: line.get(key) for key in keys}
+                found = by_number[number] = Found(
+                    **facts,
+                    number=number,
+                    begin_ns=None,
+                    end_ns=None,
+                    tool=line.get("tool", "nsys"),
+                )
+            found.begin_ns = line.get("begin_ns", found.begin_ns)
+            found.end_ns = line.get("end_ns", found.end_ns)
+            found.silent = bool(line.get("silent"))
+        captures += by_number.values()
+    return sorted(captures, key=lambda capture: (capture.begin_ns or 0, capture.label))
+
+
+def _raw(run: Path) -> Path:
+    """Return where the tools of this run wrote; run.json may say another folder."""
+    directory, cwd = None, ""
+    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
+        launch = json.loads((run / RUN_FILE).read_text())
+        directory = (launch["settings"].get("nsight") or {}).get("directory")
+        cwd = launch.get("cwd") or ""
+    return raw_directory(run, directory, cwd)
+
+
+def _candidates(capture: Found, suffix: str) -> Iterator[str]:
+    """Yield the names that a tool may have given to this capture's file."""
+    yield f"{capture.process}.{capture.number}{suffix}"
+    # nsys leaves the number out when only one capture was announced.
+    if capture.number == 1:
+        yield f"{capture.process}{suffix}"
+
+
+def _reports(raw: Path, home: Path, capture: Found) -> list[Path]:
+    """Return the files of a capture: where its tool wrote it, or placed by an earlier collection."""
+    suffix = _TORCH if capture.tool == "torch" else _NSYS
+    files = [raw / name for name in _candidates(capture, suffix)]
+    return [file for file in files if file.is_file()] or [
+        home / name for name in _placed(home) if _is_of(home / name, capture)
+    ]
+
+
+def _placed(home: Path) -> list[str]:
+    return [path.stem + _suffix_of(path) for path in home.glob("*.json") if path.name != SUMMARY]
+
+
+def _suffix_of(metadata: Path) -> str:
+    return _TORCH if metadata.with_suffix(_TORCH).exists() else _NSYS
+
+
+def _is_of(report: Path, capture: Found) -> bool:
+    stem = report.name.removesuffix(_NSYS).removesuffix(_TORCH)
+    try:
+        said = json.loads(report.with_name(f"{stem}.json").read_text())
+        whose = said["host"], said["pid"], said["number"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return whose == (capture.host, capture.pid, capture.number)
+
+
+def _place(capture: Found, raw: Path, home: Path, captures: list[Found]) -> None:
+    reports = _reports(raw, home, capture)
+    if not reports:
+        capture.problem = _cause(capture, raw, captures)
+        return
+    _move(capture, reports[0], home)
+
+
+def _move(capture: Found, report: Path, home: Path) -> None:
+    suffix = _TORCH if report.name.endswith(_TORCH) else _NSYS
+    stem = f"{capture.label}.step{capture.step}"
+    for number in itertools.count(2):
+        target = home / f"{stem}{suffix}"
+        if target == report or not target.exists():
+            break
+        stem = f"{capture.label}.step{capture.step}.{number}"
+    if report != target:
+        shutil.move(report, target)
+    capture.file, capture.size_bytes = target.name, target.stat().st_size
+    if not capture.size_bytes:
+        capture.problem = "empty: the disk may be full, or the process was killed while it wrote"
+    elif suffix == _TORCH and _is_idle(target):
+        capture.problem = "empty: this process ran no operation of torch in the step"
+    (home / f"{stem}.json").write_text(json.dumps(asdict(capture), indent=2) + "\n")
+
+
+def _is_idle(trace: Path) -> bool:
+    """Whether a Chrome trace holds nothing but its frame, which takes some hundred bytes."""
+    if trace.stat().st_size > _SMALL_TRACE:
+        return False
+    try:
+        return b'"cpu_op"' not in gzip.decompress(trace.read_bytes())
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
+    """Return why a capture has no report, as far as one can tell."""
+    if capture.end_ns is None:
+        return (
+            f"the capture did not end: process {capture.pid} on {capture.host} died in step "
+            f"{capture.step}"
+        )
+    if capture.silent:
+        return (
+            "nvtx and this nsys record no range together, so nsys saw no capture begin; use a "
+            "newer nsys, or nvtx 0.2.11"
+        )
+    if not raw.is_dir():
+        return f"{raw} is not on this machine; run `verl-profiler collect` on {capture.host} too"
+    if any(path.name.endswith(_WRITING) for path in raw.glob(f"{capture.process}*")):
+        return "nsys is still writing, or was killed while it wrote; collect again later"
+    others = [c for c in captures if c.process == capture.process and c.file]
+    if others:
+        return (
+            "nsys ended before this capture: capture-range-end counts fewer captures than there "
+            "were; set it under profiler.nsight.options"
+        )
+    return (
+        "nsys wrote nothing: the process was not started under nsys, nsys was killed before it "
+        "wrote, or the capture range never reached it"
+    )
+
+
+def _verl_traces(raw: Path, home: Path) -> list[Found]:
+    """Place the traces that verl's own torch profiler wrote; their names say whose they are."""
+    found = []
+    # The names end in the time of the trace.
+    for file in sorted(raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
+        match = _VERL_TRACE.match(file.name)
+        if match is None:
+            continue
+        role = match["label"].split("_")[0] or "actor"
+        role = role if role in ("actor", "critic", "ref") else "actor"
+        capture = Found(
+            role,
+            int(match["rank"]),
+            "",
+            int(match["pid"]),
+            int(match["step"]),
+            match["label"],
+            0,
+            None,
+            None,
+            "torch",
+        )
+        _move(capture, file, home)
+        found.append(capture)
+    return found
+
+
+def _strangers(raw: Path) -> list[Found]:
+    """Return reports that no journal knows: of processes that died before they wrote a line."""
+    found = []
+    for file in sorted(raw.glob(f"*{_NSYS}")) if raw.is_dir() else []:
+        match = re.match(
+            r"(?P<role>[a-z_]+)_(?P<host>.+)_(?P<pid>\d+)(\.\d+)?\.nsys-rep", file.name
+        )
+        if match is None:
+            continue
+        found.append(
+            Found(
+                *(match["role"], None, match["host"], int(match["pid"]), None, None, 0, None, None),
+                "nsys",
+                None,
+                file.stat().st_size,
+                f"no process wrote down this capture; the report is left at {file}",
+            )
+        )
+    return found
+
+
+def _already_placed(home: Path, captures: list[Found]) -> list[Found]:
+    """Add what an earlier collection placed and nothing in this one stands for."""
+    files = {capture.file for capture in captures}
+    for path in sorted(home.glob("*.json")):
+        if path.name == SUMMARY:
+            continue
+        # Whatever else lies there is not ours.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            said = Found(**json.loads(path.read_text()))
+            if said.file not in files:
+                captures.append(said)
+    return captures
+
+
+def account(captures: list[Found]) -> list[str]:
+    """Return lines for people: how many captures there are, and what became of the others."""
+    good = [capture for capture in captures if capture.file and not capture.problem]
+    size = sum(capture.size_bytes for capture in good)
+    lines = [f"{len(good)} of {len(captures)} captures gathered, {size / 1e6:.1f} MB"]
+    lines += [
+        f"WARNING {capture.label} step {capture.step}: {capture.problem} (capture-missing)"
+        for capture in captures
+        if capture.problem
+    ]
+    return lines
+
+
+def fetch_from_nodes(plan: Plan) -> int:
+    """Bring journals and reports of other nodes here, over Ray; files that are here already stay.
+
+    Returns:
+        How many files came.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not ray.is_initialized():
+        return 0
+    here = ray.get_runtime_context().get_node_id()
+    folders = {plan.journal: Path(plan.journal), plan.directory: Path(plan.directory)}
+    count = 0
+    for node in ray.nodes():
+        if not node["Alive"] or node["NodeID"] == here:
+            continue
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for remote, local in folders.items():
+            have = {file.name for file in local.glob("*")} if local.is_dir() else set()
+            task: Any = ray.remote(num_cpus=0)(_read_files).options(
+                scheduling_strategy=place, num_returns="streaming"
+            )
+            pieces: Any = (ray.get(reference) for reference in task.remote(remote, have))
+            count += _write_files(local, pieces)
+    return count
+
+
+def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> int:
+    """Write what `_read_files` yields; a file has its name only when it is whole."""
+    count = 0
+    for name, chunk, last in pieces:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{name}.part"
+        with part.open("ab") as file:
+            file.write(chunk)
+        if last:
+            part.replace(folder / name)
+            count += 1
+    return count
+
+
+def _read_files(folder: str, have: set[str]) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield name, piece and whether it is the last, of the files that the other side lacks."""
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        path = os.path.join(folder, name)
+        if name in have or not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            chunk = file.read(_CHUNK)
+            while following := file.read(_CHUNK):
+                yield name, chunk, False
+                chunk = following
+            yield name, chunk, True
