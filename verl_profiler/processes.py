@@ -308,10 +308,11 @@ def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
     pairs = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
     pairs += [tuple(each[:2]) for each in listed if isinstance(each, list) and len(each) > 1]
     pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
-    known: list[tuple[int, int]] = [
-        (int(wall), int(monotonic))
+    known = [
+        (wall_ns, monotonic_ns)
         for wall, monotonic in pairs
-        if _integer(wall) is not None and _integer(monotonic) is not None
+        if (wall_ns := _integer(wall)) is not None
+        and (monotonic_ns := _integer(monotonic)) is not None
     ]
     for wall, monotonic in known[1:]:
         elapsed_s = (monotonic - known[0][1]) / 1e9
