@@ -1,6 +1,7 @@
 """Every test leaves nothing behind: no probe, no writer thread, no variable, no recording."""
 
 import os
+import signal
 import threading
 
 import pytest
@@ -9,6 +10,10 @@ from verl_profiler import capturing, context, instrument, ranges, recorder
 from verl_profiler.clock import take_anchor
 from verl_profiler.recorder import Identity
 from verl_profiler.settings import Carried, EventSettings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # What a shell starts in the background ignores SIGINT, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

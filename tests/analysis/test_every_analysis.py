@@ -12,7 +12,7 @@ from verl_profiler.analysis import ANALYSES
 from verl_profiler.tables import Tables
 
 NOT_IN_A_REHEARSAL = (
-    *("memory_peaks", "memory_phases", "step_trend"),
+    *("clock_agreement", "memory_peaks", "memory_phases", "step_trend"),
     *("memory_timeline", "memory_over_time", "phase_spans"),
     *("range_times", "span_kernels", "top_kernels", "gpu_idle"),
 )
@@ -72,7 +72,7 @@ def test_the_order_of_events_does_not_matter(name, rehearsed, shuffled):
     expected = close(ANALYSES[name](rehearsed.tables))
 
     assert expected == close(ANALYSES[name](shuffled))
-    # The rehearsal was on a CPU, without captures, and before memory was read around releases.
+    # The rehearsal was on one CPU host, without captures, and before memory was read around releases.
     assert expected or name in NOT_IN_A_REHEARSAL or "tq_" in name
 
 

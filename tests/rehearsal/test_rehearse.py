@@ -112,11 +112,7 @@ def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path, command_envi
 def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, command_environment):
     """Ctrl-C ends the trainer, Ray's daemons and its workers."""
     rehearse = subprocess.Popen(
-        # What a shell starts in the background ignores SIGINT, and so do its children.
-        [
-            *("env", "--default-signal=INT"),
-            *_command("--engine", "standin", "--output", str(tmp_path / "run")),
-        ],
+        _command("--engine", "standin", "--output", str(tmp_path / "run")),
         env=command_environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -7,6 +7,7 @@ nothing; rows come in a fixed order whatever the order of the events.
 from __future__ import annotations
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
+from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.engine_parts import engine_parts
@@ -36,6 +37,7 @@ from verl_profiler.analysis.rewards import reward_times, rewards
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.step_durations import step_durations, step_trend
+from verl_profiler.analysis.step_figures import step_figures
 from verl_profiler.analysis.steps import step_phases, step_tail, step_times
 from verl_profiler.analysis.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.token_rates import replica_token_rates, request_token_rates, token_rates
@@ -63,6 +65,7 @@ __all__ = [
     "SUMMARY",
     "Rows",
     "Steps",
+    "clock_agreement",
     "critical_path",
     "engine_parts",
     "engine_times",
@@ -100,6 +103,7 @@ __all__ = [
     "slowest_requests",
     "span_kernels",
     "step_durations",
+    "step_figures",
     "step_phases",
     "step_tail",
     "step_times",
@@ -130,6 +134,7 @@ ANALYSES = {
         step_phases,
         step_tail,
         step_durations,
+        step_figures,
         step_trend,
         validation_times,
         event_shares,
@@ -195,6 +200,7 @@ ANALYSES = {
         release_effects,
         sleep_times,
         memory_findings,
+        clock_agreement,
         profiler_cost,
     )
 }
