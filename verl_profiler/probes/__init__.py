@@ -28,7 +28,7 @@ _MODULES = (
 )
 
 
-class Call(msgspec.Struct):
+class Call(msgspec.Struct, gc=False):
     """One running call of a probed callable.
 
     Attributes:
