@@ -84,3 +84,13 @@ def test_a_sweep_is_refused(config):
     """Hydra does not prepare the runs of a sweep."""
     with pytest.raises(SystemExit, match="sweep"):
         callback.RehearsalCallback().on_multirun_start(config)
+
+
+def test_a_running_cluster_keeps_its_resources(config):
+    """Ray refuses numbers for a cluster that it only joins."""
+    config.ray_kwargs.ray_init.address = "auto"
+
+    callback._fill_in(config)
+
+    assert config.ray_kwargs.ray_init.num_gpus is None
+    assert config.ray_kwargs.ray_init.num_cpus is None

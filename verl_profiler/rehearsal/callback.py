@@ -83,6 +83,9 @@ def _fill_in(config: DictConfig) -> None:
         if config.data[key] is None:
             config.data[key] = str(assets.prompts(cache, settings.seed) / f"{name}.parquet")
     ray_init = config.ray_kwargs.ray_init
+    if ray_init.get("address", "local") != "local":
+        # A running cluster has its resources; ray.init refuses to be told others.
+        return
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
     if ray_init.num_gpus is None:
         ray_init.num_gpus = ranks
