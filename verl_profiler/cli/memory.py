@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_steps, check_steps
+from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, check_steps, is_run
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -25,19 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-# What a run is, beside a directory.
-_RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tgz", ".tar.gz", ".tar.zst")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "paths",
-        metavar="RUN|LOG",
-        nargs="+",
-        type=Path,
-        help="run directory or archive of one; or console logs (also .gz; - for standard input)",
-    )
+    add_runs_or_logs(parser)
     add_steps(parser)
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     add_cache(parser)
@@ -108,4 +99,4 @@ def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, di
 
 
 def _is_log(path: Path) -> bool:
-    return path.is_file() and not path.name.endswith(_RUN_SUFFIXES)
+    return path.is_file() and not is_run(path)

@@ -16,12 +16,16 @@ __all__ = [
     "add_cache",
     "add_out",
     "add_runs",
+    "add_runs_or_logs",
     "add_steps",
     "check_steps",
     "check_worker",
+    "is_run",
     "step_range",
 ]
 
+# What a run is, beside a directory.
+_RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 
@@ -34,6 +38,22 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory, archive of one, step folder or event file; several for a resumed run",
     )
+
+
+def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
+    """Declare the runs or console logs to read; `is_run` tells them apart."""
+    parser.add_argument(
+        "paths",
+        metavar="RUN|LOG",
+        nargs="+",
+        type=Path,
+        help="run directory or archive of one, or console logs (also .gz); - for standard input",
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Tell a run directory, an archive of one or an event file from a console log."""
+    return path.is_dir() or path.name.endswith(_RUN_SUFFIXES)
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:

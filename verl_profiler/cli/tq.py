@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.options import add_cache, add_steps
+from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, is_run
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -39,18 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["Source", "add_arguments", "opened", "run"]
 
 _PLOTS = ("tq_functions", "tq_over_time")
-_RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "paths",
-        metavar="RUN|LOG",
-        nargs="+",
-        type=Path,
-        help="run directory or archive of one, or console logs (also .gz); - for standard input",
-    )
+    add_runs_or_logs(parser)
     add_steps(parser)
     parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
     parser.add_argument(
@@ -148,7 +141,7 @@ def opened(
     from verl_profiler.tq_log import read_logs
     from verl_profiler.tq_phrases import Note
 
-    runs = [path for path in paths if path.is_dir() or path.name.endswith(_RUN_SUFFIXES)]
+    runs = [path for path in paths if is_run(path)]
     logs = [path for path in paths if path not in runs]
     sources = []
     with contextlib.ExitStack() as stack:
