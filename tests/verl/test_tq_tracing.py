@@ -28,13 +28,18 @@ def run(environment, megabytes=1, **switches):
     )
     found = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert found, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(found[0].partition(" ")[2]), traced_lines(done.stdout + done.stderr)
+
+
+def traced_lines(text):
+    """Return the tracing's lines in what a command printed, as dicts."""
     lines = []
-    for text in (done.stdout + done.stderr).splitlines():
-        match = re.search(r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*)", text)
+    for line in text.splitlines():
+        match = re.search(r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*)", line)
         if match:
             fields = dict(field.split("=", 1) for field in match[2].split(" | "))
-            lines.append({"mark": match[1], "text": text, **fields})
-    return json.loads(found[0].partition(" ")[2]), lines
+            lines.append({"mark": match[1], "text": line, **fields})
+    return lines
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 6, "include_
 cluster.add_node(num_cpus=4)
 os.environ.update(OURS)
 
+import hydra  # noqa: E402
 import ray  # noqa: E402
 import torch  # noqa: E402
 import transfer_queue as tq  # noqa: E402
@@ -73,6 +74,8 @@ class Worker:
 def main():
     """Two steps of one batch; the report at the end."""
     megabytes = float(sys.argv[1])
+    with hydra.initialize(version_base=None):  # as verl's commands; loads the plugin before 0.9
+        hydra.compose()
     length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
     ray.init(address=cluster.address, logging_level="ERROR")
     tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 3}}})

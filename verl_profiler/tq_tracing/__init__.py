@@ -11,9 +11,12 @@ metrics     sums over all processes, into verl's loggers once a step
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verl_profiler.tq_tracing.switches import (
@@ -24,7 +27,7 @@ from verl_profiler.tq_tracing.switches import (
     variables,
 )
 
-__all__ = ["activate", "carry"]
+__all__ = ["activate", "carry", "wrap_main"]
 
 _QUIET_LEVELS = ("WARN", "WARNING", "ERROR", "CRITICAL", "FATAL")
 
@@ -64,6 +67,13 @@ def carry(switches: Switches) -> dict[str, str]:
     return {name: value for name, value in carried.items() if name not in job}
 
 
+def wrap_main() -> None:
+    """Wrap what the command itself defines and Ray ships by value; `main()` must have begun."""
+    from verl_profiler.tq_tracing import placement
+
+    placement.place_in_main()
+
+
 def _become_driver(switches: Switches) -> None:
     """Hand the switches on with `ray.init`; Ray gives a running cluster none of our environment."""
     if getattr(_become_driver, "done", False):
@@ -85,13 +95,25 @@ def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
-        runtime_env = kwargs.get("runtime_env")
-        if runtime_env is None or isinstance(runtime_env, dict):
-            there = (runtime_env or {}).get("env_vars") or {}
-            kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+        try:
+            _prepare(carried, args, kwargs)
+        except Exception:  # noqa: BLE001  the run starts all the same
+            traceback.print_exc()
         return original(*args, **kwargs)
 
     ray.init = init
+
+
+def _prepare(carried: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Put the switches, and the way in for verl before 0.9, into the arguments of `ray.init`."""
+    from verl_profiler import worker_hook
+
+    wrap_main()
+    runtime_env = kwargs.get("runtime_env")
+    if runtime_env is None or isinstance(runtime_env, dict):
+        there = (runtime_env or {}).get("env_vars") or {}
+        kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+    worker_hook.add(args, kwargs)
 
 
 def _ray_job() -> str | None:
@@ -116,9 +138,27 @@ def _announce(switches: Switches) -> None:
     if switches.every > 1:
         text += f"; lines of every {switches.every}th call"
     say(f"TransferQueue tracing: {text}")
+    nothing = _nothing_to_trace()
+    if nothing:
+        say(
+            f"WARNING TransferQueue tracing: {nothing}, so there is nothing to trace. Training is "
+            "not affected. (tq-not-there)"
+        )
+        return
     level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
     if level in _QUIET_LEVELS and (switches.trace or switches.detail):
         say(
             f"WARNING {LOG_LEVEL_VARIABLE}={level} hides the TRACE and DETAIL lines.\n"
             f"Unset it or set it to INFO. (tq-lines-hidden)"
         )
+
+
+def _nothing_to_trace() -> str | None:
+    """Say why this environment's verl moves nothing through TransferQueue, where it does not."""
+    if importlib.util.find_spec("transfer_queue") is None:
+        return "TransferQueue is not installed"
+    verl = importlib.util.find_spec("verl")
+    folders = (verl.submodule_search_locations if verl is not None else None) or ()
+    if any(Path(folder, "utils", "transferqueue_utils.py").exists() for folder in folders):
+        return None
+    return "the installed verl does not use TransferQueue (0.6.x, 0.7.0, 0.8 and later do)"

@@ -26,7 +26,14 @@ from verl_profiler.tq_tracing.sizes import size_of
 from verl_profiler.tq_tracing.switches import Switches
 from verl_profiler.tq_tracing.trace_ids import Origin, origin_of
 
-__all__ = ["ClientCall", "FunctionCall", "begin_client_call", "begin_function", "configure"]
+__all__ = [
+    "ClientCall",
+    "FunctionCall",
+    "begin_client_call",
+    "begin_function",
+    "configure",
+    "find_origin",
+]
 
 _MB = 2**20
 _SECOND = 1e9
@@ -337,6 +344,11 @@ class ClientCall(_Traced):
         )
 
 
+def find_origin(meta: Any) -> Origin:
+    """Say where the samples come from; metrics alone need not know."""
+    return origin_of(meta) if switches.trace or switches.detail else Origin()
+
+
 def begin_function(name: str, origin: Origin, *, bridged: bool, waits: bool) -> FunctionCall:
     """Begin one call of a traced function."""
     return FunctionCall(name, origin, bridged=bridged, waits=waits).begin()
@@ -348,7 +360,7 @@ def begin_client_call(stage: str, arguments: dict[str, Any]) -> ClientCall:
     function = current.get()
     origin = function.origin if function is not None else Origin()
     if not origin.ids and metadata is not None:
-        origin = origin_of(metadata)
+        origin = find_origin(metadata)
     if stage == "GET":
         return ClientCall(stage, function, origin, str(getattr(metadata, "size", 0)), 0)
     data = arguments["data"]
