@@ -33,4 +33,4 @@ def verl_environment():
     wanted = {k: v for k, v in needed.items() if not k.startswith("VERL_")}
     folders = [os.environ.get(OTHER_VERL, ""), wanted.get("PYTHONPATH", ""), str(HERE)]
     wanted["PYTHONPATH"] = ":".join(filter(None, folders))
-    return {**clean, **wanted, "RAY_DEDUP_LOGS": "0"}
+    return {**clean, **wanted, "RAY_DEDUP_LOGS": "0", "WANDB_MODE": "offline"}

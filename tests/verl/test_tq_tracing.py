@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from collections import defaultdict
@@ -49,9 +50,15 @@ def off(verl_environment):
 
 
 @pytest.fixture(scope="module")
-def traced(verl_environment):
+def folder(tmp_path_factory):
+    """Where verl's loggers write."""
+    return tmp_path_factory.mktemp("loggers")
+
+
+@pytest.fixture(scope="module")
+def traced(verl_environment, folder):
     """The run with everything on, by the environment alone, on nodes that do not have it."""
-    return run(verl_environment, **ON)
+    return run(verl_environment, **ON, TENSORBOARD_DIR=f"{folder}/tb", WANDB_DIR=str(folder))
 
 
 def of(lines, **wanted):
@@ -110,11 +117,13 @@ def test_one_id_joins_rollout_and_update(traced):
 
 
 def test_bytes_are_those_of_the_samples(traced):
-    """1 MB in twelve samples; each rank gets half of them, nested on the way back."""
+    """1 MB in twelve samples, and a quarter as much text; each rank gets half, nested on the way back."""
     gets = of(traced[1], func="compute_log_prob", stage="TQ_CLIENT_GET_END")
     puts = of(traced[1], func="compute_log_prob", stage="TQ_CLIENT_PUT_END")
 
-    assert ["0.50", "0.50"] == [line["data_size_mb"] for line in gets]
+    assert [0.625, 0.625] == pytest.approx(
+        [float(line["data_size_mb"]) for line in gets], abs=0.006
+    )
     # Half as much: floats instead of 64-bit integers.
     assert ["0.25", "0.25"] == [line["data_size_mb"] for line in puts]
     for line in gets + puts:
@@ -140,6 +149,54 @@ def test_metrics_of_all_processes_arrive_once_a_step(traced):
     assert 0 < first["tq/overhead_share"] < 1
 
 
+def test_tensorboard_has_them_in_their_step_only(traced, folder):
+    """Read back from its event file, next to verl's own."""
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reading.EventAccumulator(f"{folder}/tb").Reload()
+    names = [name for name in events.Tags()["scalars"] if name.startswith("tq/")]
+    expected = {k: v for k, v in traced[0]["logged"][0].items() if k.startswith("tq/")}
+
+    assert sorted(expected) == sorted(names)
+    for name in names:
+        [only] = events.Scalars(name)
+        assert (3, pytest.approx(expected[name], rel=1e-6)) == (only.step, only.value)
+    assert [3, 3, 4] == [each.step for each in events.Scalars("loss")]
+
+
+def wandb_records(path):
+    """Yield the records of wandb's offline file: a header, then LevelDB's log format."""
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_wandb_has_them_in_their_step_only(traced, folder):
+    """Read back from what it keeps offline; it joins the two logs of a step."""
+    Record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
+    rows = {}
+    for data in wandb_records(next(folder.glob("wandb/offline-run-*/run-*.wandb"))):
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+            rows[row["_step"]] = row
+    expected = {k: v for k, v in traced[0]["logged"][0].items() if k.startswith("tq/")}
+
+    assert [3, 4] == sorted(rows)
+    assert expected == pytest.approx({k: v for k, v in rows[3].items() if k.startswith("tq/")})
+    assert not [name for name in rows[4] if name.startswith("tq/")]
+    assert {1.0} == {row["loss"] for row in rows.values()}
+
+
 @pytest.mark.parametrize(("megabytes", "every"), [(200, 1), (8, 2)])
 def test_larger_payloads_and_sampling(verl_environment, megabytes, every):
     """Sizes are right, and sampling thins the lines, not the counts."""
@@ -148,7 +205,7 @@ def test_larger_payloads_and_sampling(verl_environment, megabytes, every):
     gets = of(lines, func="compute_log_prob", stage="TQ_CLIENT_GET_END")
 
     # The first call of a function in a process is a sampled one.
-    assert [megabytes / 2] * 2 == pytest.approx(
+    assert [1.25 * megabytes / 2] * 2 == pytest.approx(
         [float(line["data_size_mb"]) for line in gets], rel=0.01
     )
     assert {None if every == 1 else str(every)} == {line.get("sampled") for line in lines}

@@ -7,6 +7,7 @@ is switched on comes from the environment alone.  Prints one line of JSON: what 
 """
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -45,8 +46,10 @@ class Rollout:
         async def one(uid):
             await asyncio.sleep(0.005)
             ids = torch.arange(length).repeat(1, 1) + len(uid)
+            # A quarter of the tensor's bytes.
+            prompt = uid.ljust(2 * length, ".")
             fields = tu.get_tensordict(
-                {"input_ids": ids, "raw_prompt": [f"prompt {uid}"], "reward_model": [{"gt": uid}]}
+                {"input_ids": ids, "raw_prompt": [prompt], "reward_model": [{"gt": uid}]}
             )
             tag = {"status": "success", "global_steps": STEP, "seq_len": length}
             await tq.async_kv_batch_put(
@@ -106,7 +109,8 @@ def main():
     except ValueError as error:
         failures.append(type(error.cause).__name__ if hasattr(error, "cause") else "ValueError")
     data = tq.kv_batch_get(keys=keys, partition_id="train")
-    logger = Tracking("project", "experiment", ["console"])
+    backends = [name for name in ("tensorboard", "wandb") if importlib.util.find_spec(name)]
+    logger = Tracking("project", "experiment", ["console", *backends])
     logged = []
     logger.logger["console"] = type(
         "Logger", (), {"log": lambda self, data, step: logged.append(data)}
@@ -114,6 +118,8 @@ def main():
     time.sleep(3)
     for step in (STEP, STEP, STEP + 1):
         logger.log(data={"loss": 1.0}, step=step)
+    if hasattr(logger, "finish"):  # verl before 0.9 leaves it to the collector
+        logger.finish()
     seen = ray.get([worker.seen.remote() for worker in workers])
     report = {
         "training": [[found for found, _, _ in seen], returned, digest(data), failures],
