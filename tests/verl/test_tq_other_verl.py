@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from test_tq_tracing import ON, of, traced_lines
 
+from verl_profiler.tq_tracing import placement
+
 HERE = Path(__file__).parent
 FOLDER = os.environ.get("VERL_PROFILER_TEST_VERL", "")
 VERSION = next((path.name.split("-")[1] for path in Path(FOLDER).glob("verl-*.dist-info")), "")
@@ -40,6 +42,16 @@ def run(environment, *command, **variables):
     )
     assert "FOUND " in done.stdout, done.stdout[-4000:]
     return done.stdout
+
+
+@sync
+def test_every_target_of_the_sync_trainer_is_in_its_source():
+    """By name."""
+    source = Path(FOLDER, "verl/trainer/main_ppo_sync.py").read_text()
+    names = [t.name for t in placement.TARGETS if "main_ppo_sync" in t.path]
+
+    assert len(names) > 5
+    assert [] == [name for name in names if f"    def {name}(" not in source]
 
 
 @sync

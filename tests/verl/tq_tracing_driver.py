@@ -81,7 +81,8 @@ def main():
         hydra.compose()
     length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
     ray.init(address=cluster.address, logging_level="ERROR")
-    tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 3}}})
+    backend = {"SimpleStorage": {"num_data_storage_units": 3}}
+    tq.init({"backend": json.loads(os.environ.get("BACKEND", "null")) or backend})
     rollouts = [Rollout.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     uids = [f"uid{number}" for number in range(SAMPLES)]
@@ -109,7 +110,8 @@ def main():
     except ValueError as error:
         failures.append(type(error.cause).__name__ if hasattr(error, "cause") else "ValueError")
     data = tq.kv_batch_get(keys=keys, partition_id="train")
-    backends = [name for name in ("tensorboard", "wandb") if importlib.util.find_spec(name)]
+    wanted = ("tensorboard", "wandb") if "TENSORBOARD_DIR" in os.environ else ()
+    backends = [name for name in wanted if importlib.util.find_spec(name)]
     logger = Tracking("project", "experiment", ["console", *backends])
     logged = []
     logger.logger["console"] = type(

@@ -59,14 +59,11 @@ class Target:
 
 
 _CLIENT = "transfer_queue.client:AsyncTransferQueueClient"
-# verl 0.9 and 0.8.
-_TRAINERS = (
-    "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
-    "verl.trainer.main_ppo_sync:PPOTrainer",
-)
+_SYNC_TRAINER = "verl.trainer.main_ppo_sync:PPOTrainer"  # verl 0.8
+_TRAINERS = ("verl.trainer.ppo.v1.trainer_base:PPOTrainer", _SYNC_TRAINER)
+# What the trainers do themselves, and whether it waits for workers.
 _DIRECT = {
     "_compute_reward_colocate": True,
-    "_add_remax_reward_baselines": False,
     "_balance_batch": False,
     "_compute_old_log_prob": True,
     "_compute_ref_log_prob": True,
@@ -91,6 +88,7 @@ TARGETS = (
         for trainer in _TRAINERS
         for name, waits in _DIRECT.items()
     ),
+    Target("direct", f"{_SYNC_TRAINER}._add_remax_reward_baselines", optional=True),
     # The package re-exports them under its own name.
     *(
         Target(kind, f"{module}:{prefix}{name}", optional=True)
