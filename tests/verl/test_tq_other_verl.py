@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_tq_tracing import ON, of, traced_lines
+from tq_lines import ON, of, traced_lines
 
 from verl_profiler.tq_tracing import placement
 

@@ -1,7 +1,6 @@
 """TransferQueue tracing on the real TransferQueue and verl's real bridge, over processes and nodes."""
 
 import json
-import re
 import struct
 import subprocess
 import sys
@@ -9,10 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from tq_lines import ON, of, traced_lines
 
 HERE = Path(__file__).parent
 SAMPLES = 12
-ON = {"TQ_TRACE_ENABLED": "1", "TQ_TRACE_DETAIL_ENABLED": "1", "VERL_LOGGING_LEVEL": "INFO"}
 
 pytestmark = pytest.mark.ray
 
@@ -32,17 +31,6 @@ def run(environment, megabytes=1, **switches):
     return json.loads(found[0].partition(" ")[2]), traced_lines(done.stdout + done.stderr)
 
 
-def traced_lines(text):
-    """Return the tracing's lines in what a command printed, as dicts."""
-    lines = []
-    for line in text.splitlines():
-        match = re.search(r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*)", line)
-        if match:
-            fields = dict(field.split("=", 1) for field in match[2].split(" | "))
-            lines.append({"mark": match[1], "text": line, **fields})
-    return lines
-
-
 @pytest.fixture(scope="module")
 def off(verl_environment):
     """The run without tracing."""
@@ -59,10 +47,6 @@ def folder(tmp_path_factory):
 def traced(verl_environment, folder):
     """The run with everything on, by the environment alone, on nodes that do not have it."""
     return run(verl_environment, **ON, TENSORBOARD_DIR=f"{folder}/tb", WANDB_DIR=str(folder))
-
-
-def of(lines, **wanted):
-    return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
 
 
 def test_training_sees_the_same_with_tracing_on_and_off(off, traced):
