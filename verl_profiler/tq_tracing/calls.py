@@ -101,19 +101,31 @@ class _Traced:
         after: str = "",
         status: str = "",
     ) -> None:
-        if not (self.wanted and self.sampled and lines.are_shown()):
-            return
+        if self.wanted and self.sampled and lines.are_shown():
+            lines.say(self._line, before, stage, fields, moment_ns, after, status, switches.every)
+
+    def _line(
+        self,
+        before: str,
+        stage: str,
+        fields: str,
+        moment_ns: int,
+        after: str,
+        status: str,
+        every: int,
+    ) -> str:
+        """Put a line together; called from the thread that prints it."""
         text = (
             f"[{self.mark}] trace_id={self.trace_id} | {before}stage={stage} | {fields}"
             f"timestamp={moment_ns / _SECOND:.6f}{after} | call={self.id}"
         )
         if status:
             text += f" | status={status}"
-        if switches.every > 1:
-            text += f" | sampled={switches.every}"
+        if every > 1:
+            text += f" | sampled={every}"
         if self.step is not None:
             text += f" | step={self.step}"
-        lines.say(text)
+        return text
 
 
 class FunctionCall(_Traced):

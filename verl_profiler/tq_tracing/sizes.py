@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 __all__ = ["Size", "size_of"]
 
 # Rows of a field, or items of a container, that are looked at.
-_SAMPLE = 16
+_SAMPLE = 8
 _DEPTH = 6
 _NUMBER = 8
 _NOTHING: dict[str, Any] = {}
@@ -40,6 +40,9 @@ def size_of(data: Any) -> Size:
     """Return the bytes of a TensorDict, nested ones included."""
     tensors = others = 0
     for value in _fields(data):
+        if _is_non_tensor(value):
+            others += _content_bytes(value, 0)
+            continue
         exact = _tensor_bytes(value)
         if exact is not None:
             tensors += exact
@@ -55,6 +58,15 @@ def size_of(data: Any) -> Size:
 def _is_tensordict(value: Any) -> bool:
     """Whether this is a TensorDict; NonTensorData has one inside too, an empty one."""
     return hasattr(value, "_tensordict") and not hasattr(value, "_non_tensordict")
+
+
+def _is_non_tensor(value: Any) -> bool:
+    """Whether this is a NonTensorData or a NonTensorStack, whose attribute access takes 20 µs."""
+    own = getattr(value, "__dict__", _NOTHING)
+    if "_non_tensordict" in own:
+        return True
+    rows = own.get("tensordicts")
+    return bool(rows) and "_non_tensordict" in getattr(rows[0], "__dict__", _NOTHING)
 
 
 def _fields(data: Any) -> Iterable[Any]:
@@ -86,7 +98,7 @@ def _content_bytes(value: Any, depth: int) -> int:
         return len(value)
     if depth > _DEPTH:
         return 0
-    # Read past the attribute access of NonTensorStack and NonTensorData, which takes 10 µs.
+    # Past the attribute access, see `_is_non_tensor`.
     own = getattr(value, "__dict__", _NOTHING)
     rows = own.get("tensordicts")  # a stack's: one NonTensorData a row
     if rows is not None:
