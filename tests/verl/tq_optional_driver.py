@@ -7,7 +7,7 @@ What is traced comes from the environment.  Prints one line of JSON: what traini
 import inspect
 import json
 import os
-import sys
+import time
 
 os.environ["TRANSFER_QUEUE_ENABLE"] = "1"
 
@@ -18,8 +18,6 @@ import transfer_queue as tq
 import verl
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from verl.protocol import DataProto
-from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import transferqueue_utils
 from verl.utils.tracking import Tracking
 
@@ -58,6 +56,8 @@ class Rank:
 
     def __init__(self, places):
         transferqueue_utils.create_transferqueue_client("worker", *places)
+        from tq_optional_model import Worker  # by reference, as verl's workers
+
         self.worker = Worker()
 
     def call(self, method, meta):
@@ -65,24 +65,6 @@ class Rank:
 
     def seen(self):
         return self.worker.seen, os.environ.get("TQ_TRACE_ENABLED")
-
-
-class Worker:
-    """Methods as verl's workers have them."""
-
-    def __init__(self):
-        self.seen = []
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def compute_log_prob(self, data):
-        """Halve the tokens."""
-        self.seen.append([data.batch["input_ids"].sum().item(), sorted(map(str, data.meta_info))])
-        return DataProto.from_dict({"log_probs": data.batch["input_ids"].float()})
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def broken(self, data):
-        """Fail."""
-        raise ValueError(f"{len(data)} rows")
 
 
 def main():
@@ -125,8 +107,6 @@ def main():
     logger.logger["console"] = type(
         "Logger", (), {"log": lambda self, data, step: logged.append(data)}
     )()
-    import time
-
     time.sleep(2)
     logger.log(data={"loss": 1.0}, step=STEP)
     seen, switch = ray.get(rank.seen.remote())
@@ -140,7 +120,6 @@ def main():
     time.sleep(1.5)
     del keep
     ray.shutdown()
-    sys.exit(0)
 
 
 main()

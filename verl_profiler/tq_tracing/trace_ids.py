@@ -21,6 +21,7 @@ __all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
 # By name: the classes exist twice in verl (a stand-in where TransferQueue is not installed).
 _META_CLASSES = ("KVBatchMeta", "BatchMeta")
 _UNPRINTABLE = re.compile(r"[\s|,]+")
+_OF_STEP = re.compile(r"_(\d+)$")
 _SHOWN = 8
 
 _run = ""
@@ -81,11 +82,14 @@ def origin_of(meta: Any) -> Origin:
     ids = [_printable(name) for name in named]
     if partition is not None:
         ids += [of_batch(str(partition), step) for step in steps if step is not None]
+    # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
+    of_step = _OF_STEP.search(str(partition))
     if own is not None:
         ids = [_printable(own)]
-    elif not ids and partition is not None and re.search(r"_\d+$", str(partition)):
-        # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
+    elif not ids and of_step:
         ids = [of_batch(str(partition), None)]
+    if newest is None and of_step:
+        newest = int(of_step[1])
     known = [step for step in (*steps, newest) if isinstance(step, int)]
     return Origin(tuple(ids), max(known, default=None), rows)
 
