@@ -21,6 +21,16 @@ HERE = Path(__file__).parent
 FOLDER = os.environ.get("VERL_PROFILER_TEST_VERL", "")
 VERSION = next((path.name.split("-")[1] for path in Path(FOLDER).glob("verl-*.dist-info")), "")
 
+# What verl checks before it starts.
+OVERRIDES = (
+    "actor_rollout_ref.rollout.name=sglang",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "algorithm.adv_estimator=grpo",
+    "trainer.n_gpus_per_node=1",
+    "ray_kwargs.ray_init.num_cpus=8",
+    "hydra.output_subdir=null",
+)
+
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.skipif(not FOLDER, reason="VERL_PROFILER_TEST_VERL names no folder"),
@@ -58,13 +68,12 @@ def test_every_target_of_the_sync_trainer_is_in_its_source():
 @pytest.mark.parametrize("by", ["environment", "setting"])
 def test_the_sync_trainer_is_traced(verl_environment, tmp_path, by):
     """The trainer's own functions, which travel by value from `__main__`, and bridged ones in them."""
-    command = ["-m", "verl.trainer.main_ppo_sync", "ray_kwargs.ray_init.num_cpus=8"]
+    command = ["-m", "verl.trainer.main_ppo_sync", *OVERRIDES, f"hydra.run.dir={tmp_path}"]
     switches = ON
     if by == "setting":
         command += ["+profiler=multiturn", f"profiler.output_dir={tmp_path / 'run'}"]
         command += ["profiler.transfer_queue.trace=true", "profiler.transfer_queue.detail=true"]
         switches = {"VERL_LOGGING_LEVEL": "INFO"}
-    command += [f"hydra.run.dir={tmp_path}", "hydra.output_subdir=null"]
     modules = {"VERL_USE_EXTERNAL_MODULES": "tq_sync_trainer"}
     text = run(verl_environment, *command, **switches, **modules)
     lines = traced_lines(text)
