@@ -71,7 +71,8 @@ def prepare(config: Any) -> Any:
         for warning in memory_saver.apply(config, settings.memory_saver):
             recorder.say(f"WARNING {warning}")
         if settings.transfer_queue.any:
-            _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue))
+            v1 = OmegaConf.select(config, "trainer.use_v1")
+            _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue, v1=v1))
             tq_tracing.wrap_main()
     if not settings.events.enabled and capture is None:
         return config

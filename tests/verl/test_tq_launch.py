@@ -18,7 +18,7 @@ omegaconf = pytest.importorskip("omegaconf")
 def prepared(tmp_path):
     """Prepare a config without event recording; return what Ray is told to hand on."""
 
-    def prepare(users=None, **switches):
+    def prepare(users=None, v1=True, **switches):
         config = omegaconf.OmegaConf.create(
             {
                 "profiler": {
@@ -26,6 +26,7 @@ def prepared(tmp_path):
                     "events": {"enabled": False},
                     "transfer_queue": switches,
                 },
+                "trainer": {"use_v1": v1},
                 "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": users or {"MINE": "1"}}}},
             }
         )
@@ -125,6 +126,13 @@ def test_a_hook_of_ours_is_not_put_around_ours():
     worker_hook.add((), given)
 
     assert first is given["runtime_env"]["worker_process_setup_hook"]
+
+
+def test_the_v0_trainer_is_said_to_have_nothing_to_trace(prepared, capsys):
+    """The config knows it before training."""
+    prepared(trace=True, v1=False)
+
+    assert "tq-not-there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

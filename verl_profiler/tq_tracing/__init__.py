@@ -56,12 +56,16 @@ def activate(*, records: bool) -> bool:
     return True
 
 
-def carry(switches: Switches) -> dict[str, str]:
+def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
     """Return what Ray must hand to every process, and say what was switched on.
 
     Ray refuses a variable that the job (`ray job submit`) names too, so those are left to the job.
+
+    Args:
+        switches: What is on.
+        v1: `trainer.use_v1`, where the config is known and has it.
     """
-    _announce(switches)
+    _announce(switches, v1)
     job = jobs_own_variables()
     carried = variables(switches, os.environ)
     return {name: value for name, value in carried.items() if name not in job}
@@ -125,7 +129,7 @@ def _ray_job() -> str | None:
 
 
 @functools.lru_cache(1)
-def _announce(switches: Switches) -> None:
+def _announce(switches: Switches, v1: bool | None) -> None:
     from verl_profiler.recorder import say
 
     parts = {
@@ -138,7 +142,7 @@ def _announce(switches: Switches) -> None:
     if switches.every > 1:
         text += f"; lines of every {switches.every}th call"
     say(f"TransferQueue tracing: {text}")
-    nothing = _nothing_to_trace()
+    nothing = _nothing_to_trace(v1)
     if nothing:
         say(
             f"WARNING TransferQueue tracing: {nothing}, so there is nothing to trace. Training is "
@@ -153,10 +157,12 @@ def _announce(switches: Switches) -> None:
         )
 
 
-def _nothing_to_trace() -> str | None:
-    """Say why this environment's verl moves nothing through TransferQueue, where it does not."""
+def _nothing_to_trace(v1: bool | None) -> str | None:
+    """Say why this run moves nothing through TransferQueue, where that is known."""
     if importlib.util.find_spec("transfer_queue") is None:
         return "TransferQueue is not installed"
+    if v1 is False:
+        return "verl's V0 trainer (trainer.use_v1=false) does not use TransferQueue"
     verl = importlib.util.find_spec("verl")
     folders = (verl.submodule_search_locations if verl is not None else None) or ()
     if any(Path(folder, "utils", "transferqueue_utils.py").exists() for folder in folders):
