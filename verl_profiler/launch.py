@@ -217,6 +217,8 @@ def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:
     runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **variables}
     # Set whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
     OmegaConf.update(config, "ray_kwargs.ray_init", {**ray_init, "runtime_env": runtime_env})
+    # verl before 0.9 writes TRANSFER_QUEUE_ENABLE into it (0.8.0 main_ppo.py:74).
+    OmegaConf.set_struct(config.ray_kwargs.ray_init.runtime_env, False)
 
 
 def _ask_engine_for_times(config: Any) -> None:

@@ -51,6 +51,15 @@ def test_the_settings_travel_also_without_event_files(prepared, monkeypatch):
     assert found["TQ_TRACE_RUN"]
 
 
+def test_an_older_verl_may_add_a_variable_of_its_own(prepared):
+    """Up to 0.8 it writes into the node, of a config whose keys are fixed."""
+    found = prepared(trace=True)
+    omegaconf.OmegaConf.set_struct(found._get_root(), True)
+    found["TRANSFER_QUEUE_ENABLE"] = "1"
+
+    assert "1" == found.TRANSFER_QUEUE_ENABLE
+
+
 def test_switched_off_nothing_travels(prepared, monkeypatch):
     """By default, and when the environment says so."""
     assert ["MINE"] == list(prepared())

@@ -27,6 +27,7 @@ OVERRIDES = (
     "actor_rollout_ref.actor.use_dynamic_bsz=true",
     "algorithm.adv_estimator=grpo",
     "trainer.n_gpus_per_node=1",
+    "+ray_kwargs.ray_init.address=local",
     "ray_kwargs.ray_init.num_cpus=8",
     "hydra.output_subdir=null",
 )

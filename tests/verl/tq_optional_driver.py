@@ -71,7 +71,7 @@ def main():
     """One step."""
     with hydra.initialize(version_base=None):
         hydra.compose()
-    ray.init(num_cpus=6, include_dashboard=False, logging_level="ERROR")
+    ray.init("local", num_cpus=6, include_dashboard=False, logging_level="ERROR")
     *places, keep = start_queue()
     rank = Rank.remote(places)
     client = transferqueue_utils.create_transferqueue_client("trainer", *places)
