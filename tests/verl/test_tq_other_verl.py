@@ -29,6 +29,7 @@ OVERRIDES = (
     "trainer.n_gpus_per_node=1",
     "+ray_kwargs.ray_init.address=local",
     "ray_kwargs.ray_init.num_cpus=8",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=2",
     "hydra.output_subdir=null",
 )
 
