@@ -30,6 +30,7 @@ __all__ = [
     "Change",
     "averages",
     "chosen_steps",
+    "replays_and_averages",
     "replays_of",
     "step_replays",
     "tools_of_length",
@@ -256,8 +257,14 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         one large step), residual_share (median of the unchanged replays' distance to the measured
         steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
+    return replays_and_averages(tables, steps)[1]
+
+
+def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Rows]:
+    """Return the rows of `step_replays` and those of `what_if`, for the price of one."""
     models = step_models(tables, chosen_steps(tables, steps))
-    return averages(models, replays_of(models))
+    replays = replays_of(models)
+    return replays, averages(models, replays)
 
 
 def averages(models: Sequence[StepModel], replays: Rows) -> Rows:

@@ -20,6 +20,7 @@ from verl_profiler.analysis.selection import in_steps
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.turns import step_turn_times
+from verl_profiler.analysis.what_if import replays_and_averages
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
@@ -65,7 +66,7 @@ def document(
     tables = run.tables
     # Replays are mostly Python and the rest mostly duckdb: each runs while the other computes.
     with tables.beside() as others, ThreadPoolExecutor(1) as pool:
-        explained = pool.submit(_answers, analysis.EXPLANATIONS, others, steps)
+        explained = pool.submit(_explained, others, steps)
         found = _found(tables, steps)
         whole = _whole(tables, steps)
         listed = found["step_times"]
@@ -76,6 +77,7 @@ def document(
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
+    found["step_replays"] = whys.pop("step_replays")
     several = len(run.labels) > 1
     detailed = _detailed(listed)
     recorded = {row["event"]: row["events"] for row in _recorded(tables)}
@@ -120,6 +122,13 @@ def document(
 
 def _answers(names: Iterable[str], tables: Tables, steps: Steps) -> dict[str, Rows]:
     return {name: analysis.ANALYSES[name](tables, steps) for name in names}
+
+
+def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
+    """Ask why the steps took so long; the replays answer for all of them and for each."""
+    others = (name for name in analysis.EXPLANATIONS if name != "what_if")
+    replays, averages = replays_and_averages(tables, steps)
+    return {**_answers(others, tables, steps), "what_if": averages, "step_replays": replays}
 
 
 def _found(tables: Tables, steps: Steps) -> dict[str, Rows]:
