@@ -221,7 +221,7 @@ CHANGES: dict[str, Change] = {
         "the weight sync takes half its time", saved_us=lambda model: model.weights_us / 2
     ),
     "twice_the_slots": Change(
-        "replicas run twice as many calls at once",
+        "replicas run twice as many calls at once (never seen)",
         slots=lambda model: 2 * model.slots if model.slots else None,
     ),
     "half_the_slots": Change(
