@@ -20,7 +20,7 @@ from verl_profiler.clock import boot_id, now
 
 __all__ = ["account", "exchange", "start", "stop"]
 
-_BURST = 8
+_BURST = 24
 # Bursts come closely at first, then at this distance.
 _FIRST_S = (0.0, 2.0, 5.0, 10.0)
 _EVERY_S = 30.0
