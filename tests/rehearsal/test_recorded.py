@@ -193,17 +193,16 @@ def test_every_engine_call_joins_its_engine_request(run):
     assert {"engine_0", "engine_1"} == {line["file"] for line in served.values()}
 
 
-def test_the_engines_own_account_is_there_where_it_gives_one(run):
-    """SGLang's queue, prefill and decode add up to no more than the request took."""
-    if run.engine == "standin":
-        pytest.skip("the stand-in gives no account")
+def test_the_engines_own_account_is_there(run):
+    """Queue, prefill and decode add up to no more than the request took."""
     for line in run.of("engine_request"):
         extra = line["extra"]
         parts = extra["queue_s"] + extra["prefill_s"] + extra["decode_s"]
         # The engine's processes place their clocks on the wall each for itself.
         assert -0.005 <= parts <= line["duration_sec"] + 0.05
-        assert extra["e2e_s"] <= line["duration_sec"] + 0.005
-        assert extra["cached_tokens"] >= 0
+        if run.engine != "standin":
+            assert extra["e2e_s"] <= line["duration_sec"] + 0.005
+            assert extra["cached_tokens"] >= 0
 
 
 def test_phases_are_verls_own_timings(run):
