@@ -233,11 +233,11 @@ class StepModel:
 class _Replica:
     """A replica in a replay: the calls that run share its speed, others wait in order."""
 
-    def __init__(self, slowness: tuple[float, float], slots: int | None) -> None:
-        self.slowness = slowness
-        self.slots = slots
+    __slots__ = ("at_us", "check_us", "decoding", "done", "per_work", "running", "waiting")
+
+    def __init__(self, per_work: float) -> None:
         self.running = 0
-        self.per_work = slowness[0]
+        self.per_work = per_work
         self.waiting: deque[tuple[int, Call]] = deque()
         # By the amount of work, done per call since the beginning, at which each is finished.
         self.decoding: list[tuple[float, int, Call]] = []
@@ -245,106 +245,78 @@ class _Replica:
         self.at_us = 0.0
         self.check_us = math.inf
 
-    def advance(self, now_us: float) -> None:
-        """Let the running calls work until now."""
-        if self.running:
-            self.done += (now_us - self.at_us) / self.per_work
-        self.at_us = now_us
 
-    def run(self, more: int) -> None:
-        """Count calls that begin to run, or have ended; they share the speed from now on."""
-        self.running += more
-        self.per_work = self.slowness[0] + self.slowness[1] * self.running
-
-    def next_end_us(self) -> float:
-        """Return when the next call is finished, if nothing changes."""
-        left = self.decoding[0][0] - self.done
-        return self.at_us + left * self.per_work if left > 0 else self.at_us
+# What happens next: a call arrives at its replica, decodes there, or a replica may be done with one.
+_ARRIVES, _DECODES, _DONE = range(3)
 
 
-class _Replay:
-    """Requests running against replicas: one heap of what happens next.
+def _replay(
+    requests: Sequence[Request],
+    replicas: Mapping[str, _Replica],
+    slowness: tuple[float, float],
+    slots: float,
+    *,
+    even: bool,
+) -> list[float]:
+    """Let requests run against replicas; return when each ends.
 
-    Each of the methods runs tens of thousands of times in a report, hence their locals.
+    One loop over a heap of what happens next: a report runs it a hundred thousand times.
     """
+    alone, shared = slowness
+    push, pop, number = heapq.heappush, heapq.heappop, count().__next__
+    heap: list[tuple[float, int, int, int, Any, Any]] = []
+    upcoming = [iter(request.stages) for request in requests]
+    ends_us = [0.0] * len(requests)
 
-    def __init__(
-        self, requests: Sequence[Request], replicas: Mapping[str, _Replica], *, even: bool
-    ) -> None:
-        self.replicas = replicas
-        self.even = even
-        self.ends_us = [0.0] * len(requests)
-        self.upcoming = [iter(request.stages) for request in requests]
-        self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.number = count().__next__
-        for place, request in enumerate(requests):
-            self._go_on(request.begin_us, place)
-
-    def run(self) -> list[float]:
-        heap, pop = self.heap, heapq.heappop
-        while heap:
-            now_us, _, what, arguments = pop(heap)
-            what(now_us, *arguments)
-        return self.ends_us
-
-    def _go_on(self, now_us: float, place: int) -> None:
+    def go_on(now_us: float, place: int) -> None:
         """Find out when the request needs a replica next, or ends."""
-        for stage in self.upcoming[place]:
-            if isinstance(stage, Call):
-                if stage.replica is not None:
-                    at_us = now_us + stage.before_us
-                    heapq.heappush(self.heap, (at_us, self.number(), self._arrive, (place, stage)))
-                    return
+        for stage in upcoming[place]:
+            if not isinstance(stage, Call):
+                now_us += stage.length_us
+            elif stage.replica is None:
                 now_us += _alone_us(stage)
             else:
-                now_us += stage.length_us
-        self.ends_us[place] = now_us
+                replica = None if even else replicas[stage.replica]
+                push(heap, (now_us + stage.before_us, number(), _ARRIVES, place, stage, replica))
+                return
+        ends_us[place] = now_us
 
-    def _arrive(self, now_us: float, place: int, call: Call) -> None:
-        replica = self.replicas[call.replica or ""]
-        if self.even:
-            replica = min(self.replicas.values(), key=lambda each: each.running + len(each.waiting))
-        replica.advance(now_us)
-        replica.waiting.append((place, call))
-        self._admit(now_us, replica)
-
-    def _admit(self, now_us: float, replica: _Replica) -> None:
-        while replica.waiting and (replica.slots is None or replica.running < replica.slots):
+    for place, request in enumerate(requests):
+        go_on(request.begin_us, place)
+    while heap:
+        now_us, _, what, place, call, replica = pop(heap)
+        if replica is None:
+            replica = min(replicas.values(), key=lambda each: each.running + len(each.waiting))
+        elif what == _DONE and now_us != replica.check_us:
+            continue
+        if replica.running:
+            replica.done += (now_us - replica.at_us) / replica.per_work
+        replica.at_us = now_us
+        decoding = replica.decoding
+        if what == _ARRIVES:
+            replica.waiting.append((place, call))
+        elif what == _DECODES:
+            push(decoding, (replica.done + call.work, place, call))
+        else:
+            replica.check_us = math.inf
+            if (decoding[0][0] - replica.done) * replica.per_work <= _SAME_US:
+                _, place, call = pop(decoding)
+                replica.running -= 1
+                replica.per_work = alone + shared * replica.running
+                go_on(now_us + call.after_us, place)
+        while replica.waiting and replica.running < slots:
             place, call = replica.waiting.popleft()
-            replica.run(1)
-            arguments = (place, call, replica)
-            heapq.heappush(
-                self.heap, (now_us + call.fixed_us, self.number(), self._decode, arguments)
-            )
-
-    def _decode(self, now_us: float, place: int, call: Call, replica: _Replica) -> None:
-        replica.advance(now_us)
-        heapq.heappush(replica.decoding, (replica.done + call.work, place, call))
-        self._check_later(replica)
-
-    def _check_later(self, replica: _Replica) -> None:
-        """See to it that the replica is looked at when its next call may be finished.
-
-        Calls that join make it later: then the look finds nothing, and the next one is set.
-        """
-        next_us = replica.next_end_us()
-        if next_us < replica.check_us:
-            replica.check_us = next_us
-            heapq.heappush(self.heap, (next_us, self.number(), self._check, (replica,)))
-
-    def _check(self, now_us: float, replica: _Replica) -> None:
-        if now_us != replica.check_us:
-            return
-        replica.check_us = math.inf
-        replica.advance(now_us)
-        if replica.next_end_us() <= now_us + _SAME_US:
-            _, place, call = heapq.heappop(replica.decoding)
-            replica.run(-1)
-            self._go_on(now_us + call.after_us, place)
-            if replica.waiting:
-                self._admit(now_us, replica)
-        if replica.decoding:
-            self._check_later(replica)
+            replica.running += 1
+            replica.per_work = alone + shared * replica.running
+            push(heap, (now_us + call.fixed_us, number(), _DECODES, place, call, replica))
+        if decoding and what != _ARRIVES:
+            # Calls that join make it later: then this look finds nothing, and the next one is set.
+            left = decoding[0][0] - replica.done
+            next_us = now_us + left * replica.per_work if left > 0 else now_us
+            if next_us < replica.check_us:
+                replica.check_us = next_us
+                push(heap, (next_us, number(), _DONE, 0, None, replica))
+    return ends_us
 
 
 def request_ends(
@@ -358,8 +330,8 @@ def request_ends(
     if not slowness[1] and slots is None:
         return [r.begin_us + sum(map(_alone_us, r.stages)) for r in requests]
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
-    replicas = {name: _Replica(slowness, slots) for name in sorted(filter(None, names))}
-    return _Replay(requests, replicas, even=even).run()
+    replicas = {name: _Replica(slowness[0]) for name in sorted(filter(None, names))}
+    return _replay(requests, replicas, slowness, slots or math.inf, even=even)
 
 
 def _alone_us(stage: Stage) -> float:
