@@ -36,7 +36,6 @@ PART_COLUMNS = {
         for column, kind in SCHEMAS["event_fields"].items()
         if column not in _NOT_STORED
     },
-    "rest": "JSON",
 }
 
 _FILE_COLUMNS = {
