@@ -42,8 +42,9 @@ POLL_US = 2_000_000
 _APART_US = 50_000
 # A request may end so long after the `gen` that waited for it: clocks of different hosts.
 _TOLERANCE_US = 50_000
-# Queues of at least this part of the engine's time may come from a limit of calls at once; it is
-# believed when a replay with the limit ends within this part of the measured time.
+# Waiting for a full replica, for at least this part of the engine's time, may come from a limit of
+# calls at once; it is believed when a replay with the limit ends within this part of the measured
+# time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
 # Two moments of a replay that are no further apart are the same.
@@ -410,7 +411,7 @@ def _with_rollout(
         return model
     last = max(row["end_us"] for row in seen)
     wait_end = max(whole["wait_end_us"] or gen_end, last)
-    slowness, peak = _worked(rollout.calls)
+    slowness, peak, queued = _worked(rollout.calls)
     polled, poll = _polled(looks, whole["wait_begin_us"], wait_end, last)
     model = replace(
         model,
@@ -426,7 +427,6 @@ def _with_rollout(
         requests = tuple(_request(row, begin, rollout, queued=slots is None) for row in seen)
         return replace(model, requests=requests, slots=slots)
 
-    queued = sum(call["queue_us"] or 0 for call in rollout.calls)
     served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
     if peak and queued > _QUEUED_SHARE * served:
         limited = with_requests(peak)
@@ -545,13 +545,14 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
     return uneven
 
 
-def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
+def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int, float]:
     """Find out how load slows the replicas down, and how much work each call was.
 
     Adds `started_us`, `decoding_us`, `ended_us` and `work` to the calls that a replica ran.
 
     Returns:
-        (a, b) of the time per unit of work, a + b n, and the most calls that a replica ran at once.
+        (a, b) of the time per unit of work, a + b n; the most calls that a replica ran at once; how
+        long calls waited, in all, while a replica ran so many.
     """
     replicas: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
@@ -561,7 +562,9 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
         started = min(begin + (call["queue_us"] or 0), end)
         decoding = min(started + (call["prefill_us"] or 0), end)
         call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
-        call["ended_us"] = end
+        # The server's span goes on until its event loop has noticed, when others run already.
+        decoded = decoding + call["decode_us"] if call["decode_us"] else end
+        call["ended_us"] = min(decoded, end)
         replicas.setdefault(call["engine_name"] or "", []).append(call)
     pairs = []
     for group in replicas.values():
@@ -574,7 +577,8 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
     a, b = _line(pairs)
     for group in replicas.values():
         _integrate(group, lambda running: 1 / (a + b * running))
-    return (a, b), max(map(_peak, replicas.values()), default=0)
+    peak = max(map(_peak, replicas.values()), default=0)
+    return (a, b), peak, sum(_waited_us(group, peak) for group in replicas.values())
 
 
 def _per_token(call: Mapping[str, Any]) -> float:
@@ -604,6 +608,26 @@ def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
         for change in ((call["started_us"], 1), (call["ended_us"], -1))
     ]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
+    """Add up how long calls waited while so many ran."""
+    changes = sorted(
+        change
+        for call in calls
+        for change in (
+            (call["arrived_us"], 0, 1),
+            (call["started_us"], 1, -1),
+            (call["ended_us"], -1, 0),
+        )
+    )
+    waited = running = waiting = 0
+    for (now_us, begun, come), (next_us, *_) in pairwise(changes):
+        running += begun
+        waiting += come
+        if running >= full:
+            waited += waiting * (next_us - now_us)
+    return waited
 
 
 def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> None:

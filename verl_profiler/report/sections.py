@@ -19,6 +19,7 @@ from verl_profiler.analysis.selection import in_steps
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.turns import step_turn_times
+from verl_profiler.analysis.what_if import replays_and_averages
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
@@ -63,7 +64,7 @@ def document(
     """
     tables = run.tables
     found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
-    whys = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.EXPLANATIONS}
+    whys = _explained(tables, steps)
     whole = _whole(tables, steps)
     listed = found["step_times"]
     found["memory_timeline"] = analysis.memory_timeline(tables, steps)
@@ -78,6 +79,7 @@ def document(
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
+    found["step_replays"] = whys.pop("step_replays")
     several = len(run.labels) > 1
     places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
     detailed = _detailed(listed)
@@ -120,6 +122,16 @@ def document(
         for row in analysis.memory_findings(tables, steps, launches=run.launches)
     ]
     return data
+
+
+def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
+    """Ask why the steps took so long; the replays answer for all of them and for each."""
+    replays, averages = replays_and_averages(tables, steps)
+    whys = {"what_if": averages, "step_replays": replays}
+    for name in analysis.EXPLANATIONS:
+        if name not in whys:
+            whys[name] = analysis.ANALYSES[name](tables, steps)
+    return whys
 
 
 _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
