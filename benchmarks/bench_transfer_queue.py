@@ -1,12 +1,15 @@
 """What TransferQueue tracing adds to a traced call, on the real TransferQueue, in one run.
 
-    python benchmarks/bench_transfer_queue.py [--rounds N] [--json FILE]
+    python benchmarks/bench_transfer_queue.py [--rounds N] [--max-mb MB] [--json FILE]
 
 A call fetches a batch, computes next to nothing and stores a result of the same size, through verl's
 own bridge: the smallest work that a traced call can have.  Untraced and traced calls take turns, in blocks.
 Two figures: the share of the traced calls' time that went by in the tracing, by its own clock reads,
 and the median of the calls' time against the untraced ones next to them.  Lines go to a file, as a
 Ray worker's do.
+
+First, without Ray: the processor time of the same wrappers around functions that hand over a batch
+which is there already.  Nothing else runs then, so nothing is waited for.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import platform
 import statistics
 import sys
 import tempfile
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -35,17 +39,29 @@ from verl_profiler.clock import now, take_anchor
 from verl_profiler.recorder import Identity
 from verl_profiler.settings import Carried, EventSettings
 from verl_profiler.tq_tracing import lines, placement
+from verl_profiler.tq_tracing.placement import Target, around
 from verl_profiler.tq_tracing.switches import Switches
 
 # Rows and tokens a row; each token is 8 bytes going in and coming out.
-SIZES = ((8, 512), (32, 2048), (128, 4096), (512, 8192))
-BLOCK = 5
+SIZES = (
+    (8, 512),
+    (32, 2048),
+    (128, 4096),
+    (256, 8192),
+    (512, 8192),
+    (1024, 16384),
+    (1024, 131072),
+)
+# Calls of a block; larger batches take seconds.
+BLOCK, BLOCK_OF_LARGE, LARGE_MB = 5, 2, 100
 MODES = {
     "TRACE": Switches(trace=True),
     "TRACE + DETAIL": Switches(trace=True, detail=True),
     "TRACE + DETAIL, every 10th": Switches(trace=True, detail=True, sample_every=10),
     "metrics only": Switches(metrics=True),
 }
+MODES_OF_LARGE = ("TRACE", "TRACE + DETAIL")
+ROWS, CALLS, REPEATS = (64, 1024), 100, 7
 
 
 def work(data):
@@ -53,16 +69,15 @@ def work(data):
     return TensorDict({"result": data["input_ids"]}, batch_size=data.batch_size)
 
 
-def stored(rows, tokens):
-    """Put a batch with tensors and text into the queue; return its metadata."""
+def samples(rows, tokens):
+    """Return a batch with tensors and text, its keys and its tags."""
     lengths = [tokens - row % 7 for row in range(rows)]
     ids = torch.nested.as_nested_tensor(
         [torch.arange(length) for length in lengths], layout=torch.jagged
     )
     fields = tu.get_tensordict({"input_ids": ids, "raw_prompt": ["What is 2 + 2?"] * rows})
     tags = [{"global_steps": 1, "status": "success"} for _ in range(rows)]
-    keys = [f"{rows}x{tokens}_{row}" for row in range(rows)]
-    return tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
+    return fields, [f"{rows}x{tokens}_{row}" for row in range(rows)], tags
 
 
 def timed(function, meta):
@@ -72,7 +87,7 @@ def timed(function, meta):
     return now() - begin
 
 
-def measure(meta, switches, rounds):
+def measure(meta, switches, rounds, block):
     """Return the median call, the tracing's share of the calls, and the ratio to untraced calls.
 
     Blocks of untraced and traced calls take turns; the first call of a block is not counted, since
@@ -83,18 +98,19 @@ def measure(meta, switches, rounds):
     active = recorder.active()
     for _ in range(rounds):
         plain(meta)
-        before = [timed(plain, meta) for _ in range(BLOCK)]
+        before = [timed(plain, meta) for _ in range(block)]
         placement.install(switches, "benchmark", records=True)
         traced = bridge.tqbridge()(work)
         traced(meta)
         begin_ns = active.wrapper_ns
-        during = [timed(traced, meta) for _ in range(BLOCK)]
+        during = [timed(traced, meta) for _ in range(block)]
         spent += active.wrapper_ns - begin_ns
         placement.uninstall()
         bare += before
         with_tracing += during
         ratios.append(statistics.median(during) / statistics.median(before))
     return {
+        "calls": len(with_tracing),
         "bare_ms": statistics.median(bare) / 1e6,
         "traced_ms": statistics.median(with_tracing) / 1e6,
         "share": spent / sum(with_tracing),
@@ -103,14 +119,111 @@ def measure(meta, switches, rounds):
     }
 
 
+def finish(coroutine):
+    """Return what a coroutine that waits for nothing returns; no loop is needed."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise RuntimeError("the coroutine waits")
+
+
+def alone(data, wrap):
+    """Return a bridged call whose client has the batch at hand, each part wrapped by `wrap`."""
+
+    async def get(_client, _metadata):
+        return data
+
+    async def put(_client, _data, metadata):
+        return metadata
+
+    get = wrap(Target("client_get", "benchmark:Client.get"), get)
+    put = wrap(Target("client_put", "benchmark:Client.put"), put)
+    compute = wrap(Target("compute", "work"), work)
+
+    def call(meta):
+        return finish(put(None, compute(finish(get(None, meta))), meta))
+
+    return wrap(Target("bridged", "work"), call)
+
+
+def processor_times(rows, switches):
+    """Return the microseconds of processor time a traced call takes more, in its thread and in all."""
+    data, keys, tags = samples(rows, 20)
+    meta = tq.KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+    targets, placement.TARGETS = placement.TARGETS, ()
+    placement.install(switches, "benchmark", records=True)
+    found = {}
+    for name, wrap in (("bare", lambda _target, function: function), ("traced", around)):
+        call = alone(data, wrap)
+        runs = []
+        for _ in range(REPEATS):
+            call(meta)
+            begin = time.thread_time_ns(), time.process_time_ns()
+            for _ in range(CALLS):
+                call(meta)
+            thread = time.thread_time_ns() - begin[0]
+            time.sleep(0.2)  # the threads that write lines and events catch up
+            runs.append((thread, time.process_time_ns() - begin[1]))
+        found[name] = [statistics.median(each) / CALLS / 1e3 for each in zip(*runs, strict=True)]
+    placement.uninstall()
+    placement.TARGETS = targets
+    return [traced - bare for traced, bare in zip(found["traced"], found["bare"], strict=True)]
+
+
+def measure_alone():
+    """Print the table of processor times."""
+    rows = []
+    print("| samples | mode | in the caller's thread, µs | in all threads, µs |")
+    print("| --- | --- | --- | --- |")
+    for count in ROWS:
+        for mode, switches in MODES.items():
+            thread, process = processor_times(count, switches)
+            print(f"| {count} | {mode} | {thread:.0f} | {process:.0f} |", flush=True)
+            rows.append({"rows": count, "mode": mode, "thread_us": thread, "process_us": process})
+    print()
+    return rows
+
+
+def measure_queue(rounds, max_mb):
+    """Print the table of calls on the real TransferQueue."""
+    print("| batch | calls | mode | call, ms | in the tracing, µs | share | traced / untraced |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    rows = []
+    for size in SIZES:
+        megabytes = size[0] * size[1] * 8 / 2**20
+        if megabytes > max_mb:
+            continue
+        large = megabytes > LARGE_MB
+        fields, keys, tags = samples(*size)
+        meta = tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
+        del fields
+        for mode in MODES_OF_LARGE if large else MODES:
+            block = BLOCK_OF_LARGE if large else BLOCK
+            row = measure(meta, MODES[mode], 1 if large else rounds, block)
+            print(
+                f"| {megabytes:.1f} MB | {row['calls']} | {mode} | {row['bare_ms']:.1f} "
+                f"| {row['spent_us']:.0f} | {row['share']:.2%} | {row['ratio']:.3f} |",
+                flush=True,
+            )
+            rows.append({"mode": mode, "mb": megabytes, **row})
+        tq.kv_clear(keys=keys, partition_id="train")
+    return rows
+
+
 def main():
-    """Measure every size and mode, print a table."""
+    """Measure every size and mode, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=8, help="blocks a row (default 8)")
+    parser.add_argument(
+        "--max-mb", type=float, default=200, help="leave larger batches out (default 200)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
-    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR")
-    tq.init()
+    print(
+        f"{datetime.now().astimezone():%Y-%m-%d %H:%M}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, TransferQueue {tq.__version__}\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         handler = logging.FileHandler(Path(folder, "worker.err"))
         log = logging.getLogger(lines.NAME)
@@ -118,29 +231,14 @@ def main():
         log.propagate = False
         events = EventSettings(announce=False)
         recorder.start(Carried(folder, folder, events, take_anchor()), lambda: Identity("actor", 0))
-        rows = []
-        for size in SIZES:
-            meta = stored(*size)
-            megabytes = size[0] * size[1] * 8 / 2**20
-            rows += [
-                {"mode": mode, "mb": megabytes, **measure(meta, switches, args.rounds)}
-                for mode, switches in MODES.items()
-            ]
+        found = {"alone": measure_alone()}
+        ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR")
+        tq.init()
+        found["queue"] = measure_queue(args.rounds, args.max_mb)
         recorder.stop()
         log.removeHandler(handler)
-    print(
-        f"{datetime.now().astimezone():%Y-%m-%d %H:%M}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} CPUs, TransferQueue {tq.__version__}, {args.rounds * BLOCK} calls a row\n"
-    )
-    print("| batch | mode | call, ms | in the tracing, µs | share | traced / untraced |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        print(
-            f"| {row['mb']:.1f} MB | {row['mode']} | {row['bare_ms']:.1f} | {row['spent_us']:.0f} "
-            f"| {row['share']:.2%} | {row['ratio']:.3f} |"
-        )
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+        args.json.write_text(json.dumps(found, indent=1))
     tq.close()
     ray.shutdown()
     return 0

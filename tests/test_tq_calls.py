@@ -405,6 +405,64 @@ def test_ids_follow_the_samples_and_differ_by_batch_partition_and_run():
     assert trace_ids.origin_of(meta_of(module, 3)).ids[0] not in train.ids
 
 
+@pytest.mark.parametrize(
+    ("sample", "extra_info", "named"),
+    [
+        ({"partition_id": "train_3"}, {"global_steps": 3}, "train_3"),
+        ({"global_step": 3}, {}, "train_3"),
+        ({"global_step": 3}, {"validate": True}, "val_3"),
+    ],
+)
+def test_metadata_of_the_first_releases_has_ids_and_steps(sample, extra_info, named):
+    """They know partitions or steps by the sample, and no tags."""
+    kind = type("BatchMeta", (), {"size": 2})
+    meta = kind()
+    meta.samples = [types.SimpleNamespace(**sample)] * 2
+    meta.extra_info = extra_info
+    origin = trace_ids.origin_of(meta)
+
+    assert ((trace_ids.of_batch(named, None),), 3, 2) == origin
+
+
+def test_metrics_alone_do_not_ask_whose_samples_they_are(hosts, trace, monkeypatch):
+    """Nothing would show it."""
+    queue, bridge = hosts
+    trace()
+    monkeypatch.setattr(placement.calls, "origin_of", lambda meta: 1 / 0)
+    bridge.tqbridge()(lambda data: {"a": data["ids"]})(meta_of(queue, 1))
+
+    assert not placement._failures
+    assert 1 == metrics._sums["function_count"]
+
+
+def test_agent_loops_that_hand_samples_back_by_ray_are_no_rollouts_of_the_queue(hosts, trace):
+    """verl's other trainers use the same method."""
+    printed = trace(trace=True)
+    target = placement.Target("rollout", "agent_loop:_run_agent_loop")
+    worker = type("AgentLoopWorker", (), {})()
+    placement.around(target, lambda self, parameters, trajectory: None)(worker, {}, {"step": 1})
+
+    assert [] == printed()
+
+
+def test_classes_of_the_command_itself_are_wrapped(hosts, monkeypatch):
+    """`python -m verl.trainer.main_ppo_sync` defines its trainer in `__main__`; Ray takes it by value."""
+    main = types.ModuleType("__main__")
+    main.__file__ = "/somewhere/verl/trainer/main_ppo_sync.py"
+    main.PPOTrainer = type("PPOTrainer", (), {"_compute_values": lambda self, batch: batch})
+    original = main.PPOTrainer._compute_values
+    path = "verl.trainer.main_ppo_sync:PPOTrainer._compute_values"
+    monkeypatch.setattr(placement, "TARGETS", (placement.Target("direct", path, optional=True),))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    placement.place_in_main()
+    wrapper = main.PPOTrainer._compute_values
+
+    assert original is wrapper.__wrapped__
+    assert 5 == main.PPOTrainer()._compute_values(5)
+    placement.uninstall()
+    assert original is main.PPOTrainer._compute_values
+
+
 def test_a_users_own_id_is_respected():
     """As `extra_info` of the batch, or as a tag of the samples; made fit for a line."""
     module = types.ModuleType("q")
@@ -473,7 +531,7 @@ def test_a_failure_of_ours_costs_itself_only(hosts, trace, monkeypatch, capsys):
     """Said once; the host goes on."""
     queue, bridge = hosts
     trace(trace=True)
-    monkeypatch.setattr(placement, "origin_of", lambda meta: 1 / 0)
+    monkeypatch.setattr(placement, "find_meta", lambda values: 1 / 0)
     work = bridge.tqbridge()(lambda data: {"a": data["ids"]})
 
     assert [1, 1] == [work(meta_of(queue, 1)).size for _ in range(2)]
@@ -509,8 +567,9 @@ def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
         return agent_name
 
     target = placement.Target("rollout", "agent_loop:_run_agent_loop")
+    worker = type("AgentLoopWorkerTQ", (), {})()
     coroutine = placement.around(target, _run_agent_loop)(
-        None, {}, {"step": 5, "validate": True}, agent_name="tool_agent", global_steps=5
+        worker, {}, {"step": 5, "validate": True}, agent_name="tool_agent", global_steps=5
     )
 
     assert "tool_agent" == asyncio.run(coroutine)

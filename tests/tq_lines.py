@@ -1,8 +1,12 @@
 """Lines as the tracing writes them, and as the fork of the guide did, for tests of their readers."""
 
+import re
 from datetime import datetime, timezone
 
 WALL_S = 1_769_500_000
+
+# The environment that prints all of them.
+ON = {"TQ_TRACE_ENABLED": "1", "TQ_TRACE_DETAIL_ENABLED": "1", "VERL_LOGGING_LEVEL": "INFO"}
 
 
 class Writer:
@@ -108,3 +112,19 @@ def log_of(*writers):
         key=lambda each: each[:2],
     )
     return "".join(f"{line}\n" for _, _, line in lines)
+
+
+def traced_lines(text):
+    """Return the tracing's lines in what a command printed, as dicts."""
+    lines = []
+    for line in text.splitlines():
+        match = re.search(r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*)", line)
+        if match:
+            fields = dict(field.split("=", 1) for field in match[2].split(" | "))
+            lines.append({"mark": match[1], "text": line, **fields})
+    return lines
+
+
+def of(lines, **wanted):
+    """Return those of the lines with these fields; None for: without the field."""
+    return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]

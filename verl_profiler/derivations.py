@@ -361,14 +361,10 @@ SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, dur
 FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
 """
 
-# An operation inside a traced function has the function's id with a number behind.
 _TRANSFERS = f"""
 SELECT e.run, step, name, validate, request_id, role, event, op, partition, status,
-    begin_us, end_us, duration_us, size_bytes, rows, coalesce(e.func, c.func) AS func, {_TRACED}
+    begin_us, end_us, duration_us, size_bytes, rows, e.func, {_TRACED}
 FROM event_fields AS e
-LEFT JOIN (
-    SELECT run, call, any_value(func) AS func FROM tq_calls WHERE call IS NOT NULL GROUP BY run, call
-) AS c ON c.run = e.run AND c.call = split_part(e.call, '.', 1)
 WHERE family = 'transfer_queue' AND NOT starts_with(event, 'tq_function')
 """
 

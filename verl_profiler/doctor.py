@@ -334,8 +334,8 @@ def examine_cluster() -> list[Finding]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from verl_profiler.launch import make_hook
     from verl_profiler.settings import ENVIRONMENT_VARIABLE
+    from verl_profiler.worker_hook import make_hook
 
     marker = "check"
     try:

@@ -7,9 +7,8 @@ verl from Python calls it himself.  Everything wrong with the settings ends here
 from __future__ import annotations
 
 import functools
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from verl_profiler import (
     recorder,
     run_directory,
     tq_tracing,
+    worker_hook,
 )
 from verl_profiler.actors import OFF, hook_creation
 from verl_profiler.capture_plan import Plan
@@ -30,7 +30,7 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.planning import make_plan
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
 
-__all__ = ["end", "make_hook", "prepare"]
+__all__ = ["end", "prepare"]
 
 NODE = "profiler"
 
@@ -71,7 +71,9 @@ def prepare(config: Any) -> Any:
         for warning in memory_saver.apply(config, settings.memory_saver):
             recorder.say(f"WARNING {warning}")
         if settings.transfer_queue.any:
-            _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue))
+            v1 = OmegaConf.select(config, "trainer.use_v1")
+            _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue, v1=v1))
+            tq_tracing.wrap_main()
     if not settings.events.enabled and capture is None:
         return config
     clock = take_anchor()
@@ -215,6 +217,8 @@ def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:
     runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **variables}
     # Set whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
     OmegaConf.update(config, "ray_kwargs.ray_init", {**ray_init, "runtime_env": runtime_env})
+    # verl before 0.9 writes TRANSFER_QUEUE_ENABLE into it (0.8.0 main_ppo.py:74).
+    OmegaConf.set_struct(config.ray_kwargs.ray_init.runtime_env, False)
 
 
 def _ask_engine_for_times(config: Any) -> None:
@@ -250,20 +254,9 @@ def _hook_ray_init() -> None:
     def init(*args: Any, **kwargs: Any) -> Any:
         global _ray_started
         _ray_started = True
-        runtime_env = kwargs.get("runtime_env")
-        # Ray Client (ray://) exports no callables.
-        through_client = str(kwargs.get("address") or (args[0] if args else "")).startswith(
-            "ray://"
-        )
-        if not through_client and (runtime_env is None or isinstance(runtime_env, dict)):
-            runtime_env = dict(runtime_env or {})
-            if not _job_has_hook():
-                runtime_env["worker_process_setup_hook"] = make_hook(
-                    runtime_env.get("worker_process_setup_hook")
-                )
-                kwargs["runtime_env"] = runtime_env
+        worker_hook.add(args, kwargs)
         result = original(*args, **kwargs)
-        if not through_client:
+        if not worker_hook.is_through_client(args, kwargs):
             _compare_clocks(ray)
         return result
 
@@ -279,51 +272,3 @@ def _compare_clocks(ray: Any) -> None:
         clock_exchange.start(ray)
     except Exception as error:  # noqa: BLE001  the run starts all the same
         recorder.say(f"WARNING the clocks of the nodes are not compared: {error!r}")
-
-
-def _job_has_hook() -> bool:
-    """Whether `ray job submit` set a hook already; Ray refuses a second one."""
-    from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
-
-    try:
-        job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR, "{}"))
-    except ValueError:
-        return False
-    if (job.get("runtime_env") or {}).get("worker_process_setup_hook"):
-        recorder.say(
-            "WARNING the Ray job has a worker_process_setup_hook of its own, so processes that do "
-            "not import verl (TransferQueue's) are not recorded. (job-hook)"
-        )
-        return True
-    return False
-
-
-def make_hook(users: str | Callable[[], Any] | None) -> Callable[[], None]:
-    """Return the set-up hook: the user's own first, then ours.
-
-    It travels by value.  Named by a string, a node without this package could not import it, and
-    Ray would end each worker there as soon as it starts (ray 2.60 default_worker.py:314).
-    """
-
-    def verl_profiler_setup_hook() -> None:
-        if isinstance(users, str):
-            import importlib
-
-            module, _, name = users.rpartition(".")
-            getattr(importlib.import_module(module), name)()
-        elif users is not None:
-            users()
-        try:
-            import verl_profiler.plugin  # noqa: F401
-        except Exception as error:  # noqa: BLE001
-            import sys
-
-            print(
-                f"[verl-profiler] WARNING not installed on this node, nothing is recorded: {error!r}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    # cloudpickle ships functions of `__main__` by value.
-    verl_profiler_setup_hook.__module__ = "__main__"
-    return verl_profiler_setup_hook

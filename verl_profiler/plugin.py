@@ -1,10 +1,10 @@
 """The entry point in every process of the run: importing it activates the probes.
 
-verl imports it through the entry-point group `verl.plugins`; processes that never import verl
-get it from Ray's worker process set-up hook.  Without `VERL_PROFILER_SETTINGS` or a TransferQueue switch
-(`TQ_…`) in the environment it does nothing.  It imports neither verl nor Ray, and it never raises: verl hides a plugin's failure
-at DEBUG level, and Ray ends a worker whose hook fails, so a failure is said here and training
-goes on.
+verl 0.9 imports it through the entry-point group `verl.plugins`.  An older verl's command gets it
+from Hydra's search-path plugin, and processes with an older verl, or none, from Ray's worker process
+set-up hook.  Without `VERL_PROFILER_SETTINGS` or a TransferQueue switch (`TQ_…`) in the environment
+it does nothing.  It imports neither verl nor Ray, and it never raises: verl hides a plugin's failure
+at DEBUG level, and Ray ends a worker whose hook fails, so a failure is said here and training goes on.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Every Hydra application of the environment imports this module, so it must stay 
 never raise.
 """
 
+import os
+import sys
+
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
@@ -14,3 +17,16 @@ class VerlProfilerSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the installed configs behind those of the application."""
         search_path.append(provider="verl-profiler", path="pkg://verl_profiler.configs")
+        _load_plugin()
+
+
+def _load_plugin() -> None:
+    """Load the plugin into the driver of a verl that loads none itself (before 0.9).
+
+    It does nothing unless the environment switches it on.
+    """
+    if "verl" in sys.modules and os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto") == "auto":
+        try:
+            import verl_profiler.plugin  # noqa: F401
+        except Exception as error:  # noqa: BLE001  Hydra's applications are not ours
+            print(f"[verl-profiler] WARNING not loaded: {error!r}", file=sys.stderr)

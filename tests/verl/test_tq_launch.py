@@ -1,10 +1,11 @@
 """TransferQueue tracing in the driver: what the command's settings and environment hand on."""
 
+import importlib.util
 import inspect
 
 import pytest
 
-from verl_profiler import launch, tq_tracing
+from verl_profiler import launch, tq_tracing, worker_hook
 from verl_profiler.doctor import find_targets
 from verl_profiler.errors import ConfigError
 from verl_profiler.probes import Probe
@@ -17,7 +18,7 @@ omegaconf = pytest.importorskip("omegaconf")
 def prepared(tmp_path):
     """Prepare a config without event recording; return what Ray is told to hand on."""
 
-    def prepare(users=None, **switches):
+    def prepare(users=None, v1=True, **switches):
         config = omegaconf.OmegaConf.create(
             {
                 "profiler": {
@@ -25,6 +26,7 @@ def prepared(tmp_path):
                     "events": {"enabled": False},
                     "transfer_queue": switches,
                 },
+                "trainer": {"use_v1": v1},
                 "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": users or {"MINE": "1"}}}},
             }
         )
@@ -47,6 +49,15 @@ def test_the_settings_travel_also_without_event_files(prepared, monkeypatch):
     )
     assert ("1", "DEBUG") == (found["MINE"], found["VERL_LOGGING_LEVEL"])
     assert found["TQ_TRACE_RUN"]
+
+
+def test_an_older_verl_may_add_a_variable_of_its_own(prepared):
+    """Up to 0.8 it writes into the node, of a config whose keys are fixed."""
+    found = prepared(trace=True)
+    omegaconf.OmegaConf.set_struct(found._get_root(), True)
+    found["TRANSFER_QUEUE_ENABLE"] = "1"
+
+    assert "1" == found.TRANSFER_QUEUE_ENABLE
 
 
 def test_switched_off_nothing_travels(prepared, monkeypatch):
@@ -85,13 +96,16 @@ def test_hidden_lines_are_said(prepared, monkeypatch, capsys):
 
 
 def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
-    """What the user gives `ray.init` stays."""
+    """What the user gives `ray.init` stays; the hook loads the plugin where verl does not."""
     got = []
     ray = type("ray", (), {"init": staticmethod(lambda *a, **k: got.append((a, k)))})
     tq_tracing._hook_ray_init({"TQ_TRACE_ENABLED": "1", "MINE": "ours"}, ray)
     ray.init("auto", runtime_env={"working_dir": ".", "env_vars": {"MINE": "users"}})
     ray.init(num_cpus=2)
+    ray.init("ray://head:10001")
+    hooks = [more["runtime_env"].pop("worker_process_setup_hook", None) for _, more in got]
 
+    assert [True, True, False] == [hook is not None for hook in hooks]
     assert [
         (
             ("auto",),
@@ -106,13 +120,50 @@ def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
             (),
             {"num_cpus": 2, "runtime_env": {"env_vars": {"TQ_TRACE_ENABLED": "1", "MINE": "ours"}}},
         ),
+        (
+            ("ray://head:10001",),
+            {"runtime_env": {"env_vars": {"TQ_TRACE_ENABLED": "1", "MINE": "ours"}}},
+        ),
     ] == got
+
+
+def test_a_hook_of_ours_is_not_put_around_ours():
+    """`+profiler=…` and the variables may both ask for it."""
+    given = {}
+    worker_hook.add((), given)
+    first = given["runtime_env"]["worker_process_setup_hook"]
+    worker_hook.add((), given)
+
+    assert first is given["runtime_env"]["worker_process_setup_hook"]
+
+
+def test_the_v0_trainer_is_said_to_have_nothing_to_trace(prepared, capsys):
+    """The config knows it before training."""
+    prepared(trace=True, v1=False)
+
+    assert "tq-not-there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("package", "says"),
+    [("transfer_queue", "TransferQueue is not installed"), ("verl", "does not use TransferQueue")],
+)
+def test_nothing_to_trace_is_said(prepared, monkeypatch, capsys, package, says):
+    """verl 0.7.1, or an environment without TransferQueue; training goes on."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else find(name)
+    )
+    prepared(trace=True)
+
+    assert says in capsys.readouterr().err
 
 
 def test_every_target_is_in_the_installed_sources():
     """A newer verl or TransferQueue shows here first what has moved."""
-    # The package itself only re-exports.
-    paths = [t.path for t in placement.TARGETS if not t.path.startswith("transfer_queue:")]
+    # The package itself only re-exports; `main_ppo_sync` is verl 0.8's.
+    elsewhere = ("transfer_queue:", "verl.trainer.main_ppo_sync:")
+    paths = [t.path for t in placement.TARGETS if not t.path.startswith(elsewhere)]
     rows = find_targets(Probe(None, "transfer_queue", (path,)) for path in paths)
 
     assert {"found"} == {state for _, _, state in rows}

@@ -1,17 +1,19 @@
 """TransferQueue tracing on the real TransferQueue and verl's real bridge, over processes and nodes."""
 
+import contextlib
 import json
-import re
+import socket
+import struct
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from tq_lines import ON, of, traced_lines
 
 HERE = Path(__file__).parent
 SAMPLES = 12
-ON = {"TQ_TRACE_ENABLED": "1", "TQ_TRACE_DETAIL_ENABLED": "1", "VERL_LOGGING_LEVEL": "INFO"}
 
 pytestmark = pytest.mark.ray
 
@@ -28,13 +30,7 @@ def run(environment, megabytes=1, **switches):
     )
     found = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert found, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = []
-    for text in (done.stdout + done.stderr).splitlines():
-        match = re.search(r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*)", text)
-        if match:
-            fields = dict(field.split("=", 1) for field in match[2].split(" | "))
-            lines.append({"mark": match[1], "text": text, **fields})
-    return json.loads(found[0].partition(" ")[2]), lines
+    return json.loads(found[0].partition(" ")[2]), traced_lines(done.stdout + done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +40,15 @@ def off(verl_environment):
 
 
 @pytest.fixture(scope="module")
-def traced(verl_environment):
+def folder(tmp_path_factory):
+    """Where verl's loggers write."""
+    return tmp_path_factory.mktemp("loggers")
+
+
+@pytest.fixture(scope="module")
+def traced(verl_environment, folder):
     """The run with everything on, by the environment alone, on nodes that do not have it."""
-    return run(verl_environment, **ON)
-
-
-def of(lines, **wanted):
-    return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+    return run(verl_environment, **ON, TENSORBOARD_DIR=f"{folder}/tb", WANDB_DIR=str(folder))
 
 
 def test_training_sees_the_same_with_tracing_on_and_off(off, traced):
@@ -105,11 +103,13 @@ def test_one_id_joins_rollout_and_update(traced):
 
 
 def test_bytes_are_those_of_the_samples(traced):
-    """1 MB in twelve samples; each rank gets half of them, nested on the way back."""
+    """1 MB in twelve samples, and a quarter as much text; each rank gets half, nested on the way back."""
     gets = of(traced[1], func="compute_log_prob", stage="TQ_CLIENT_GET_END")
     puts = of(traced[1], func="compute_log_prob", stage="TQ_CLIENT_PUT_END")
 
-    assert ["0.50", "0.50"] == [line["data_size_mb"] for line in gets]
+    assert [0.625, 0.625] == pytest.approx(
+        [float(line["data_size_mb"]) for line in gets], abs=0.006
+    )
     # Half as much: floats instead of 64-bit integers.
     assert ["0.25", "0.25"] == [line["data_size_mb"] for line in puts]
     for line in gets + puts:
@@ -135,6 +135,54 @@ def test_metrics_of_all_processes_arrive_once_a_step(traced):
     assert 0 < first["tq/overhead_share"] < 1
 
 
+def test_tensorboard_has_them_in_their_step_only(traced, folder):
+    """Read back from its event file, next to verl's own."""
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reading.EventAccumulator(f"{folder}/tb").Reload()
+    names = [name for name in events.Tags()["scalars"] if name.startswith("tq/")]
+    expected = {k: v for k, v in traced[0]["logged"][0].items() if k.startswith("tq/")}
+
+    assert sorted(expected) == sorted(names)
+    for name in names:
+        [only] = events.Scalars(name)
+        assert (3, pytest.approx(expected[name], rel=1e-6)) == (only.step, only.value)
+    assert [3, 3, 4] == [each.step for each in events.Scalars("loss")]
+
+
+def wandb_records(path):
+    """Yield the records of wandb's offline file: a header, then LevelDB's log format."""
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_wandb_has_them_in_their_step_only(traced, folder):
+    """Read back from what it keeps offline; it joins the two logs of a step."""
+    Record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
+    rows = {}
+    for data in wandb_records(next(folder.glob("wandb/offline-run-*/run-*.wandb"))):
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}
+            rows[row["_step"]] = row
+    expected = {k: v for k, v in traced[0]["logged"][0].items() if k.startswith("tq/")}
+
+    assert [3, 4] == sorted(rows)
+    assert expected == pytest.approx({k: v for k, v in rows[3].items() if k.startswith("tq/")})
+    assert not [name for name in rows[4] if name.startswith("tq/")]
+    assert {1.0} == {row["loss"] for row in rows.values()}
+
+
 @pytest.mark.parametrize(("megabytes", "every"), [(200, 1), (8, 2)])
 def test_larger_payloads_and_sampling(verl_environment, megabytes, every):
     """Sizes are right, and sampling thins the lines, not the counts."""
@@ -143,10 +191,63 @@ def test_larger_payloads_and_sampling(verl_environment, megabytes, every):
     gets = of(lines, func="compute_log_prob", stage="TQ_CLIENT_GET_END")
 
     # The first call of a function in a process is a sampled one.
-    assert [megabytes / 2] * 2 == pytest.approx(
+    assert [1.25 * megabytes / 2] * 2 == pytest.approx(
         [float(line["data_size_mb"]) for line in gets], rel=0.01
     )
     assert {None if every == 1 else str(every)} == {line.get("sampled") for line in lines}
     rollouts = [line for line in of(lines, stage="TQ_CLIENT_PUT_END") if "func" not in line]
     assert SAMPLES // every == len(rollouts)
     assert SAMPLES + 4 == report["logged"][0]["tq/client_put_count"]
+
+
+@pytest.fixture
+def mooncake():
+    """Mooncake's master on this machine; yields TransferQueue's settings for it."""
+    store = pytest.importorskip("mooncake.store", exc_type=ImportError)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        rpc, metrics, http = (each.getsockname()[1] for each in sockets)
+    options = {
+        "rpc_address": "127.0.0.1",
+        "rpc_port": rpc,
+        "metrics_port": metrics,
+        "enable_http_metadata_server": "true",
+        "http_metadata_server_host": "127.0.0.1",
+        "http_metadata_server_port": http,
+        "default_kv_lease_ttl": 999999,
+    }
+    master = subprocess.Popen(
+        [
+            Path(store.__file__).with_name("mooncake_master"),
+            *(f"--{k}={v}" for k, v in options.items()),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    settings = {
+        "auto_init": False,  # it would end every other master of the machine
+        "metadata_server": f"127.0.0.1:{http}",
+        "master_server_address": f"127.0.0.1:{rpc}",
+        "global_segment_size": 2**28,
+        "local_buffer_size": 2**27,
+    }
+    yield {"storage_backend": "MooncakeStore", "MooncakeStore": settings}
+    master.terminate()
+    master.wait()
+
+
+def test_another_storage_backend(verl_environment, off, mooncake):
+    """Mooncake over TCP: the same data, and bytes counted as the sum of what went in and out.
+
+    pip install mooncake-transfer-engine-non-cuda, and libibverbs.so.1 on the library path.
+    """
+    report, lines = run(verl_environment, 1, **ON, BACKEND=json.dumps(mooncake))
+    metrics = report["logged"][0]
+
+    assert off[0]["training"] == report["training"]
+    assert {"ok"} == {line["status"] for line in of(lines, stage="TQ_CLIENT_PUT_END")}
+    # The samples and two results of half the tokens' bytes; out to four calls, and all of it at the end.
+    assert metrics["tq/put_size_mb_total"] == pytest.approx(1.25 + 0.5 + 0.5, abs=0.001)
+    assert metrics["tq/get_size_mb_total"] == pytest.approx(4 * 1.25 + 2.25, abs=0.001)

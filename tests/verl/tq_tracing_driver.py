@@ -7,6 +7,7 @@ is switched on comes from the environment alone.  Prints one line of JSON: what 
 """
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 6, "include_
 cluster.add_node(num_cpus=4)
 os.environ.update(OURS)
 
+import hydra  # noqa: E402
 import ray  # noqa: E402
 import torch  # noqa: E402
 import transfer_queue as tq  # noqa: E402
@@ -44,8 +46,10 @@ class Rollout:
         async def one(uid):
             await asyncio.sleep(0.005)
             ids = torch.arange(length).repeat(1, 1) + len(uid)
+            # A quarter of the tensor's bytes.
+            prompt = uid.ljust(2 * length, ".")
             fields = tu.get_tensordict(
-                {"input_ids": ids, "raw_prompt": [f"prompt {uid}"], "reward_model": [{"gt": uid}]}
+                {"input_ids": ids, "raw_prompt": [prompt], "reward_model": [{"gt": uid}]}
             )
             tag = {"status": "success", "global_steps": STEP, "seq_len": length}
             await tq.async_kv_batch_put(
@@ -73,9 +77,12 @@ class Worker:
 def main():
     """Two steps of one batch; the report at the end."""
     megabytes = float(sys.argv[1])
+    with hydra.initialize(version_base=None):  # as verl's commands; loads the plugin before 0.9
+        hydra.compose()
     length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
     ray.init(address=cluster.address, logging_level="ERROR")
-    tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 3}}})
+    backend = {"SimpleStorage": {"num_data_storage_units": 3}}
+    tq.init({"backend": json.loads(os.environ.get("BACKEND", "null")) or backend})
     rollouts = [Rollout.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     uids = [f"uid{number}" for number in range(SAMPLES)]
@@ -103,7 +110,9 @@ def main():
     except ValueError as error:
         failures.append(type(error.cause).__name__ if hasattr(error, "cause") else "ValueError")
     data = tq.kv_batch_get(keys=keys, partition_id="train")
-    logger = Tracking("project", "experiment", ["console"])
+    wanted = ("tensorboard", "wandb") if "TENSORBOARD_DIR" in os.environ else ()
+    backends = [name for name in wanted if importlib.util.find_spec(name)]
+    logger = Tracking("project", "experiment", ["console", *backends])
     logged = []
     logger.logger["console"] = type(
         "Logger", (), {"log": lambda self, data, step: logged.append(data)}
@@ -111,6 +120,8 @@ def main():
     time.sleep(3)
     for step in (STEP, STEP, STEP + 1):
         logger.log(data={"loss": 1.0}, step=step)
+    if hasattr(logger, "finish"):  # verl before 0.9 leaves it to the collector
+        logger.finish()
     seen = ray.get([worker.seen.remote() for worker in workers])
     report = {
         "training": [[found for found, _, _ in seen], returned, digest(data), failures],

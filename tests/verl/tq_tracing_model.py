@@ -12,12 +12,14 @@ def digest(data):
     """Return a TensorDict as text: every tensor by its bytes, everything else by its value."""
     found = {}
     for key, value in sorted(data.items()):
+        known = hashlib.sha256()
         if isinstance(value, torch.Tensor):
-            parts = value.unbind() if value.is_nested else [value]
-            rows = [(str(p.dtype), list(p.shape), p.contiguous().numpy().tobytes()) for p in parts]
-            found[key] = hashlib.sha256(repr(rows).encode()).hexdigest()
+            for part in value.unbind() if value.is_nested else [value]:
+                known.update(f"{part.dtype} {list(part.shape)}".encode())
+                known.update(part.contiguous().numpy())
         else:
-            found[key] = repr(value.tolist() if hasattr(value, "tolist") else value.data)
+            known.update(repr(value.tolist() if hasattr(value, "tolist") else value.data).encode())
+        found[key] = known.hexdigest()
     return found
 
 

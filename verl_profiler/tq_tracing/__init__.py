@@ -11,9 +11,12 @@ metrics     sums over all processes, into verl's loggers once a step
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verl_profiler.tq_tracing.switches import (
@@ -24,7 +27,7 @@ from verl_profiler.tq_tracing.switches import (
     variables,
 )
 
-__all__ = ["activate", "carry"]
+__all__ = ["activate", "carry", "wrap_main"]
 
 _QUIET_LEVELS = ("WARN", "WARNING", "ERROR", "CRITICAL", "FATAL")
 
@@ -53,15 +56,26 @@ def activate(*, records: bool) -> bool:
     return True
 
 
-def carry(switches: Switches) -> dict[str, str]:
+def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
     """Return what Ray must hand to every process, and say what was switched on.
 
     Ray refuses a variable that the job (`ray job submit`) names too, so those are left to the job.
+
+    Args:
+        switches: What is on.
+        v1: `trainer.use_v1`, where the config is known and has it.
     """
-    _announce(switches)
+    _announce(switches, v1)
     job = jobs_own_variables()
     carried = variables(switches, os.environ)
     return {name: value for name, value in carried.items() if name not in job}
+
+
+def wrap_main() -> None:
+    """Wrap what the command itself defines and Ray ships by value; `main()` must have begun."""
+    from verl_profiler.tq_tracing import placement
+
+    placement.place_in_main()
 
 
 def _become_driver(switches: Switches) -> None:
@@ -85,13 +99,25 @@ def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
-        runtime_env = kwargs.get("runtime_env")
-        if runtime_env is None or isinstance(runtime_env, dict):
-            there = (runtime_env or {}).get("env_vars") or {}
-            kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+        try:
+            _prepare(carried, args, kwargs)
+        except Exception:  # noqa: BLE001  the run starts all the same
+            traceback.print_exc()
         return original(*args, **kwargs)
 
     ray.init = init
+
+
+def _prepare(carried: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Put the switches, and the way in for verl before 0.9, into the arguments of `ray.init`."""
+    from verl_profiler import worker_hook
+
+    wrap_main()
+    runtime_env = kwargs.get("runtime_env")
+    if runtime_env is None or isinstance(runtime_env, dict):
+        there = (runtime_env or {}).get("env_vars") or {}
+        kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+    worker_hook.add(args, kwargs)
 
 
 def _ray_job() -> str | None:
@@ -103,7 +129,7 @@ def _ray_job() -> str | None:
 
 
 @functools.lru_cache(1)
-def _announce(switches: Switches) -> None:
+def _announce(switches: Switches, v1: bool | None) -> None:
     from verl_profiler.recorder import say
 
     parts = {
@@ -116,9 +142,29 @@ def _announce(switches: Switches) -> None:
     if switches.every > 1:
         text += f"; lines of every {switches.every}th call"
     say(f"TransferQueue tracing: {text}")
+    nothing = _nothing_to_trace(v1)
+    if nothing:
+        say(
+            f"WARNING TransferQueue tracing: {nothing}, so there is nothing to trace. Training is "
+            "not affected. (tq-not-there)"
+        )
+        return
     level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
     if level in _QUIET_LEVELS and (switches.trace or switches.detail):
         say(
             f"WARNING {LOG_LEVEL_VARIABLE}={level} hides the TRACE and DETAIL lines.\n"
             f"Unset it or set it to INFO. (tq-lines-hidden)"
         )
+
+
+def _nothing_to_trace(v1: bool | None) -> str | None:
+    """Say why this run moves nothing through TransferQueue, where that is known."""
+    if importlib.util.find_spec("transfer_queue") is None:
+        return "TransferQueue is not installed"
+    if v1 is False:
+        return "verl's V0 trainer (trainer.use_v1=false) does not use TransferQueue"
+    verl = importlib.util.find_spec("verl")
+    folders = (verl.submodule_search_locations if verl is not None else None) or ()
+    if any(Path(folder, "utils", "transferqueue_utils.py").exists() for folder in folders):
+        return None
+    return "the installed verl does not use TransferQueue (0.6.x, 0.7.0, 0.8 and later do)"

@@ -26,7 +26,14 @@ from verl_profiler.tq_tracing.sizes import size_of
 from verl_profiler.tq_tracing.switches import Switches
 from verl_profiler.tq_tracing.trace_ids import Origin, origin_of
 
-__all__ = ["ClientCall", "FunctionCall", "begin_client_call", "begin_function", "configure"]
+__all__ = [
+    "ClientCall",
+    "FunctionCall",
+    "begin_client_call",
+    "begin_function",
+    "configure",
+    "find_origin",
+]
 
 _MB = 2**20
 _SECOND = 1e9
@@ -94,19 +101,31 @@ class _Traced:
         after: str = "",
         status: str = "",
     ) -> None:
-        if not (self.wanted and self.sampled and lines.are_shown()):
-            return
+        if self.wanted and self.sampled and lines.are_shown():
+            lines.say(self._line, before, stage, fields, moment_ns, after, status, switches.every)
+
+    def _line(
+        self,
+        before: str,
+        stage: str,
+        fields: str,
+        moment_ns: int,
+        after: str,
+        status: str,
+        every: int,
+    ) -> str:
+        """Put a line together; called from the thread that prints it."""
         text = (
             f"[{self.mark}] trace_id={self.trace_id} | {before}stage={stage} | {fields}"
             f"timestamp={moment_ns / _SECOND:.6f}{after} | call={self.id}"
         )
         if status:
             text += f" | status={status}"
-        if switches.every > 1:
-            text += f" | sampled={switches.every}"
+        if every > 1:
+            text += f" | sampled={every}"
         if self.step is not None:
             text += f" | step={self.step}"
-        lines.say(text)
+        return text
 
 
 class FunctionCall(_Traced):
@@ -337,6 +356,11 @@ class ClientCall(_Traced):
         )
 
 
+def find_origin(meta: Any) -> Origin:
+    """Say where the samples come from; metrics alone need not know."""
+    return origin_of(meta) if switches.trace or switches.detail else Origin()
+
+
 def begin_function(name: str, origin: Origin, *, bridged: bool, waits: bool) -> FunctionCall:
     """Begin one call of a traced function."""
     return FunctionCall(name, origin, bridged=bridged, waits=waits).begin()
@@ -348,7 +372,7 @@ def begin_client_call(stage: str, arguments: dict[str, Any]) -> ClientCall:
     function = current.get()
     origin = function.origin if function is not None else Origin()
     if not origin.ids and metadata is not None:
-        origin = origin_of(metadata)
+        origin = find_origin(metadata)
     if stage == "GET":
         return ClientCall(stage, function, origin, str(getattr(metadata, "size", 0)), 0)
     data = arguments["data"]

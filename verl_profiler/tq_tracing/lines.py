@@ -1,7 +1,8 @@
 """Print lines through Python's logging, from a thread of its own.
 
-Formatting and writing a line takes tens of microseconds, and a call has a dozen of them.  The caller's
-thread only appends the text with its time; what is pending is written every 50 ms and at exit.
+Putting a line together and writing it takes tens of microseconds, and a call has a dozen of them.  The
+caller's thread only appends what it is made of, with the time; what is pending is written every 50 ms
+and at exit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from verl_profiler import recorder
 from verl_profiler.tq_tracing.switches import LOG_LEVEL_VARIABLE
@@ -23,7 +26,7 @@ NAME = "verl_profiler.transfer_queue"
 _INTERVAL_S = 0.05
 
 _log = logging.getLogger(NAME)
-_pending: deque[tuple[float, str]] = deque()
+_pending: deque[tuple[float, Callable[..., str], tuple[Any, ...]]] = deque()
 _stopped = threading.Event()
 _writing = threading.Lock()
 _writer: threading.Thread | None = None
@@ -41,9 +44,9 @@ def are_shown() -> bool:
     return _log.isEnabledFor(logging.INFO)
 
 
-def say(text: str) -> None:
-    """Print a line, soon."""
-    _pending.append((time.time(), text))
+def say(make: Callable[..., str], *arguments: Any) -> None:
+    """Print the line that `make(*arguments)` returns, soon, from another thread."""
+    _pending.append((time.time(), make, arguments))
     if _writer is None:
         _start()
 
@@ -58,8 +61,8 @@ def flush() -> None:
     with _writing:
         # A line that comes meanwhile is written too; the host's thread may be faster than ours.
         while _pending:
-            moment, text = _pending.popleft()
-            record = _log.makeRecord(NAME, logging.INFO, "", 0, text, (), None)
+            moment, make, arguments = _pending.popleft()
+            record = _log.makeRecord(NAME, logging.INFO, "", 0, make(*arguments), (), None)
             record.created, record.msecs = moment, moment % 1 * 1000
             _log.handle(record)
 

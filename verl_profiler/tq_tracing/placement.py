@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,9 +28,9 @@ from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.transfer_queue import end_get
 from verl_profiler.tq_tracing import calls, lines, metrics
 from verl_profiler.tq_tracing.switches import Switches
-from verl_profiler.tq_tracing.trace_ids import Origin, find_meta, of_batch, origin_of, set_run
+from verl_profiler.tq_tracing.trace_ids import Origin, find_meta, of_batch, set_run
 
-__all__ = ["TARGETS", "Target", "install", "name_calls", "uninstall"]
+__all__ = ["TARGETS", "Target", "install", "name_calls", "place_in_main", "uninstall"]
 
 
 @dataclass(frozen=True)
@@ -58,30 +59,42 @@ class Target:
 
 
 _CLIENT = "transfer_queue.client:AsyncTransferQueueClient"
-_TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+_SYNC_TRAINER = "verl.trainer.main_ppo_sync:PPOTrainer"  # verl 0.8
+_TRAINERS = ("verl.trainer.ppo.v1.trainer_base:PPOTrainer", _SYNC_TRAINER)
+# What the trainers do themselves, and whether it waits for workers.
+_DIRECT = {
+    "_compute_reward_colocate": True,
+    "_balance_batch": False,
+    "_compute_old_log_prob": True,
+    "_compute_ref_log_prob": True,
+    "_compute_values": True,
+    "_compute_advantage": False,
+    "_compute_metrics": False,
+    "_log_rollout_data": False,
+}
+_INTERFACE = (
+    ("get", "kv_batch_get"),
+    ("get", "kv_batch_get_by_meta"),
+    ("put", "kv_batch_put"),
+    ("put", "kv_put"),
+)
 
 TARGETS = (
     # Every method with `@register` whose argument is metadata: compute_log_prob, update_actor, …
     Target("bridge", "verl.utils.transferqueue_utils:tqbridge"),
     Target("rollout", "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop"),
-    Target("direct", f"{_TRAINER}._compute_reward_colocate", waits=True, optional=True),
-    Target("direct", f"{_TRAINER}._balance_batch", optional=True),
-    Target("direct", f"{_TRAINER}._compute_old_log_prob", waits=True, optional=True),
-    Target("direct", f"{_TRAINER}._compute_ref_log_prob", waits=True, optional=True),
-    Target("direct", f"{_TRAINER}._compute_values", waits=True, optional=True),
-    Target("direct", f"{_TRAINER}._compute_advantage", optional=True),
-    Target("direct", f"{_TRAINER}._compute_metrics", optional=True),
-    Target("direct", f"{_TRAINER}._log_rollout_data", optional=True),
-    # The synchronous ones end in these; the package re-exports them under its own name.
     *(
-        Target(kind, f"{module}:{name}", optional=True)
+        Target("direct", f"{trainer}.{name}", waits=waits, optional=True)
+        for trainer in _TRAINERS
+        for name, waits in _DIRECT.items()
+    ),
+    Target("direct", f"{_SYNC_TRAINER}._add_remax_reward_baselines", optional=True),
+    # The package re-exports them under its own name.
+    *(
+        Target(kind, f"{module}:{prefix}{name}", optional=True)
         for module in ("transfer_queue.interface", "transfer_queue")
-        for kind, name in (
-            ("get", "async_kv_batch_get"),
-            ("get", "async_kv_batch_get_by_meta"),
-            ("put", "async_kv_batch_put"),
-            ("put", "async_kv_put"),
-        )
+        for prefix in ("async_", "")
+        for kind, name in _INTERFACE
     ),
     Target("client_get", f"{_CLIENT}.async_get_data"),
     Target("client_put", f"{_CLIENT}.async_put"),
@@ -154,9 +167,25 @@ def uninstall() -> None:
     calls.configure(Switches(), records=False)
 
 
+def place_in_main() -> None:
+    """Wrap the targets that are classes of `__main__`: `python -m verl.trainer.main_ppo_sync`.
+
+    Ray ships those by value, with their wrappers, which trace where tracing is on.
+    """
+    main = sys.modules["__main__"]
+    path = Path(getattr(main, "__file__", None) or "").as_posix()
+    for target in TARGETS:
+        module = target.path.partition(":")[0]
+        if path.endswith(f"/{module.replace('.', '/')}.py"):
+            _put_on(target, main)
+
+
 def _place(target: Target, module: ModuleType) -> None:
-    if not _on:
-        return
+    if _on:
+        _put_on(target, module)
+
+
+def _put_on(target: Target, module: ModuleType) -> None:
     try:
         found = resolve(module, target.path.partition(":")[2])
         if found is None:
@@ -282,10 +311,16 @@ def _begin_batch(target: Target, args: Any, kwargs: Any) -> Any:
     if meta is None:
         return None
     bridged = target.kind == "bridged"
-    return calls.begin_function(target.name, origin_of(meta), bridged=bridged, waits=target.waits)
+    return calls.begin_function(
+        target.name, calls.find_origin(meta), bridged=bridged, waits=target.waits
+    )
 
 
 def _begin_rollout(target: Target, args: Any, kwargs: Any) -> Any:
+    # The other agent-loop workers hand their samples back by Ray (verl 0.9's V0 trainer, 0.8's
+    # main_ppo), or put them from a bridged `generate_sequences` (0.6, 0.7.0).
+    if not any(kind.__name__ == "AgentLoopWorkerTQ" for kind in type(args[0]).__mro__):
+        return None
     trajectory = kwargs.get("trajectory", args[2] if len(args) > 2 else None) or {}
     step = kwargs.get("global_steps", trajectory.get("step"))
     # As verl's agent_loop_tq.py files them (verl 0.9.1).

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 __all__ = ["Size", "size_of"]
 
 # Rows of a field, or items of a container, that are looked at.
-_SAMPLE = 16
+_SAMPLE = 8
 _DEPTH = 6
 _NUMBER = 8
+_NOTHING: dict[str, Any] = {}
 
 
 class Size(NamedTuple):
@@ -39,6 +40,9 @@ def size_of(data: Any) -> Size:
     """Return the bytes of a TensorDict, nested ones included."""
     tensors = others = 0
     for value in _fields(data):
+        if _is_non_tensor(value):
+            others += _content_bytes(value, 0)
+            continue
         exact = _tensor_bytes(value)
         if exact is not None:
             tensors += exact
@@ -56,6 +60,15 @@ def _is_tensordict(value: Any) -> bool:
     return hasattr(value, "_tensordict") and not hasattr(value, "_non_tensordict")
 
 
+def _is_non_tensor(value: Any) -> bool:
+    """Whether this is a NonTensorData or a NonTensorStack, whose attribute access takes 20 µs."""
+    own = getattr(value, "__dict__", _NOTHING)
+    if "_non_tensordict" in own:
+        return True
+    rows = own.get("tensordicts")
+    return bool(rows) and "_non_tensordict" in getattr(rows[0], "__dict__", _NOTHING)
+
+
 def _fields(data: Any) -> Iterable[Any]:
     fields: Any = getattr(data, "_tensordict", data)
     return fields.values() if hasattr(fields, "values") else ()
@@ -63,16 +76,15 @@ def _fields(data: Any) -> Iterable[Any]:
 
 def _tensor_bytes(value: Any) -> int | None:
     """Return the bytes of a tensor or an array of numbers, None for anything else."""
-    # A jagged tensor's own `nbytes` takes 14 µs (torch 2.13), that of its values 0.1 µs.
+    # A jagged tensor's own `nbytes` takes 14 µs, its `dtype` 5 µs (torch 2.13); its values' 0.1 µs.
     try:
         size = getattr(getattr(value, "_values", None), "nbytes", None)
-        if size is None:
-            size = getattr(value, "nbytes", None)
+        if isinstance(size, int):
+            return size
+        size = getattr(value, "nbytes", None)
     except (RuntimeError, TypeError, NotImplementedError):
         return None
-    if not isinstance(size, int) or _holds_objects(value):
-        return None
-    return size
+    return size if isinstance(size, int) and not _holds_objects(value) else None
 
 
 def _holds_objects(value: Any) -> bool:
@@ -84,24 +96,27 @@ def _content_bytes(value: Any, depth: int) -> int:
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return len(value)
+    if depth > _DEPTH:
+        return 0
+    # Past the attribute access, see `_is_non_tensor`.
+    own = getattr(value, "__dict__", _NOTHING)
+    rows = own.get("tensordicts")  # a stack's: one NonTensorData a row
+    if rows is not None:
+        return _sampled(rows, depth)
+    if "_non_tensordict" in own:
+        return _content_bytes(own["_non_tensordict"].get("data"), depth + 1)
     exact = _tensor_bytes(value)
     if exact is not None:
         return exact
-    if depth > _DEPTH:
-        return 0
-    # A NonTensorStack holds one NonTensorData a row; read past their slow attribute access.
-    rows = vars(value).get("tensordicts") if hasattr(value, "__dict__") else None
-    if rows is None and _is_tensordict(value):
+    if _is_tensordict(value):
         return size_of(value).total
-    if rows is None and hasattr(value, "_non_tensordict"):
-        return _content_bytes(value._non_tensordict.get("data"), depth + 1)
-    if rows is None and isinstance(value, Mapping):
-        return _sampled(list(value.items()), depth)
-    if rows is None and _holds_objects(value):
+    if isinstance(value, Mapping):
+        rows = list(value.items())
+    elif _holds_objects(value):
         rows = value.reshape(-1)
-    if rows is None and isinstance(value, (set, frozenset)):
+    elif isinstance(value, (set, frozenset)):
         rows = list(value)
-    if rows is None and isinstance(value, Sequence):
+    elif isinstance(value, Sequence):
         rows = value
     if rows is not None:
         return _sampled(rows, depth)

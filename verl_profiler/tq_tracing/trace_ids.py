@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
+from operator import contains, itemgetter
 from typing import Any, NamedTuple
 
 __all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
@@ -19,6 +21,7 @@ __all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
 # By name: the classes exist twice in verl (a stand-in where TransferQueue is not installed).
 _META_CLASSES = ("KVBatchMeta", "BatchMeta")
 _UNPRINTABLE = re.compile(r"[\s|,]+")
+_OF_STEP = re.compile(r"_(\d+)$")
 _SHOWN = 8
 
 _run = ""
@@ -71,24 +74,52 @@ def origin_of(meta: Any) -> Origin:
     """Say where the samples of a KVBatchMeta or BatchMeta come from."""
     rows = getattr(meta, "size", None)
     rows = rows if isinstance(rows, int) else None
-    own = (getattr(meta, "extra_info", None) or {}).get("trace_id")
+    extra_info = getattr(meta, "extra_info", None) or {}
+    own = extra_info.get("trace_id")
     tags = getattr(meta, "tags", None) or getattr(meta, "custom_meta", None) or ()
-    partitions = getattr(meta, "partition_ids", None)
-    partition = partitions[0] if partitions else getattr(meta, "partition_id", None)
-    # A batch has a thousand tags, nearly always of one step and without names.
-    named = dict.fromkeys([tag["trace_id"] for tag in tags if "trace_id" in tag])
-    unnamed = tags if not named else [tag for tag in tags if "trace_id" not in tag]
-    steps = dict.fromkeys([tag.get("global_steps") for tag in unnamed])
+    partition, newest = _partition_of(meta, extra_info)
+    named, steps = _look_through(tags)
     ids = [_printable(name) for name in named]
     if partition is not None:
         ids += [of_batch(str(partition), step) for step in steps if step is not None]
+    # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
+    of_step = _OF_STEP.search(str(partition))
     if own is not None:
         ids = [_printable(own)]
-    elif not ids and partition is not None and re.search(r"_\d+$", str(partition)):
-        # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
+    elif not ids and of_step:
         ids = [of_batch(str(partition), None)]
-    known = [step for step in steps if isinstance(step, int)]
+    if newest is None and of_step:
+        newest = int(of_step[1])
+    known = [step for step in (*steps, newest) if isinstance(step, int)]
     return Origin(tuple(ids), max(known, default=None), rows)
+
+
+def _look_through(tags: Sequence[Mapping[str, Any]]) -> tuple[Iterable[Any], Iterable[Any]]:
+    """Return the trace ids in the tags, and the global steps of those without; each once."""
+    # A batch has a thousand tags, nearly always of one step and without ids: no loop in Python.
+    named: dict[Any, None] = {}
+    if any(map(contains, tags, repeat("trace_id"))):
+        named = dict.fromkeys(tag["trace_id"] for tag in tags if "trace_id" in tag)
+        tags = [tag for tag in tags if "trace_id" not in tag]
+    try:
+        return named, dict.fromkeys(map(itemgetter("global_steps"), tags))
+    except KeyError:
+        return named, dict.fromkeys(tag.get("global_steps") for tag in tags)
+
+
+def _partition_of(meta: Any, extra_info: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the partition, and the global step where the metadata itself has it."""
+    step = extra_info.get("global_steps")
+    samples = getattr(meta, "samples", None)
+    if not samples:
+        partitions = getattr(meta, "partition_ids", None)
+        return (partitions[0] if partitions else getattr(meta, "partition_id", None)), step
+    # Up to TransferQueue 0.1.5.  The first release has steps in place of partitions.
+    partition = getattr(samples[0], "partition_id", None)
+    if partition is None:
+        step = getattr(samples[0], "global_step", step)
+        partition = f"{'val' if extra_info.get('validate') else 'train'}_{step}"
+    return partition, step
 
 
 def _printable(name: Any) -> str:
