@@ -160,9 +160,9 @@ def _collect(directory: Path, plan: Plan) -> None:
     from verl_profiler import collecting
 
     try:
-        collecting.fetch_from_nodes(plan)
-        found = collecting.collect(directory, patience_s=plan.collect_timeout_s)
-        for line in collecting.account(found):
+        fetch = collecting.Fetch(directory)
+        found = collecting.collect(directory, patience_s=plan.collect_timeout_s, fetch=fetch)
+        for line in [*collecting.account(found), *fetch.account()]:
             recorder.say(line)
     except Exception as error:  # noqa: BLE001  training has ended well; the files are still there
         recorder.say(

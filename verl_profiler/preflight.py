@@ -75,13 +75,15 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         role: words_of({key: value for key, value in capture.options.items() if key != "o"})
         for role, capture in plan.roles.items()
     }
-    asked = {
-        node["NodeManagerHostname"]: ask.options(
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    hosts = [node["NodeManagerHostname"] for node in nodes]
+    asked = {}
+    for node, host in zip(nodes, hosts, strict=True):
+        # Two nodes may have one host name, in containers for example.
+        name = host if hosts.count(host) == 1 else f"{host} ({node['NodeID'][:8]})"
+        asked[name] = ask.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote(plan.tool, plan.directory, commands)
-        for node in ray.nodes()
-        if node["Alive"]
-    }
     answers = {}
     for host, reference in asked.items():
         try:
