@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+import real_nsys
 
 from verl_profiler import capturing, context, instrument, ranges, recorder
 from verl_profiler.clock import take_anchor
@@ -58,3 +59,12 @@ def recording(carried):
     active = recorder.start(carried, lambda: Identity("agent_loop", 0))
     yield active
     recorder.stop()
+
+
+@pytest.fixture(scope="session")
+def nsys():
+    """What a real nsys needs in the environment, with an nvtx that it hears."""
+    try:
+        return real_nsys.environment()
+    except real_nsys.CannotBeHad as error:
+        pytest.skip(f"no real nsys: {error}")

@@ -1,12 +1,15 @@
 """Processes of nsys that outlived a run: found by what they say of it, named, ended when asked.
 
-`nsys` is a stand-in here: `tail` under that name, which stays until it is ended.
+`nsys` is a stand-in here, `tail` under that name, which stays until it is ended; the last test has a
+real one.
 """
 
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -73,12 +76,17 @@ def test_a_tool_belongs_to_a_run_by_its_words_or_its_environment(run, start, tmp
     assert {by_words.pid: False, by_environment.pid: False} == found(run)
 
 
-def test_a_tool_that_watches_a_living_process_is_in_use(run, start):
+def test_a_tool_that_watches_a_living_process_is_in_use(run, start, tmp_path):
     """By its child, or by the session that the child's launcher started."""
-    words = ["nsys", "-c", f"{TAIL} -f /dev/null & wait"]
+    # bash under the name nsys, which runs this script.
+    (tmp_path / "profile").write_text(f"{TAIL} -f /dev/null & wait")
     environment = {ENVIRONMENT_VARIABLE: json.dumps({"directory": str(run)}), UNDER_NSYS: "1"}
     launcher = subprocess.Popen(
-        words, executable=shutil.which("bash"), env=environment, start_new_session=True
+        ["nsys", "profile"],
+        executable=shutil.which("bash"),
+        env=environment,
+        cwd=tmp_path,
+        start_new_session=True,
     )
     try:
         agent = start("nsys", f"--session-name=profile-python-{launcher.pid}", run=run)
@@ -124,3 +132,40 @@ def test_who_does_not_heed_is_killed(run, start):
 
     assert left.pid == tool.pid
     assert -9 == left.wait(10)
+
+
+def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
+    """Its words do not name the run, and nobody is its parent any more."""
+    settings = json.dumps({"directory": str(run)})
+    options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
+    program = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(300)"]
+    launcher = subprocess.Popen(
+        ["nsys", "profile", *options, "-o", f"{run}/nsight/raw/actor_h_1", *program],
+        env={**os.environ, **nsys, ENVIRONMENT_VARIABLE: settings, UNDER_NSYS: "1"},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert b"1\n" == launcher.stdout.readline()
+    tools = leftovers.tools_of(run, run / "nsight" / "raw")
+    (agent,) = [tool for tool in tools if "--start-agent" in tool.words]
+    try:
+        assert {True} == {tool.in_use for tool in tools}
+        assert launcher.pid in {tool.pid for tool in tools}
+        # It stops, so that it stays; everything else of the session dies.
+        os.kill(agent.pid, signal.SIGSTOP)
+        processes = {process.pid: process for process in leftovers._processes()}
+        under = [p for p in processes.values() if launcher.pid in leftovers._above(p, processes)]
+        for process in under:
+            os.kill(process.pid, signal.SIGKILL)
+        launcher.kill()
+        launcher.wait()
+        while len(found(run)) > 1:
+            time.sleep(0.02)
+
+        assert {agent.pid: False} == found(run)
+        assert [agent.pid] == [
+            tool.pid for tool in leftovers.end(run, run / "nsight" / "raw", grace_s=0.5)
+        ]
+        assert {} == found(run)
+    finally:
+        subprocess.run(["kill", "-9", str(agent.pid)], check=False, capture_output=True)

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import real_nsys
 
 from verl_profiler.analysis import range_times, span_kernels
 from verl_profiler.cli import main
@@ -22,37 +21,7 @@ from verl_profiler.reader import load
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
 STEPS = (2, 3)
-# nvtx >= 0.2.12 records nothing under the nsys that Debian has.
-NVTX = "0.2.11"
 ROLES = ["agent_loop=[0]", "engine=true", "transfer_queue=true"]
-
-
-@pytest.fixture(scope="session")
-def nsys():
-    """The folder of a real nsys."""
-    try:
-        return real_nsys.folder()
-    except real_nsys.CannotBeHad as error:
-        pytest.skip(f"no real nsys: {error}")
-
-
-@pytest.fixture(scope="session")
-def nvtx():
-    """A folder with an nvtx that this nsys hears."""
-    folder = real_nsys.cache().with_name(f"nvtx-{NVTX}-{sys.version_info[0]}{sys.version_info[1]}")
-    if not (folder / "nvtx").is_dir():
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"),
-                *("--target", str(folder), f"nvtx=={NVTX}"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.skip(f"nvtx {NVTX} cannot be installed: {done.stderr.strip()[-200:]}")
-    return folder
 
 
 def rehearse(output, environment, *overrides):
@@ -80,15 +49,10 @@ def rehearse(output, environment, *overrides):
     return printed
 
 
-def test_a_real_nsys_captures_each_process_and_step(nsys, nvtx, tmp_path):
+def test_a_real_nsys_captures_each_process_and_step(nsys, tmp_path):
     """Controller, workers, and the roles that verl never wraps, each on the ranks asked for."""
-    path = [str(nvtx), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        "PATH": f"{nsys}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-    }
     run = tmp_path / "run"
-    printed = rehearse(run, environment)
+    printed = rehearse(run, nsys)
 
     captures = json.loads((run / "nsight" / "captures.json").read_text())
     assert [] == [capture["problem"] for capture in captures if capture["problem"]], printed[-3000:]
@@ -103,7 +67,7 @@ def test_a_real_nsys_captures_each_process_and_step(nsys, nvtx, tmp_path):
         by_role
     )
 
-    os.environ["PATH"] = environment["PATH"]
+    os.environ["PATH"] = nsys["PATH"]
     assert 0 == main(["collect", "--export", str(run)])
     with load(run) as opened:
         ranges = range_times(opened.tables)
