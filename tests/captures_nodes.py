@@ -145,7 +145,7 @@ def main(folder):
         preflight.check_nodes(plan, prepared)
     except ConfigError as error:
         found["refused"] = str(error)
-    print("FOUND " + json.dumps(found), flush=True)
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

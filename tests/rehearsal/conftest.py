@@ -21,9 +21,21 @@ def _import_path():
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_recipe" / "rehearse.sh"
 STEPS = 2
-# The stand-in's run is the example of a recipe of one's own, so that both are tried in one run.
+# Who is captured beside the trainer and an actor, in every run with captures.
+CAPTURED = [
+    "actor_rollout_ref.actor.profile_ranks=[0]",
+    *(
+        f"profiler.nsight.roles.{role}"
+        for role in ("agent_loop=[0]", "engine=true", "transfer_queue=true")
+    ),
+]
+# The stand-in's run is the example of a recipe of one's own, and its last step is captured with the
+# torch profiler, so that all of it is tried in one run.
 COMMANDS = {
-    "standin": ([str(EXAMPLE)], []),
+    "standin": (
+        [str(EXAMPLE)],
+        [f"trainer.profile_steps=[{STEPS}]", "profiler.nsight.tool=torch", *CAPTURED],
+    ),
     "sglang": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
         ["profiler.events.engine_timing=true"],
