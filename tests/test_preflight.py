@@ -7,7 +7,7 @@ import pytest
 
 from verl_profiler.capture_plan import Plan, RoleCapture
 from verl_profiler.errors import ConfigError
-from verl_profiler.preflight import check_nodes, look, problems_of
+from verl_profiler.preflight import _names, check_nodes, look, problems_of
 
 GOOD = {
     "python": "/env/bin/python",
@@ -80,6 +80,16 @@ def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
     assert not check_nodes(plan(on_missing="warn"), config)
     assert {"steps": None, "tool": None} == config.global_profiler
     assert "h2: it did not answer: timed out" in capfd.readouterr().err
+
+
+def test_nodes_with_one_host_name_are_all_asked():
+    """One of them must not stand for the other."""
+    nodes = [
+        {"NodeManagerHostname": host, "NodeID": number * 20}
+        for host, number in (("a", "1"), ("b", "2"), ("b", "3"))
+    ]
+
+    assert {"a": "1" * 20, "b (22222222)": "2" * 20, "b (33333333)": "3" * 20} == _names(nodes)
 
 
 @pytest.fixture

@@ -75,15 +75,12 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         role: words_of({key: value for key, value in capture.options.items() if key != "o"})
         for role, capture in plan.roles.items()
     }
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    hosts = [node["NodeManagerHostname"] for node in nodes]
-    asked = {}
-    for node, host in zip(nodes, hosts, strict=True):
-        # Two nodes may have one host name, in containers for example.
-        name = host if hosts.count(host) == 1 else f"{host} ({node['NodeID'][:8]})"
-        asked[name] = ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    asked = {
+        name: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(plan.tool, plan.directory, commands)
+        for name, node in _names([node for node in ray.nodes() if node["Alive"]]).items()
+    }
     answers = {}
     for host, reference in asked.items():
         try:
@@ -91,6 +88,15 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
             answers[host] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
     return answers
+
+
+def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
+    """Return name → node id; two nodes may have one host name, in containers for example."""
+    hosts = [node["NodeManagerHostname"] for node in nodes]
+    return {
+        host if hosts.count(host) == 1 else f"{host} ({node['NodeID'][:8]})": node["NodeID"]
+        for node, host in zip(nodes, hosts, strict=True)
+    }
 
 
 def look(
