@@ -156,6 +156,21 @@ def test_traces_of_verls_own_torch_profiler_are_placed_by_their_names(run):
     )
 
 
+def test_traces_of_sglangs_schedulers_are_placed_by_the_time_in_their_names(run):
+    """With profile_discrete verl lets them trace themselves, into folders of the replicas."""
+    journal(run, 2, 5, role="trainer", tool="torch")
+    path = run / "nsight" / "raw" / "agent_loop_rollout_replica_1"
+    path.mkdir()
+    # The second capture of the journal is open from 2000 ns to 2500 ns.
+    (path / "0.000002100-TP-0.trace.json.gz").write_bytes(b"t" * 5000)
+    found = [capture for capture in collect(run) if capture.role == "engine"]
+
+    assert [("engine_1.step5.json.gz", "scheduler TP-0", "")] == [
+        (each.file, each.task, each.problem) for each in found
+    ]
+    assert found == [capture for capture in collect(run) if capture.role == "engine"]
+
+
 def test_a_trace_without_operations_is_named(run):
     """For example of a process that only passes messages on."""
     journal(run, 2, tool="torch")

@@ -35,6 +35,11 @@ _AGAIN_S = 1.0
 _SMALL_TRACE = 4096
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
 _VERL_TRACE = re.compile(r"(?P<label>.*?)_step(?P<step>\d+)_rank(?P<rank>\d+)\S*_pid(?P<pid>\d+)_")
+# With profile_discrete verl lets SGLang's schedulers trace themselves; sglang 0.5.12 names the traces
+# after the moment at which they began.
+_ENGINE_TRACE = re.compile(
+    r"agent_loop_rollout_replica_(?P<replica>\d+)/(?P<begin>\d+\.\d+)-TP-(?P<rank>\d+).*"
+)
 
 
 @dataclass
@@ -146,7 +151,7 @@ def collect(
         time.sleep(_AGAIN_S)
     for capture in captures:
         _settle(capture, place, captures)
-    captures += _verl_traces(raw, home)
+    captures += _verl_traces(place, captures)
     captures += _strangers(place)
     files = {capture.file for capture in captures}
     captures += [said for said in _metadata(home) if said.file not in files]
@@ -175,7 +180,11 @@ class Fetch:
         placed = {said.source: said.size_bytes for said in _metadata(home)}
         folders = {}
         for folder in (home / "journal", raw_of(self._run)):
-            here = {path.name: path.stat().st_size for path in folder.glob("*")}
+            here = {
+                str(path.relative_to(folder)): path.stat().st_size
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
             folders[folder.absolute()] = here | placed
         self._problems = fetch_from_nodes(folders)
 
@@ -309,31 +318,36 @@ def _cause(capture: Found, place: _Place, captures: list[Found]) -> str:
     )
 
 
-def _verl_traces(raw: Path, home: Path) -> list[Found]:
-    """Place the traces that verl's own torch profiler wrote; their names say whose they are."""
+def _verl_traces(place: _Place, captures: list[Found]) -> list[Found]:
+    """Place the traces that verl's and SGLang's own torch profilers wrote, by what their names say."""
     found = []
     # The names end in the time of the trace.
-    for file in sorted(raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
+    for file in sorted(place.raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
         match = _VERL_TRACE.match(file.name)
-        if match is None:
-            continue
-        role = match["label"].split("_")[0] or "actor"
-        role = role if role in ("actor", "critic", "ref") else "actor"
-        capture = Found(
-            role,
-            int(match["rank"]),
-            "",
-            int(match["pid"]),
-            int(match["step"]),
-            match["label"],
-            0,
-            None,
-            None,
-            "torch",
-        )
-        _move(capture, file, home)
-        found.append(capture)
-    return found
+        if match is not None:
+            role = match["label"].split("_")[0]
+            role = role if role in ("actor", "critic", "ref") else "actor"
+            said = int(match["rank"]), "", int(match["pid"]), int(match["step"]), match["label"]
+            found.append((file, Found(role, *said, 0, None, None, "torch")))
+    for file in sorted(place.raw.glob(f"*/*{_TORCH}")):
+        match = _ENGINE_TRACE.fullmatch(str(file.relative_to(place.raw)))
+        if match is not None:
+            begin_ns = int(float(match["begin"]) * 1e9)
+            said = int(match["replica"]), "", 0, _step_at(begin_ns, captures)
+            task = f"scheduler TP-{match['rank']}"
+            found.append((file, Found("engine", *said, task, 0, begin_ns, None, "torch")))
+    for file, capture in found:
+        capture.source = str(file.relative_to(place.raw))
+        _move(capture, file, place.home)
+    return [capture for _, capture in found]
+
+
+def _step_at(time_ns: int, captures: list[Found]) -> int | None:
+    """Return the step whose capture was open at a time of day."""
+    for capture in captures:
+        if capture.begin_ns and capture.begin_ns <= time_ns <= (capture.end_ns or time_ns):
+            return capture.step
+    return None
 
 
 def _strangers(place: _Place) -> list[Found]:

@@ -79,6 +79,7 @@ def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> Non
     begun = ""
     for name, chunk, last in pieces:
         part = folder / f"{name}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab" if name == begun else "wb") as file:
             file.write(chunk)
         begun = name
@@ -97,9 +98,11 @@ def _read_files(folder: str, mark: str, have: dict[str, int]) -> Iterator[tuple[
     if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, mark)):
         return
     unfinished = being_written(Path(folder))
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if name in unfinished or name.endswith(".part") or not os.path.isfile(path):
+    for path in sorted(
+        os.path.join(at, name) for at, _, names in os.walk(folder) for name in names
+    ):
+        name = os.path.relpath(path, folder)
+        if name in unfinished or name.endswith(".part"):
             continue
         if os.path.getsize(path) == have.get(name):
             continue

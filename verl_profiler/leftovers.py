@@ -178,7 +178,7 @@ def end(run: Path, raw: Path, *, grace_s: float = 5.0) -> list[Tool]:
 
 
 def being_written(folder: Path) -> set[str]:
-    """Return the names of the files in a folder that a process of this machine writes now."""
+    """Return the files under a folder, relative to it, that a process of this machine writes now."""
     prefix = os.path.realpath(folder) + os.sep
     found = set()
     for pid in (name for name in os.listdir("/proc") if name.isdigit()):
