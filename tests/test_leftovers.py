@@ -124,6 +124,14 @@ def test_collect_names_what_is_left_and_ends_it_when_asked(run, start, tmp_path,
     assert other.poll() is None
 
 
+def test_a_machine_without_proc_has_nothing_to_say(run, monkeypatch):
+    """A Mac gathers and reads too."""
+    monkeypatch.setattr(os, "listdir", lambda _path: os.stat("/nowhere"))
+
+    assert [] == leftovers.tools_of(run, run)
+    assert set() == leftovers.being_written(run)
+
+
 def test_who_does_not_heed_is_killed(run, start):
     """A process that is stopped never sees SIGTERM."""
     left = start("nsys", f"{run}/nsight/raw/actor_h_1")

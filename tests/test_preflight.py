@@ -69,6 +69,17 @@ def test_the_command_ends_unless_told_otherwise(monkeypatch):
     assert "h2: nvtx is not installed" in str(caught.value)
 
 
+def test_different_versions_are_said(monkeypatch, capfd):
+    """The reports of one node may be too new for the nsys of another."""
+    old, new = "NVIDIA Nsight Systems version 2022.4", "NVIDIA Nsight Systems version 2025.1"
+    versions = {"h1": old, "h2": old, "h3": new}
+    nodes = {host: {**GOOD, "version": version} for host, version in versions.items()}
+    monkeypatch.setattr("verl_profiler.preflight._ask_nodes", lambda _plan: nodes)
+
+    assert check_nodes(plan(), None)
+    assert f"{old} on h1, h2; {new} on h3" in capfd.readouterr().err
+
+
 def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
     """Its controller would otherwise still be started under nsys."""
     omegaconf = pytest.importorskip("omegaconf")

@@ -25,7 +25,6 @@ __all__ = ["Tool", "being_written", "end", "tools_of"]
 _TOOL = re.compile(r"nsys(?!-ui)|Qdstrm|quadd")
 # nsys names the agent's session after the launcher that started it.
 _SESSION = re.compile(r"--session-name=\S*-(\d+)")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,19 @@ def _above(process: _Process, processes: dict[int, _Process]) -> set[int]:
 
 def _processes() -> list[_Process]:
     found = []
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in _pids():
         # It may end meanwhile, or be another user's.
         with contextlib.suppress(OSError, ValueError, IndexError):
             found.append(_read(pid))
     return found
+
+
+def _pids() -> list[int]:
+    """Return the processes of this machine; none where there is no `/proc`, for example on a Mac."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
 
 
 def _read(pid: int) -> _Process:
@@ -146,7 +153,7 @@ def _read(pid: int) -> _Process:
         pid,
         int(stat[1]),
         int(stat[19]),
-        (int(stat[11]) + int(stat[12])) / _TICKS_PER_S,
+        (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
         tuple(os.fsdecode(word) for word in words),
         environment,
     )
@@ -181,7 +188,7 @@ def being_written(folder: Path) -> set[str]:
     """Return the files under a folder, relative to it, that a process of this machine writes now."""
     prefix = os.path.realpath(folder) + os.sep
     found = set()
-    for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+    for pid in _pids():
         with contextlib.suppress(OSError):
             for link in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):

@@ -46,8 +46,17 @@ def check_nodes(plan: Plan, config: Any) -> bool:
         ConfigError: If a node cannot capture and `profiler.nsight.on_missing` is `error`.
     """
     problems = []
+    versions: dict[str, list[str]] = {}
     for host, seen in _ask_nodes(plan).items():
         problems += [f"{host}: {problem}" for problem in problems_of(seen, plan)]
+        if seen.get("version"):
+            versions.setdefault(seen["version"], []).append(host)
+    if len(versions) > 1:
+        listed = "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items())
+        recorder.say(
+            f"WARNING the nodes have different versions of nsys: {listed}. Open and export the "
+            "reports with the newest of them. (nsys-versions)"
+        )
     if not problems:
         return True
     text = "captures are not possible:\n  " + "\n  ".join(problems)
