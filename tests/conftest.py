@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
 import real_nsys
+from fake_nvtx import FakeNvtx
 
 from verl_profiler import capturing, context, instrument, ranges, recorder
 from verl_profiler.clock import take_anchor
@@ -68,3 +70,11 @@ def nsys():
         return real_nsys.environment()
     except real_nsys.CannotBeHad as error:
         pytest.skip(f"no real nsys: {error}")
+
+
+@pytest.fixture
+def nvtx(monkeypatch):
+    """A stand-in in the place of nvtx."""
+    made = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", made)
+    return made

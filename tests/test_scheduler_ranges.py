@@ -17,32 +17,11 @@ from verl_profiler.scheduler_ranges import load
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
 
 
-class Nvtx(types.ModuleType):
-    """A stand-in that writes down what is opened and closed."""
-
-    def __init__(self):
-        super().__init__("nvtx")
-        self.seen = []
-
-    def push_range(self, message, color, domain, category, payload):
-        self.seen.append((message, domain, category, payload))
-
-    def pop_range(self, domain):
-        self.seen.append(domain)
-
-
 class Batch:
     """As much of SGLang's as the ranges read."""
 
     forward_mode = types.SimpleNamespace(name="DECODE")
     reqs = (1, 2, 3)
-
-
-@pytest.fixture
-def nvtx(monkeypatch):
-    made = Nvtx()
-    monkeypatch.setitem(sys.modules, "nvtx", made)
-    return made
 
 
 @pytest.fixture
@@ -103,7 +82,10 @@ def test_a_batch_is_a_range_with_its_kind_and_size(nvtx):
     result = hook(lambda *args, **kwargs: (args, kwargs), "scheduler", Batch, proxy=1)
 
     assert (("scheduler", Batch), {"proxy": 1}) == result
-    assert [("forward_decode", "verl_profiler", "scheduler", 3), "verl_profiler"] == nvtx.seen
+    assert [
+        ("push", "forward_decode", "verl_profiler", "scheduler", 3),
+        ("pop", "verl_profiler"),
+    ] == nvtx.calls
 
 
 def test_an_error_of_the_scheduler_passes_and_the_range_ends(nvtx):
@@ -118,7 +100,7 @@ def test_an_error_of_the_scheduler_passes_and_the_range_ends(nvtx):
         hook(run_batch, "scheduler", Batch)
 
     assert error is caught.value
-    assert "verl_profiler" == nvtx.seen[-1]
+    assert ("pop", "verl_profiler") == nvtx.calls[-1]
 
 
 def test_a_batch_of_another_kind_runs_without_a_range(nvtx):
@@ -126,7 +108,7 @@ def test_a_batch_of_another_kind_runs_without_a_range(nvtx):
     hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._forward)
 
     assert 7 == hook(lambda _scheduler, _batch: 7, "scheduler", object())
-    assert [] == nvtx.seen
+    assert [] == nvtx.calls
 
 
 SGLANG = """
