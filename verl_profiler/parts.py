@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import event_query, list_files, quoted
+from verl_profiler.event_query import AS_PARQUET, event_query, list_files, quoted
 from verl_profiler.processes import Process
 from verl_profiler.repair import LINE_LIMIT_BYTES, repair
 from verl_profiler.sources import EventFile
@@ -66,9 +66,7 @@ def build_part(
         query = event_query(list(paths.values()))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            connection.execute(
-                f"COPY ({query}) TO '{quoted(partial)}' (FORMAT parquet, COMPRESSION zstd)"
-            )
+            connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
             counts = connection.execute(
                 "SELECT file_id, count(*), count(*) FILTER (flawed) "
                 f"FROM read_parquet('{quoted(partial)}') GROUP BY file_id"

@@ -19,7 +19,7 @@ import duckdb
 
 from verl_profiler.derivations import DERIVATIONS
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import RECORDED_EXTRA, quoted
+from verl_profiler.event_query import AS_PARQUET, RECORDED_EXTRA, quoted
 from verl_profiler.schemas import SCHEMAS
 
 __all__ = ["EventPart", "Shelf", "event_parts", "listed", "parts_query"]
@@ -160,9 +160,7 @@ class Shelf:
             path = folder / file
             partial = path.with_suffix(f".{os.getpid()}.partial")
             try:
-                connection.execute(
-                    f"COPY ({query}) TO '{quoted(partial)}' (FORMAT parquet, COMPRESSION zstd)"
-                )
+                connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
                 partial.replace(path)
             except (OSError, duckdb.IOException) as error:
                 with contextlib.suppress(OSError):

@@ -290,9 +290,10 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
     for row in tables.rows(
         f"""
         WITH {_last_requests(steps)}, own AS (
-            SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn, e.extra,
+            SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
+                coalesce(e.tool, e.server, e.op) AS what,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
-            FROM lasts AS l JOIN events AS e ON e.run = l.run AND e.step = l.step
+            FROM lasts AS l JOIN event_fields AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
             WHERE e.duration_us IS NOT NULL AND {in_steps(steps, "e.step")}
                 AND e.family IN ('rollout', 'transfer_queue', 'user')
@@ -304,7 +305,7 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
         )
         SELECT run, step, 'gen' AS phase, event, family, name, request_id, turn, begin_us, end_us,
-            coalesce(extra->>'$.tool', extra->>'$.server', extra->>'$.op') AS what
+            what
         FROM own WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
         """
     ):

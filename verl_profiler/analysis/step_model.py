@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, count, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -236,6 +236,7 @@ class _Replica:
         self.slowness = slowness
         self.slots = slots
         self.running = 0
+        self.per_work = slowness[0]
         self.waiting: deque[tuple[int, Call]] = deque()
         # By the amount of work, done per call since the beginning, at which each is finished.
         self.decoding: list[tuple[float, int, Call]] = []
@@ -246,19 +247,25 @@ class _Replica:
     def advance(self, now_us: float) -> None:
         """Let the running calls work until now."""
         if self.running:
-            self.done += (now_us - self.at_us) / self._per_work()
+            self.done += (now_us - self.at_us) / self.per_work
         self.at_us = now_us
+
+    def run(self, more: int) -> None:
+        """Count calls that begin to run, or have ended; they share the speed from now on."""
+        self.running += more
+        self.per_work = self.slowness[0] + self.slowness[1] * self.running
 
     def next_end_us(self) -> float:
         """Return when the next call is finished, if nothing changes."""
-        return self.at_us + max(self.decoding[0][0] - self.done, 0.0) * self._per_work()
-
-    def _per_work(self) -> float:
-        return self.slowness[0] + self.slowness[1] * self.running
+        left = self.decoding[0][0] - self.done
+        return self.at_us + left * self.per_work if left > 0 else self.at_us
 
 
 class _Replay:
-    """Requests running against replicas: one heap of what happens next."""
+    """Requests running against replicas: one heap of what happens next.
+
+    Each of the methods runs tens of thousands of times in a report, hence their locals.
+    """
 
     def __init__(
         self, requests: Sequence[Request], replicas: Mapping[str, _Replica], *, even: bool
@@ -268,27 +275,28 @@ class _Replay:
         self.ends_us = [0.0] * len(requests)
         self.upcoming = [iter(request.stages) for request in requests]
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.count = 0
+        self.number = count().__next__
         for place, request in enumerate(requests):
             self._go_on(request.begin_us, place)
 
     def run(self) -> list[float]:
-        while self.heap:
-            now_us, _, what, arguments = heapq.heappop(self.heap)
+        heap, pop = self.heap, heapq.heappop
+        while heap:
+            now_us, _, what, arguments = pop(heap)
             what(now_us, *arguments)
         return self.ends_us
-
-    def _later(self, at_us: float, what: Callable[..., None], *arguments: Any) -> None:
-        self.count += 1
-        heapq.heappush(self.heap, (at_us, self.count, what, arguments))
 
     def _go_on(self, now_us: float, place: int) -> None:
         """Find out when the request needs a replica next, or ends."""
         for stage in self.upcoming[place]:
-            if isinstance(stage, Call) and stage.replica is not None:
-                self._later(now_us + stage.before_us, self._arrive, place, stage)
-                return
-            now_us += _alone_us(stage)
+            if isinstance(stage, Call):
+                if stage.replica is not None:
+                    at_us = now_us + stage.before_us
+                    heapq.heappush(self.heap, (at_us, self.number(), self._arrive, (place, stage)))
+                    return
+                now_us += _alone_us(stage)
+            else:
+                now_us += stage.length_us
         self.ends_us[place] = now_us
 
     def _arrive(self, now_us: float, place: int, call: Call) -> None:
@@ -302,8 +310,11 @@ class _Replay:
     def _admit(self, now_us: float, replica: _Replica) -> None:
         while replica.waiting and (replica.slots is None or replica.running < replica.slots):
             place, call = replica.waiting.popleft()
-            replica.running += 1
-            self._later(now_us + call.fixed_us, self._decode, place, call, replica)
+            replica.run(1)
+            arguments = (place, call, replica)
+            heapq.heappush(
+                self.heap, (now_us + call.fixed_us, self.number(), self._decode, arguments)
+            )
 
     def _decode(self, now_us: float, place: int, call: Call, replica: _Replica) -> None:
         replica.advance(now_us)
@@ -315,11 +326,10 @@ class _Replay:
 
         Calls that join make it later: then the look finds nothing, and the next one is set.
         """
-        if replica.decoding:
-            next_us = replica.next_end_us()
-            if next_us < replica.check_us:
-                replica.check_us = next_us
-                self._later(next_us, self._check, replica)
+        next_us = replica.next_end_us()
+        if next_us < replica.check_us:
+            replica.check_us = next_us
+            heapq.heappush(self.heap, (next_us, self.number(), self._check, (replica,)))
 
     def _check(self, now_us: float, replica: _Replica) -> None:
         if now_us != replica.check_us:
@@ -328,10 +338,12 @@ class _Replay:
         replica.advance(now_us)
         if replica.next_end_us() <= now_us + _SAME_US:
             _, place, call = heapq.heappop(replica.decoding)
-            replica.running -= 1
+            replica.run(-1)
             self._go_on(now_us + call.after_us, place)
-            self._admit(now_us, replica)
-        self._check_later(replica)
+            if replica.waiting:
+                self._admit(now_us, replica)
+        if replica.decoding:
+            self._check_later(replica)
 
 
 def request_ends(
