@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,18 @@ def test_a_tool_belongs_to_a_run_by_its_words_or_its_environment(run, start, tmp
     start("less", f"{run}/nsight/raw/actor_h_1", run=run)
 
     assert {by_words.pid: False, by_environment.pid: False} == found(run)
+
+
+def test_a_run_is_told_by_its_whole_path(run, start, tmp_path, monkeypatch):
+    """It may be given by a relative one or by a link; another folder may have the same name."""
+    ours = start("nsys", "-o", f"{run}/nsight/raw/actor_h_1")
+    written = start("nsys", f"-o={run}/nsight/raw/actor_h_2")
+    start("nsys", f"/elsewhere{run}/nsight/raw/actor_h_1")
+    (tmp_path / "link").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+
+    for given in ("run", "link"):
+        assert {ours.pid: False, written.pid: False} == found(Path(given))
 
 
 def test_a_tool_that_watches_a_living_process_is_in_use(run, start, tmp_path):

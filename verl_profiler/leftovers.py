@@ -79,7 +79,12 @@ class _Process:
         with contextlib.suppress(ValueError, LookupError, TypeError):
             settings = json.loads(self.environment[ENVIRONMENT_VARIABLE])
             return os.path.realpath(settings["directory"]) == run
-        return any(raw + os.sep in word for word in self.words)
+        outputs = (word.rpartition("=")[2] for word in self.words if self.is_tool)
+        return any(
+            os.path.realpath(path).startswith(raw + os.sep)
+            for path in outputs
+            if os.path.isabs(path)
+        )
 
 
 def tools_of(run: Path, raw: Path) -> list[Tool]:
@@ -90,7 +95,7 @@ def tools_of(run: Path, raw: Path) -> list[Tool]:
         raw: Where its tools write.
     """
     processes = {process.pid: process for process in _processes()}
-    places = os.path.realpath(run), str(raw)
+    places = os.path.realpath(run), os.path.realpath(raw)
     members = [process for process in processes.values() if process.is_of(*places)]
     tools = [process for process in members if process.is_tool]
     numbers = {tool.pid for tool in tools}

@@ -65,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
     fetch = collecting.Fetch(args.directory) if args.ray else None
     with _cluster() if args.ray else contextlib.nullcontext():
         captures = collecting.collect(args.directory, patience_s=args.wait, fetch=fetch)
+    lines = _left_over(args.directory, ending=args.end_left_over)
+    if lines and args.end_left_over:
+        # Asked to end, an agent may have written what it had.
+        captures = collecting.collect(args.directory)
     if args.export:
         from verl_profiler.nsys_export import export
 
@@ -79,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
             if capture.file:
                 print(f"{capture.size_bytes / 1e6:8.1f} MB  {capture.file}")
         print("\n".join(collecting.account(captures)))
-    lines = _left_over(args.directory, ending=args.end_left_over)
     for line in [*(fetch.account() if fetch is not None else ()), *lines]:
         print(line, file=sys.stderr if args.json else sys.stdout)
     return 1 if any(capture.problem for capture in captures) else 0
