@@ -21,7 +21,8 @@ from omegaconf import OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
-from verl_profiler import capture_probes, capturing, launch, preflight
+from verl_profiler import capture_probes, capturing, launch, leftovers, preflight
+from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
 
 STEPS = (1, 2)
@@ -121,7 +122,7 @@ def config(folder, address):
     )
 
 
-def main(folder):
+def drive(folder):
     """Run, and print what was gathered and what the check said of the third node."""
     found = {}
     (folder / "logs").mkdir()
@@ -135,6 +136,8 @@ def main(folder):
     runner = TaskRunner.remote()
     found["hosts"] = ray.get(runner.run.remote([node["NodeID"] for node in nodes]))
     plan = launch.recorder.active().carried.captures
+    run = folder / "logs" / "run"
+    found["in_use"] = [tool.in_use for tool in leftovers.tools_of(run, Path(plan.directory))]
     launch.end(failed=False)
     # All that is on PATH, but no nsys.
     folders = os.environ["PATH"].split(os.pathsep)
@@ -145,8 +148,16 @@ def main(folder):
         preflight.check_nodes(plan, prepared)
     except ConfigError as error:
         found["refused"] = str(error)
+    ray.shutdown()
+    # As after a run that died: a report that is on the second node's disk alone.
+    lost = list((run / "nsight").glob("agent_loop_1.step2.*"))
+    for path in lost:
+        path.unlink()
+    os.environ["RAY_ADDRESS"] = address
+    found["status"] = main(["collect", "--ray", str(run)])
+    found["back"] = len(lost) == 2 and all(path.exists() for path in lost)
     print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    drive(Path(sys.argv[1]))

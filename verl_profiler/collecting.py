@@ -3,7 +3,7 @@
 RUN/nsight/journal/…                         what each process captured, written by itself
 RUN/nsight/raw/…                             where the tools write
 RUN/nsight/actor_0.step3.nsys-rep            a report, moved here
-RUN/nsight/actor_0.step3.json                whose it is: step, rank, host, pid, times, options
+RUN/nsight/actor_0.step3.json                whose it is: step, task, rank, host, pid, times
 RUN/nsight/captures.json                     all captures, found and missing
 """
 
