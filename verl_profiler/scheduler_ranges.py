@@ -12,9 +12,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from verl_profiler import recorder
-from verl_profiler.capture_plan import DOMAIN
-
 __all__ = ["load"]
 
 _CATEGORY = "scheduler"
@@ -27,6 +24,8 @@ def load() -> None:
     text = os.environ.get("VERL_PROFILER_SETTINGS")
     if not text:
         return
+    from verl_profiler import recorder
+
     try:
         from verl_profiler.ranges import tool_attached
         from verl_profiler.settings import Carried
@@ -49,6 +48,8 @@ def _register() -> None:
 
 def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
     """Return a hook that opens a range around a method whose first argument is a batch."""
+    from verl_profiler.capture_plan import DOMAIN
+
     push, pop = nvtx.push_range, nvtx.pop_range
 
     def around(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
