@@ -21,20 +21,19 @@ def _import_path():
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_recipe" / "rehearse.sh"
 STEPS = 2
-# Who is captured beside the trainer and an actor, in every run with captures.
 CAPTURED = [
+    f"trainer.profile_steps=[{STEPS}]",
     "actor_rollout_ref.actor.profile_ranks=[0]",
-    *(
-        f"profiler.nsight.roles.{role}"
-        for role in ("agent_loop=[0]", "engine=true", "transfer_queue=true")
-    ),
+    "profiler.nsight.roles.agent_loop=[0]",
+    "profiler.nsight.roles.engine=true",
+    "profiler.nsight.roles.transfer_queue=true",
 ]
-# The stand-in's run is the example of a recipe of one's own, and its last step is captured with the
-# torch profiler, so that all of it is tried in one run.
+# The last step of each run is captured: the stand-in's with the torch profiler, SGLang's with nsys
+# where there is one.  The stand-in's run is the example of a recipe of one's own too.
 COMMANDS = {
     "standin": (
         [str(EXAMPLE)],
-        [f"trainer.profile_steps=[{STEPS}]", "profiler.nsight.tool=torch", *CAPTURED],
+        ["profiler.nsight.tool=torch", *CAPTURED],
     ),
     "sglang": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
@@ -51,7 +50,7 @@ def command_environment():
 
 
 @pytest.fixture(scope="session", params=list(COMMANDS))
-def rehearsed(request, tmp_path_factory, command_environment):
+def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     """A finished run, one per engine and session: engine, run directory, what the command printed."""
     engine = request.param
     needed = ["verl", "ray", "transfer_queue", *(["sglang"] if engine == "sglang" else [])]
@@ -60,6 +59,9 @@ def rehearsed(request, tmp_path_factory, command_environment):
         pytest.skip(f"needs {', '.join(missing)}")
     output = tmp_path_factory.mktemp(engine) / "run"
     command, overrides = COMMANDS[engine]
+    if engine == "sglang" and not isinstance(nsys_or_reason, str):
+        overrides = [*overrides, "actor_rollout_ref.actor.profile_discrete=true", *CAPTURED]
+        command_environment = {**command_environment, **nsys_or_reason}
     arguments = ["--engine", engine, "--steps", str(STEPS), "--output", str(output)]
     done = subprocess.run(
         [*command, *arguments, *overrides],
