@@ -25,10 +25,21 @@ def _import_path():
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_recipe" / "rehearse.sh"
 STEPS = 2
-# The stand-in's run is the example of a recipe of one's own, on a Ray cluster that runs already, so
-# that all three are tried in one run.
+CAPTURED = [
+    f"trainer.profile_steps=[{STEPS}]",
+    "actor_rollout_ref.actor.profile_ranks=[0]",
+    "profiler.nsight.roles.agent_loop=[0]",
+    "profiler.nsight.roles.engine=true",
+    "profiler.nsight.roles.transfer_queue=true",
+]
+# The last step of each run is captured: the stand-in's with the torch profiler, SGLang's with nsys
+# where there is one.  The stand-in's run is the example of a recipe of one's own too, on a Ray node
+# that runs already.
 COMMANDS = {
-    "standin": ([str(EXAMPLE)], []),
+    "standin": (
+        [str(EXAMPLE)],
+        ["profiler.nsight.tool=torch", *CAPTURED],
+    ),
     "sglang": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
         ["profiler.events.engine_timing=true"],
@@ -78,7 +89,7 @@ def running_cluster():
 
 
 @pytest.fixture(scope="session", params=list(COMMANDS))
-def rehearsed(request, tmp_path_factory, command_environment):
+def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     """A finished run, one per engine and session: engine, run directory, what the command printed."""
     engine = request.param
     needed = ["verl", "ray", "transfer_queue", *(["sglang"] if engine == "sglang" else [])]
@@ -87,6 +98,9 @@ def rehearsed(request, tmp_path_factory, command_environment):
         pytest.skip(f"needs {', '.join(missing)}")
     output = tmp_path_factory.mktemp(engine) / "run"
     command, overrides = COMMANDS[engine]
+    if engine == "sglang" and not isinstance(nsys_or_reason, str):
+        overrides = [*overrides, "actor_rollout_ref.actor.profile_discrete=true", *CAPTURED]
+        command_environment = {**command_environment, **nsys_or_reason}
     command = [*command, "--engine", engine, "--steps", str(STEPS), "--output", str(output)]
     with contextlib.ExitStack() as stack:
         if engine == "standin":

@@ -224,7 +224,9 @@ def test_phases_are_verls_own_timings(run):
             phases[name]
             for name in ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
         )
-        assert 0.8 * phases["step"] < parts <= phases["step"] + 0.001
+        assert parts <= phases["step"] + 0.001
+        # The last step is captured, and to begin and end captures takes time of its own.
+        assert step == STEPS or 0.8 * phases["step"] < parts
 
 
 def test_each_rank_did_the_work_of_each_step(run):
