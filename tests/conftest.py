@@ -2,9 +2,12 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
+import real_nsys
+from fake_nvtx import FakeNvtx
 
 from verl_profiler import capturing, context, instrument, ranges, recorder
 from verl_profiler.clock import take_anchor
@@ -58,3 +61,28 @@ def recording(carried):
     active = recorder.start(carried, lambda: Identity("agent_loop", 0))
     yield active
     recorder.stop()
+
+
+@pytest.fixture(scope="session")
+def nsys_or_reason():
+    """What a real nsys needs in the environment, with an nvtx that it hears; or why there is none."""
+    try:
+        return real_nsys.environment()
+    except real_nsys.CannotBeHad as error:
+        return f"no real nsys: {error}"
+
+
+@pytest.fixture
+def nsys(nsys_or_reason):
+    """What a real nsys needs in the environment."""
+    if isinstance(nsys_or_reason, str):
+        pytest.skip(nsys_or_reason)
+    return nsys_or_reason
+
+
+@pytest.fixture
+def nvtx(monkeypatch):
+    """A stand-in in the place of nvtx."""
+    made = FakeNvtx()
+    monkeypatch.setitem(sys.modules, "nvtx", made)
+    return made

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 VERSION = "2022.4.2.1"
+# nvtx >= 0.2.12 records nothing under this nsys.
+NVTX = "0.2.11"
 PACKAGES = ("nsight-systems", "nsight-systems-target", "libssh-4")
 _SOURCE = (
     "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
@@ -43,6 +45,23 @@ def folder() -> Path:
     if VERSION[:6] not in found:
         raise CannotBeHad(f"nsys --version says {found!r}")
     return binaries
+
+
+def environment() -> dict[str, str]:
+    """Return PATH and PYTHONPATH with a real nsys and an nvtx that it hears.
+
+    Raises:
+        CannotBeHad: With the reason.
+    """
+    nvtx = cache().with_name(f"nvtx-{NVTX}-{sys.version_info[0]}{sys.version_info[1]}")
+    if not (nvtx / "nvtx").is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        _run([*pip, "--target", str(nvtx), f"nvtx=={NVTX}"], timeout=180)
+    folders = {"PATH": str(folder()), "PYTHONPATH": str(nvtx)}
+    return {
+        name: os.pathsep.join(filter(None, (first, os.environ.get(name, ""))))
+        for name, first in folders.items()
+    }
 
 
 def _fetch() -> None:

@@ -277,6 +277,9 @@ class BrokenRay:
     def __init__(self, nodes):
         self._nodes = nodes
 
+    def is_initialized(self):
+        return True
+
     def nodes(self):
         if self._nodes is None:
             raise RuntimeError("Ray is gone")

@@ -1,33 +1,46 @@
-"""Who runs under nsys on a real Ray cluster; nsys is a stand-in that writes its words down."""
+"""Captures on real Ray clusters: who runs under nsys, and what arrives from a second node."""
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
-DRIVER = Path(__file__).parent / "captures_cluster.py"
+HERE = Path(__file__).parent
+ROLES = ("trainer_0", "agent_loop_0", "agent_loop_1")
+NAMESPACES = ["unshare", "-mpf", "--kill-child", "--mount-proc"]
 
 
-def test_each_process_has_its_own_answer(tmp_path):
-    """The controller and the rank that was chosen; nobody by inheritance; all with one Python."""
+def run_driver(name, folder, *before, environment=None):
+    """Run a driver in a process of its own; return its last line, read as JSON."""
     pytest.importorskip("ray")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER")}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER")}
+    inherited |= environment or {}
+    path = os.pathsep.join(filter(None, (str(HERE), inherited.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, str(DRIVER), str(tmp_path)],
+        [*before, sys.executable, str(HERE / name), str(folder)],
         capture_output=True,
         text=True,
         check=False,
         timeout=380,
-        cwd=DRIVER.parent,
-        env={**environment, "PYTHONPATH": str(DRIVER.parent)},
+        cwd=HERE,
+        env={**inherited, "PYTHONPATH": path},
     )
-    assert 0 == done.returncode, done.stderr[-3000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
+    assert 0 == done.returncode, (done.stdout + done.stderr)[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+
+
+def test_each_process_has_its_own_answer(tmp_path):
+    """The controller and the rank that was chosen; nobody by inheritance; all with one Python.
+
+    nsys is a stand-in that writes its words down.
+    """
+    seen, _ = run_driver("captures_cluster.py", tmp_path)
 
     assert {
         "trainer": True,
@@ -37,10 +50,52 @@ def test_each_process_has_its_own_answer(tmp_path):
         "worker": False,
         "task": False,
     } == {name: watched for name, (watched, _) in seen["watched"].items()}
-    assert {sys.executable} == {python for _, python in seen["watched"].values()}
+    folders = {Path(python).parent for _, python in seen["watched"].values()}
+    assert {Path(sys.executable).parent} == folders
     assert {"engine 1": True} == seen["told"]
     # The check tries the options too; it finds nothing wrong but nvtx, if that is missing.
     assert all("nvtx is not installed" in problem for node in seen["problems"] for problem in node)
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     (engine,) = [words for words in calls if f"{tmp_path}/raw/engine_%h_%p" in words]
     assert {"--capture-range=nvtx", "--trace=nvtx", "-o", "python"} <= set(engine)
+
+
+@pytest.fixture
+def namespaces():
+    """Words before a command that has mounts and processes of its own, and takes them with it."""
+    words = NAMESPACES if os.geteuid() == 0 else ["unshare", "-r", *NAMESPACES[1:]]
+    try:
+        done = subprocess.run([*words, "unshare", "-mu", "true"], capture_output=True, check=False)
+    except OSError as error:
+        pytest.skip(f"no namespaces: {error}")
+    if done.returncode:
+        pytest.skip(f"no namespaces: {done.stderr.decode().strip()}")
+    return words
+
+
+def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_named(
+    nsys, namespaces, tmp_path
+):
+    """Nodes with host names and disks of their own, and a real nsys on two of the three."""
+    # Ray's sockets have no room for a long path.
+    with tempfile.TemporaryDirectory(prefix="nodes-") as folder:
+        found, printed = run_driver("captures_nodes.py", folder, *namespaces, environment=nsys)
+        home = Path(folder) / "logs" / "run" / "nsight"
+        captures = json.loads((home / "captures.json").read_text())
+        files = {path.name for path in home.glob("*.*")}
+        assert all((home / capture["file"]).stat().st_size for capture in captures), printed
+
+    expected = {f"{name}.step{step}" for name in ROLES for step in (1, 2)}
+    assert {f"{name}.{end}" for name in expected for end in ("nsys-rep", "json")} | {
+        "captures.json"
+    } == files
+    assert [""] * len(expected) == [capture["problem"] for capture in captures]
+    of_loops = {(each["rank"], each["host"]) for each in captures if each["role"] == "agent_loop"}
+    assert set(enumerate(found["hosts"])) == of_loops
+    assert "node-two" == found["hosts"][1] != found["hosts"][0]
+    # Launcher and agent of the loop on the first node, which lives.
+    assert {True} == set(found["in_use"])
+    assert "node-three: nsys is not on the PATH" in found["refused"]
+    assert "node-two" not in found["refused"]
+    # `collect --ray` brought back what had been taken away here.
+    assert (0, True) == (found["status"], found["back"])

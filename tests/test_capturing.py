@@ -4,44 +4,16 @@ import gzip
 import json
 import sys
 import threading
-import types
 
 import msgspec
 import pytest
+from fake_nvtx import FakeNvtx
 
 from verl_profiler import capturing, context, recorder
 from verl_profiler.capture_plan import Plan, RoleCapture
 from verl_profiler.recorder import Identity
 
 BY_RANGE = {"capture-range": "nvtx"}
-
-
-class FakeNvtx(types.ModuleType):
-    """Keeps what was opened and closed; a recording stand-in."""
-
-    def __init__(self):
-        super().__init__("nvtx")
-        self.calls = []
-
-    def start_range(self, message=None, color=None, domain=None, category=None, payload=None):
-        self.calls.append(("start", message, domain, category, payload))
-        return len(self.calls)
-
-    def end_range(self, identifier):
-        self.calls.append(("end", identifier))
-
-    def push_range(self, message=None, color=None, domain=None, category=None, payload=None):
-        self.calls.append(("push", message, domain, category, payload))
-
-    def pop_range(self, domain=None):
-        self.calls.append(("pop", domain))
-
-
-@pytest.fixture
-def nvtx(monkeypatch):
-    made = FakeNvtx()
-    monkeypatch.setitem(sys.modules, "nvtx", made)
-    return made
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from verl_profiler import collecting
+from verl_profiler import collecting, fetching
 from verl_profiler.cli import main
 from verl_profiler.collecting import account, collect
 from verl_profiler.errors import ReadingError
@@ -156,6 +156,21 @@ def test_traces_of_verls_own_torch_profiler_are_placed_by_their_names(run):
     )
 
 
+def test_traces_of_sglangs_schedulers_are_placed_by_the_time_in_their_names(run):
+    """With profile_discrete verl lets them trace themselves, into folders of the replicas."""
+    journal(run, 2, 5, role="trainer", tool="torch")
+    path = run / "nsight" / "raw" / "agent_loop_rollout_replica_1"
+    path.mkdir()
+    # The second capture of the journal is open from 2000 ns to 2500 ns.
+    (path / "0.000002100-TP-0.trace.json.gz").write_bytes(b"t" * 5000)
+    found = [capture for capture in collect(run) if capture.role == "engine"]
+
+    assert [("engine_1.step5.json.gz", "scheduler TP-0", "")] == [
+        (each.file, each.task, each.problem) for each in found
+    ]
+    assert found == [capture for capture in collect(run) if capture.role == "engine"]
+
+
 def test_a_trace_without_operations_is_named(run):
     """For example of a process that only passes messages on."""
     journal(run, 2, tool="torch")
@@ -238,20 +253,72 @@ def test_a_folder_on_the_nodes_is_found_by_run_json(run, tmp_path):
     assert "actor_0.step2.nsys-rep" == collect(run)[0].file
 
 
+def test_a_report_that_somebody_writes_is_waited_for_and_named(run):
+    """Half a report must not be taken for one, nor its capture for one without a report."""
+    journal(run, 2)
+    with (run / "nsight" / "raw" / "actor_h1_11.1.nsys-rep").open("w"):
+        (found,) = collect(run)
+
+        assert "still writing" in found.problem
+    assert "actor_0.step2.nsys-rep" == collect(run)[0].file
+
+
+def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
+    """A report of another node whose nsys was still writing at the first look."""
+    monkeypatch.setattr(collecting, "_AGAIN_S", 0.01)
+    journal(run, 2)
+    looks = []
+
+    def fetch():
+        looks.append(1)
+        if len(looks) == 3:
+            report(run, "actor_h1_11.1.nsys-rep")
+
+    (found,) = collect(run, patience_s=60, fetch=fetch)
+
+    assert ("actor_0.step2.nsys-rep", 3) == (found.file, len(looks))
+
+
+def test_what_was_placed_does_not_come_again(run, monkeypatch):
+    """It has another name here; its first name is written down with it."""
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    collect(run)
+    asked = {}
+    monkeypatch.setattr(fetching, "fetch_from_nodes", lambda folders: asked.update(folders) or [])
+    fetch = collecting.Fetch(run)
+    fetch()
+
+    assert {"actor_h1_11.1.nsys-rep": 6} == asked[run / "nsight" / "raw"]
+    assert {"actor_h1_11.1.nsys-rep", "actor_h1_11.jsonl"} == set(asked[run / "nsight" / "journal"])
+    assert [] == fetch.account()
+
+
 def test_files_of_another_node_come_whole_or_not_at_all(tmp_path, monkeypatch):
     """In pieces; one that breaks off has no name that a later collection would take for done."""
-    monkeypatch.setattr(collecting, "_CHUNK", 4)
+    monkeypatch.setattr(fetching, "_CHUNK", 4)
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
+    here.mkdir()
     (there / "a.nsys-rep").write_bytes(b"0123456789")
     (there / "b.nsys-rep").write_bytes(b"")
     (there / "c.nsys-rep").write_bytes(b"known")
-    pieces = list(collecting._read_files(str(there), {"c.nsys-rep"}))
+    (there / "d.nsys-rep").write_bytes(b"grown")
+    with (there / "e.nsys-rep").open("w"):
+        pieces = list(fetching._read_files(str(there), "mark", {"c.nsys-rep": 5, "d.nsys-rep": 2}))
+    # A piece of an earlier try must not become part of the file.
+    fetching._write_files(here, pieces[:2])
+    assert ["a.nsys-rep.part"] == [path.name for path in here.iterdir()]
+    fetching._write_files(here, pieces)
 
-    assert 2 == collecting._write_files(here, pieces)
-    assert {"a.nsys-rep": b"0123456789", "b.nsys-rep": b""} == {
+    assert {"a.nsys-rep": b"0123456789", "b.nsys-rep": b"", "d.nsys-rep": b"grown"} == {
         path.name: path.read_bytes() for path in here.iterdir()
     }
-    broken = tmp_path / "broken"
-    assert 0 == collecting._write_files(broken, pieces[:2])
-    assert ["a.nsys-rep.part"] == [path.name for path in broken.iterdir()]
+
+
+def test_one_disk_of_two_nodes_is_noticed(tmp_path):
+    """Files would else be copied over themselves."""
+    (tmp_path / "a.nsys-rep").touch()
+    (tmp_path / "mark").touch()
+
+    assert [] == list(fetching._read_files(str(tmp_path), "mark", {}))

@@ -62,6 +62,13 @@ def test_the_plugin_does_nothing_without_settings():
     assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
 
 
+def test_an_engine_that_is_not_profiled_imports_one_module():
+    """SGLang calls its plugins in every engine of the environment."""
+    found = imported_by("from verl_profiler.scheduler_ranges import load; load()")
+
+    assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
+
+
 @pytest.mark.parametrize(
     "module",
     [

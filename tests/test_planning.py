@@ -7,7 +7,7 @@ import pytest
 from verl_profiler.capture_plan import NsightSettings
 from verl_profiler.captures import Capture
 from verl_profiler.errors import ConfigError
-from verl_profiler.planning import captures_per_process, make_plan, raw_directory
+from verl_profiler.planning import captures_per_process, make_plan, raw_directory, remarks
 from verl_profiler.settings import parse
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -218,3 +218,24 @@ def test_runs_do_not_share_a_folder_on_the_nodes():
     """The reports of one would be taken for those of the other."""
     assert Path("/scratch/one") == raw_directory(RUN, "/scratch")
     assert Path("/data/me/scratch/one") == raw_directory(RUN, "scratch", "/data/me")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "discrete", "slugs"),
+    [
+        ({}, WORKERS, False, []),
+        ({}, {}, False, ["no-ranks"]),
+        ({"trainer__total_training_steps": 1}, WORKERS, False, ["step-never-comes"]),
+        ({}, {**WORKERS, "reward_model": (0,)}, False, ["no-worker-group"]),
+        ({}, {"rollout": (0,)}, False, ["engine-apart"]),
+        ({}, WORKERS, True, ["one-per-step"]),
+    ],
+)
+def test_what_does_not_come_as_asked_is_said(changes, ranks, discrete, slugs):
+    """Before training, and by the dry run."""
+    made = config(**changes)
+    capture = Capture((1, 2), ranks, discrete)
+    plan = make_plan(made, capture, NsightSettings(), RUN)
+    said = [remark.rpartition("(")[2].rstrip(")") for remark in remarks(made, capture, plan)]
+
+    assert slugs == said

@@ -7,7 +7,7 @@ import pytest
 
 from verl_profiler.capture_plan import Plan, RoleCapture
 from verl_profiler.errors import ConfigError
-from verl_profiler.preflight import check_nodes, look, problems_of
+from verl_profiler.preflight import _names, check_nodes, look, problems_of
 
 GOOD = {
     "python": "/env/bin/python",
@@ -69,6 +69,17 @@ def test_the_command_ends_unless_told_otherwise(monkeypatch):
     assert "h2: nvtx is not installed" in str(caught.value)
 
 
+def test_different_versions_are_said(monkeypatch, capfd):
+    """The reports of one node may be too new for the nsys of another."""
+    old, new = "NVIDIA Nsight Systems version 2022.4", "NVIDIA Nsight Systems version 2025.1"
+    versions = {"h1": old, "h2": old, "h3": new}
+    nodes = {host: {**GOOD, "version": version} for host, version in versions.items()}
+    monkeypatch.setattr("verl_profiler.preflight._ask_nodes", lambda _plan: nodes)
+
+    assert check_nodes(plan(), None)
+    assert f"{old} on h1, h2; {new} on h3" in capfd.readouterr().err
+
+
 def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
     """Its controller would otherwise still be started under nsys."""
     omegaconf = pytest.importorskip("omegaconf")
@@ -80,6 +91,16 @@ def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
     assert not check_nodes(plan(on_missing="warn"), config)
     assert {"steps": None, "tool": None} == config.global_profiler
     assert "h2: it did not answer: timed out" in capfd.readouterr().err
+
+
+def test_nodes_with_one_host_name_are_all_asked():
+    """One of them must not stand for the other."""
+    nodes = [
+        {"NodeManagerHostname": host, "NodeID": number * 20}
+        for host, number in (("a", "1"), ("b", "2"), ("b", "3"))
+    ]
+
+    assert {"a": "1" * 20, "b (22222222)": "2" * 20, "b (33333333)": "3" * 20} == _names(nodes)
 
 
 @pytest.fixture

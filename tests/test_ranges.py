@@ -5,7 +5,6 @@ import sys
 
 import msgspec
 import pytest
-from test_capturing import FakeNvtx
 
 from verl_profiler import api, instrument, plugin, ranges
 from verl_profiler.capture_plan import Plan
@@ -16,11 +15,9 @@ LOOPED = Probe("tool_call", "rollout", ("m:g",))
 NOTHING = Probe(None, "rollout", ("m:h",))
 
 
-@pytest.fixture
-def nvtx(monkeypatch):
-    made = FakeNvtx()
-    monkeypatch.setitem(sys.modules, "nvtx", made)
-    yield made
+@pytest.fixture(autouse=True)
+def _off_again():
+    yield
     ranges.switch_off()
 
 

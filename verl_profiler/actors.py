@@ -17,14 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_profiler import recorder, roles
-from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.capture_plan import UNDER_NSYS, Plan, RoleCapture
 
-__all__ = ["OFF", "UNDER_NSYS", "captured_actors", "hook_creation", "runtime_env_for"]
+__all__ = ["OFF", "captured_actors", "hook_creation", "runtime_env_for"]
 
 # In a process's environment: the check before training failed, nothing is captured.
 OFF = "VERL_PROFILER_CAPTURES_OFF"
-# "1" in a process that nsys started, "0" in one that such a process made without nsys.
-UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
 
 # Role, rank and a weak reference to the handle of each captured actor that this process made.
 captured_actors: list[tuple[str, int | None, weakref.ref[Any]]] = []

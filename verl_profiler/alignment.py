@@ -19,7 +19,7 @@ __all__ = ["Ahead", "aheads", "fit"]
 _DRIFT_FROM_NS = 60 * 10**9
 _DRIFT_LIMIT = 5e-4
 # Comparisons much less certain than the others say nothing.
-_LOOSE = 4
+_LOOSE = 2
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ __all__ = [
     "CAPTURE_RANGE",
     "DOMAIN",
     "ROLES",
+    "UNDER_NSYS",
     "NsightSettings",
     "Plan",
     "RoleCapture",
@@ -25,6 +26,9 @@ __all__ = [
 # The NVTX domain of all our ranges, and the range that nsys waits for with capture-range=nvtx.
 DOMAIN = "verl_profiler"
 CAPTURE_RANGE = "capture"
+# In a process's environment: "1" in one that nsys started, "0" in one that such a process made
+# without nsys.
+UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
 
 # Keys of `profiler.nsight.roles` → the roles of the processes that they stand for.
 ROLES: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from verl_profiler.clock import boot_id, now
 
 __all__ = ["account", "exchange", "start", "stop"]
 
-_BURST = 8
+_BURST = 24
 # Bursts come closely at first, then at this distance.
 _FIRST_S = (0.0, 2.0, 5.0, 10.0)
 _EVERY_S = 30.0
@@ -90,8 +90,8 @@ def _run(ray: Any) -> None:
     failures: dict[str, int] = {}
     waits = iter(_FIRST_S)
     try:
-        while not _ended.wait(next(waits, _EVERY_S)):
-            nodes = [node for node in ray.nodes() if node["Alive"]]
+        while not _ended.wait(next(waits, _EVERY_S)) and ray.is_initialized():
+            nodes = [node for node in _as_connected(ray.nodes)() if node["Alive"]]
             if len(nodes) < 2:
                 continue
             for node in nodes:
@@ -109,7 +109,7 @@ def _run(ray: Any) -> None:
     finally:
         for peer in peers.values():
             with contextlib.suppress(Exception):
-                ray.kill(peer)
+                _as_connected(ray.kill)(peer)
 
 
 def _keep(who: tuple[str, str], sample: list[int]) -> None:
@@ -124,7 +124,15 @@ def _keep(who: tuple[str, str], sample: list[int]) -> None:
 
 
 def _asked(ray: Any, peer: Any) -> tuple[Any, int]:
-    return ray.get(peer.read.remote(), timeout=_PATIENCE_S)
+    return _as_connected(ray.get)(peer.read.remote(), timeout=_PATIENCE_S)
+
+
+def _as_connected(function: Any) -> Any:
+    """Return a function of Ray that fails, instead of connecting anew, after `ray.shutdown`.
+
+    Ray 2.60 wraps what is public in a call of `ray.init`.
+    """
+    return getattr(function, "__wrapped__", function)
 
 
 def _peer(ray: Any, node_id: str) -> Any:

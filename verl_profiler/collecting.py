@@ -3,7 +3,7 @@
 RUN/nsight/journal/…                         what each process captured, written by itself
 RUN/nsight/raw/…                             where the tools write
 RUN/nsight/actor_0.step3.nsys-rep            a report, moved here
-RUN/nsight/actor_0.step3.json                whose it is: step, rank, host, pid, times, options
+RUN/nsight/actor_0.step3.json                whose it is: step, task, rank, host, pid, times
 RUN/nsight/captures.json                     all captures, found and missing
 """
 
@@ -13,30 +13,33 @@ import contextlib
 import gzip
 import itertools
 import json
-import os
 import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from verl_profiler.capture_plan import Plan
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import RUN_FILE
+from verl_profiler.leftovers import being_written, tools_of
 from verl_profiler.planning import raw_directory
 
-__all__ = ["Found", "account", "collect", "fetch_from_nodes", "read_journal"]
+__all__ = ["Fetch", "Found", "account", "collect", "raw_of", "read_journal"]
 
 SUMMARY = "captures.json"
 _NSYS, _TORCH = ".nsys-rep", ".json.gz"
 _WRITING = (".qdstrm", ".nsys-rep.tmp")
-_CHUNK = 64 << 20
+_AGAIN_S = 1.0
 _SMALL_TRACE = 4096
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
 _VERL_TRACE = re.compile(r"(?P<label>.*?)_step(?P<step>\d+)_rank(?P<rank>\d+)\S*_pid(?P<pid>\d+)_")
+# With profile_discrete verl lets SGLang's schedulers trace themselves; sglang 0.5.12 names the traces
+# after the moment at which they began.
+_ENGINE_TRACE = re.compile(
+    r"agent_loop_rollout_replica_(?P<replica>\d+)/(?P<begin>\d+\.\d+)-TP-(?P<rank>\d+).*"
+)
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Found:
         file: The report's name in `RUN/nsight`; None if there is none.
         size_bytes: Its size.
         problem: What is wrong with it; empty if nothing is.
+        silent: Whether nvtx took nsys for none when the capture began.
+        source: The name that the tool gave to the file.
     """
 
     role: str
@@ -73,6 +78,7 @@ class Found:
     size_bytes: int = 0
     problem: str = ""
     silent: bool = False
+    source: str = ""
 
     @property
     def process(self) -> str:
@@ -84,13 +90,38 @@ class Found:
         """`actor_0`, or role, host and pid without a rank."""
         return self.process if self.rank is None else f"{self.role}_{self.rank}"
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Which capture of which process it is."""
+        return self.host, self.pid, self.number
 
-def collect(run: Path, *, patience_s: float = 0.0) -> list[Found]:
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the files of a run are, and how far they are.
+
+    Args:
+        home: `RUN/nsight`.
+        raw: Where the tools write.
+        unfinished: Names of the files there that somebody writes now.
+        known: What earlier collections placed, by `Found.key`.
+    """
+
+    home: Path
+    raw: Path
+    unfinished: set[str]
+    known: dict[tuple[str, int, int], Found]
+
+
+def collect(
+    run: Path, *, patience_s: float = 0.0, fetch: Callable[[], None] | None = None
+) -> list[Found]:
     """Move the reports of a run to their places and write their metadata.
 
     Args:
         run: The run directory.
         patience_s: How long to wait for reports that nsys is still writing.
+        fetch: Brings what other nodes have by now; called before each look.
 
     Returns:
         Every capture that the journals know, and every report that they do not.
@@ -99,30 +130,67 @@ def collect(run: Path, *, patience_s: float = 0.0) -> list[Found]:
         ReadingError: If the run captured nothing.
     """
     home = run / "nsight"
-    raw = _raw(run)
-    if not home.is_dir():
-        raise ReadingError(
-            f"{run} has no captures.\nCaptures are made with trainer.profile_steps=[…] and for "
-            "example actor_rollout_ref.actor.profile_ranks=[0].",
-            "no-captures",
-        )
+    raw = raw_of(run)
     deadline = time.monotonic() + patience_s
     while True:
+        if fetch is not None:
+            fetch()
+        if not home.is_dir():
+            raise ReadingError(
+                f"{run} has no captures.\nCaptures are made with trainer.profile_steps=[…] and for "
+                "example actor_rollout_ref.actor.profile_ranks=[0].",
+                "no-captures",
+            )
         captures = read_journal(home / "journal")
-        waiting = [
-            c for c in captures if c.end_ns and c.tool == "nsys" and not _reports(raw, home, c)
-        ]
+        known = {said.key: said for said in _metadata(home)}
+        place = _Place(home, raw, being_written(raw), known)
+        missing = [c for c in captures if c.end_ns and c.tool == "nsys" and not _report(c, place)]
+        waiting = missing or [tool for tool in tools_of(run, raw) if not tool.in_use]
         if not waiting or time.monotonic() >= deadline:
             break
-        time.sleep(1.0)
+        time.sleep(_AGAIN_S)
     for capture in captures:
-        _place(capture, raw, home, captures)
-    captures += _verl_traces(raw, home)
-    captures += _strangers(raw)
-    known = _already_placed(home, captures)
-    summary = [asdict(capture) for capture in known]
+        _settle(capture, place, captures)
+    captures += _verl_traces(place, captures)
+    captures += _strangers(place)
+    files = {capture.file for capture in captures}
+    captures += [said for said in _metadata(home) if said.file not in files]
+    summary = [asdict(capture) for capture in captures]
     (home / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
-    return known
+    return captures
+
+
+class Fetch:
+    """Brings the journals and reports of the other nodes to this one, over Ray.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._problems: list[str] = []
+
+    def __call__(self) -> None:
+        """Bring what is finished by now and did not come before."""
+        from verl_profiler.fetching import fetch_from_nodes
+
+        home = self._run / "nsight"
+        # Placed reports have other names here.
+        placed = {said.source: said.size_bytes for said in _metadata(home)}
+        folders = {}
+        for folder in (home / "journal", raw_of(self._run)):
+            here = {
+                str(path.relative_to(folder)): path.stat().st_size
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
+            folders[folder.absolute()] = here | placed
+        self._problems = fetch_from_nodes(folders)
+
+    def account(self) -> list[str]:
+        """Return lines for people: which nodes could not give their reports."""
+        return [f"WARNING {problem} (not-fetched)" for problem in self._problems]
 
 
 def read_journal(folder: Path) -> list[Found]:
@@ -154,7 +222,7 @@ def read_journal(folder: Path) -> list[Found]:
     return sorted(captures, key=lambda capture: (capture.begin_ns or 0, capture.label))
 
 
-def _raw(run: Path) -> Path:
+def raw_of(run: Path) -> Path:
     """Return where the tools of this run wrote; run.json may say another folder."""
     directory, cwd = None, ""
     with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
@@ -172,39 +240,23 @@ def _candidates(capture: Found, suffix: str) -> Iterator[str]:
         yield f"{capture.process}{suffix}"
 
 
-def _reports(raw: Path, home: Path, capture: Found) -> list[Path]:
-    """Return the files of a capture: where its tool wrote it, or placed by an earlier collection."""
+def _report(capture: Found, place: _Place) -> tuple[Path, str] | None:
+    """Return a capture's file and its tool's name for it; an earlier collection may have placed it."""
     suffix = _TORCH if capture.tool == "torch" else _NSYS
-    files = [raw / name for name in _candidates(capture, suffix)]
-    return [file for file in files if file.is_file()] or [
-        home / name for name in _placed(home) if _is_of(home / name, capture)
-    ]
+    for name in _candidates(capture, suffix):
+        if name not in place.unfinished and (place.raw / name).is_file():
+            return place.raw / name, name
+    said = place.known.get(capture.key)
+    return (place.home / str(said.file), said.source) if said is not None else None
 
 
-def _placed(home: Path) -> list[str]:
-    return [path.stem + _suffix_of(path) for path in home.glob("*.json") if path.name != SUMMARY]
-
-
-def _suffix_of(metadata: Path) -> str:
-    return _TORCH if metadata.with_suffix(_TORCH).exists() else _NSYS
-
-
-def _is_of(report: Path, capture: Found) -> bool:
-    stem = report.name.removesuffix(_NSYS).removesuffix(_TORCH)
-    try:
-        said = json.loads(report.with_name(f"{stem}.json").read_text())
-        whose = said["host"], said["pid"], said["number"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-    return whose == (capture.host, capture.pid, capture.number)
-
-
-def _place(capture: Found, raw: Path, home: Path, captures: list[Found]) -> None:
-    reports = _reports(raw, home, capture)
-    if not reports:
-        capture.problem = _cause(capture, raw, captures)
+def _settle(capture: Found, place: _Place, captures: list[Found]) -> None:
+    report = _report(capture, place)
+    if report is None:
+        capture.problem = _cause(capture, place, captures)
         return
-    _move(capture, reports[0], home)
+    path, capture.source = report
+    _move(capture, path, place.home)
 
 
 def _move(capture: Found, report: Path, home: Path) -> None:
@@ -235,7 +287,7 @@ def _is_idle(trace: Path) -> bool:
         return False
 
 
-def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
+def _cause(capture: Found, place: _Place, captures: list[Found]) -> str:
     """Return why a capture has no report, as far as one can tell."""
     if capture.end_ns is None:
         return (
@@ -247,9 +299,12 @@ def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
             "nvtx and this nsys record no range together, so nsys saw no capture begin; use a "
             "newer nsys, or nvtx 0.2.11"
         )
-    if not raw.is_dir():
-        return f"{raw} is not on this machine; run `verl-profiler collect` on {capture.host} too"
-    if any(path.name.endswith(_WRITING) for path in raw.glob(f"{capture.process}*")):
+    if not place.raw.is_dir():
+        return (
+            f"{place.raw} is not on this machine; run `verl-profiler collect` on {capture.host} too"
+        )
+    begun = {path.name for path in place.raw.glob(f"{capture.process}*")}
+    if any(name.endswith(_WRITING) for name in begun) or begun & place.unfinished:
         return "nsys is still writing, or was killed while it wrote; collect again later"
     others = [c for c in captures if c.process == capture.process and c.file]
     if others:
@@ -263,37 +318,44 @@ def _cause(capture: Found, raw: Path, captures: list[Found]) -> str:
     )
 
 
-def _verl_traces(raw: Path, home: Path) -> list[Found]:
-    """Place the traces that verl's own torch profiler wrote; their names say whose they are."""
+def _verl_traces(place: _Place, captures: list[Found]) -> list[Found]:
+    """Place the traces that verl's and SGLang's own torch profilers wrote, by what their names say."""
     found = []
     # The names end in the time of the trace.
-    for file in sorted(raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
+    for file in sorted(place.raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
         match = _VERL_TRACE.match(file.name)
-        if match is None:
-            continue
-        role = match["label"].split("_")[0] or "actor"
-        role = role if role in ("actor", "critic", "ref") else "actor"
-        capture = Found(
-            role,
-            int(match["rank"]),
-            "",
-            int(match["pid"]),
-            int(match["step"]),
-            match["label"],
-            0,
-            None,
-            None,
-            "torch",
-        )
-        _move(capture, file, home)
-        found.append(capture)
-    return found
+        if match is not None:
+            role = match["label"].split("_")[0]
+            role = role if role in ("actor", "critic", "ref") else "actor"
+            said = int(match["rank"]), "", int(match["pid"]), int(match["step"]), match["label"]
+            found.append((file, Found(role, *said, 0, None, None, "torch")))
+    for file in sorted(place.raw.glob(f"*/*{_TORCH}")):
+        match = _ENGINE_TRACE.fullmatch(str(file.relative_to(place.raw)))
+        if match is not None:
+            begin_ns = int(float(match["begin"]) * 1e9)
+            said = int(match["replica"]), "", 0, _step_at(begin_ns, captures)
+            task = f"scheduler TP-{match['rank']}"
+            found.append((file, Found("engine", *said, task, 0, begin_ns, None, "torch")))
+    for file, capture in found:
+        capture.source = str(file.relative_to(place.raw))
+        _move(capture, file, place.home)
+    return [capture for _, capture in found]
 
 
-def _strangers(raw: Path) -> list[Found]:
+def _step_at(time_ns: int, captures: list[Found]) -> int | None:
+    """Return the step whose capture was open at a time of day."""
+    for capture in captures:
+        if capture.begin_ns and capture.begin_ns <= time_ns <= (capture.end_ns or time_ns):
+            return capture.step
+    return None
+
+
+def _strangers(place: _Place) -> list[Found]:
     """Return reports that no journal knows: of processes that died before they wrote a line."""
     found = []
-    for file in sorted(raw.glob(f"*{_NSYS}")) if raw.is_dir() else []:
+    for file in sorted(place.raw.glob(f"*{_NSYS}")) if place.raw.is_dir() else []:
+        if file.name in place.unfinished:
+            continue
         match = re.match(
             r"(?P<role>[a-z_]+)_(?P<host>.+)_(?P<pid>\d+)(\.\d+)?\.nsys-rep", file.name
         )
@@ -311,18 +373,14 @@ def _strangers(raw: Path) -> list[Found]:
     return found
 
 
-def _already_placed(home: Path, captures: list[Found]) -> list[Found]:
-    """Add what an earlier collection placed and nothing in this one stands for."""
-    files = {capture.file for capture in captures}
+def _metadata(home: Path) -> Iterator[Found]:
+    """Yield what is written down beside the reports that are in their places."""
     for path in sorted(home.glob("*.json")):
-        if path.name == SUMMARY:
-            continue
         # Whatever else lies there is not ours.
         with contextlib.suppress(OSError, ValueError, TypeError):
             said = Found(**json.loads(path.read_text()))
-            if said.file not in files:
-                captures.append(said)
-    return captures
+            if said.file and (home / said.file).exists():
+                yield said
 
 
 def account(captures: list[Found]) -> list[str]:
@@ -336,59 +394,3 @@ def account(captures: list[Found]) -> list[str]:
         if capture.problem
     ]
     return lines
-
-
-def fetch_from_nodes(plan: Plan) -> int:
-    """Bring journals and reports of other nodes here, over Ray; files that are here already stay.
-
-    Returns:
-        How many files came.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    if not ray.is_initialized():
-        return 0
-    here = ray.get_runtime_context().get_node_id()
-    folders = {plan.journal: Path(plan.journal), plan.directory: Path(plan.directory)}
-    count = 0
-    for node in ray.nodes():
-        if not node["Alive"] or node["NodeID"] == here:
-            continue
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        for remote, local in folders.items():
-            have = {file.name for file in local.glob("*")} if local.is_dir() else set()
-            task: Any = ray.remote(num_cpus=0)(_read_files).options(
-                scheduling_strategy=place, num_returns="streaming"
-            )
-            pieces: Any = (ray.get(reference) for reference in task.remote(remote, have))
-            count += _write_files(local, pieces)
-    return count
-
-
-def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> int:
-    """Write what `_read_files` yields; a file has its name only when it is whole."""
-    count = 0
-    for name, chunk, last in pieces:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{name}.part"
-        with part.open("ab") as file:
-            file.write(chunk)
-        if last:
-            part.replace(folder / name)
-            count += 1
-    return count
-
-
-def _read_files(folder: str, have: set[str]) -> Iterator[tuple[str, bytes, bool]]:
-    """Yield name, piece and whether it is the last, of the files that the other side lacks."""
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        path = os.path.join(folder, name)
-        if name in have or not os.path.isfile(path):
-            continue
-        with open(path, "rb") as file:
-            chunk = file.read(_CHUNK)
-            while following := file.read(_CHUNK):
-                yield name, chunk, False
-                chunk = following
-            yield name, chunk, True

@@ -12,16 +12,16 @@ from verl_profiler.schemas import FIELDS, REQUEST_PARTS
 __all__ = ["DERIVATIONS"]
 
 
-def _number(field: str, kind: str = "BIGINT") -> str:
-    return f"try_cast(extra->>'$.{field}' AS {kind})"
+def _number(field: str, kind: str = "BIGINT", of: str = "rest") -> str:
+    return f"try_cast({of}->>'$.{field}' AS {kind})"
 
 
 _FIELDS = ", ".join(
-    f"coalesce({', '.join(_number(key, kind) for key in (name, *FIELD_ALIASES.get(name, ())))}) "
+    f"coalesce({', '.join(_number(key, kind, 'extra') for key in (name, *FIELD_ALIASES.get(name, ())))}) "
     f'AS "{name}"'
     for name, kind in FIELDS.items()
 )
-_EVENT_FIELDS = f"SELECT *, {_FIELDS} FROM events"
+_EVENT_FIELDS = f"SELECT *, {_FIELDS}, extra AS rest FROM events"
 
 
 def _micros(field: str) -> str:
@@ -397,11 +397,11 @@ WHERE e.family = 'reward' AND e.event = 'reward_score'
 """
 
 _MEMORY = f"""
-SELECT run, step, name, role, rank, end_us, extra->>'$.at' AS "at",
+SELECT run, step, name, role, rank, end_us, rest->>'$.at' AS "at",
     {_number("allocated_bytes")} AS allocated_bytes, {_number("reserved_bytes")} AS reserved_bytes,
     {_number("used_bytes")} AS used_bytes, {_number("total_bytes")} AS total_bytes,
     {_number("rss_bytes")} AS rss_bytes
-FROM events WHERE event = 'memory' AND family = 'memory'
+FROM event_fields WHERE event = 'memory' AND family = 'memory'
 """
 
 _MOVE_BYTES = ", ".join(
@@ -421,8 +421,8 @@ _MOVE_BYTES = ", ".join(
 _MEMORY_MOVES = f"""
 WITH calls AS (
     SELECT run, step, name, role, rank, event, 'call' AS source, status, begin_us, end_us,
-        duration_us, array_to_string((extra->'$.tags')::VARCHAR[], ', ') AS tags, {_MOVE_BYTES}
-    FROM events
+        duration_us, array_to_string((rest->'$.tags')::VARCHAR[], ', ') AS tags, {_MOVE_BYTES}
+    FROM event_fields
     WHERE event IN ('memory_release', 'memory_resume') AND family = 'weights'
         AND duration_us IS NOT NULL
 ), checkpoints AS (
@@ -454,7 +454,7 @@ WITH readings AS (
     SELECT run, step, name, role, rank, end_us AS at_us, 'sample' AS source,
         {_number("used_bytes")} AS used_bytes, {_number("total_bytes")} AS total_bytes,
         {_number("rss_bytes")} AS rss_bytes, {_number("host_used_bytes")} AS host_used_bytes
-    FROM events WHERE event = 'memory_sample' AND family = 'memory'
+    FROM event_fields WHERE event = 'memory_sample' AND family = 'memory'
     UNION ALL BY NAME
     SELECT run, step, name, role, rank, begin_us AS at_us, 'move' AS source,
         'before ' || event AS "at", used_before_bytes AS used_bytes, total_bytes,
@@ -493,7 +493,7 @@ _COSTS = f"""
 SELECT run, step, name, role, {_number("events")} AS events, {_number("bytes")} AS size_bytes,
     {_number("dropped")} AS dropped, {_number("wrapper_s", "DOUBLE")} AS wrapper_s,
     {_number("writer_s", "DOUBLE")} AS writer_s
-FROM events WHERE family = 'profiler' AND event = 'profiler_cost'
+FROM event_fields WHERE family = 'profiler' AND event = 'profiler_cost'
 """
 
 # Name → its SQL, and whether it is kept as a table or read from the events again each time.

@@ -15,7 +15,7 @@ from typing import Any
 from verl_profiler import captures
 from verl_profiler.capture_plan import words_of
 from verl_profiler.errors import ConfigError
-from verl_profiler.planning import make_plan
+from verl_profiler.planning import make_plan, remarks
 from verl_profiler.settings import parse
 
 __all__ = ["explain"]
@@ -64,7 +64,7 @@ def explain(words: Sequence[str]) -> list[str]:
         lines.append(f"  {role}, ranks: {ranks}")
         if of.options:
             lines.append(f"    nsys profile {shlex.join(words_of(of.options))}")
-    return lines
+    return lines + remarks(config, capture, plan)
 
 
 def _parse(words: Sequence[str]) -> tuple[str, str | None, list[str]]:

@@ -20,8 +20,12 @@ from verl_profiler.schemas import FIELDS, SCHEMAS
 
 __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files", "quoted"]
 
-# Level 1 writes in a fifth less time than the default, 3, into files one part in a hundred larger.
-AS_PARQUET = "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+# Two thirds of the time of duckdb's defaults, in files of the same size: small row groups stay in the cache,
+# and nobody asks bloom filters.
+AS_PARQUET = (
+    "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 61440, "
+    "WRITE_BLOOM_FILTER false)"
+)
 
 _NOT_STORED = ("run", "begin_us", "extra")
 PART_COLUMNS = {
@@ -32,7 +36,6 @@ PART_COLUMNS = {
         for column, kind in SCHEMAS["event_fields"].items()
         if column not in _NOT_STORED
     },
-    "rest": "JSON",
 }
 
 _FILE_COLUMNS = {

@@ -27,7 +27,7 @@ from verl_profiler.actors import OFF, hook_creation
 from verl_profiler.capture_plan import Plan
 from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
-from verl_profiler.planning import make_plan
+from verl_profiler.planning import make_plan, remarks
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, parse
 
 __all__ = ["end", "prepare"]
@@ -109,31 +109,21 @@ def prepare(config: Any) -> Any:
     _hook_ray_init()
     activate("driver")
     recorder.say(f"recording to {directory}")
-    if plan is not None:
-        _prepare_captures(config, plan)
+    if capture is not None and plan is not None:
+        _prepare_captures(config, capture, plan)
     return config
 
 
-def _prepare_captures(config: Any, plan: Plan) -> None:
+def _prepare_captures(config: Any, capture: captures.Capture, plan: Plan) -> None:
     from verl_profiler.preflight import check_nodes
 
     roles = ", ".join(
-        role if capture.ranks is None else f"{role} {list(capture.ranks)}"
-        for role, capture in plan.roles.items()
+        role if chosen.ranks is None else f"{role} {list(chosen.ranks)}"
+        for role, chosen in plan.roles.items()
     )
     recorder.say(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'nobody'}")
-    if not set(plan.roles) - {"trainer"}:
-        recorder.say(
-            "WARNING no rank is named, so only the controller is captured. Add for example "
-            "actor_rollout_ref.actor.profile_ranks=[0]. (no-ranks)"
-        )
-    last = config.trainer.get("total_training_steps")
-    never = [step for step in plan.steps if isinstance(last, int) and step > last]
-    if never:
-        recorder.say(
-            f"WARNING steps {never} of trainer.profile_steps never come: training ends with step "
-            f"{last}. (step-never-comes)"
-        )
+    for remark in remarks(config, capture, plan):
+        recorder.say(f"WARNING {remark}")
     hook_creation(plan, lambda: check_nodes(plan, config))
 
 
@@ -162,9 +152,9 @@ def _collect(directory: Path, plan: Plan) -> None:
     from verl_profiler import collecting
 
     try:
-        collecting.fetch_from_nodes(plan)
-        found = collecting.collect(directory, patience_s=plan.collect_timeout_s)
-        for line in collecting.account(found):
+        fetch = collecting.Fetch(directory)
+        found = collecting.collect(directory, patience_s=plan.collect_timeout_s, fetch=fetch)
+        for line in [*collecting.account(found), *fetch.account()]:
             recorder.say(line)
     except Exception as error:  # noqa: BLE001  training has ended well; the files are still there
         recorder.say(

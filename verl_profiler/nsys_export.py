@@ -48,11 +48,13 @@ class Export:
         work: Kernels, graphs and copies: kind, name, gpu, stream, pid, tid, launch_ns, begin_ns,
             end_ns; pid and tid are those of the call that launched it.
         problems: What is missing in it, in plain words.
+        dated: Whether it says at what time of day it began; otherwise all times count from there.
     """
 
     ranges: list[tuple[Any, ...]] = field(default_factory=list)
     work: list[tuple[Any, ...]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    dated: bool = True
 
 
 def export(report: Path) -> Path:
@@ -111,7 +113,8 @@ def _read(connection: sqlite3.Connection) -> Export:
     if "TARGET_INFO_SESSION_START_TIME" in columns:
         row = connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
         start_ns = row[0] if row else 0
-    if not start_ns:
+    found.dated = bool(start_ns)
+    if not found.dated:
         found.problems.append("it has no wall-clock start, so it cannot be joined with the events")
     if "NVTX_EVENTS" in columns:
         found.ranges = list(_ranges(connection, start_ns))

@@ -25,7 +25,7 @@ from verl_profiler.capture_plan import (
 from verl_profiler.captures import Capture, select, world_size
 from verl_profiler.errors import ConfigError
 
-__all__ = ["captures_per_process", "make_plan", "raw_directory"]
+__all__ = ["captures_per_process", "make_plan", "raw_directory", "remarks"]
 
 _BY_RANGE = {
     "capture-range": "nvtx",
@@ -77,6 +77,49 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
         roles,
         settings.collect_timeout_s,
     )
+
+
+def remarks(config: Any, capture: Capture, plan: Plan) -> list[str]:
+    """Return what was asked for and will not come, or not in the way that one may think.
+
+    Args:
+        config: verl's config, translated.
+        capture: What `captures.translate` returned.
+        plan: What `make_plan` made of it.
+    """
+    found = []
+    others = [role for role in plan.roles if role not in ROLES["workers"]]
+    if others == list(plan.roles) and not set(others) - {"trainer"}:
+        found.append(
+            "no rank is named, so only the controller is captured. Add for example "
+            "actor_rollout_ref.actor.profile_ranks=[0]. (no-ranks)"
+        )
+    last = select(config, "trainer.total_training_steps")
+    never = [step for step in plan.steps if isinstance(last, int) and step > last]
+    if never:
+        found.append(
+            f"steps {never} of trainer.profile_steps never come: training ends with step {last}. "
+            "(step-never-comes)"
+        )
+    if "reward_model" in capture.ranks and select(config, "reward_model.profiler") is None:
+        found.append(
+            "reward_model.profile_ranks names nobody: this verl has no worker group for reward "
+            "models. Its reward workers are captured with profiler.nsight.roles.reward=true. "
+            "(no-worker-group)"
+        )
+    if "rollout" in capture.ranks and "engine" not in plan.roles:
+        found.append(
+            "actor_rollout_ref.rollout.profile_ranks captures the workers of those ranks, which "
+            "hold the weights; the engine servers that generate are processes of their own. Add "
+            "profiler.nsight.roles.engine=true for them. (engine-apart)"
+        )
+    if plan.discrete and others:
+        found.append(
+            f"profile_discrete cuts the captures of the workers by task. {', '.join(others)} have "
+            "one capture per step: what they do overlaps, and a process has one capture at a time. "
+            "(one-per-step)"
+        )
+    return found
 
 
 def raw_directory(run: Path, directory: str | None, cwd: str = "") -> Path:

@@ -46,8 +46,17 @@ def check_nodes(plan: Plan, config: Any) -> bool:
         ConfigError: If a node cannot capture and `profiler.nsight.on_missing` is `error`.
     """
     problems = []
+    versions: dict[str, list[str]] = {}
     for host, seen in _ask_nodes(plan).items():
         problems += [f"{host}: {problem}" for problem in problems_of(seen, plan)]
+        if seen.get("version"):
+            versions.setdefault(seen["version"], []).append(host)
+    if len(versions) > 1:
+        listed = "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items())
+        recorder.say(
+            f"WARNING the nodes have different versions of nsys: {listed}. Open and export the "
+            "reports with the newest of them. (nsys-versions)"
+        )
     if not problems:
         return True
     text = "captures are not possible:\n  " + "\n  ".join(problems)
@@ -76,11 +85,10 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         for role, capture in plan.roles.items()
     }
     asked = {
-        node["NodeManagerHostname"]: ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        name: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(plan.tool, plan.directory, commands)
-        for node in ray.nodes()
-        if node["Alive"]
+        for name, node in _names([node for node in ray.nodes() if node["Alive"]]).items()
     }
     answers = {}
     for host, reference in asked.items():
@@ -89,6 +97,15 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
             answers[host] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
     return answers
+
+
+def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
+    """Return name → node id; two nodes may have one host name, in containers for example."""
+    hosts = [node["NodeManagerHostname"] for node in nodes]
+    return {
+        host if hosts.count(host) == 1 else f"{host} ({node['NodeID'][:8]})": node["NodeID"]
+        for node, host in zip(nodes, hosts, strict=True)
+    }
 
 
 def look(

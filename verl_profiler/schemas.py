@@ -55,7 +55,8 @@ REQUEST_PARTS = (
     "reward",
 )
 
-# What `extra` holds in the events that there are many of; in `event_fields` each has a column.
+# What `extra` holds in the events that there are many of; in `event_fields` each has a column, and
+# `rest` is all of `extra` where it holds anything else.
 FIELDS = {
     **dict.fromkeys(
         (
@@ -121,7 +122,7 @@ _EVENTS = {
 
 SCHEMAS: dict[str, dict[str, str]] = {
     "events": _EVENTS,
-    "event_fields": {**_EVENTS, **FIELDS},
+    "event_fields": {**_EVENTS, **FIELDS, "rest": "JSON"},
     "event_counts": {
         "run": "VARCHAR",
         "step": "INTEGER",

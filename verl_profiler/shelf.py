@@ -94,7 +94,7 @@ def parts_query(parts: Sequence[EventPart]) -> str:
     for run in dict.fromkeys(part.run for part in parts):
         label = run.replace("'", "''")
         queries.append(
-            f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed, rest), "
+            f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed), "
             f"end_us - coalesce(duration_us, 0) AS begin_us, {RECORDED_EXTRA} AS extra "
             f"FROM read_parquet([{listed(part.path for part in parts if part.run == run)}])"
         )

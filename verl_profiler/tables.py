@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,15 +135,6 @@ class Tables:
                 kind = "TABLE" if kept else "VIEW"
                 self.connection.execute(f"CREATE {kind} {name} AS {query}")
             self._made.add(name)
-
-    @contextmanager
-    def beside(self) -> Iterator[Tables]:
-        """Make all tables, and give them to another thread: a connection serves one at a time."""
-        self.make(*DERIVATIONS)
-        with self.connection.cursor() as cursor:
-            other = Tables(cursor, self.shelf)
-            other._made = self._made
-            yield other
 
     def _make_by_steps(self, name: str, query: str) -> None:
         """Make a table from some steps at a time, so that memory does not grow with the run."""

@@ -4,9 +4,9 @@ import argparse
 import gzip
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
+import nsys_database
 import pytest
 from report.perfetto_reading import read_trace
 
@@ -109,29 +109,16 @@ def test_a_trace_in_the_run_lies_beside_its_process(tmp_path):
 
 
 def test_an_nsys_export_is_merged(tmp_path):
-    """NVTX ranges and kernels; the tables are those of `nsys export --type sqlite`."""
+    """NVTX ranges, kernels and copies; the tables are those of `nsys export --type sqlite`."""
     path = tmp_path / "worker.sqlite"
     base = 1_795_228_400_000_000_000
-    with sqlite3.connect(path) as file:
-        file.executescript(
-            """
-            CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT);
-            CREATE TABLE StringIds (id INTEGER, value TEXT);
-            CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
-                globalTid INTEGER, textId INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, streamId INTEGER,
-                globalPid INTEGER, shortName INTEGER);
-            """
-        )
-        file.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '')", (base,))
-        file.execute("INSERT INTO StringIds VALUES (1, 'gemm'), (2, 'update_actor')")
-        thread = (7 << 24) + 8
-        file.execute("INSERT INTO NVTX_EVENTS VALUES (10, 90, 59, NULL, ?, 2)", (thread,))
-        file.execute(
-            "INSERT INTO NVTX_EVENTS VALUES (50, 95, 60, 'overlapping', ?, NULL)", (thread,)
-        )
-        file.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (20, 30, 3, ?, 1)", (7 << 24,))
-    file.close()
+    nsys_database.write(
+        path,
+        ranges=[(10, 90, "push", "update_actor", 8), (50, 95, "start", "overlapping", 8)],
+        kernels=[(15, 20, 30, "gemm", 8)],
+        copies=[(40, 45)],
+        epoch_ns=base,
+    )
     run(SMALL, "-o", tmp_path / "run.pftrace", "--merge", path)
 
     reading = read_trace(tmp_path / "run.pftrace")
@@ -143,7 +130,8 @@ def test_an_nsys_export_is_merged(tmp_path):
     assert {
         ("NVTX of thread 8", "update_actor", 10, 90),
         ("NVTX of thread 8", "overlapping", 50, 95),
-        ("kernels, stream 3", "gemm", 20, 30),
+        ("GPU 0, stream 7", "gemm", 20, 30),
+        ("GPU 0, stream 7", "memcpy", 40, 45),
     } == spans
     assert [] == reading.faults
 

@@ -1,9 +1,13 @@
 """Makes torchvision importable where its build and torch's do not match, as a rehearsal does."""
 
+import contextlib
 import importlib.util
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,9 +25,21 @@ def _import_path():
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_recipe" / "rehearse.sh"
 STEPS = 2
-# The stand-in's run is the example of a recipe of one's own, so that both are tried in one run.
+CAPTURED = [
+    f"trainer.profile_steps=[{STEPS}]",
+    "actor_rollout_ref.actor.profile_ranks=[0]",
+    "profiler.nsight.roles.agent_loop=[0]",
+    "profiler.nsight.roles.engine=true",
+    "profiler.nsight.roles.transfer_queue=true",
+]
+# The last step of each run is captured: the stand-in's with the torch profiler, SGLang's with nsys
+# where there is one.  The stand-in's run is the example of a recipe of one's own too, on a Ray node
+# that runs already.
 COMMANDS = {
-    "standin": ([str(EXAMPLE)], []),
+    "standin": (
+        [str(EXAMPLE)],
+        ["profiler.nsight.tool=torch", *CAPTURED],
+    ),
     "sglang": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
         ["profiler.events.engine_timing=true"],
@@ -38,8 +54,42 @@ def command_environment():
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
+# A node takes the token that a driver left in the home directory; a driver that is told an address
+# does not (ray 2.60).
+WITHOUT_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+
+
+@contextlib.contextmanager
+def running_cluster():
+    """Start a Ray node as a user would before the command; give its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"),
+        *("--port", str(port), "--num-cpus=16", "--num-gpus=2"),
+        *("--include-dashboard=false", "--disable-usage-stats"),
+    ]
+    with subprocess.Popen(
+        command,
+        # Ray's runtime environments cannot mend what its workers import before they know them.
+        env={**os.environ, **environment("standin", dict(os.environ)), **WITHOUT_TOKEN},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as node:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+        finally:
+            os.killpg(node.pid, signal.SIGKILL)
+
+
 @pytest.fixture(scope="session", params=list(COMMANDS))
-def rehearsed(request, tmp_path_factory, command_environment):
+def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     """A finished run, one per engine and session: engine, run directory, what the command printed."""
     engine = request.param
     needed = ["verl", "ray", "transfer_queue", *(["sglang"] if engine == "sglang" else [])]
@@ -48,15 +98,23 @@ def rehearsed(request, tmp_path_factory, command_environment):
         pytest.skip(f"needs {', '.join(missing)}")
     output = tmp_path_factory.mktemp(engine) / "run"
     command, overrides = COMMANDS[engine]
-    arguments = ["--engine", engine, "--steps", str(STEPS), "--output", str(output)]
-    done = subprocess.run(
-        [*command, *arguments, *overrides],
-        env=command_environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=840,
-    )
+    if engine == "sglang" and not isinstance(nsys_or_reason, str):
+        overrides = [*overrides, "actor_rollout_ref.actor.profile_discrete=true", *CAPTURED]
+        command_environment = {**command_environment, **nsys_or_reason}
+    command = [*command, "--engine", engine, "--steps", str(STEPS), "--output", str(output)]
+    with contextlib.ExitStack() as stack:
+        if engine == "standin":
+            address = stack.enter_context(running_cluster())
+            command_environment = {**command_environment, **WITHOUT_TOKEN}
+            overrides = [*overrides, f"ray_kwargs.ray_init.address={address}"]
+        done = subprocess.run(
+            [*command, *overrides],
+            env=command_environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=840,
+        )
     assert 0 == done.returncode, done.stdout[-6000:]
     return engine, output, done.stdout

@@ -1,143 +1,98 @@
-"""Captures of a rehearsal, with a real nsys and with the torch profiler: made, gathered and read.
+"""Captures of the rehearsals: SGLang's with a real nsys, the stand-in's with the torch profiler.
 
-A machine without a GPU has no kernels; what is checked is that each process and step has its report,
-that nobody else has one, and that the ranges in it are those of the events.
+A machine without a GPU has no kernels; what is checked is that each process and task of the captured
+step has its report, that nobody else has one, and that the ranges in it are those of the events.
 """
 
 import gzip
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections import Counter
 
 import pytest
-import real_nsys
 
 from verl_profiler.analysis import range_times, span_kernels
 from verl_profiler.cli import main
 from verl_profiler.reader import load
 
+from .conftest import COMMANDS, STEPS
+
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
-STEPS = (2, 3)
-# nvtx >= 0.2.12 records nothing under the nsys that Debian has.
-NVTX = "0.2.11"
-ROLES = ["agent_loop=[0]", "engine=true", "transfer_queue=true"]
+ROLES = {"trainer", "actor", "agent_loop", "engine", "tq_controller", "tq_storage"}
+# verl's tasks of the hybrid worker in one step of this configuration.
+TASKS = 3
 
 
-@pytest.fixture(scope="session")
-def nsys():
-    """The folder of a real nsys."""
-    try:
-        return real_nsys.folder()
-    except real_nsys.CannotBeHad as error:
-        pytest.skip(f"no real nsys: {error}")
+def of_engine(engine):
+    """Take the run of one engine."""
+    names = [name for name in COMMANDS if name == engine]
+    return pytest.mark.parametrize("rehearsed", names, indirect=True)
 
 
-@pytest.fixture(scope="session")
-def nvtx():
-    """A folder with an nvtx that this nsys hears."""
-    folder = real_nsys.cache().with_name(f"nvtx-{NVTX}-{sys.version_info[0]}{sys.version_info[1]}")
-    if not (folder / "nvtx").is_dir():
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"),
-                *("--target", str(folder), f"nvtx=={NVTX}"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.skip(f"nvtx {NVTX} cannot be installed: {done.stderr.strip()[-200:]}")
-    return folder
-
-
-def rehearse(output, environment, *overrides):
-    """Run the stand-in's rehearsal with two ranks and captures; return what it printed."""
-    missing = [n for n in ("verl", "ray", "transfer_queue") if importlib.util.find_spec(n) is None]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}")
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "verl-profiler"),
-            *("rehearse", "--engine", "standin", "--steps", "3", "--output", str(output)),
-            f"trainer.profile_steps={list(STEPS)}".replace(" ", ""),
-            "actor_rollout_ref.actor.profile_ranks=[0]",
-            *(f"profiler.nsight.roles.{role}" for role in ROLES),
-            *overrides,
-        ],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=840,
-    )
-    printed = done.stdout + done.stderr
-    assert 0 == done.returncode, printed[-6000:]
-    return printed
-
-
-def test_a_real_nsys_captures_each_process_and_step(nsys, nvtx, tmp_path):
+@of_engine("sglang")
+def test_a_real_nsys_captures_each_process_and_task(nsys, rehearsed):
     """Controller, workers, and the roles that verl never wraps, each on the ranks asked for."""
-    path = [str(nvtx), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        "PATH": f"{nsys}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-    }
-    run = tmp_path / "run"
-    printed = rehearse(run, environment)
-
+    _, run, printed = rehearsed
     captures = json.loads((run / "nsight" / "captures.json").read_text())
-    assert [] == [capture["problem"] for capture in captures if capture["problem"]], printed[-3000:]
-    by_role = {}
-    for capture in captures:
-        by_role.setdefault(capture["role"], set()).add((capture["rank"], capture["step"]))
-    for role, rank in (("trainer", 0), ("actor", 0), ("agent_loop", 0)):
-        assert {(rank, step) for step in STEPS} == by_role[role], role
-    assert {step for _, step in by_role["engine"]} == set(STEPS)
-    assert {"tq_controller", "tq_storage"} <= set(by_role)
-    assert {"trainer", "actor", "agent_loop", "engine", "tq_controller", "tq_storage"} == set(
-        by_role
-    )
 
-    os.environ["PATH"] = environment["PATH"]
+    assert [] == [capture["problem"] for capture in captures if capture["problem"]], printed[-3000:]
+    assert ROLES == {capture["role"] for capture in captures}
+    assert {0} == {c["rank"] for c in captures if c["role"] in ("trainer", "actor", "agent_loop")}
+    assert {0, 1} == {c["rank"] for c in captures if c["role"] == "engine"}
+    assert {STEPS} == {capture["step"] for capture in captures}
+    per_process = Counter((c["role"], c["host"], c["pid"]) for c in captures)
+    assert {
+        process: TASKS if process[0] == "actor" else 1 for process in per_process
+    } == per_process
+    assert TASKS == len({c["task"] for c in captures if c["role"] == "actor"})
+    assert "(one-per-step)" in printed
+
+
+@of_engine("sglang")
+def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
+    """Exported and read back, they join the requests, turns and phases of the event files."""
+    _, run, _ = rehearsed
+    monkeypatch.setenv("PATH", nsys["PATH"])
     assert 0 == main(["collect", "--export", str(run)])
     with load(run) as opened:
         ranges = range_times(opened.tables)
         spans = span_kernels(opened.tables)
         recorded = opened.rows(
             "SELECT event, count(*) AS events FROM events WHERE name = 'actor_0' "
-            "AND step = 3 AND event IN ('update_actor', 'optimizer_step') GROUP BY event"
+            f"AND step = {STEPS} AND event IN ('update_actor', 'optimizer_step') GROUP BY event"
         )
+        schedulers = opened.rows(
+            "SELECT event, count(*) AS ranges FROM capture_ranges WHERE category = 'scheduler' "
+            "GROUP BY event"
+        )
+
     of_actor = {
         row["event"]: row["ranges"]
         for row in ranges
-        if (row["name"], row["step"], row["domain"]) == ("actor_0", 3, "verl_profiler")
+        if (row["name"], row["domain"]) == ("actor_0", "verl_profiler")
     }
     assert recorded
     for row in recorded:
         assert row["events"] == of_actor[row["event"]]
     # The loop's captured requests and turns, as in the event files.
     assert {"request", "turn", "engine_call", "tool_call"} <= {row["event"] for row in spans}
-    assert {"engine_0", "agent_loop_0", "actor_0"} <= {row["name"] for row in spans} | {
-        "agent_loop_0"
-    }
+    assert {"engine_0", "actor_0"} <= {row["name"] for row in spans}
+    # SGLang's schedulers are processes below the captured servers; a batch has a pass and a result.
+    batches = {row["event"]: row["ranges"] for row in schedulers}
+    assert {"forward_extend", "forward_decode", "batch_result"} == set(batches)
+    passes = sum(count for event, count in batches.items() if event.startswith("forward_"))
+    # One per scheduler may be cut off at either end of the capture.
+    assert abs(passes - batches["batch_result"]) <= 4
 
 
-def test_the_torch_profiler_needs_no_nsys(tmp_path):
+@of_engine("standin")
+def test_the_torch_profiler_needs_no_nsys(rehearsed):
     """The same keys, Chrome traces instead, gathered the same way."""
-    run = tmp_path / "run"
-    printed = rehearse(run, {}, "profiler.nsight.tool=torch")
-
+    _, run, printed = rehearsed
     captures = json.loads((run / "nsight" / "captures.json").read_text())
-    found = {(capture["role"], capture["step"]) for capture in captures}
     # Who only passes messages on may run no operation, and is said to.
     idle = {capture["role"] for capture in captures if capture["problem"]}
     assert idle <= {"engine", "tq_controller", "tq_storage"}, printed[-3000:]
-    for role in ("trainer", "actor", "agent_loop", "engine", "tq_controller", "tq_storage"):
-        assert {(role, step) for step in STEPS} <= found, role
-    trace = gzip.decompress((run / "nsight" / "actor_0.step2.json.gz").read_bytes())
+    assert {(role, STEPS) for role in ROLES} == {(c["role"], c["step"]) for c in captures}
+    trace = gzip.decompress((run / "nsight" / f"actor_0.step{STEPS}.json.gz").read_bytes())
     assert [event for event in json.loads(trace)["traceEvents"] if event.get("cat") == "cpu_op"]

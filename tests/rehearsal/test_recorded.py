@@ -105,9 +105,9 @@ def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
 
 def test_lines_are_short(run):
     """On average, as recorded by default; one line per step holds all of verl's metrics."""
-    # `profiler.events.engine_timing` asks for more; without it an engine's line is 60 bytes shorter.
-    asked_for = 60 * (run.engine == "sglang")
-    sizes = [line["size"] - asked_for * (line["event"] == "engine_request") for line in run.lines]
+    # `profiler.events.engine_timing` asks for more, and the stand-in tells it unasked; without it an
+    # engine's line is 60 bytes shorter.
+    sizes = [line["size"] - 60 * (line["event"] == "engine_request") for line in run.lines]
 
     assert sum(sizes) / len(sizes) <= 220
 
@@ -193,17 +193,16 @@ def test_every_engine_call_joins_its_engine_request(run):
     assert {"engine_0", "engine_1"} == {line["file"] for line in served.values()}
 
 
-def test_the_engines_own_account_is_there_where_it_gives_one(run):
-    """SGLang's queue, prefill and decode add up to no more than the request took."""
-    if run.engine == "standin":
-        pytest.skip("the stand-in gives no account")
+def test_the_engines_own_account_is_there(run):
+    """Queue, prefill and decode add up to no more than the request took."""
     for line in run.of("engine_request"):
         extra = line["extra"]
         parts = extra["queue_s"] + extra["prefill_s"] + extra["decode_s"]
         # The engine's processes place their clocks on the wall each for itself.
         assert -0.005 <= parts <= line["duration_sec"] + 0.05
-        assert extra["e2e_s"] <= line["duration_sec"] + 0.005
-        assert extra["cached_tokens"] >= 0
+        if run.engine != "standin":
+            assert extra["e2e_s"] <= line["duration_sec"] + 0.005
+            assert extra["cached_tokens"] >= 0
 
 
 def test_phases_are_verls_own_timings(run):
@@ -225,7 +224,9 @@ def test_phases_are_verls_own_timings(run):
             phases[name]
             for name in ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
         )
-        assert 0.8 * phases["step"] < parts <= phases["step"] + 0.001
+        assert parts <= phases["step"] + 0.001
+        # The last step is captured, and to begin and end captures takes time of its own.
+        assert step == STEPS or 0.8 * phases["step"] < parts
 
 
 def test_each_rank_did_the_work_of_each_step(run):

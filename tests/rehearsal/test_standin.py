@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from verl_profiler.probes.engine import times_of
+
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("_import_path")]
 
 EOS, PAD = 1, 0
@@ -30,12 +32,15 @@ def model(_import_path):
     return transformers.Qwen2ForCausalLM(config).eval()
 
 
+def standin():
+    return pytest.importorskip("verl_profiler.rehearsal.standin")
+
+
 @pytest.fixture
 def server(model):
     """A server without Ray, and without loading its model from files."""
-    standin = pytest.importorskip("verl_profiler.rehearsal.standin")
-    made = standin.StandinServer.__new__(standin.StandinServer)
-    made._config = SimpleNamespace(prompt_length=16, response_length=24)
+    made = standin().StandinServer.__new__(standin().StandinServer)
+    made._config = SimpleNamespace(prompt_length=16, response_length=24, max_num_seqs=256)
     made._model = model
     made._pad_token_id = PAD
     made._eos_token_ids = {EOS}
@@ -92,6 +97,33 @@ def test_requests_that_come_later_join(model, server):
 
     for prompt, output in zip(PROMPTS, asyncio.run(staggered()), strict=False):
         assert _alone(model, prompt, 24)[0] == output.token_ids
+
+
+def test_no_more_run_at_once_than_it_was_told(model, server):
+    """The rest waits in order, says how long, and gets what it would have got alone."""
+    server._config.max_num_seqs = 2
+    told, most, step = [], [], server._step
+
+    def counted():
+        most.append(sum(len(group.requests) for group in server._groups))
+        step()
+
+    async def one(prompt):
+        request = standin()._Request(list(prompt), 12, 0)
+        told.extend([times_of(item["meta_info"]) async for item in server._answered(request)])
+        return request.token_ids
+
+    async def together():
+        return await asyncio.gather(*(one(prompt) for prompt in PROMPTS))
+
+    server._step = counted
+    for prompt, tokens in zip(PROMPTS, asyncio.run(together()), strict=True):
+        assert _alone(model, prompt, 12)[0] == tokens
+    assert 2 == max(most)
+    assert 4 == len(told)
+    assert all(times["prefill_s"] > 0 <= times["decode_s"] for times in told)
+    ran = min(times["prefill_s"] + times["decode_s"] for times in told)
+    assert [True, True, False, False] == sorted((t["queue_s"] < ran for t in told), reverse=True)
 
 
 def test_a_long_prompt_leaves_less_room(server):

@@ -249,6 +249,7 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
     """In the chart, by the list, and back to all."""
     browser.open(small)
     whole = text(browser, "#tools")
+    assert "Mean per step over 2 replayed steps" in text(browser, "#path")
     browser.evaluate(
         "document.querySelectorAll('#steps .pick')[0].dispatchEvent(new Event('click'))"
     )
@@ -257,6 +258,8 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
     assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
     assert "in step 1" in text(browser, "#tools")
     assert "step 1" in text(browser, "#rollout")
+    assert "Replayed unchanged, it is off by" in text(browser, "#path")
+    assert "Mean per step" not in text(browser, "#path")
     assert text(browser, "#panel .facts").startswith("step 1 · ")
     assert "step 1" == browser.evaluate("document.getElementById('scene').selectedOptions[0].text")
     choose_step(browser, "-1")

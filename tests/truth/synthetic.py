@@ -21,7 +21,11 @@ EPOCH = 1_795_228_400 * SECOND
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: on the way, in the engine, back, in the worker, in tools that run side by side."""
+    """One turn: on the way, in the engine, back, in the worker, in tools that run side by side.
+
+    The engine holds each call for `held_us` before it begins, and its server notices the end after
+    `late_us` of the way back.
+    """
 
     tokens: int = 50
     token_us: int = 10_000
@@ -29,6 +33,8 @@ class Turn:
     acquire_us: int = 500
     way_us: int = 1_500
     back_us: int = 1_000
+    held_us: int = 0
+    late_us: int = 0
     own_us: int = 700
     tools: tuple[tuple[str, int], ...] = ()
 
@@ -223,9 +229,9 @@ def _served(step: Step) -> list[list[tuple[int, int]]]:
         request = step.requests[place]
         spec = request.turns[turn]
         slots = free.setdefault(request.replica, [])
-        begin = at
+        begin = at + spec.held_us
         if step.slots is not None and len(slots) >= step.slots:
-            begin = max(at, heapq.heappop(slots))
+            begin = max(begin, heapq.heappop(slots))
         end = begin + spec.prefill_us + spec.tokens * spec.token_us
         heapq.heappush(slots, end)
         chains[place].append((begin - at, begin))
@@ -278,7 +284,7 @@ def _write_request(
             engine,
             "engine_request",
             arrived,
-            end,
+            end + turn.late_us,
             **call,
             queue_s=queue / 1e6,
             prefill_s=turn.prefill_us / 1e6,

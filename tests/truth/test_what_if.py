@@ -58,6 +58,18 @@ def test_a_limit_of_calls_is_recognized_and_replayed(slots):
     )
 
 
+def test_a_limit_is_told_from_spans_that_overlap_and_from_other_queues():
+    """A server's span goes on after its slot was given away; a queue before free slots is no limit."""
+    late = with_turns(replace(MIXED, slots=2), lambda turn: replace(turn, late_us=900))
+    held = with_turns(MIXED, lambda turn: replace(turn, held_us=400_000))
+    for made, slots in ((late, 2), (held, None)):
+        tables, (truth,) = run_of(made)
+        (model,) = step_models(tables, [1])
+
+        assert slots == model.slots
+        assert truth.duration_us == pytest.approx(model.replayed(), abs=2)
+
+
 def test_half_the_slots_make_the_others_wait():
     """Six calls at once in each replica; with three, the rest queues."""
     replayed, _ = replays(MIXED)

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.verl)
-            item.add_marker(pytest.mark.timeout(420))
+            item.add_marker(pytest.mark.timeout(700))
             if importlib.util.find_spec("verl") is None:
                 item.add_marker(pytest.mark.skip(reason="verl is not installed"))
 

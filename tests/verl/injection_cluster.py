@@ -30,7 +30,7 @@ def attach(folder, address):
         [sys.executable, DRIVER, f"{folder}/attached", address],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
     )
     return found_in(done.stdout + done.stderr)
@@ -43,7 +43,7 @@ def check(address):
         [command, "check", "--ray", "--json"],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
         env={**os.environ, "RAY_ADDRESS": address},
     )
@@ -64,7 +64,7 @@ def submit(folder, dashboard, runtime_env):
             if attempt == 119 or "No available agent" not in str(error):
                 raise
             time.sleep(1)
-    for _ in range(600):
+    for _ in range(1500):
         status = client.get_job_status(job)
         if status.is_terminal():
             break

@@ -44,6 +44,45 @@ def test_the_translation_of_a_command_line_is_printed(capsys):
     assert "--capture-range-end=repeat-shutdown:2" in printed
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["critic.profile_ranks=[1]", "critic.profile_discrete=true"],
+        [
+            "+actor_rollout_ref.critic.profile_ranks=[1]",
+            "+actor_rollout_ref.critic.profile_discrete=true",
+        ],
+    ],
+)
+def test_the_guides_two_places_of_a_key_become_one_setting(words, capsys):
+    """Its text puts the critic under actor_rollout_ref, its examples at the top."""
+    assert 0 == check("trainer.profile_steps=[1]", *words)
+    printed = capsys.readouterr().out.splitlines()
+
+    for line in (
+        "critic.profiler.enable: false becomes true",
+        "critic.profiler.ranks: [] becomes [1]",
+        "global_profiler.global_tool_config.nsys.discrete: false becomes true",
+        "  critic, ranks: 1",
+    ):
+        assert line in printed
+    assert not [line for line in printed if "critic.profile_" in line and "becomes" in line]
+
+
+def test_what_will_not_come_as_asked_is_printed(capsys):
+    """The run says the same when it starts."""
+    status = check(
+        *("trainer.profile_steps=[1,9]", "trainer.total_training_steps=5"),
+        *("actor_rollout_ref.rollout.profile_ranks=[0]", "+actor_rollout_ref.rm.profile_ranks=[0]"),
+        "actor_rollout_ref.rollout.profile_discrete=true",
+    )
+    printed = capsys.readouterr().out
+
+    assert 0 == status
+    for slug in ("step-never-comes", "no-worker-group", "engine-apart", "one-per-step"):
+        assert f"({slug})" in printed
+
+
 def test_no_steps_capture_nothing(capsys):
     """And the command says so."""
     assert 0 == check("trainer.total_epochs=1")
@@ -55,6 +94,8 @@ def test_no_steps_capture_nothing(capsys):
     [
         ("trainer.profile_steps=[0]", "counted from 1"),
         ("profiler.nsight.tool=rocprof", "config-value"),
+        ("actor_rollout_ref.actor.profile_ranks=[8]", "ranks go from 0 to 7"),
+        ("+actor_rollout_ref.acter.profile_ranks=[0]", "Did you mean actor_rollout_ref.actor"),
         ("nonsense", "not a Hydra override"),
         ("trainer.nope=1", "Hydra cannot compose"),
     ],

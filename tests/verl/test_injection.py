@@ -20,7 +20,7 @@ def run(script, *words, environment):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FOUND ", "RESULTS "))]

@@ -42,8 +42,9 @@ POLL_US = 2_000_000
 _APART_US = 50_000
 # A request may end so long after the `gen` that waited for it: clocks of different hosts.
 _TOLERANCE_US = 50_000
-# Queues of at least this part of the engine's time may come from a limit of calls at once; it is
-# believed when a replay with the limit ends within this part of the measured time.
+# Waiting for a full replica, for at least this part of the engine's time, may come from a limit of
+# calls at once; it is believed when a replay with the limit ends within this part of the measured
+# time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
 # Two moments of a replay that are no further apart are the same.
@@ -232,11 +233,11 @@ class StepModel:
 class _Replica:
     """A replica in a replay: the calls that run share its speed, others wait in order."""
 
-    def __init__(self, slowness: tuple[float, float], slots: int | None) -> None:
-        self.slowness = slowness
-        self.slots = slots
+    __slots__ = ("at_us", "check_us", "decoding", "done", "per_work", "running", "waiting")
+
+    def __init__(self, per_work: float) -> None:
         self.running = 0
-        self.per_work = slowness[0]
+        self.per_work = per_work
         self.waiting: deque[tuple[int, Call]] = deque()
         # By the amount of work, done per call since the beginning, at which each is finished.
         self.decoding: list[tuple[float, int, Call]] = []
@@ -244,106 +245,78 @@ class _Replica:
         self.at_us = 0.0
         self.check_us = math.inf
 
-    def advance(self, now_us: float) -> None:
-        """Let the running calls work until now."""
-        if self.running:
-            self.done += (now_us - self.at_us) / self.per_work
-        self.at_us = now_us
 
-    def run(self, more: int) -> None:
-        """Count calls that begin to run, or have ended; they share the speed from now on."""
-        self.running += more
-        self.per_work = self.slowness[0] + self.slowness[1] * self.running
-
-    def next_end_us(self) -> float:
-        """Return when the next call is finished, if nothing changes."""
-        left = self.decoding[0][0] - self.done
-        return self.at_us + left * self.per_work if left > 0 else self.at_us
+# What happens next: a call arrives at its replica, decodes there, or a replica may be done with one.
+_ARRIVES, _DECODES, _DONE = range(3)
 
 
-class _Replay:
-    """Requests running against replicas: one heap of what happens next.
+def _replay(
+    requests: Sequence[Request],
+    replicas: Mapping[str, _Replica],
+    slowness: tuple[float, float],
+    slots: float,
+    *,
+    even: bool,
+) -> list[float]:
+    """Let requests run against replicas; return when each ends.
 
-    Each of the methods runs tens of thousands of times in a report, hence their locals.
+    One loop over a heap of what happens next: a report runs it a hundred thousand times.
     """
+    alone, shared = slowness
+    push, pop, number = heapq.heappush, heapq.heappop, count().__next__
+    heap: list[tuple[float, int, int, int, Any, Any]] = []
+    upcoming = [iter(request.stages) for request in requests]
+    ends_us = [0.0] * len(requests)
 
-    def __init__(
-        self, requests: Sequence[Request], replicas: Mapping[str, _Replica], *, even: bool
-    ) -> None:
-        self.replicas = replicas
-        self.even = even
-        self.ends_us = [0.0] * len(requests)
-        self.upcoming = [iter(request.stages) for request in requests]
-        self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.number = count().__next__
-        for place, request in enumerate(requests):
-            self._go_on(request.begin_us, place)
-
-    def run(self) -> list[float]:
-        heap, pop = self.heap, heapq.heappop
-        while heap:
-            now_us, _, what, arguments = pop(heap)
-            what(now_us, *arguments)
-        return self.ends_us
-
-    def _go_on(self, now_us: float, place: int) -> None:
+    def go_on(now_us: float, place: int) -> None:
         """Find out when the request needs a replica next, or ends."""
-        for stage in self.upcoming[place]:
-            if isinstance(stage, Call):
-                if stage.replica is not None:
-                    at_us = now_us + stage.before_us
-                    heapq.heappush(self.heap, (at_us, self.number(), self._arrive, (place, stage)))
-                    return
+        for stage in upcoming[place]:
+            if not isinstance(stage, Call):
+                now_us += stage.length_us
+            elif stage.replica is None:
                 now_us += _alone_us(stage)
             else:
-                now_us += stage.length_us
-        self.ends_us[place] = now_us
+                replica = None if even else replicas[stage.replica]
+                push(heap, (now_us + stage.before_us, number(), _ARRIVES, place, stage, replica))
+                return
+        ends_us[place] = now_us
 
-    def _arrive(self, now_us: float, place: int, call: Call) -> None:
-        replica = self.replicas[call.replica or ""]
-        if self.even:
-            replica = min(self.replicas.values(), key=lambda each: each.running + len(each.waiting))
-        replica.advance(now_us)
-        replica.waiting.append((place, call))
-        self._admit(now_us, replica)
-
-    def _admit(self, now_us: float, replica: _Replica) -> None:
-        while replica.waiting and (replica.slots is None or replica.running < replica.slots):
+    for place, request in enumerate(requests):
+        go_on(request.begin_us, place)
+    while heap:
+        now_us, _, what, place, call, replica = pop(heap)
+        if replica is None:
+            replica = min(replicas.values(), key=lambda each: each.running + len(each.waiting))
+        elif what == _DONE and now_us != replica.check_us:
+            continue
+        if replica.running:
+            replica.done += (now_us - replica.at_us) / replica.per_work
+        replica.at_us = now_us
+        decoding = replica.decoding
+        if what == _ARRIVES:
+            replica.waiting.append((place, call))
+        elif what == _DECODES:
+            push(decoding, (replica.done + call.work, place, call))
+        else:
+            replica.check_us = math.inf
+            if (decoding[0][0] - replica.done) * replica.per_work <= _SAME_US:
+                _, place, call = pop(decoding)
+                replica.running -= 1
+                replica.per_work = alone + shared * replica.running
+                go_on(now_us + call.after_us, place)
+        while replica.waiting and replica.running < slots:
             place, call = replica.waiting.popleft()
-            replica.run(1)
-            arguments = (place, call, replica)
-            heapq.heappush(
-                self.heap, (now_us + call.fixed_us, self.number(), self._decode, arguments)
-            )
-
-    def _decode(self, now_us: float, place: int, call: Call, replica: _Replica) -> None:
-        replica.advance(now_us)
-        heapq.heappush(replica.decoding, (replica.done + call.work, place, call))
-        self._check_later(replica)
-
-    def _check_later(self, replica: _Replica) -> None:
-        """See to it that the replica is looked at when its next call may be finished.
-
-        Calls that join make it later: then the look finds nothing, and the next one is set.
-        """
-        next_us = replica.next_end_us()
-        if next_us < replica.check_us:
-            replica.check_us = next_us
-            heapq.heappush(self.heap, (next_us, self.number(), self._check, (replica,)))
-
-    def _check(self, now_us: float, replica: _Replica) -> None:
-        if now_us != replica.check_us:
-            return
-        replica.check_us = math.inf
-        replica.advance(now_us)
-        if replica.next_end_us() <= now_us + _SAME_US:
-            _, place, call = heapq.heappop(replica.decoding)
-            replica.run(-1)
-            self._go_on(now_us + call.after_us, place)
-            if replica.waiting:
-                self._admit(now_us, replica)
-        if replica.decoding:
-            self._check_later(replica)
+            replica.running += 1
+            replica.per_work = alone + shared * replica.running
+            push(heap, (now_us + call.fixed_us, number(), _DECODES, place, call, replica))
+        if decoding and what != _ARRIVES:
+            # Calls that join make it later: then this look finds nothing, and the next one is set.
+            left = decoding[0][0] - replica.done
+            next_us = now_us + left * replica.per_work if left > 0 else now_us
+            if next_us < replica.check_us:
+                replica.check_us = next_us
+                push(heap, (next_us, number(), _DONE, 0, None, replica))
+    return ends_us
 
 
 def request_ends(
@@ -357,8 +330,8 @@ def request_ends(
     if not slowness[1] and slots is None:
         return [r.begin_us + sum(map(_alone_us, r.stages)) for r in requests]
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
-    replicas = {name: _Replica(slowness, slots) for name in sorted(filter(None, names))}
-    return _Replay(requests, replicas, even=even).run()
+    replicas = {name: _Replica(slowness[0]) for name in sorted(filter(None, names))}
+    return _replay(requests, replicas, slowness, slots or math.inf, even=even)
 
 
 def _alone_us(stage: Stage) -> float:
@@ -438,7 +411,7 @@ def _with_rollout(
         return model
     last = max(row["end_us"] for row in seen)
     wait_end = max(whole["wait_end_us"] or gen_end, last)
-    slowness, peak = _worked(rollout.calls)
+    slowness, peak, queued = _worked(rollout.calls)
     polled, poll = _polled(looks, whole["wait_begin_us"], wait_end, last)
     model = replace(
         model,
@@ -454,7 +427,6 @@ def _with_rollout(
         requests = tuple(_request(row, begin, rollout, queued=slots is None) for row in seen)
         return replace(model, requests=requests, slots=slots)
 
-    queued = sum(call["queue_us"] or 0 for call in rollout.calls)
     served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
     if peak and queued > _QUEUED_SHARE * served:
         limited = with_requests(peak)
@@ -573,13 +545,14 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
     return uneven
 
 
-def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
+def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int, float]:
     """Find out how load slows the replicas down, and how much work each call was.
 
     Adds `started_us`, `decoding_us`, `ended_us` and `work` to the calls that a replica ran.
 
     Returns:
-        (a, b) of the time per unit of work, a + b n, and the most calls that a replica ran at once.
+        (a, b) of the time per unit of work, a + b n; the most calls that a replica ran at once; how
+        long calls waited, in all, while a replica ran so many.
     """
     replicas: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
@@ -589,7 +562,9 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
         started = min(begin + (call["queue_us"] or 0), end)
         decoding = min(started + (call["prefill_us"] or 0), end)
         call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
-        call["ended_us"] = end
+        # The server's span goes on until its event loop has noticed, when others run already.
+        decoded = decoding + call["decode_us"] if call["decode_us"] else end
+        call["ended_us"] = min(decoded, end)
         replicas.setdefault(call["engine_name"] or "", []).append(call)
     pairs = []
     for group in replicas.values():
@@ -602,7 +577,8 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int]:
     a, b = _line(pairs)
     for group in replicas.values():
         _integrate(group, lambda running: 1 / (a + b * running))
-    return (a, b), max(map(_peak, replicas.values()), default=0)
+    peak = max(map(_peak, replicas.values()), default=0)
+    return (a, b), peak, sum(_waited_us(group, peak) for group in replicas.values())
 
 
 def _per_token(call: Mapping[str, Any]) -> float:
@@ -632,6 +608,26 @@ def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
         for change in ((call["started_us"], 1), (call["ended_us"], -1))
     ]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
+    """Add up how long calls waited while so many ran."""
+    changes = sorted(
+        change
+        for call in calls
+        for change in (
+            (call["arrived_us"], 0, 1),
+            (call["started_us"], 1, -1),
+            (call["ended_us"], -1, 0),
+        )
+    )
+    waited = running = waiting = 0
+    for (now_us, begun, come), (next_us, *_) in pairwise(changes):
+        running += begun
+        waiting += come
+        if running >= full:
+            waited += waiting * (next_us - now_us)
+    return waited
 
 
 def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> None:

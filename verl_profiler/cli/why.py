@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from verl_profiler.analysis.critical_path import critical_segments, path_owners
     from verl_profiler.analysis.stragglers import straggler_requests, stragglers
-    from verl_profiler.analysis.what_if import averages, chosen_steps, replays_of, step_models
+    from verl_profiler.analysis.what_if import replays_and_averages
     from verl_profiler.reader import load
     from verl_profiler.report.findings import findings
     from verl_profiler.report.why_text import why
@@ -36,13 +36,12 @@ def run(args: argparse.Namespace) -> int:
     with load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)
         tables = opened.tables
-        models = step_models(tables, chosen_steps(tables, args.steps))
-        replays = replays_of(models)
+        replays, averages = replays_and_averages(tables, args.steps)
         segments = critical_segments(tables, args.steps)
         found = {
             "critical_path": path_owners(segments),
             "critical_segments": segments,
-            "what_if": averages(models, replays),
+            "what_if": averages,
             "stragglers": stragglers(tables, args.steps),
             "straggler_requests": straggler_requests(tables, args.steps),
             "step_replays": replays,

@@ -107,7 +107,10 @@ PROBES = (
     Probe(
         None,
         "engine",
-        ("sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",),
+        (
+            "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
+            "verl_profiler.rehearsal.standin:StandinServer._answered",
+        ),
         item=_keep_meta_info,
     ),
     Probe(

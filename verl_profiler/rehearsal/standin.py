@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import ray
@@ -38,6 +39,9 @@ class _Request:
         self.log_probs: list[float] = []
         self.stop_reason: str | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Moments of its life, in seconds.
+        self.came = time.monotonic()
+        self.began = self.first_token = self.ended = 0.0
 
 
 class _Group:
@@ -47,6 +51,9 @@ class _Group:
         from transformers import DynamicCache
 
         width = max(len(request.prompt_ids) for request in requests)
+        began = time.monotonic()
+        for request in requests:
+            request.began = began
         self.requests = requests
         self.cache = DynamicCache()
         self.input_ids = torch.full((len(requests), width), pad_token_id)
@@ -70,7 +77,10 @@ class _Group:
         ).logits[:, -1]
         tokens = torch.empty(len(self.requests), dtype=torch.long)
         staying = []
+        now = time.monotonic()
         for row, request in enumerate(self.requests):
+            request.first_token = request.first_token or now
+            request.ended = now
             log_probs = torch.log_softmax(logits[row].float() / (request.temperature or 1.0), -1)
             if request.temperature:
                 token = int(torch.multinomial(log_probs.exp(), 1))
@@ -135,10 +145,8 @@ class StandinServer:
             max(1, min(self._config.response_length, length)),
             float(sampling_params.get("temperature", 1.0)),
         )
-        self._waiting.append(request)
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.create_task(self._run())
-        await request.done
+        async for _ in self._answered(request):
+            pass
         return TokenOutput(
             token_ids=request.token_ids,
             log_probs=request.log_probs if sampling_params.get("logprobs") else None,
@@ -146,13 +154,34 @@ class StandinServer:
             extra_fields={"global_steps": self._global_steps},
         )
 
+    async def _answered(self, request: _Request) -> AsyncIterator[dict[str, Any]]:
+        """Run a request; then say how long it took, in the words of SGLang's `meta_info`."""
+        self._waiting.append(request)
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._run())
+        await request.done
+        if request.began:
+            yield {
+                "meta_info": {
+                    "queue_time": request.began - request.came,
+                    "forward_entry_time": request.began,
+                    "prefill_finished_time": request.first_token,
+                    "request_finished_ts": request.ended,
+                }
+            }
+
+    def _admit(self) -> None:
+        """Let waiting requests begin as one group, as far as `max_num_seqs` allows."""
+        free = self._config.max_num_seqs - sum(len(group.requests) for group in self._groups)
+        if self._waiting and free > 0 and len(self._groups) < MAX_GROUPS:
+            self._groups.append(_Group(self._waiting[:free], self._pad_token_id))
+            self._waiting = self._waiting[free:]
+
     async def _run(self) -> None:
         try:
             while self._waiting or self._groups:
                 async with self._model_lock:
-                    if self._waiting and len(self._groups) < MAX_GROUPS:
-                        self._groups.append(_Group(self._waiting, self._pad_token_id))
-                        self._waiting = []
+                    self._admit()
                     stepped = [request for group in self._groups for request in group.requests]
                     await asyncio.to_thread(self._step)
                 self._groups = [group for group in self._groups if group.requests]

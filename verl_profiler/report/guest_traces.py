@@ -6,9 +6,7 @@ there is one.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from verl_profiler import nsys_export
 from verl_profiler.errors import ReadingError
 from verl_profiler.report.tracks import Folders, Lanes, Trace
 from verl_profiler.tables import Tables
@@ -89,7 +88,7 @@ def read_guest(path: Path, *, found: bool = False) -> Guest | None:
         if found and b'"traceEvents"' not in text:
             return None
         return _chrome(path, content)
-    except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError, sqlite3.Error) as error:
+    except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _unusable(path, f"cannot be read: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _unusable(path, f"is not a trace as torch or nsys writes it: {error!r}") from error
@@ -195,54 +194,22 @@ def _join(arrows: Iterable[Mapping[str, Any]], placed: Mapping[Any, GuestSpan], 
             both["f"].targets.append(flow)
 
 
-_NSYS_SPANS = (
-    # (tables it needs, thread, query: begin, end, name, global id, category)
-    (
-        {"NVTX_EVENTS"},
-        "NVTX of thread {}",
-        (
-            "SELECT n.start, n.end, coalesce(n.text, {string}, 'range'), n.globalTid, 'nvtx' "
-            "FROM NVTX_EVENTS AS n {join_string} WHERE n.end IS NOT NULL AND n.eventType IN (59, 60)"
-        ),
-        "n.textId",
-    ),
-    (
-        {"CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"},
-        "kernels, stream {}",
-        (
-            "SELECT n.start, n.end, coalesce({string}, 'kernel'), n.globalPid, 'kernel', n.streamId "
-            "FROM CUPTI_ACTIVITY_KIND_KERNEL AS n {join_string}"
-        ),
-        "n.shortName",
-    ),
-)
-
-
 def _nsys(path: Path) -> Guest:
+    export = nsys_export.read(path)
+    if not export.dated:
+        raise _unusable(path, "does not say at what time of day it was taken")
     guest = Guest(f"nsys: {path.name}")
-    with contextlib.closing(
-        sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    ) as file:
-        present = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
-        if "TARGET_INFO_SESSION_START_TIME" not in present:
-            raise _unusable(path, "does not say at what time of day it was taken")
-        base_ns = file.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()[
-            0
-        ]
-        for needed, thread, query, string in _NSYS_SPANS:
-            if not needed <= present:
-                continue
-            known = "StringIds" in present
-            filled = query.format(
-                string="s.value" if known else "NULL",
-                join_string=f"LEFT JOIN StringIds AS s ON s.id = {string}" if known else "",
-            )
-            for begin, end, name, number, category, *stream in file.execute(filled):
-                # The layout of global ids: 8 bits hardware, 8 bits machine, 24 process, 24 thread.
-                guest.pids.add(number >> 24 & 0xFFFFFF)
-                lane = thread.format(stream[0] if stream else number & 0xFFFFFF)
-                span = GuestSpan(base_ns + begin, base_ns + end, str(name), category)
-                guest.threads.setdefault(lane, []).append(span)
+
+    def take(lane: str, pid: int, begin_ns: int, end_ns: int, name: Any, category: str) -> None:
+        guest.pids.add(pid)
+        span = GuestSpan(begin_ns, end_ns, str(name or "range"), category)
+        guest.threads.setdefault(lane, []).append(span)
+
+    for _domain, name, category, _payload, _kind, pid, tid, begin_ns, end_ns in export.ranges:
+        if end_ns is not None:
+            take(f"NVTX of thread {tid}", pid, begin_ns, end_ns, name, category or "nvtx")
+    for kind, name, gpu, stream, pid, _tid, _launch_ns, begin_ns, end_ns in export.work:
+        take(f"GPU {gpu}, stream {stream}", pid, begin_ns, end_ns, name, kind)
     return guest
 
 

@@ -73,6 +73,8 @@ class PerfettoTrace:
         self._names: dict[tuple[int, str], int] = {}
         self._heads: dict[tuple[int, int, str, str], bytes] = {}
         self._tails: dict[int, bytes] = {}
+        # What precedes an event, by its size.
+        self._before: dict[int, bytes] = {}
         self._high: dict[int, bytes] = {}
         self._annotations: dict[type, dict[tuple[str, Any], bytes]] = {}
         clocks = b"".join(
@@ -165,10 +167,13 @@ class PerfettoTrace:
 
     def _event(self, event: bytes, time_ns: int) -> None:
         size = len(event)
-        size_bytes = _varint(size)
-        # Five bytes of flags and tags, and ten for the time.
-        whole = b"\x0a" + _varint(5 + len(size_bytes) + size + 10) + _NEEDS_STATE + b"\x5a"
-        self._write(whole + size_bytes + event + b"\x40" + self._time(time_ns))
+        before = self._before.get(size)
+        if before is None:
+            size_bytes = _varint(size)
+            # Five bytes of flags and tags, and ten for the time.
+            whole = b"\x0a" + _varint(5 + len(size_bytes) + size + 10)
+            before = self._before[size] = whole + _NEEDS_STATE + b"\x5a" + size_bytes
+        self._write(before + event + b"\x40" + self._time(time_ns))
 
     def _annotated(self, fields: Mapping[str, Any]) -> bytes:
         annotations = self._annotations

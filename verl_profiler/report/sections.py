@@ -8,8 +8,7 @@ place in `steps`; -1 stands for all steps together.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +19,7 @@ from verl_profiler.analysis.selection import in_steps
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.turns import step_turn_times
+from verl_profiler.analysis.what_if import replays_and_averages
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
@@ -63,22 +63,28 @@ def document(
         one table (`columns`, `rows`) per section; `timelines`; `log`.
     """
     tables = run.tables
-    # Replays are mostly Python and the rest mostly duckdb: each runs while the other computes.
-    with tables.beside() as others, ThreadPoolExecutor(1) as pool:
-        explained = pool.submit(_answers, analysis.EXPLANATIONS, others, steps)
-        found = _found(tables, steps)
-        whole = _whole(tables, steps)
-        listed = found["step_times"]
-        places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
-        drawn = timelines(tables, steps, listed, places)
-        whys = explained.result()
+    found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
+    whys = _explained(tables, steps)
+    whole = _whole(tables, steps)
+    listed = found["step_times"]
+    found["memory_timeline"] = analysis.memory_timeline(tables, steps)
+    found["sleep_times"] = analysis.sleep_times(tables, steps)
+    found["turn_times"] = step_turn_times(tables, steps)
+    found["request_cdf"] = _request_cdf(tables, steps)
+    found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
+    found["captures"] = _captures(tables, steps)
+    for name in ("range_times", "top_kernels", "gpu_idle"):
+        found[name] = analysis.ANALYSES[name](tables, steps)
     whole["step_phases"] = _whole_phases(found["step_phases"])
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
+    found["step_replays"] = whys.pop("step_replays")
     several = len(run.labels) > 1
+    places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
     detailed = _detailed(listed)
     recorded = {row["event"]: row["events"] for row in _recorded(tables)}
+    drawn = timelines(tables, steps, listed, places)
     data = {
         "about": _about(run, tables, listed, recorded),
         "steps": _steps(listed, found, several=several),
@@ -118,21 +124,14 @@ def document(
     return data
 
 
-def _answers(names: Iterable[str], tables: Tables, steps: Steps) -> dict[str, Rows]:
-    return {name: analysis.ANALYSES[name](tables, steps) for name in names}
-
-
-def _found(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    """Ask what the page shows of each step."""
-    names = (*analysis.SUMMARY, "range_times", "top_kernels", "gpu_idle")
-    found = _answers(names, tables, steps)
-    found["memory_timeline"] = analysis.memory_timeline(tables, steps)
-    found["sleep_times"] = analysis.sleep_times(tables, steps)
-    found["turn_times"] = step_turn_times(tables, steps)
-    found["request_cdf"] = _request_cdf(tables, steps)
-    found["requests_in_flight"] = _requests_in_flight(tables, steps, found["step_times"])
-    found["captures"] = _captures(tables, steps)
-    return found
+def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
+    """Ask why the steps took so long; the replays answer for all of them and for each."""
+    replays, averages = replays_and_averages(tables, steps)
+    whys = {"what_if": averages, "step_replays": replays}
+    for name in analysis.EXPLANATIONS:
+        if name not in whys:
+            whys[name] = analysis.ANALYSES[name](tables, steps)
+    return whys
 
 
 _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {

@@ -203,11 +203,10 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
         "validate BOOLEAN, begin_us BIGINT, end_us BIGINT, base_us BIGINT)"
     )
     keys = ("run", "step", "validate", "begin_us", "end_us", "base_us")
-    for number, scene in enumerate(scenes):
-        connection.execute(
-            "INSERT INTO drawn_scenes VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [number, *(scene[key] for key in keys)],
-        )
+    if scenes:
+        values = [each for n, scene in enumerate(scenes) for each in (n, *map(scene.get, keys))]
+        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(scenes))
+        connection.execute(f"INSERT INTO drawn_scenes VALUES {marks}", values)
     sizes = tables.row(
         "SELECT count(*) AS requests, coalesce(avg(turns), 1) AS turns FROM requests WHERE finished"
     )

@@ -48,7 +48,9 @@ for _name, _event in EVENTS.items():
 
 SPANS = f"""
 CREATE OR REPLACE TEMP TABLE spans AS
-SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::UBIGINT AS id, run, name, step, validate, request_id, turn, event, family,
+SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::UBIGINT AS id,
+    CASE WHEN request_id IS NOT NULL THEN hash(run, name, step, validate, request_id) END AS story,
+    run, name, step, validate, request_id, turn, event, family,
     greatest(begin_us, 0) AS begin_us, greatest(end_us, 0) AS end_us, duration_us IS NULL AS instant,
     CASE {" ".join(f"WHEN {claim} THEN {place}" for place, claim in enumerate(LANES.values()))} END
         AS lane,
@@ -73,10 +75,9 @@ WITH followed AS (
             story ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS asked_id,
         first_value(CASE WHEN event IN ('engine_call', 'postprocess') THEN id END IGNORE NULLS)
             OVER (story ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS answered_id
-    FROM spans WHERE family = 'rollout' AND request_id IS NOT NULL AND event IN
+    FROM spans WHERE family = 'rollout' AND story IS NOT NULL AND event IN
         ('engine_call', 'tool_parsing', 'tool_call', 'token_merge', 'postprocess')
-    WINDOW story AS (
-        PARTITION BY run, name, step, validate, request_id ORDER BY begin_us, end_us, id)
+    WINDOW story AS (PARTITION BY story ORDER BY begin_us, end_us, id)
 ), calls AS (
     SELECT c.*, s.id AS served_id FROM followed AS c
     JOIN spans AS s ON s.event = 'engine_request' AND s.engine_request_id = c.engine_request_id
@@ -94,10 +95,11 @@ WITH followed AS (
     UNION ALL SELECT id + 1, id, answered_id FROM followed WHERE event = 'tool_call'
     UNION ALL SELECT id, id, scored_id FROM rewards
 )
-SELECT id, list(arrow ORDER BY arrow) FILTER (leaving) AS sources, list(arrow ORDER BY arrow) FILTER (NOT leaving) AS targets
+SELECT id, list_sort(list(arrow) FILTER (leaving)) AS sources,
+    list_sort(list(arrow) FILTER (NOT leaving)) AS targets
 FROM (
-    SELECT source AS id, arrow, true AS leaving FROM edges WHERE source IS NOT NULL AND target IS NOT NULL
-    UNION ALL SELECT target, arrow, false FROM edges WHERE source IS NOT NULL AND target IS NOT NULL
+    SELECT unnest([source, target]) AS id, arrow, unnest([true, false]) AS leaving
+    FROM edges WHERE source IS NOT NULL AND target IS NOT NULL
 ) GROUP BY id
 """
 

@@ -92,8 +92,6 @@ function pathSection() {
   const large = rows.filter((row) => row.share >= 0.005);
   const rest = rows.filter((row) => row.share < 0.005);
   const unexplained = rows.find((row) => row.owner === 'unexplained');
-  const replays = tables.what_if.filter((row) => row.what !== 'unchanged');
-  const unchanged = tables.what_if.find((row) => row.what === 'unchanged');
   const run = several ? [{key: 'run', label: 'run', format: 'text'}] : [];
   return [
     about('What ' + (chosen === ALL ? 'the steps' : chosenName()) + ' waited for, moment by moment: each second has one owner. Pale: the trainer’s phases. ' +
@@ -104,13 +102,28 @@ function pathSection() {
       {key: 'owner', label: 'owner', format: 'text'}, {key: 'share', label: 'share', format: 'share'},
       {key: 'duration_s', label: chosen === ALL ? 'all steps together' : 'time', format: 's', bar: true, color: colorOfOwner}, {key: 'segments', label: 'stretches', format: 'n'},
       {key: 'longest_s', label: 'longest', format: 's'}, {key: 'longest_what', label: 'in', format: 'text'}]}),
-    unchanged ? element('h3', {}, 'What if') : null,
-    unchanged ? note('Mean per step over ' + plural(unchanged.steps, 'replayed step') + ' of ' + seconds(unchanged.step_s) + '. Replayed unchanged, the median step is off by ' +
-      share(unchanged.residual_share) + (unchanged.tokens_share === null ? '' : '; with decoding predicted from tokens, by ' + share(unchanged.tokens_share)) + '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up.') : null,
-    unchanged ? table({caption: 'Replays', rows: replays, limit: 14, columns: [...run,
-      {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
-      {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}) : null,
+    ...whatIf(run),
     ...waitingFor(run),
+  ];
+}
+
+// The replays of the chosen step, or their means; a long run has them of every n-th step only.
+function whatIf(run) {
+  const means = tables.what_if;
+  if (!means.length) return [];
+  const abouts = new Map(means.map((row) => [row.what, row.about]));
+  const own = chosen === ALL ? [] : of('step_replays').map((row) => ({...row, about: abouts.get(row.what), share: row.saved_s / row.duration_s}));
+  const rows = own.length ? own : means;
+  const unchanged = rows.find((row) => row.what === 'unchanged');
+  const mean = 'Mean per step over ' + plural(means[0].steps, 'replayed step') + ' of ' + seconds(means[0].step_s) + '. Replayed unchanged, the median step';
+  const off = share(Math.abs(unchanged.residual_share)) + (unchanged.tokens_share === null ? '' : '; with decoding predicted from tokens, by ' + share(Math.abs(unchanged.tokens_share)));
+  return [
+    element('h3', {}, 'What if'),
+    note((own.length ? 'Step ' + clean(chosenStep().label) + ', ' + seconds(unchanged.duration_s) + '. Replayed unchanged, it' : (chosen === ALL ? '' : 'This step was not replayed. ') + mean) + ' is off by ' + off +
+      '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up.'),
+    table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 12, columns: [...(own.length ? [] : run),
+      {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
+      {key: 'earlier_s', label: 'earlier', format: 's'}, ...(own.length ? [] : [{key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}])]}),
   ];
 }
 
@@ -119,7 +132,7 @@ function waitingFor(run) {
   const requests = tables.straggler_requests.map((row) => ({...row, because: REASONS[row.because] || row.because}));
   return [
     element('h3', {}, 'Who others wait for'),
-    note('Whoever is done waits for the last of its kind. That waiting, charged to those that are not done yet; over all steps.'),
+    note('Whoever is done waits for the last of its kind. That waiting, charged to those that are not done yet; over all steps, whichever is chosen.'),
     table({caption: 'Stragglers', rows: tables.stragglers.map((row) => ({...row, who: row.kind === 'request' ? REASONS[row.who] || row.who : row.who})), limit: 12, columns: [...run,
       {key: 'kind', label: 'kind', format: 'text', title: 'A phase: its ranks'}, {key: 'who', label: 'who, or why', format: 'text'}, {key: 'blame_s', label: 'others’ waiting', format: 's', bar: true},
       {key: 'share', label: 'of its kind', format: 'share'}, {key: 'per_step_s', label: 'per step', format: 's'}, {key: 'last', label: 'steps in which last', format: 'n'}, {key: 'of_steps', label: 'of', format: 'n'}]}),

@@ -1,0 +1,192 @@
+"""Processes of nsys that outlived a run: found by what they say of it, named, ended when asked.
+
+`nsys` is a stand-in here, `tail` under that name, which stays until it is ended; the last test has a
+real one.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verl_profiler import leftovers
+from verl_profiler.capture_plan import UNDER_NSYS
+from verl_profiler.cli import main
+from verl_profiler.settings import ENVIRONMENT_VARIABLE
+
+TAIL = shutil.which("tail")
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a stand-in: `start("nsys", "profile", run=…)`; ended with the test."""
+    started = []
+
+    def start(*words, run=None, under_nsys=False):
+        environment = {"PATH": os.environ["PATH"]}
+        if run is not None:
+            environment[ENVIRONMENT_VARIABLE] = json.dumps({"directory": str(run)})
+        if under_nsys:
+            environment[UNDER_NSYS] = "1"
+        process = subprocess.Popen(
+            [words[0], "-f", "/dev/null", "--", *words[1:]],
+            executable=TAIL,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with captures."""
+    run = tmp_path / "run"
+    (run / "nsight" / "raw").mkdir(parents=True)
+    (run / "nsight" / "journal").mkdir()
+    return run
+
+
+def found(run):
+    return {tool.pid: tool.in_use for tool in leftovers.tools_of(run, run / "nsight" / "raw")}
+
+
+def test_a_tool_belongs_to_a_run_by_its_words_or_its_environment(run, start, tmp_path):
+    """And to no other run, nor is any other program that looks at the reports one."""
+    by_words = start("nsys", f"{run}/nsight/raw/actor_h_1")
+    by_environment = start("/opt/nsys", "--session-name=profile-python-1", run=run)
+    start("nsys", f"{tmp_path}/run-2/nsight/raw/actor_h_1")
+    start("nsys", f"{run}/nsight/raw/x", run=tmp_path / "other")
+    start("nsys-ui", f"{run}/nsight/raw/actor_h_1")
+    start("less", f"{run}/nsight/raw/actor_h_1", run=run)
+
+    assert {by_words.pid: False, by_environment.pid: False} == found(run)
+
+
+def test_a_run_is_told_by_its_whole_path(run, start, tmp_path, monkeypatch):
+    """It may be given by a relative one or by a link; another folder may have the same name."""
+    ours = start("nsys", "-o", f"{run}/nsight/raw/actor_h_1")
+    written = start("nsys", f"-o={run}/nsight/raw/actor_h_2")
+    start("nsys", f"/elsewhere{run}/nsight/raw/actor_h_1")
+    (tmp_path / "link").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+
+    for given in ("run", "link"):
+        assert {ours.pid: False, written.pid: False} == found(Path(given))
+
+
+def test_a_tool_that_watches_a_living_process_is_in_use(run, start, tmp_path):
+    """By its child, or by the session that the child's launcher started."""
+    # bash under the name nsys, which runs this script.
+    (tmp_path / "profile").write_text(f"{TAIL} -f /dev/null & wait")
+    environment = {ENVIRONMENT_VARIABLE: json.dumps({"directory": str(run)}), UNDER_NSYS: "1"}
+    launcher = subprocess.Popen(
+        ["nsys", "profile"],
+        executable=shutil.which("bash"),
+        env=environment,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        agent = start("nsys", f"--session-name=profile-python-{launcher.pid}", run=run)
+        stale = start("nsys", "--session-name=profile-python-1", run=run)
+        while len(found(run)) < 3 or not found(run)[launcher.pid]:
+            assert launcher.poll() is None
+            time.sleep(0.02)
+
+        assert {launcher.pid: True, agent.pid: True, stale.pid: False} == found(run)
+    finally:
+        os.killpg(launcher.pid, 9)
+        launcher.wait()
+
+
+def test_the_launcher_of_a_living_process_may_be_gone(run, start):
+    """Then no agent without a launcher is taken for left over."""
+    agent = start("nsys", "--session-name=profile-python-1", run=run)
+    start("python", run=run, under_nsys=True)
+
+    assert {agent.pid: True} == found(run)
+
+
+def test_collect_names_what_is_left_and_ends_it_when_asked(run, start, tmp_path, capsys):
+    """Without the option it only says so."""
+    left = start("nsys", f"{run}/nsight/raw/actor_h_1")
+    other = start("nsys", f"{tmp_path}/other/nsight/raw/actor_h_1")
+
+    assert 0 == main(["collect", str(run)])
+    assert f"process {left.pid} (nsys" in capsys.readouterr().out
+    assert left.poll() is None
+
+    assert 0 == main(["collect", "--end-left-over", str(run)])
+    assert f"ended process {left.pid} (nsys" in capsys.readouterr().out
+    assert left.wait(10) is not None
+    assert other.poll() is None
+
+
+def test_a_machine_without_proc_has_nothing_to_say(run, monkeypatch):
+    """A Mac gathers and reads too."""
+    monkeypatch.setattr(os, "listdir", lambda _path: os.stat("/nowhere"))
+
+    assert [] == leftovers.tools_of(run, run)
+    assert set() == leftovers.being_written(run)
+
+
+def test_who_does_not_heed_is_killed(run, start):
+    """A process that is stopped never sees SIGTERM."""
+    left = start("nsys", f"{run}/nsight/raw/actor_h_1")
+    left.send_signal(19)
+    (tool,) = leftovers.end(run, run / "nsight" / "raw", grace_s=0.2)
+
+    assert left.pid == tool.pid
+    assert -9 == left.wait(10)
+
+
+def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
+    """Its words do not name the run, and nobody is its parent any more."""
+    settings = json.dumps({"directory": str(run)})
+    options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
+    program = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(300)"]
+    launcher = subprocess.Popen(
+        ["nsys", "profile", *options, "-o", f"{run}/nsight/raw/actor_h_1", *program],
+        env={**os.environ, **nsys, ENVIRONMENT_VARIABLE: settings, UNDER_NSYS: "1"},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert b"1\n" == launcher.stdout.readline()
+    tools = leftovers.tools_of(run, run / "nsight" / "raw")
+    (agent,) = [tool for tool in tools if "--start-agent" in tool.words]
+    try:
+        assert {True} == {tool.in_use for tool in tools}
+        assert launcher.pid in {tool.pid for tool in tools}
+        # It stops, so that it stays; everything else of the session dies.
+        os.kill(agent.pid, signal.SIGSTOP)
+        processes = {process.pid: process for process in leftovers._processes()}
+        under = [p for p in processes.values() if launcher.pid in leftovers._above(p, processes)]
+        for process in under:
+            os.kill(process.pid, signal.SIGKILL)
+        launcher.kill()
+        launcher.wait()
+        while len(found(run)) > 1:
+            time.sleep(0.02)
+
+        assert {agent.pid: False} == found(run)
+        assert [agent.pid] == [
+            tool.pid for tool in leftovers.end(run, run / "nsight" / "raw", grace_s=0.5)
+        ]
+        assert {} == found(run)
+    finally:
+        subprocess.run(["kill", "-9", str(agent.pid)], check=False, capture_output=True)

@@ -1,0 +1,144 @@
+"""Ranges in SGLang's schedulers: only where they are asked for, and never in the engine's way."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+from importlib.metadata import entry_points
+
+import pytest
+
+from verl_profiler import scheduler_ranges
+from verl_profiler.clock import take_anchor
+from verl_profiler.rehearsal.environment import environment
+from verl_profiler.scheduler_ranges import load
+from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+
+
+class Batch:
+    """As much of SGLang's as the ranges read."""
+
+    forward_mode = types.SimpleNamespace(name="DECODE")
+    reqs = (1, 2, 3)
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    def set_nvtx(value):
+        carried = Carried("/run", "run", EventSettings(announce=False), take_anchor(), nvtx=value)
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+
+    return set_nvtx
+
+
+def registered(monkeypatch):
+    """Call `load` under a registry that writes down what it gets."""
+    found = []
+    monkeypatch.setattr(scheduler_ranges, "_register", lambda: found.append(1))
+    load()
+    return bool(found)
+
+
+def test_sglang_finds_the_entry_point():
+    """By its group."""
+    (ours,) = [
+        point
+        for point in entry_points(group="sglang.srt.plugins")
+        if point.value.startswith("verl_profiler")
+    ]
+
+    assert load is ours.load()
+
+
+@pytest.mark.parametrize(("value", "expected"), [("on", True), ("auto", False), ("off", False)])
+def test_ranges_are_opened_where_they_are_asked_for(value, expected, settings, monkeypatch):
+    """`auto` wants a capture and a tool."""
+    settings(value)
+
+    assert expected is registered(monkeypatch)
+
+
+def test_an_engine_without_the_profiler_is_left_alone(monkeypatch):
+    """SGLang calls every installed plugin, in every engine of the machine."""
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+
+    assert not registered(monkeypatch)
+
+
+def test_a_failure_costs_the_ranges_only(settings, monkeypatch, capfd):
+    """And is said."""
+    settings("on")
+    monkeypatch.setattr(scheduler_ranges, "_register", lambda: 1 / 0)
+    load()
+
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_batch_is_a_range_with_its_kind_and_size(nvtx):
+    """Result and arguments pass through."""
+    hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._forward)
+    result = hook(lambda *args, **kwargs: (args, kwargs), "scheduler", Batch, proxy=1)
+
+    assert (("scheduler", Batch), {"proxy": 1}) == result
+    assert [
+        ("push", "forward_decode", "verl_profiler", "scheduler", 3),
+        ("pop", "verl_profiler"),
+    ] == nvtx.calls
+
+
+def test_an_error_of_the_scheduler_passes_and_the_range_ends(nvtx):
+    """The same exception object."""
+    error = RuntimeError("out of memory")
+
+    def run_batch(_scheduler, _batch):
+        raise error
+
+    hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._result)
+    with pytest.raises(RuntimeError) as caught:
+        hook(run_batch, "scheduler", Batch)
+
+    assert error is caught.value
+    assert ("pop", "verl_profiler") == nvtx.calls[-1]
+
+
+def test_a_batch_of_another_kind_runs_without_a_range(nvtx):
+    """A later SGLang may call it otherwise."""
+    hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._forward)
+
+    assert 7 == hook(lambda _scheduler, _batch: 7, "scheduler", object())
+    assert [] == nvtx.calls
+
+
+SGLANG = """
+import inspect, json
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.plugins import load_plugins
+before = {name: inspect.signature(vars(Scheduler)[name]) for name in METHODS}
+load_plugins()
+after = {name: vars(Scheduler)[name] for name in METHODS}
+print(json.dumps({name: [hasattr(each, "__wrapped__"), inspect.signature(each) == before[name]]
+                  for name, each in after.items()}))
+"""
+
+
+def test_the_real_sglang_puts_the_ranges_on_its_scheduler(nsys, settings, tmp_path):
+    """By its own loading of plugins; the methods keep their signatures."""
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("needs sglang")
+    settings("on")
+    methods = ("run_batch", "process_batch_result")
+    inherited = {**os.environ, **nsys}
+    done = subprocess.run(
+        [sys.executable, "-c", SGLANG.replace("METHODS", repr(methods))],
+        env={**inherited, **environment("sglang", inherited)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name: [True, True] for name in methods} == found, done.stderr[-2000:]
