@@ -147,10 +147,21 @@ _WRITTEN = {
     "validate": "nullif(validate, false)",
     **{name: _or_number(name) for name in ("sample", "session", "weight_version")},
 }
-# `extra` as it was recorded, but for the order of its keys and the spelling of its numbers.
-_RECORDED = ", ".join(f'"{name}": {value}' for name, value in _WRITTEN.items())
+
+
+def _member(name: str) -> str:
+    """Write a field as a member of a JSON object; NULL where there is none."""
+    column = f'"{name}"'
+    there = "validate" if name == "validate" else f"{column} IS NOT NULL"
+    value = column if _WRITTEN[name] == name else _WRITTEN[name]
+    return f"CASE WHEN {there} THEN '{column}:' || to_json({value})::VARCHAR END"
+
+
+# `extra` as it was recorded, but for the order of its keys and the spelling of its numbers.  Putting
+# text together takes a third of the time that json_merge_patch takes to leave NULLs out.
+_MEMBERS = ", ".join(map(_member, _WRITTEN))
 RECORDED_EXTRA = (
-    f"coalesce(rest, nullif(json_merge_patch('{{}}', to_json({{{_RECORDED}}})), '{{}}'))"
+    f"coalesce(rest, nullif(concat('{{', concat_ws(',', {_MEMBERS}), '}}'), '{{}}')::JSON)"
 )
 
 

@@ -59,7 +59,7 @@ def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
         spans = span_kernels(opened.tables)
         recorded = opened.rows(
             "SELECT event, count(*) AS events FROM events WHERE name = 'actor_0' "
-            f"AND step = {STEPS} AND event IN ('update_actor', 'optimizer_step') GROUP BY event"
+            f"AND step = {STEPS} AND event IN ('train_mini_batch', 'optimizer_step') GROUP BY event"
         )
         schedulers = opened.rows(
             "SELECT event, count(*) AS ranges FROM capture_ranges WHERE category = 'scheduler' "
