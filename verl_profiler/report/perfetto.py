@@ -76,7 +76,8 @@ class PerfettoTrace:
         # What precedes an event, by its size.
         self._before: dict[int, bytes] = {}
         self._high: dict[int, bytes] = {}
-        self._annotations: dict[type, dict[tuple[str, Any], bytes]] = {}
+        # Not of floats: 0.0 and -0.0 are equal too.
+        self._annotations: dict[type, dict[tuple[str, Any], bytes]] = {str: {}, int: {}, bool: {}}
         clocks = b"".join(
             _bytes(1, _number(1, clock) + _number(2, origin_ns)) for clock in (_REALTIME, _BOOTTIME)
         )
@@ -126,7 +127,8 @@ class PerfettoTrace:
             tail = _SEQUENCE + _bytes(11, event) + b"\x40"
             # A time takes 9 bytes.
             tail = self._tails[track] = b"\x0a" + _varint(len(tail) + 9) + tail
-        self._write(tail + self._time(time_ns))
+        # The block is written out with the next span that begins.
+        self._block += tail + self._time(time_ns)
 
     def count(self, track: int, time_ns: int, value: float) -> None:
         """Set the number of a counter from this moment on."""
@@ -173,24 +175,23 @@ class PerfettoTrace:
             # Five bytes of flags and tags, and ten for the time.
             whole = b"\x0a" + _varint(5 + len(size_bytes) + size + 10)
             before = self._before[size] = whole + _NEEDS_STATE + b"\x5a" + size_bytes
-        self._write(before + event + b"\x40" + self._time(time_ns))
+        self._block += before + event + b"\x40" + self._time(time_ns)
+        if len(self._block) > _BLOCK_BYTES:
+            self._flush()
 
     def _annotated(self, fields: Mapping[str, Any]) -> bytes:
         annotations = self._annotations
         event = b""
         for item in fields.items():
-            try:
-                # 1, 1.0 and True are equal and are not the same.
-                event += annotations[item[1].__class__][item]
-            except (KeyError, TypeError):
-                event += self._annotation(*item)
+            # 1, 1.0 and True are equal and are not the same.
+            kept = annotations.get(item[1].__class__)
+            event += (kept and kept.get(item)) or self._annotation(*item)
         return event
 
     def _annotation(self, key: str, value: Any) -> bytes:
         encoded = _bytes(4, _number(1, self._interned(3, key)) + self._value(value))
-        # 0.0 and -0.0 are equal too.
-        if value.__class__ in (str, int, bool):
-            kept = self._annotations.setdefault(value.__class__, {})
+        kept = self._annotations.get(value.__class__)
+        if kept is not None:
             if len(kept) > _KEPT:
                 kept.clear()
             kept[key, value] = encoded

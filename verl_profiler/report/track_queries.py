@@ -142,13 +142,14 @@ FROM (
     SELECT run, name, begin_us AS time_us, {change} AS change FROM {table} WHERE {which}
     UNION ALL
     SELECT run, name, end_us, -{change} FROM {table} WHERE {which} AND end_us IS NOT NULL
-) GROUP BY run, name, time_us ORDER BY run, name, time_us
+) GROUP BY run, name, time_us
 """
 _RATE = "response_tokens * 1e6 / duration_us"
 _WITH_RATE = "response_tokens > 0 AND duration_us > 0 AND {selected}"
 _EVERYWHERE = "(SELECT * REPLACE ('' AS name) FROM {})"
 
-# (counter, unit, query with run, name, time_us and value); without a process where name is ''.
+# (counter, unit, query with run, name, time_us and value, in any order); without a process where
+# name is ''.
 COUNTERS = (
     (
         "requests in flight",
@@ -181,7 +182,7 @@ COUNTERS = (
             "bytes",
             (
                 f"SELECT run, name, end_us AS time_us, {kind}_bytes AS value FROM memory "
-                f"WHERE {kind}_bytes IS NOT NULL AND {{selected}} ORDER BY run, name, end_us"
+                f"WHERE {kind}_bytes IS NOT NULL AND {{selected}}"
             ),
         )
         for kind in ("allocated", "reserved", "used")
@@ -193,7 +194,7 @@ COUNTERS = (
             "SELECT run, name, time_us, max(value) AS value FROM ("
             "SELECT run, name, begin_us AS time_us, duration_us / 1000 AS value FROM lags "
             "WHERE {selected} UNION ALL SELECT run, name, end_us, 0.0 FROM lags WHERE {selected}"
-            ") GROUP BY run, name, time_us ORDER BY run, name, time_us"
+            ") GROUP BY run, name, time_us"
         ),
     ),
 )
