@@ -97,7 +97,8 @@ def test_the_slowest_are_the_slowest_and_say_what_took_longest():
             "events": [
                 call(1, "engine_call", 1.0, 0),
                 call(1, "tool_call", 3.5, 2, tool="calc"),
-                call(1, "tool_execution", 3.5, 2),
+                # All calls of the turn together, and a little more.
+                call(1, "tool_execution", 3.500001, 2),
                 call(2, "engine_call", 2.0, 1),
             ],
         }
@@ -111,6 +112,14 @@ def test_the_slowest_are_the_slowest_and_say_what_took_longest():
         )
         for row in rows
     ]
+
+
+def test_tools_that_were_only_recorded_together_are_named_tool():
+    """The original logger has no events of single calls."""
+    events = [call(0, "tool_execution", 0.5, 1)]
+    (row,) = slowest_requests(Tables.of({"requests": [request(0, 1.0)], "events": events}))
+
+    assert ("tool", 1, 0.5) == (row["longest"], row["longest_turn"], row["longest_s"])
 
 
 def test_a_request_without_calls_is_slow_all_the_same():

@@ -109,10 +109,13 @@ def slowest_requests(
             FROM event_fields
             WHERE family = 'rollout' AND event IN ('engine_call', 'tool_call', 'tool_execution')
                 AND request_id IN (SELECT request_id FROM chosen)
+            -- All tool calls of a turn together, where they are not there one by one.
+            QUALIFY event <> 'tool_execution' OR NOT bool_or(event = 'tool_call')
+                OVER (PARTITION BY run, step, name, validate, request_id, turn)
         ), longest AS (
             SELECT run, step, name, validate, request_id,
                 arg_max({{'what': what, 'turn': turn, 'duration_us': duration_us}},
-                    (duration_us, what <> 'tool', -turn)) AS call
+                    (duration_us, -turn)) AS call
             FROM calls GROUP BY run, step, name, validate, request_id
         )
         SELECT c.run, c.step, c.name, c.request_id, c.sample, c.session, c.status, c.turns,

@@ -163,7 +163,8 @@ def _slowest(found: Mapping[str, Rows], *, several: bool) -> str:
     step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
     text = f"The slowest request ({step}, {row['name']}) took {seconds(row['duration_s'])}"
     if row["longest"] is not None and row["longest_s"] is not None:
-        what = "one engine call" if row["longest"] == "engine" else f"tool {row['longest']}"
+        named = {"engine": "one engine call", "tool": "tools"}
+        what = named.get(row["longest"], f"tool {row['longest']}")
         turn = "" if row["longest_turn"] is None else f" (turn {row['longest_turn']})"
         text += f", {seconds(row['longest_s'])} of it in {what}{turn}"
     return text + "."

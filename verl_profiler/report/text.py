@@ -162,7 +162,8 @@ def _slowest(request: Mapping[str, Any]) -> str:
     text = f"{_short(request['request_id'])}: {seconds(request['duration_s'])}"
     if request["longest"] is None:
         return text
-    what = "the engine" if request["longest"] == "engine" else f"tool {request['longest']}"
+    named = {"engine": "the engine", "tool": "tools"}
+    what = named.get(request["longest"], f"tool {request['longest']}")
     turn = "" if request["longest_turn"] is None else f", turn {request['longest_turn']}"
     return f"{text}, {seconds(request['longest_s'])} of it in {what}{turn}"
 
