@@ -185,7 +185,8 @@ class PerfettoTrace:
         for item in fields.items():
             # 1, 1.0 and True are equal and are not the same.
             kept = annotations.get(item[1].__class__)
-            event += (kept and kept.get(item)) or self._annotation(*item)
+            encoded = None if kept is None else kept.get(item)
+            event += self._annotation(*item) if encoded is None else encoded
         return event
 
     def _annotation(self, key: str, value: Any) -> bytes:
