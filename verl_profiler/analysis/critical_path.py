@@ -304,8 +304,7 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
                 greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
         )
-        SELECT run, step, 'gen' AS phase, event, family, name, request_id, turn, begin_us, end_us,
-            what
+        SELECT *, 'gen' AS phase
         FROM own WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
         """
     ):
