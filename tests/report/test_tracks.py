@@ -230,19 +230,40 @@ def test_lanes_are_used_again_when_they_are_free():
     """The lowest free one first."""
 
     class Listed(ChromeTrace):
-        lanes = 0
+        def __init__(self):
+            super().__init__(io.BytesIO(), 0)
+            self.lanes, self.begun = 0, []
 
         def lane(self, name, parent):
             self.lanes += 1
             return super().lane(name, parent)
 
-    trace = Listed(io.BytesIO(), 0)
+        def begin(self, track, *about):
+            self.begun.append(track)
+            super().begin(track, *about)
+
+    trace = Listed()
     lanes = Lanes(trace, 0, "requests")
-    tracks = []
     for begin, end in ((0, 10), (5, 20), (10, 12), (13, 14)):
-        lanes.begin_unit(begin)
-        tracks.append(lanes.place(begin, end))
-        lanes.end_unit(end)
+        lanes.write([(begin, end, False, ("request", "rollout"), None, (), ())])
 
     assert 2 == trace.lanes
-    assert [tracks[0], tracks[1], tracks[0], tracks[0]] == tracks
+    first, second, *later = trace.begun
+    assert first != second
+    assert [first, first] == later
+
+
+def test_lanes_are_not_shared_with_what_began_before():
+    """A lane that falls free while a request lasts is not free for the next one's begin."""
+    tracks = []
+
+    class Listed(ChromeTrace):
+        def begin(self, track, *about):
+            tracks.append(track)
+            super().begin(track, *about)
+
+    lanes = Lanes(Listed(io.BytesIO(), 0), 0, "requests")
+    for unit in ([(0, 10)], [(1, 40), (11, 50)], [(5, 45)]):
+        lanes.write([(*times, False, ("request", "rollout"), None, (), ()) for times in unit])
+
+    assert 4 == len(set(tracks))

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from verl_profiler.report.perfetto import About, Arrows
+from verl_profiler.report.perfetto import Arrows, Kind, Points, fields_of
 
 __all__ = ["ChromeTrace"]
 
@@ -58,32 +58,43 @@ class ChromeTrace:
         return self._tracks
 
     def begin(
-        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
+        self,
+        track: int,
+        time_ns: int,
+        kind: Kind,
+        fields: str | None = None,
+        sources: Arrows = (),
+        targets: Arrows = (),
     ) -> None:
         """Begin a span inside those that are open on its track; see `PerfettoTrace.begin`."""
-        name, category, fields = about
-        self._event("B", track, time_ns, name=name, cat=category, args=fields)
-        for kind, flows in (("s", sources), ("f", targets)):
+        self._span("B", track, time_ns, kind, fields)
+        for arrow, flows in (("s", sources), ("f", targets)):
             for flow in flows:
-                self._event(kind, track, time_ns, name="flow", cat="flow", id=flow, bp="e")
+                self._event(arrow, track, time_ns, name="flow", cat="flow", id=flow, bp="e")
 
-    def instant(self, track: int, time_ns: int, about: About) -> None:
+    def instant(self, track: int, time_ns: int, kind: Kind, fields: str | None = None) -> None:
         """Mark a moment."""
-        name, category, fields = about
-        self._event("i", track, time_ns, name=name, cat=category, s="t", args=fields)
+        self._span("i", track, time_ns, kind, fields, s="t")
 
     def end(self, track: int, time_ns: int) -> None:
         """End the span of this track that began last."""
         self._event("E", track, time_ns)
 
-    def count(self, track: int, time_ns: int, value: float) -> None:
-        """Set the number of a counter from this moment on."""
-        self._event("C", track, time_ns, args={"value": value})
+    def count(self, track: int, points: Points) -> None:
+        """Set the number of a counter from each of some moments on, which are in order."""
+        for time_ns, value in points:
+            self._event("C", track, time_ns, args={"value": value})
 
     def close(self) -> None:
         """End the JSON; the file stays open."""
         self._block += b"\n]}\n"
         self._flush()
+
+    def _span(
+        self, phase: str, track: int, time_ns: int, kind: Kind, fields: str | None, **more: str
+    ) -> None:
+        args = {} if fields is None else fields_of(fields)
+        self._event(phase, track, time_ns, name=kind[0], cat=kind[1], args=args, **more)
 
     def _event(self, kind: str, track: int, time_ns: int, **more: Any) -> None:
         time_us = (time_ns - self._origin_ns) / 1000

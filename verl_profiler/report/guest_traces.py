@@ -99,19 +99,21 @@ def write_guest(guest: Guest, tables: Tables, folders: Folders, trace: Trace) ->
     folder = trace.folder(guest.title, _home(guest, tables, folders))
     for thread, spans in sorted(guest.threads.items()):
         spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
-        lanes = Lanes(trace, folder, thread)
-        for span in spans:
-            about = (span.name, span.category, span.fields)
-            if span.instant:
-                trace.instant(lanes.moment(span.begin_ns), span.begin_ns, about)
-            else:
-                track = lanes.place(span.begin_ns, span.end_ns)
-                trace.begin(track, span.begin_ns, about, span.sources, span.targets)
-        lanes.end_unit(max((span.end_ns for span in spans), default=0))
+        Lanes(trace, folder, thread).write(
+            (
+                span.begin_ns,
+                span.end_ns,
+                span.instant,
+                (span.name, span.category),
+                msgspec.json.encode(span.fields).decode(),
+                span.sources,
+                span.targets,
+            )
+            for span in spans
+        )
     for name, values in sorted(guest.counters.items()):
         track = trace.counter(name, folder, "")
-        for time_ns, value in sorted(values):
-            trace.count(track, time_ns, value)
+        trace.count(track, sorted(values))
 
 
 def _home(guest: Guest, tables: Tables, folders: Folders) -> int:

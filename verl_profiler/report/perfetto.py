@@ -10,14 +10,17 @@ All times are nanoseconds since 1970; the clock snapshot at the beginning says s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
-__all__ = ["About", "Arrows", "PerfettoTrace"]
+import msgspec
 
-# Name, family and fields of a span; the numbers of arrows.
-About = tuple[str, str, Mapping[str, Any]]
+__all__ = ["Arrows", "Kind", "PerfettoTrace", "Points", "fields_of"]
+
+# Name and family of a span; the numbers of arrows; times and numbers of a counter.
+Kind = tuple[str, str]
 Arrows = Iterable[int]
+Points = Iterable[tuple[int, float]]
 
 _MASK = (1 << 14) - 1
 _SHORT = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(1 << 14)]
@@ -33,8 +36,10 @@ _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _REALTIME, _BOOTTIME = 1, 6
 _EXPLICIT_ORDER = 3
 _BLOCK_BYTES = 1 << 20
-# Annotations that were encoded before are kept, up to so many.
+# Annotations and times that were encoded before are kept, up to so many.
 _KEPT = 200_000
+_decode = msgspec.json.Decoder().decode
+_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 _double = struct.Struct("<d").pack
 _fixed64 = struct.Struct("<Q").pack
 
@@ -46,15 +51,65 @@ def _varint(number: int) -> bytes:
 
 
 def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+    return _SHORT[field << 3] + _varint(value)
 
 
 def _bytes(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
+    return _SHORT[field << 3 | 2] + _varint(len(content)) + content
 
 
 def _text(field: int, content: str) -> bytes:
     return _bytes(field, content.encode("utf-8", "replace"))
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return _text(6, value)
+    if isinstance(value, bool):
+        return _number(2, value)
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        return _number(4, value)
+    if isinstance(value, float):
+        return b"\x29" + _double(value)
+    if isinstance(value, Mapping):
+        return b"".join(_bytes(11, _text(10, key) + _value(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return b"".join(_bytes(12, _value(item)) for item in value)
+    return _text(6, "null" if value is None else str(value))
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """Return the fields of a JSON object; what is none is one field, `extra`."""
+    try:
+        fields = _decode(text)
+    except _NOT_JSON:
+        return {"extra": text}
+    return fields if isinstance(fields, dict) else {"extra": text}
+
+
+class _Members(dict[str, bytes]):
+    """Annotations by the text of an object's member, less its first quotation mark.
+
+    An object's text is split where a member may begin.  That is right where each of the parts is a
+    member: members with commas between them are one object in one way alone.  Others, such as
+    those of a list of texts, are a `ValueError`.
+    """
+
+    def __init__(self, interned: Callable[[int, str], int]) -> None:
+        self._interned = interned
+        self._keys: dict[str, bytes] = {}
+
+    def __missing__(self, text: str) -> bytes:
+        key, _, value = text.partition('":')
+        if key not in self._keys:
+            if key not in _decode(f'{{"{text}}}'):
+                raise ValueError(key)
+            self._keys[key] = _number(1, self._interned(3, key))
+        encoded = _bytes(4, self._keys[key] + _value(_decode(value)))
+        if len(self) >= _KEPT:
+            self.clear()
+        self[text] = encoded
+        return encoded
 
 
 class PerfettoTrace:
@@ -71,13 +126,12 @@ class PerfettoTrace:
         self._tracks = 0
         self._ranks: dict[tuple[int, str], int] = {}
         self._names: dict[tuple[int, str], int] = {}
-        self._heads: dict[tuple[int, int, str, str], bytes] = {}
+        self._heads: dict[tuple[int, int, Kind], bytes] = {}
         self._tails: dict[int, bytes] = {}
         # What precedes an event, by its size.
         self._before: dict[int, bytes] = {}
         self._high: dict[int, bytes] = {}
-        # Not of floats: 0.0 and -0.0 are equal too.
-        self._annotations: dict[type, dict[tuple[str, Any], bytes]] = {str: {}, int: {}, bool: {}}
+        self._members = _Members(self._interned)
         clocks = b"".join(
             _bytes(1, _number(1, clock) + _number(2, origin_ns)) for clock in (_REALTIME, _BOOTTIME)
         )
@@ -97,27 +151,33 @@ class PerfettoTrace:
         return self._track(name, parent, counter=_bytes(8, _text(6, unit)))
 
     def begin(
-        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
+        self,
+        track: int,
+        time_ns: int,
+        kind: Kind,
+        fields: str | None = None,
+        sources: Arrows = (),
+        targets: Arrows = (),
     ) -> None:
         """Begin a span inside those that are open on its track.
 
         Args:
             track: A lane.
             time_ns: When.
-            about: What the viewer writes on it, its family, and what is shown when it is selected.
+            kind: What the viewer writes on it, and its family.
+            fields: What is shown when it is selected, as a JSON object.
             sources: Numbers of the arrows that come from here.
             targets: Numbers of the arrows that end here.
         """
-        event = self._head(_BEGIN, track, about) + self._annotated(about[2])
-        for flow in sources:
-            event += _FLOW + _fixed64(flow)
-        for flow in targets:
-            event += _FLOW + _fixed64(flow)
+        event = self._annotated(_BEGIN, track, kind, fields)
+        for flows in (sources, targets):
+            for flow in flows:
+                event += _FLOW + _fixed64(flow)
         self._event(event, time_ns)
 
-    def instant(self, track: int, time_ns: int, about: About) -> None:
+    def instant(self, track: int, time_ns: int, kind: Kind, fields: str | None = None) -> None:
         """Mark a moment."""
-        self._event(self._head(_INSTANT, track, about) + self._annotated(about[2]), time_ns)
+        self._event(self._annotated(_INSTANT, track, kind, fields), time_ns)
 
     def end(self, track: int, time_ns: int) -> None:
         """End the span of this track that began last."""
@@ -130,16 +190,15 @@ class PerfettoTrace:
         # The block is written out with the next span that begins.
         self._block += tail + self._time(time_ns)
 
-    def count(self, track: int, time_ns: int, value: float) -> None:
-        """Set the number of a counter from this moment on."""
-        head = self._tails.get(track)
-        if head is None:
-            event = _number(9, _COUNTER) + _number(11, track)
-            # The number takes 2 and 8 bytes, the time 1 and 9.
-            event = _SEQUENCE + b"\x5a" + _varint(len(event) + 10) + event + _DOUBLE_COUNTER
-            # Fields may come in any order, but those of one message stay together.
-            head = self._tails[track] = b"\x0a" + _varint(len(event) + 8 + 10) + event
-        self._write(head + _double(value) + b"\x40" + self._time(time_ns))
+    def count(self, track: int, points: Points) -> None:
+        """Set the number of a counter from each of some moments on, which are in order."""
+        event = _number(9, _COUNTER) + _number(11, track)
+        # The number takes 2 and 8 bytes, the time 1 and 9.
+        event = _SEQUENCE + b"\x5a" + _varint(len(event) + 10) + event + _DOUBLE_COUNTER
+        # Fields may come in any order, but those of one message stay together.
+        head = b"\x0a" + _varint(len(event) + 8 + 10) + event
+        for time_ns, value in points:
+            self._write(head + _double(value) + b"\x40" + self._time(time_ns))
 
     def close(self) -> None:
         """Write what is left; the file stays open."""
@@ -158,14 +217,23 @@ class PerfettoTrace:
         self._packet(_SEQUENCE + _bytes(60, track))
         return self._tracks
 
-    def _head(self, kind: int, track: int, about: About) -> bytes:
-        name, category, _ = about
-        head = self._heads.get((kind, track, name, category))
+    def _annotated(self, event: int, track: int, kind: Kind, fields: str | None) -> bytes:
+        head = self._heads.get((event, track, kind))
         if head is None:
-            head = _number(9, kind) + _number(10, self._interned(2, name)) + _number(11, track)
-            head += _number(3, self._interned(1, category))
-            self._heads[kind, track, name, category] = head
-        return head
+            head = _number(9, event) + _number(10, self._interned(2, kind[0])) + _number(11, track)
+            head += _number(3, self._interned(1, kind[1]))
+            self._heads[event, track, kind] = head
+        if fields is None:
+            return head
+        if fields[:2] == '{"' and fields[-1] == "}":
+            try:
+                return head + b"".join(map(self._members.__getitem__, fields[2:-1].split(',"')))
+            except _NOT_JSON:
+                pass
+        return head + b"".join(
+            _bytes(4, _number(1, self._interned(3, key)) + _value(value))
+            for key, value in fields_of(fields).items()
+        )
 
     def _event(self, event: bytes, time_ns: int) -> None:
         size = len(event)
@@ -178,40 +246,6 @@ class PerfettoTrace:
         self._block += before + event + b"\x40" + self._time(time_ns)
         if len(self._block) > _BLOCK_BYTES:
             self._flush()
-
-    def _annotated(self, fields: Mapping[str, Any]) -> bytes:
-        annotations = self._annotations
-        event = b""
-        for item in fields.items():
-            # 1, 1.0 and True are equal and are not the same.
-            kept = annotations.get(item[1].__class__)
-            encoded = None if kept is None else kept.get(item)
-            event += self._annotation(*item) if encoded is None else encoded
-        return event
-
-    def _annotation(self, key: str, value: Any) -> bytes:
-        encoded = _bytes(4, _number(1, self._interned(3, key)) + self._value(value))
-        kept = self._annotations.get(value.__class__)
-        if kept is not None:
-            if len(kept) > _KEPT:
-                kept.clear()
-            kept[key, value] = encoded
-        return encoded
-
-    def _value(self, value: Any) -> bytes:
-        if isinstance(value, bool):
-            return _number(2, value)
-        if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
-            return _number(4, value)
-        if isinstance(value, float):
-            return b"\x29" + _double(value)
-        if isinstance(value, Mapping):
-            return b"".join(
-                _bytes(11, _text(10, str(key)) + self._value(item)) for key, item in value.items()
-            )
-        if isinstance(value, (list, tuple)):
-            return b"".join(_bytes(12, self._value(item)) for item in value)
-        return _text(6, "null" if value is None else str(value))
 
     def _interned(self, kind: int, name: str) -> int:
         """Return the number of a category (1), event name (2) or annotation name (3)."""

@@ -129,7 +129,7 @@ WITH united AS (
 ), bounded AS (
     SELECT *, min(begin_us) OVER (PARTITION BY group_id, unit) AS unit_begin_us FROM united
 )
-SELECT group_id, unit, kind, begin_us, end_us, extra, sources, targets
+SELECT group_id, unit, begin_us * 1000, end_us * 1000, kind, extra, sources, targets
 FROM bounded LEFT JOIN arrows USING (id)
 ORDER BY group_id, unit_begin_us, unit, begin_us, end_us DESC, depth, id
 """

@@ -9,13 +9,15 @@ its reward worker, and back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
-from verl_profiler.report.perfetto import About, Arrows
+from verl_profiler.report.perfetto import Arrows, Kind, Points
 from verl_profiler.report.track_queries import (
     ARROWS,
     COUNTERS,
@@ -29,7 +31,7 @@ from verl_profiler.report.track_queries import (
 )
 from verl_profiler.tables import Tables
 
-__all__ = ["Folders", "Lanes", "Trace", "origin_ns", "write_run"]
+__all__ = ["Folders", "Lanes", "Span", "Trace", "origin_ns", "write_run"]
 
 
 class Trace(Protocol):
@@ -39,17 +41,26 @@ class Trace(Protocol):
     def lane(self, name: str, parent: int) -> int: ...  # noqa: D102
     def counter(self, name: str, parent: int, unit: str) -> int: ...  # noqa: D102
     def begin(  # noqa: D102
-        self, track: int, time_ns: int, about: About, sources: Arrows = (), targets: Arrows = ()
+        self,
+        track: int,
+        time_ns: int,
+        kind: Kind,
+        fields: str | None = None,
+        sources: Arrows = (),
+        targets: Arrows = (),
     ) -> None: ...
-    def instant(self, track: int, time_ns: int, about: About) -> None: ...  # noqa: D102
+    def instant(  # noqa: D102
+        self, track: int, time_ns: int, kind: Kind, fields: str | None = None
+    ) -> None: ...
     def end(self, track: int, time_ns: int) -> None: ...  # noqa: D102
-    def count(self, track: int, time_ns: int, value: float) -> None: ...  # noqa: D102
+    def count(self, track: int, points: Points) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 
 Folders = dict[tuple[str, str], int]
+# Begin, end, whether it is a moment, kind, fields as JSON, arrows that leave and that arrive.
+Span = tuple[int, int, bool, Kind, "str | None", Arrows, Arrows]
 
-_decode = msgspec.json.Decoder().decode
 # Rows at a time; many more no longer fit into the processor's cache.
 _FETCHED = 2_000
 
@@ -104,49 +115,43 @@ class Lanes:
         self._name = name
         self._free: list[int] = []
         self._taken: list[tuple[int, int]] = []
-        # The lanes of the unit that is being written: track, and the ends of its open spans.
-        self._unit: list[tuple[int, list[int]]] = []
 
-    def begin_unit(self, begin_ns: int) -> None:
-        """Begin with spans that keep together; units come in the order of their begin."""
+    def write(self, spans: Iterable[Span]) -> None:
+        """Write spans that keep together, in the order of their begin; so do those of later calls."""
+        begin, end, instant = self._trace.begin, self._trace.end, self._trace.instant
+        # Tracks, and the ends of their open spans.
+        lanes: list[tuple[int, list[int]]] = []
+        last_ns = 0
+        for begin_ns, end_ns, moment, kind, fields, sources, targets in spans:
+            last_ns = max(last_ns, end_ns)
+            for track, ends in lanes:
+                while ends and ends[-1] <= begin_ns:
+                    end(track, ends.pop())
+                if moment or not ends or end_ns <= ends[-1]:
+                    break
+            else:
+                if not lanes:
+                    self._release(begin_ns)
+                track, ends = self._lane(), []
+                lanes.append((track, ends))
+            if moment:
+                instant(track, begin_ns, kind, fields)
+            else:
+                ends.append(end_ns)
+                begin(track, begin_ns, kind, fields, sources, targets)
+        for track, ends in lanes:
+            while ends:
+                end(track, ends.pop())
+            heapq.heappush(self._taken, (last_ns, track))
+
+    def _release(self, begin_ns: int) -> None:
         while self._taken and self._taken[0][0] <= begin_ns:
             heapq.heappush(self._free, heapq.heappop(self._taken)[1])
-
-    def end_unit(self, end_ns: int) -> None:
-        """End all spans of the unit; its lanes are free from `end_ns` on."""
-        for track, ends in self._unit:
-            while ends:
-                self._trace.end(track, ends.pop())
-            heapq.heappush(self._taken, (end_ns, track))
-        self._unit.clear()
-
-    def place(self, begin_ns: int, end_ns: int) -> int:
-        """Return the track for the unit's next span, in the order of begin."""
-        for track, ends in self._unit:
-            self._close(track, ends, begin_ns)
-            if not ends or end_ns <= ends[-1]:
-                ends.append(end_ns)
-                return track
-        track = self._lane()
-        self._unit.append((track, [end_ns]))
-        return track
-
-    def moment(self, time_ns: int) -> int:
-        """Return a track on which a moment can be marked."""
-        if not self._unit:
-            self._unit.append((self._lane(), []))
-        track, ends = self._unit[0]
-        self._close(track, ends, time_ns)
-        return track
 
     def _lane(self) -> int:
         if self._free:
             return heapq.heappop(self._free)
         return self._trace.lane(self._name, self._folder)
-
-    def _close(self, track: int, ends: list[int], time_ns: int) -> None:
-        while ends and ends[-1] <= time_ns:
-            self._trace.end(track, ends.pop())
 
 
 def _folders(tables: Tables, trace: Trace) -> Folders:
@@ -180,52 +185,23 @@ def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _write_spans(tables: Tables, folders: Folders, trace: Trace) -> None:
-    lane_names = list(LANES)
-    groups = {row["group_id"]: row for row in tables.rows("SELECT * FROM lane_groups")}
+    names = list(LANES)
+    lanes = {
+        row["group_id"]: Lanes(trace, folders[row["run"], row["name"]], names[row["lane"]])
+        for row in tables.rows("SELECT * FROM lane_groups")
+    }
     kinds = {
         row["kind"]: (
-            f"{row['event']} {row['tool']}" if row["tool"] else row["event"],
-            row["family"],
             row["instant"],
+            (f"{row['event']} {row['tool']}" if row["tool"] else row["event"], row["family"]),
         )
         for row in tables.rows("SELECT * FROM kinds")
     }
-    group = unit = lanes = None
-    unit_end_ns = 0
-    for next_group, next_unit, kind, begin_us, end_us, extra, sources, targets in _fetched(
-        tables, ORDERED
-    ):
-        begin_ns, end_ns = begin_us * 1000, end_us * 1000
-        if lanes is None or group != next_group or unit != next_unit:
-            if lanes is not None:
-                lanes.end_unit(unit_end_ns)
-            if lanes is None or group != next_group:
-                whose = groups[next_group]
-                folder = folders[whose["run"], whose["name"]]
-                lanes = Lanes(trace, folder, lane_names[whose["lane"]])
-            group, unit, unit_end_ns = next_group, next_unit, end_ns
-            lanes.begin_unit(begin_ns)
-        elif end_ns > unit_end_ns:
-            unit_end_ns = end_ns
-        event, family, instant = kinds[kind]
-        about = (event, family, _fields(extra))
-        if instant:
-            trace.instant(lanes.moment(begin_ns), begin_ns, about)
-        else:
-            track = lanes.place(begin_ns, end_ns)
-            trace.begin(track, begin_ns, about, sources or (), targets or ())
-    if lanes is not None:
-        lanes.end_unit(unit_end_ns)
-
-
-def _fields(extra: str | None) -> dict[str, Any]:
-    if extra is None:
-        return {}
-    try:
-        fields = _decode(extra)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {"extra": extra}
-    return fields if isinstance(fields, dict) else {"extra": extra}
+    for (group, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1)):
+        lanes[group].write(
+            (begin_ns, end_ns, *kinds[kind], extra, sources or (), targets or ())
+            for _, _, begin_ns, end_ns, kind, extra, sources, targets in spans
+        )
 
 
 def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
@@ -234,19 +210,17 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
         track = trace.lane("unfinished requests", folders[row.pop("run"), row.pop("name")])
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
-        trace.begin(track, begin_ns, ("request (unfinished)", "rollout", fields))
+        about = msgspec.json.encode(fields).decode()
+        trace.begin(track, begin_ns, ("request (unfinished)", "rollout"), about)
 
 
 def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
     tables.make("requests", "engine_requests", "engine_calls", "memory", "lags")
     for counter, unit, query in COUNTERS:
-        tracks: dict[tuple[str, str], int] = {}
         asked = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
             f"FROM ({query.format(selected=selected)}) ORDER BY run, name, time_us"
         )
-        for run, name, time_ns, value in _fetched(tables, asked):
-            track = tracks.get((run, name))
-            if track is None:
-                track = tracks[run, name] = trace.counter(counter, folders[run, name], unit)
-            trace.count(track, time_ns, value)
+        for process, points in groupby(_fetched(tables, asked), itemgetter(0, 1)):
+            track = trace.counter(counter, folders[process], unit)
+            trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))
