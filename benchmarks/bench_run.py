@@ -66,12 +66,15 @@ def means(steps):
     )
 
 
+SPENT = ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
+
+
 def own_account(folder):
-    """Return (wrapper, writer) seconds of the busiest process in all steps but the first.
+    """Return what the busiest process spent in all steps but the first, and its events there.
 
     A process accounts for its whole life; what is told here is its part by the number of events.
     """
-    best = (0.0, 0.0)
+    best = dict.fromkeys((*SPENT, "events"), 0.0)
     for file in (folder / "processes").glob("*.json"):
         counters = json.loads(file.read_bytes())["counters"]
         events = sum(
@@ -80,7 +83,8 @@ def own_account(folder):
             if int(lines.parent.name.removeprefix("step_")) > 1
         )
         share = events / max(counters["events"], 1)
-        best = max(best, (counters["wrapper_s"] * share, counters["writer_s"] * share))
+        account = {name: counters[name] * share for name in SPENT} | {"events": events}
+        best = max(best, account, key=lambda each: each["wrapper_s"])
     return best
 
 
@@ -105,21 +109,21 @@ def main():
             steps = run(args.engine, args.steps, profiler, where, args.overrides)
             seconds[profiler] = means(steps)
             if profiler == "multiturn":
-                wrapper_s, writer_s = own_account(where)
+                account = own_account(where)
                 total = sum(step["step"] for step in steps)
         row = {
             "bare_s": seconds["none"],
             "profiled_s": seconds["multiturn"],
             "ratio_step": seconds["multiturn"][0] / seconds["none"][0],
             "ratio_outside_gen": seconds["multiturn"][1] / seconds["none"][1],
-            "wrapper_share": wrapper_s / total,
-            "writer_share": writer_s / total,
+            **{name.replace("_s", "_share"): account[name] / total for name in SPENT},
         }
         pairs.append(row)
         print(
             f"pair {pair + 1}: step {row['bare_s'][0]:.2f} s bare, {row['profiled_s'][0]:.2f} s profiled, "
             f"ratio {row['ratio_step']:.3f}; outside gen {row['ratio_outside_gen']:.3f}; "
-            f"own account {row['wrapper_share']:.3%} wrappers, {row['writer_share']:.3%} writer",
+            f"own account {row['wrapper_share']:.3%} wrappers ({row['wrapper_cpu_share']:.3%} on a "
+            f"core), {row['writer_share']:.3%} writer ({row['writer_cpu_share']:.3%})",
             flush=True,
         )
     for name in ("ratio_step", "ratio_outside_gen"):

@@ -344,3 +344,52 @@ def test_a_partial_is_no_obstacle(host, recording, carried):
     assert 3 == host.bound()
     recorder.stop()
     assert 1 == len(lines_of(carried.directory))
+
+
+@pytest.mark.parametrize("method", ["plain", "coroutine", "generator", "items"])
+def test_hooks_are_accounted_and_the_host_is_not(recording, carried, monkeypatch, method):
+    """Each hook takes 1 s and the host 1000 s, by a clock that they move."""
+    clock = [10**9]
+    monkeypatch.setattr(instrument, "now", lambda: clock[0])
+    monkeypatch.setattr(recorder, "now", lambda: clock[0])
+
+    def hook(*_):
+        clock[0] += 10**9
+
+    def plain():
+        clock[0] += 10**12
+
+    async def coroutine():
+        clock[0] += 10**12
+
+    def generator():
+        clock[0] += 10**12
+        yield 1
+        clock[0] += 10**12
+
+    async def items():
+        clock[0] += 10**12
+        yield 1
+        clock[0] += 10**12
+
+    async def through():
+        return [item async for item in wrapped()]
+
+    functions = {"coroutine": coroutine, "generator": generator, "items": items}
+    function = functions.get(method, plain)
+    item = hook if method == "items" else None
+    probe = Probe("event", "rollout", ("x:y",), enter=hook, leave=hook, item=item)
+    wrapped = instrument.wrap(probe, function)
+    if method == "items":
+        asyncio.run(through())
+    elif method == "coroutine":
+        asyncio.run(wrapped())
+    else:
+        list(wrapped() or ())
+
+    recorder.stop()
+
+    (line,) = lines_of(carried.directory)
+    assert (2 + (item is not None)) * 10**9 == recording.wrapper_ns
+    host_s = 1000 * (1 + (method in ("generator", "items")))
+    assert host_s + (item is not None) == line["duration_sec"]

@@ -140,7 +140,7 @@ def test_a_device_in_trouble_is_left_out(nvml, monkeypatch):
 
 def events(recording):
     """What was written so far, as the queue holds it."""
-    return list(recording._queue)
+    return list(recording.queue)
 
 
 def probe_of(event, target):

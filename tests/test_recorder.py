@@ -122,6 +122,24 @@ def test_the_profiler_accounts_for_itself_per_step(recording, carried):
     assert {1: 2, 2: 1} == {step: cost["events"] for step, cost in costs.items()}
     assert 2 * size == costs[1]["bytes"]
     assert costs[1]["writer_s"] > 0
+    assert costs[1]["writer_cpu_s"] > 0
+
+
+def test_sampled_sections_stand_for_those_beside_them(recording, monkeypatch):
+    """Each section takes 5 ns on a core; a few of them are measured."""
+    clock = iter(range(5, 10**9, 5))
+    here = threading.get_ident()
+    monkeypatch.setattr(
+        recorder.time,
+        "thread_time_ns",
+        lambda: next(clock) if threading.get_ident() == here else 0,
+    )
+    count = 10 * recorder.SAMPLED
+    for _ in range(count):
+        recording.end_section(*recording.begin_section())
+
+    assert 5 * count == recording.wrapper_cpu_ns
+    assert next(clock) < 5 * count
 
 
 def test_the_header_ends_with_the_reason(recording, carried):
@@ -258,7 +276,7 @@ def test_handles_of_finished_steps_are_closed(recording, carried):
     """A run of thousands of steps needs no `ulimit -n`."""
     for step in range(40):
         recorder.record("turn", 0, 1, None, step)
-    while recording._queue or not recording._files:
+    while recording.queue or not recording._files:
         pass
     with recording._flush_lock:
         open_files = len(recording._files)

@@ -34,17 +34,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _record(event: str, begin_ns: int, fields: dict[str, Any], error: BaseException | None) -> None:
-    end = now()
     active = recorder.active()
     if active is None:
         return
+    end, cpu = active.begin_section()
     request = context.current_request.get()
     extra = dict(fields) if request is None else {**request.full_identity(), **fields}
     if error is not None:
         extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
         extra["error"] = type(error).__name__
     recorder.record(event, begin_ns, end, extra, None if request is None else request.step)
-    active.wrapper_ns += now() - end
+    active.end_section(end, cpu)
 
 
 class _Span:

@@ -492,7 +492,9 @@ FROM event_fields WHERE family = 'event_loop' AND duration_us IS NOT NULL
 _COSTS = f"""
 SELECT run, step, name, role, {_number("events")} AS events, {_number("bytes")} AS size_bytes,
     {_number("dropped")} AS dropped, {_number("wrapper_s", "DOUBLE")} AS wrapper_s,
-    {_number("writer_s", "DOUBLE")} AS writer_s
+    {_number("wrapper_cpu_s", "DOUBLE")} AS wrapper_cpu_s,
+    {_number("writer_s", "DOUBLE")} AS writer_s,
+    {_number("writer_cpu_s", "DOUBLE")} AS writer_cpu_s
 FROM event_fields WHERE family = 'profiler' AND event = 'profiler_cost'
 """
 

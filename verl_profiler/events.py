@@ -280,7 +280,15 @@ EVENTS: dict[str, Event] = {
         "profiler",
         None,
         "What the profiler did in this process and step since its last such line.",
-        ("events", "bytes", "dropped", "wrapper_s", "writer_s"),
+        (
+            "events",
+            "bytes",
+            "dropped",
+            "wrapper_s",
+            "wrapper_cpu_s",
+            "writer_s",
+            "writer_cpu_s",
+        ),
         instant=True,
     ),
 }

@@ -16,6 +16,7 @@ import asyncio
 import functools
 import inspect
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ from verl_profiler import context, loop_lag, recorder
 from verl_profiler.clock import now
 from verl_profiler.loop_lag import WORTH_NAMING_NS, note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
+from verl_profiler.recorder import SAMPLED
 
 __all__ = ["Status", "install", "resolve", "status", "uninstall", "wrap"]
 
@@ -272,21 +274,22 @@ def _enter(
     if active is None:
         return None
     begin = now()
+    # `begin_section` and `end_section`, and below `append`, without the calls.
+    active.sections = section = active.sections + 1
+    cpu = 0 if section % SAMPLED else time.thread_time_ns()
     try:
         if in_loop and id(_get_running_loop()) != loop_lag.last_loop:
             watch_running_loop()
         enter = probe.enter
-        if enter is None and probe.leave is None and probe.item is None:
-            return Call(probe.event, _NOTHING, begin)
-        arguments = dict(zip(names, args))  # noqa: B905  `strict=` costs more than the dict
-        if kwargs:
-            arguments.update(kwargs)
-        call = Call(probe.event, arguments, begin)
+        call = Call(probe.event, begin, names, args, kwargs)
         if enter is not None:
             enter(call)
-            # What the hook took counts as ours, not as the host's.
-            call.begin_ns = end = now()
-            active.wrapper_ns += end - begin
+        # What this took counts as ours, not as the host's.
+        if cpu:
+            call.sampled = True
+            active.add_cpu(cpu)
+        call.begin_ns = end = now()
+        active.wrapper_ns += end - begin
     except Exception as error:  # noqa: BLE001
         _failed(probe, error)
         return None
@@ -307,6 +310,7 @@ def _leave(
     if active is None:
         return
     end = now()
+    cpu = time.thread_time_ns() if call.sampled else 0
     try:
         call.end_ns = end
         status.hits[probe.name] += 1
@@ -338,19 +342,30 @@ def _leave(
                     "error": type(error).__name__,
                 }
             if active.steps is None or step in active.steps:
-                active.append((event, call.begin_ns, end, extra, step))
+                item = (event, call.begin_ns, end, extra, step)
+                queue = active.queue
+                # One that holds something has its writer running.
+                if 0 < len(queue) < active.limit:
+                    queue.append(item)
+                else:
+                    active.append(item)
+        if cpu:
+            active.add_cpu(cpu)
         active.wrapper_ns += now() - end
     except Exception as failure:  # noqa: BLE001
         _failed(probe, failure)
 
 
 def _item(probe: Probe, call: Call | None, item: Any) -> None:
-    if call is None or probe.item is None:
+    active = recorder._active
+    if call is None or probe.item is None or active is None:
         return
+    section = active.begin_section()
     try:
         probe.item(call, item)
     except Exception as error:  # noqa: BLE001
         _failed(probe, error)
+    active.end_section(*section)
 
 
 def status_of(error: BaseException) -> str:

@@ -51,9 +51,10 @@ class _Heartbeat:
         self._loop.call_later(_PERIOD_S, self._beat)
 
     def _beat(self) -> None:
-        if recorder.active() is None:
+        active = recorder.active()
+        if active is None:
             return
-        ran_ns = now()
+        ran_ns, cpu_ns = active.begin_section()
         late_ns = ran_ns - self._due_ns
         if late_ns >= self._threshold_ns:
             extra = {"loop": threading.current_thread().name}
@@ -63,6 +64,7 @@ class _Heartbeat:
                 extra["during"] = event
             recorder.record("event_loop_lag", self._due_ns, ran_ns, extra)
         self.arm()
+        active.end_section(ran_ns, cpu_ns)
 
 
 def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:

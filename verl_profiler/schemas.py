@@ -383,7 +383,9 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "size_bytes": "BIGINT",
         "dropped": "BIGINT",
         "wrapper_s": "DOUBLE",
+        "wrapper_cpu_s": "DOUBLE",
         "writer_s": "DOUBLE",
+        "writer_cpu_s": "DOUBLE",
     },
     "captures": {
         "run": "VARCHAR",

@@ -250,6 +250,7 @@ def test_the_cost_is_that_of_the_dearest_process():
                     "size_bytes": 100,
                     "dropped": 0,
                     "wrapper_s": cost,
+                    "wrapper_cpu_s": cost / 2,
                     "writer_s": 0.1,
                 }
                 for name, cost in (("worker_0", 0.001), ("worker_0", 0.001), ("worker_1", 0.0015))
@@ -263,3 +264,5 @@ def test_the_cost_is_that_of_the_dearest_process():
         cost[key] for key in ("processes", "events", "dearest", "dearest_s")
     )
     assert 0.0002 == pytest.approx(cost["share"])
+    assert 0.001 == pytest.approx(cost["dearest_cpu_s"])
+    assert (0.00175, None) == (pytest.approx(cost["wrapper_cpu_s"]), cost["writer_cpu_s"])

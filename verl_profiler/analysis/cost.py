@@ -7,26 +7,33 @@ from verl_profiler.tables import Tables
 
 __all__ = ["profiler_cost"]
 
+_SUMS = ", ".join(
+    f"sum({name}) AS {name}" for name in ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
+)
+
 
 def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the profiler's own accounts with the step.
 
     Returns:
-        One row per run and step: processes, events, size_bytes, dropped, wrapper_s and writer_s
-        (sums over processes), dearest (the process with the most wrapper time), dearest_s, share
-        (the dearest process's wrapper time of the step's time; None for an unfinished step).
+        One row per run and step: processes, events, size_bytes, dropped, wrapper_s, wrapper_cpu_s,
+        writer_s and writer_cpu_s (sums over processes), dearest (the process with the most wrapper
+        time), dearest_s, dearest_cpu_s (for how much of that its threads ran, from samples; None where
+        that was not recorded), share (the dearest process's wrapper time of the step's time;
+        None for an unfinished step).
     """
     return tables.rows(
         f"""
         WITH each AS (
             SELECT run, step, name, sum(events) AS events, sum(size_bytes) AS size_bytes,
-                sum(dropped) AS dropped, sum(wrapper_s) AS wrapper_s, sum(writer_s) AS writer_s
+                sum(dropped) AS dropped, {_SUMS}
             FROM costs WHERE {in_steps(steps)} GROUP BY run, step, name
         )
         SELECT e.run, e.step, count(*) AS processes, sum(events)::BIGINT AS events,
             sum(size_bytes)::BIGINT AS size_bytes, sum(dropped)::BIGINT AS dropped,
-            sum(wrapper_s) AS wrapper_s, sum(writer_s) AS writer_s,
+            {_SUMS},
             arg_max(e.name, (wrapper_s, e.name)) AS dearest, max(wrapper_s) AS dearest_s,
+            arg_max(wrapper_cpu_s, (wrapper_s, e.name)) AS dearest_cpu_s,
             max(wrapper_s) / nullif(any_value(s.duration_us) FILTER (s.finished), 0) * 1e6 AS share
         FROM each AS e JOIN steps AS s USING (run, step)
         GROUP BY e.run, e.step ORDER BY e.run, e.step

@@ -32,9 +32,11 @@ class Call(msgspec.Struct, gc=False):
     """One running call of a probed callable.
 
     Attributes:
-        arguments: The arguments by name; defaults that the caller left out are not in it.
-        begin_ns: When it began; an `enter` hook may move it.
         event: The event's name; a hook sets it to None to record nothing.
+        begin_ns: When it began; an `enter` hook may move it.
+        names: The host's parameters.
+        args: What it was called with.
+        kwargs: What it was called with by name.
         extra: Fields that a hook wants in the event.
         request: The request to take the identity from; None for the current one.
         step: verl's global step; None for that of the request or the process.
@@ -42,11 +44,14 @@ class Call(msgspec.Struct, gc=False):
         error: The exception that ended the call, if one did.
         end_ns: When it ended.
         range: Its NVTX range, where ranges are opened.
+        sampled: Whether the time that it takes on a core is measured.
     """
 
     event: str | None
-    arguments: Mapping[str, Any]
     begin_ns: int | None
+    names: tuple[str, ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
     end_ns: int = 0
     extra: dict[str, Any] | None = None
     request: Any = None
@@ -54,6 +59,15 @@ class Call(msgspec.Struct, gc=False):
     state: Any = None
     error: BaseException | None = None
     range: Any = None
+    sampled: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments by name, without defaults that the caller left out."""
+        arguments = dict(zip(self.names, self.args))  # noqa: B905  `strict=` costs more than the dict
+        if self.kwargs:
+            arguments.update(self.kwargs)
+        return arguments
 
 
 @dataclass(frozen=True)

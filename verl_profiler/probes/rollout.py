@@ -43,14 +43,15 @@ def scalar(value: Any) -> Any:
 
 
 def _begin_request(call: Call) -> None:
-    trajectory = call.arguments["trajectory"]
+    arguments = call.arguments
+    trajectory = arguments["trajectory"]
     request = Request(int(scalar(trajectory["step"])), validate=bool(trajectory["validate"]))
     request.sample = scalar(trajectory["sample_index"])
-    session = call.arguments.get("session_id")
+    session = arguments.get("session_id")
     request.session = scalar(trajectory["rollout_n"] if session is None else session)
-    uid = call.arguments.get("uid")
+    uid = arguments.get("uid")
     request.uid = None if uid is None else str(scalar(uid))
-    request.agent = call.arguments.get("agent_name")
+    request.agent = arguments.get("agent_name")
     request.begin_ns = now()
     context.process.step = request.step or 0
     call.request = request
@@ -184,15 +185,16 @@ def _begin_engine_call(call: Call) -> None:
     request = _with_request(call)
     if request is None:
         return
+    arguments = call.arguments
     if request.request_id is None:
-        request.request_id = str(call.arguments["request_id"])
+        request.request_id = str(arguments["request_id"])
     if not request.explicit_turns and request.calls_open == 0:
         _close_turn(request, call.begin_ns or now())
         _open_turn(request, request.turns)
     request.calls_open += 1
     engine_call = EngineCall()
     call.state = (engine_call, context.current_engine_call.set(engine_call))
-    call.extra = {"prompt_tokens": len(call.arguments["prompt_ids"])}
+    call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
 
 
 def _end_engine_call(call: Call, result: Any) -> None:

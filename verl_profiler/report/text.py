@@ -425,6 +425,8 @@ def _other_lines(
         text = f"{seconds(cost['dearest_s'])} in {cost['dearest']}"
         if cost["share"] is not None:
             text += f", {share(cost['share'])} of the step"
+        if cost["dearest_cpu_s"] is not None:
+            text += f" ({seconds(cost['dearest_cpu_s'])} of it on a core)"
         text += f"; {seconds(cost['wrapper_s'])} in all {cost['processes']} processes"
         if cost["events"] is not None:
             text += f", {cost['events']:,} events"

@@ -22,7 +22,6 @@ from typing import Any
 import wrapt
 
 from verl_profiler import recorder
-from verl_profiler.clock import now
 from verl_profiler.instrument import resolve
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.transfer_queue import end_get
@@ -268,32 +267,37 @@ def _begin(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Return what is to be ended with the call, or None."""
     if not _on:
         return None
-    begin = now()
+    section = _begin_section()
     try:
         return _BEGINNINGS[target.kind](target, args, kwargs)
     except Exception as error:  # noqa: BLE001
         _failed(target, error)
         return None
     finally:
-        _account(begin)
+        _end_section(section)
 
 
 def _end(target: Target, call: Any, result: Any, error: BaseException | None) -> None:
     if call is None:
         return
-    begin = now()
+    section = _begin_section()
     try:
         call.end(result, error)
     except Exception as failure:  # noqa: BLE001
         _failed(target, failure)
     finally:
-        _account(begin)
+        _end_section(section)
 
 
-def _account(begin_ns: int) -> None:
+def _begin_section() -> tuple[int, int]:
     active = recorder.active()
-    if active is not None:
-        active.wrapper_ns += now() - begin_ns
+    return (0, 0) if active is None else active.begin_section()
+
+
+def _end_section(section: tuple[int, int]) -> None:
+    active = recorder.active()
+    if active is not None and section[0]:
+        active.end_section(*section)
 
 
 def _failed(target: Target, error: Exception) -> None:

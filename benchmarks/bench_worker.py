@@ -1,0 +1,83 @@
+"""What profiling costs an agent-loop worker that has a core to itself.
+
+    python benchmarks/bench_worker.py [--steps 5]
+
+A profiled rehearsal with the stand-in engine and one agent-loop worker, which has the last core to
+itself; everything else shares the others.  Printed is the worker's own account, of all steps but
+the first.  Shared cores, as in `bench_run.py`, add what the worker's thread waits for one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from bench_run import own_account, run
+
+WORKER = "ray::AgentLoopWorker"
+
+
+def _children():
+    """Return the parent of every process."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    return parents
+
+
+def _pin(process, cores):
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(thread.name), cores)
+
+
+def keep_apart(ended, cores):
+    """Give the last core to the worker, and the others to all other descendants of this process."""
+    while not ended.wait(2):
+        parents = _children()
+        for process in parents:
+            above = process
+            while above in parents and above != os.getpid():
+                above = parents[above]
+            if above != os.getpid() or process == above:
+                continue
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
+                _pin(process, cores[-1:] if name.startswith(WORKER) else cores[:-1])
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        sys.exit("at least two cores are needed")
+    ended = threading.Event()
+    threading.Thread(target=keep_apart, args=(ended, cores), daemon=True).start()
+    folder = Path(tempfile.mkdtemp(prefix="bench_worker_"))
+    overrides = ["actor_rollout_ref.rollout.agent.num_workers=1", *args.overrides]
+    steps = run("standin", args.steps, "multiturn", folder, overrides)
+    ended.set()
+    total_s = sum(step["step"] for step in steps)
+    account = own_account(folder)
+    events = account.pop("events")
+    print(f"{len(steps)} steps of {total_s / len(steps):.1f} s, {events / total_s:.0f} events/s")
+    for name, spent_s in account.items():
+        print(f"  {name:14} {spent_s / events * 1e6:6.1f} µs per event, {spent_s / total_s:.3%}")
+
+
+if __name__ == "__main__":
+    main()
