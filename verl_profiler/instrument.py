@@ -280,16 +280,16 @@ def _enter(
     try:
         if in_loop and id(_get_running_loop()) != loop_lag.last_loop:
             watch_running_loop()
-        enter = probe.enter
         call = Call(probe.event, begin, names, args, kwargs)
-        if enter is not None:
-            enter(call)
-        # What this took counts as ours, not as the host's.
+        if probe.enter is not None:
+            probe.enter(call)
+            if cpu:
+                active.add_cpu(cpu)
+            # What the hook took counts as ours, not as the host's.
+            call.begin_ns = end = now()
+            active.wrapper_ns += end - begin
         if cpu:
             call.sampled = True
-            active.add_cpu(cpu)
-        call.begin_ns = end = now()
-        active.wrapper_ns += end - begin
     except Exception as error:  # noqa: BLE001
         _failed(probe, error)
         return None

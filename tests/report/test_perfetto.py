@@ -42,6 +42,13 @@ def written(tmp_path_factory):
     return write
 
 
+def both_ends(lane, begin_ns, end_ns, fields, sources=(), targets=()):
+    return [
+        (lane, begin_ns, ("span", "family", False), fields, sources, targets),
+        (lane, end_ns, None, None, (), ()),
+    ]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     fields=st.dictionaries(st.text(min_size=1), values, max_size=4),
@@ -56,8 +63,7 @@ def test_what_is_written_is_read(written, fields, begin_ns, flows):
     def fill(trace):
         lane = trace.lane("lane", trace.folder("folder"))
         for _ in range(2):
-            trace.begin(lane, begin_ns, ("span", "family"), text, flows[:1], flows[1:])
-            trace.end(lane, begin_ns)
+            trace.write(both_ends(lane, begin_ns, begin_ns, text, flows[:1], flows[1:]))
 
     reading = written(fill)
 
@@ -102,7 +108,7 @@ def test_fields_are_split_as_json(written, text, fields):
     def fill(trace):
         lane = trace.lane("lane", 0)
         for known in ('{"a":1,"b":2}', text, text):
-            trace.instant(lane, 5, ("moment", "family"), known)
+            trace.write([(lane, 5, ("moment", "family", True), known, (), ())])
 
     assert [fields, fields] == [moment.fields for moment in written(fill).instants[1:]]
 
@@ -125,8 +131,7 @@ def test_large_traces_are_written_in_blocks(written):
         lane = trace.lane("lane", 0)
         for number in range(count):
             fields = f'{{"number":{number},"request":"{"q" * 40}"}}'
-            trace.begin(lane, number, ("span", "family"), fields)
-            trace.end(lane, number + 1)
+            trace.write(both_ends(lane, number, number + 1, fields))
 
     reading = written(fill)
 

@@ -229,41 +229,31 @@ def test_parallel_tools_take_lanes_of_their_own(tables, conversation, tmp_path):
 def test_lanes_are_used_again_when_they_are_free():
     """The lowest free one first."""
 
-    class Listed(ChromeTrace):
-        def __init__(self):
-            super().__init__(io.BytesIO(), 0)
-            self.lanes, self.begun = 0, []
-
-        def lane(self, name, parent):
-            self.lanes += 1
-            return super().lane(name, parent)
-
-        def begin(self, track, *about):
-            self.begun.append(track)
-            super().begin(track, *about)
-
-    trace = Listed()
+    trace = ChromeTrace(io.BytesIO(), 0)
     lanes = Lanes(trace, 0, "requests")
-    for begin, end in ((0, 10), (5, 20), (10, 12), (13, 14)):
-        lanes.write([(begin, end, False, ("request", "rollout"), None, (), ())])
 
-    assert 2 == trace.lanes
-    first, second, *later = trace.begun
+    first, second, *later = (
+        lane_of(lanes, (begin, end)) for begin, end in ((0, 10), (5, 20), (10, 12), (13, 14))
+    )
+
     assert first != second
     assert [first, first] == later
 
 
+def lane_of(lanes, *times):
+    """Return the lanes of spans that keep together."""
+    spans = [(*each, ("request", "rollout", False), None, (), ()) for each in times]
+    (track, *more) = [track for track, _, kind, *_ in lanes.place(spans) if kind]
+    return (track, *more) if more else track
+
+
 def test_lanes_are_not_shared_with_what_began_before():
     """A lane that falls free while a request lasts is not free for the next one's begin."""
-    tracks = []
-
-    class Listed(ChromeTrace):
-        def begin(self, track, *about):
-            tracks.append(track)
-            super().begin(track, *about)
-
-    lanes = Lanes(Listed(io.BytesIO(), 0), 0, "requests")
-    for unit in ([(0, 10)], [(1, 40), (11, 50)], [(5, 45)]):
-        lanes.write([(*times, False, ("request", "rollout"), None, (), ()) for times in unit])
+    lanes = Lanes(ChromeTrace(io.BytesIO(), 0), 0, "requests")
+    tracks = [
+        lane_of(lanes, (0, 10)),
+        *lane_of(lanes, (1, 40), (11, 50)),
+        lane_of(lanes, (5, 45)),
+    ]
 
     assert 4 == len(set(tracks))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 import msgspec
 
-from verl_profiler.report.perfetto import Arrows, Kind, Points, fields_of
+from verl_profiler.report.perfetto import Event, Points, fields_of
 
 __all__ = ["ChromeTrace"]
 
@@ -57,28 +58,21 @@ class ChromeTrace:
         self._places[self._tracks] = {"pid": parent, "name": f"{name} ({unit})"}
         return self._tracks
 
-    def begin(
-        self,
-        track: int,
-        time_ns: int,
-        kind: Kind,
-        fields: str | None = None,
-        sources: Arrows = (),
-        targets: Arrows = (),
-    ) -> None:
-        """Begin a span inside those that are open on its track; see `PerfettoTrace.begin`."""
-        self._span("B", track, time_ns, kind, fields)
-        for arrow, flows in (("s", sources), ("f", targets)):
-            for flow in flows:
-                self._event(arrow, track, time_ns, name="flow", cat="flow", id=flow, bp="e")
-
-    def instant(self, track: int, time_ns: int, kind: Kind, fields: str | None = None) -> None:
-        """Mark a moment."""
-        self._span("i", track, time_ns, kind, fields, s="t")
-
-    def end(self, track: int, time_ns: int) -> None:
-        """End the span of this track that began last."""
-        self._event("E", track, time_ns)
+    def write(self, events: Iterable[Event]) -> None:
+        """Begin and end spans, and mark moments; see `PerfettoTrace.write`."""
+        for track, time_ns, kind, fields, sources, targets in events:
+            if kind is None:
+                self._event("E", track, time_ns)
+                continue
+            name, category, moment = kind
+            about = {"name": name, "cat": category, "args": fields_of(fields or "{}")}
+            if moment:
+                self._event("i", track, time_ns, s="t", **about)
+            else:
+                self._event("B", track, time_ns, **about)
+            for arrow, flows in (("s", sources), ("f", targets)):
+                for flow in flows:
+                    self._event(arrow, track, time_ns, name="flow", cat="flow", id=flow, bp="e")
 
     def count(self, track: int, points: Points) -> None:
         """Set the number of a counter from each of some moments on, which are in order."""
@@ -89,12 +83,6 @@ class ChromeTrace:
         """End the JSON; the file stays open."""
         self._block += b"\n]}\n"
         self._flush()
-
-    def _span(
-        self, phase: str, track: int, time_ns: int, kind: Kind, fields: str | None, **more: str
-    ) -> None:
-        args = {} if fields is None else fields_of(fields)
-        self._event(phase, track, time_ns, name=kind[0], cat=kind[1], args=args, **more)
 
     def _event(self, kind: str, track: int, time_ns: int, **more: Any) -> None:
         time_us = (time_ns - self._origin_ns) / 1000

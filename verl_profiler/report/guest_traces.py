@@ -99,18 +99,18 @@ def write_guest(guest: Guest, tables: Tables, folders: Folders, trace: Trace) ->
     folder = trace.folder(guest.title, _home(guest, tables, folders))
     for thread, spans in sorted(guest.threads.items()):
         spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
-        Lanes(trace, folder, thread).write(
+        placed = (
             (
                 span.begin_ns,
                 span.end_ns,
-                span.instant,
-                (span.name, span.category),
+                (span.name, span.category, span.instant),
                 msgspec.json.encode(span.fields).decode(),
                 span.sources,
                 span.targets,
             )
             for span in spans
         )
+        trace.write(Lanes(trace, folder, thread).place(placed))
     for name, values in sorted(guest.counters.items()):
         track = trace.counter(name, folder, "")
         trace.count(track, sorted(values))

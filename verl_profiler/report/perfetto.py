@@ -15,11 +15,16 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-__all__ = ["Arrows", "Kind", "PerfettoTrace", "Points", "fields_of"]
+__all__ = ["Arrows", "Event", "Kind", "PerfettoTrace", "Points", "fields_of"]
 
-# Name and family of a span; the numbers of arrows; times and numbers of a counter.
-Kind = tuple[str, str]
+# Name and family of a span, and whether it is a moment.
+Kind = tuple[str, str, bool]
+# The numbers of arrows.
 Arrows = Iterable[int]
+# Track, time, kind (None where the span that began last on the track ends), fields as a JSON object,
+# arrows that come from here and that end here.
+Event = tuple[int, int, "Kind | None", "str | None", Arrows, Arrows]
+# Times and numbers of a counter.
 Points = Iterable[tuple[int, float]]
 
 _MASK = (1 << 14) - 1
@@ -112,6 +117,12 @@ class _Members(dict[str, bytes]):
         return encoded
 
 
+def _members(text: str) -> list[str]:
+    if text[:2] != '{"' or text[-1] != "}":
+        raise ValueError(text)
+    return text[2:-1].split(',"')
+
+
 class PerfettoTrace:
     """A trace that is being written.
 
@@ -126,7 +137,7 @@ class PerfettoTrace:
         self._tracks = 0
         self._ranks: dict[tuple[int, str], int] = {}
         self._names: dict[tuple[int, str], int] = {}
-        self._heads: dict[tuple[int, int, Kind], bytes] = {}
+        self._heads: dict[tuple[int, Kind], bytes] = {}
         self._tails: dict[int, bytes] = {}
         # What precedes an event, by its size.
         self._before: dict[int, bytes] = {}
@@ -150,45 +161,32 @@ class PerfettoTrace:
         """Make a track of numbers over time."""
         return self._track(name, parent, counter=_bytes(8, _text(6, unit)))
 
-    def begin(
-        self,
-        track: int,
-        time_ns: int,
-        kind: Kind,
-        fields: str | None = None,
-        sources: Arrows = (),
-        targets: Arrows = (),
-    ) -> None:
-        """Begin a span inside those that are open on its track.
+    def write(self, events: Iterable[Event]) -> None:
+        """Begin and end spans, and mark moments.
 
         Args:
-            track: A lane.
-            time_ns: When.
-            kind: What the viewer writes on it, and its family.
-            fields: What is shown when it is selected, as a JSON object.
-            sources: Numbers of the arrows that come from here.
-            targets: Numbers of the arrows that end here.
+            events: Those of a track are in the order of time, and its spans nested.
         """
-        event = self._annotated(_BEGIN, track, kind, fields)
-        for flows in (sources, targets):
-            for flow in flows:
-                event += _FLOW + _fixed64(flow)
-        self._event(event, time_ns)
-
-    def instant(self, track: int, time_ns: int, kind: Kind, fields: str | None = None) -> None:
-        """Mark a moment."""
-        self._event(self._annotated(_INSTANT, track, kind, fields), time_ns)
-
-    def end(self, track: int, time_ns: int) -> None:
-        """End the span of this track that began last."""
-        tail = self._tails.get(track)
-        if tail is None:
-            event = _number(9, _END) + _number(11, track)
-            tail = _SEQUENCE + _bytes(11, event) + b"\x40"
-            # A time takes 9 bytes.
-            tail = self._tails[track] = b"\x0a" + _varint(len(tail) + 9) + tail
-        # The block is written out with the next span that begins.
-        self._block += tail + self._time(time_ns)
+        block, heads, sizes, tails = self._block, self._heads, self._before, self._tails
+        member = self._members.__getitem__
+        time_of = self._time
+        for track, time_ns, kind, fields, sources, targets in events:
+            if kind is None:
+                block += (tails.get(track) or self._tail(track)) + time_of(time_ns)
+                continue
+            event = heads.get((track, kind)) or self._head(track, kind)
+            if fields is not None:
+                try:
+                    event += b"".join(map(member, _members(fields)))
+                except _NOT_JSON:
+                    event += self._annotated(fields_of(fields))
+            for flows in (sources, targets):
+                for flow in flows:
+                    event += _FLOW + _fixed64(flow)
+            size = len(event)
+            block += (sizes.get(size) or self._sized(size)) + event + b"\x40" + time_of(time_ns)
+            if len(block) > _BLOCK_BYTES:
+                self._flush()
 
     def count(self, track: int, points: Points) -> None:
         """Set the number of a counter from each of some moments on, which are in order."""
@@ -197,8 +195,11 @@ class PerfettoTrace:
         event = _SEQUENCE + b"\x5a" + _varint(len(event) + 10) + event + _DOUBLE_COUNTER
         # Fields may come in any order, but those of one message stay together.
         head = b"\x0a" + _varint(len(event) + 8 + 10) + event
+        block, time_of = self._block, self._time
         for time_ns, value in points:
-            self._write(head + _double(value) + b"\x40" + self._time(time_ns))
+            block += head + _double(value) + b"\x40" + time_of(time_ns)
+            if len(block) > _BLOCK_BYTES:
+                self._flush()
 
     def close(self) -> None:
         """Write what is left; the file stays open."""
@@ -217,35 +218,33 @@ class PerfettoTrace:
         self._packet(_SEQUENCE + _bytes(60, track))
         return self._tracks
 
-    def _annotated(self, event: int, track: int, kind: Kind, fields: str | None) -> bytes:
-        head = self._heads.get((event, track, kind))
-        if head is None:
-            head = _number(9, event) + _number(10, self._interned(2, kind[0])) + _number(11, track)
-            head += _number(3, self._interned(1, kind[1]))
-            self._heads[event, track, kind] = head
-        if fields is None:
-            return head
-        if fields[:2] == '{"' and fields[-1] == "}":
-            try:
-                return head + b"".join(map(self._members.__getitem__, fields[2:-1].split(',"')))
-            except _NOT_JSON:
-                pass
-        return head + b"".join(
-            _bytes(4, _number(1, self._interned(3, key)) + _value(value))
-            for key, value in fields_of(fields).items()
-        )
+    def _head(self, track: int, kind: Kind) -> bytes:
+        name, category, moment = kind
+        head = _number(9, _INSTANT if moment else _BEGIN)
+        head += _number(10, self._interned(2, name)) + _number(11, track)
+        head += _number(3, self._interned(1, category))
+        self._heads[track, kind] = head
+        return head
 
-    def _event(self, event: bytes, time_ns: int) -> None:
-        size = len(event)
-        before = self._before.get(size)
-        if before is None:
-            size_bytes = _varint(size)
-            # Five bytes of flags and tags, and ten for the time.
-            whole = b"\x0a" + _varint(5 + len(size_bytes) + size + 10)
-            before = self._before[size] = whole + _NEEDS_STATE + b"\x5a" + size_bytes
-        self._block += before + event + b"\x40" + self._time(time_ns)
-        if len(self._block) > _BLOCK_BYTES:
-            self._flush()
+    def _tail(self, track: int) -> bytes:
+        event = _number(9, _END) + _number(11, track)
+        tail = _SEQUENCE + _bytes(11, event) + b"\x40"
+        # A time takes 9 bytes.
+        tail = self._tails[track] = b"\x0a" + _varint(len(tail) + 9) + tail
+        return tail
+
+    def _sized(self, size: int) -> bytes:
+        size_bytes = _varint(size)
+        # Five bytes of flags and tags, and ten for the time.
+        whole = b"\x0a" + _varint(5 + len(size_bytes) + size + 10)
+        before = self._before[size] = whole + _NEEDS_STATE + b"\x5a" + size_bytes
+        return before
+
+    def _annotated(self, fields: Mapping[str, Any]) -> bytes:
+        return b"".join(
+            _bytes(4, _number(1, self._interned(3, key)) + _value(value))
+            for key, value in fields.items()
+        )
 
     def _interned(self, kind: int, name: str) -> int:
         """Return the number of a category (1), event name (2) or annotation name (3)."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
-from verl_profiler.report.perfetto import Arrows, Kind, Points
+from verl_profiler.report.perfetto import Arrows, Event, Kind, Points
 from verl_profiler.report.track_queries import (
     ARROWS,
     COUNTERS,
@@ -40,26 +40,14 @@ class Trace(Protocol):
     def folder(self, name: str, parent: int = 0, *, about: str = "") -> int: ...  # noqa: D102
     def lane(self, name: str, parent: int) -> int: ...  # noqa: D102
     def counter(self, name: str, parent: int, unit: str) -> int: ...  # noqa: D102
-    def begin(  # noqa: D102
-        self,
-        track: int,
-        time_ns: int,
-        kind: Kind,
-        fields: str | None = None,
-        sources: Arrows = (),
-        targets: Arrows = (),
-    ) -> None: ...
-    def instant(  # noqa: D102
-        self, track: int, time_ns: int, kind: Kind, fields: str | None = None
-    ) -> None: ...
-    def end(self, track: int, time_ns: int) -> None: ...  # noqa: D102
+    def write(self, events: Iterable[Event]) -> None: ...  # noqa: D102
     def count(self, track: int, points: Points) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 
 Folders = dict[tuple[str, str], int]
-# Begin, end, whether it is a moment, kind, fields as JSON, arrows that leave and that arrive.
-Span = tuple[int, int, bool, Kind, "str | None", Arrows, Arrows]
+# Begin, end, kind, fields as a JSON object, arrows that leave and that arrive.
+Span = tuple[int, int, Kind, "str | None", Arrows, Arrows]
 
 # Rows at a time; many more no longer fit into the processor's cache.
 _FETCHED = 2_000
@@ -91,7 +79,7 @@ def write_run(tables: Tables, steps: Steps, trace: Trace) -> Folders:
         connection.execute(ARROWS)
         connection.execute(KINDS)
         connection.execute(GROUPS)
-        _write_spans(tables, folders, trace)
+        trace.write(_placed(tables, folders, trace))
     finally:
         for table in ("spans", "arrows", "kinds", "lane_groups"):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -116,32 +104,29 @@ class Lanes:
         self._free: list[int] = []
         self._taken: list[tuple[int, int]] = []
 
-    def write(self, spans: Iterable[Span]) -> None:
-        """Write spans that keep together, in the order of their begin; so do those of later calls."""
-        begin, end, instant = self._trace.begin, self._trace.end, self._trace.instant
+    def place(self, spans: Iterable[Span]) -> Iterator[Event]:
+        """Place spans that keep together, in the order of their begin; so do those of later calls."""
         # Tracks, and the ends of their open spans.
         lanes: list[tuple[int, list[int]]] = []
         last_ns = 0
-        for begin_ns, end_ns, moment, kind, fields, sources, targets in spans:
+        for begin_ns, end_ns, kind, fields, sources, targets in spans:
             last_ns = max(last_ns, end_ns)
             for track, ends in lanes:
                 while ends and ends[-1] <= begin_ns:
-                    end(track, ends.pop())
-                if moment or not ends or end_ns <= ends[-1]:
+                    yield track, ends.pop(), None, None, (), ()
+                if not ends or end_ns <= ends[-1]:
                     break
             else:
                 if not lanes:
                     self._release(begin_ns)
                 track, ends = self._lane(), []
                 lanes.append((track, ends))
-            if moment:
-                instant(track, begin_ns, kind, fields)
-            else:
+            yield track, begin_ns, kind, fields, sources, targets
+            if not kind[2]:
                 ends.append(end_ns)
-                begin(track, begin_ns, kind, fields, sources, targets)
         for track, ends in lanes:
             while ends:
-                end(track, ends.pop())
+                yield track, ends.pop(), None, None, (), ()
             heapq.heappush(self._taken, (last_ns, track))
 
     def _release(self, begin_ns: int) -> None:
@@ -184,7 +169,7 @@ def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
         yield from rows
 
 
-def _write_spans(tables: Tables, folders: Folders, trace: Trace) -> None:
+def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
     names = list(LANES)
     lanes = {
         row["group_id"]: Lanes(trace, folders[row["run"], row["name"]], names[row["lane"]])
@@ -192,14 +177,15 @@ def _write_spans(tables: Tables, folders: Folders, trace: Trace) -> None:
     }
     kinds = {
         row["kind"]: (
+            f"{row['event']} {row['tool']}" if row["tool"] else row["event"],
+            row["family"],
             row["instant"],
-            (f"{row['event']} {row['tool']}" if row["tool"] else row["event"], row["family"]),
         )
         for row in tables.rows("SELECT * FROM kinds")
     }
     for (group, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1)):
-        lanes[group].write(
-            (begin_ns, end_ns, *kinds[kind], extra, sources or (), targets or ())
+        yield from lanes[group].place(
+            (begin_ns, end_ns, kinds[kind], extra, sources or (), targets or ())
             for _, _, begin_ns, end_ns, kind, extra, sources, targets in spans
         )
 
@@ -211,7 +197,7 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
         about = msgspec.json.encode(fields).decode()
-        trace.begin(track, begin_ns, ("request (unfinished)", "rollout"), about)
+        trace.write([(track, begin_ns, ("request (unfinished)", "rollout", False), about, (), ())])
 
 
 def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
