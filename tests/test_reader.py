@@ -41,7 +41,9 @@ def line(number=0, event="engine_call", **more):
         "step": 1,
         **more,
     }
-    return json.dumps({key: value for key, value in content.items() if value is not None})
+    # As the recorder writes them: without spaces.
+    kept = {key: value for key, value in content.items() if value is not None}
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def write_run(folder, lines, name="worker_0", step=1, *, end="\n", header=None, launch=True):
@@ -807,7 +809,9 @@ def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
     built = []
     original = conversion.build_part
     monkeypatch.setattr(
-        conversion, "build_part", lambda *args: built.append(args[4].name) or original(*args)
+        conversion,
+        "build_part",
+        lambda *args, **how: built.append(args[4].name) or original(*args, **how),
     )
     path = write_run(tmp_path, [line(1), "bad"])
 

@@ -34,9 +34,11 @@ from verl_profiler.sources import EventFile, Source
 __all__ = ["Converted", "cache_folder", "convert"]
 
 # Parts that another conversion made are made again; the number counts changes of `repair`.
-_CONVERSION = json.dumps([4, event_query([]), vocabulary()])
+_CONVERSION = json.dumps([4, event_query([]), event_query([], regular=True), vocabulary()])
 _VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
+# A part whose lines are not as the recorder writes them is read twice; after so many, once.
+_IRREGULAR_PARTS = 2
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
 
@@ -90,12 +92,12 @@ def convert(
         name = f"part-{_digest(prints)}.parquet"
         part = known.get(name)
         if part is None or not _usable(connection, folder / name, part):
-            part = build_part(connection, group, processes, result.original, folder / name, scratch)
+            regular = sum(not each["regular"] for each in stamp.values()) < _IRREGULAR_PARTS
+            what = (connection, group, processes, result.original)
+            part = build_part(*what, folder / name, scratch, regular=regular)
             if part is None:
                 folder = scratch
-                part = build_part(
-                    connection, group, processes, result.original, folder / name, scratch
-                )
+                part = build_part(*what, folder / name, scratch, regular=regular)
         if part is None:
             raise ReadingError(
                 f"no room for the converted events in {folder}.\n"
@@ -193,7 +195,7 @@ def _usable(connection: duckdb.DuckDBPyConnection, path: Path, part: Any) -> boo
     """Whether a cached part is whole."""
     try:
         size, counts = part["size_bytes"], part["counts"]
-        if not isinstance(part["problems"], list):
+        if not isinstance(part["problems"], list) or not isinstance(part["regular"], bool):
             return False
         if size == 0:
             return True
