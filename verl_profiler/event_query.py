@@ -104,14 +104,16 @@ WITH parsed AS (
         {loose} AS loose, {moment} AS moment_us
     FROM parsed AS p LEFT JOIN vocabulary AS v ON v.recorded = p.t.event
 ), counted AS (
-    SELECT *,
-        loose AND contains(line, 'true')
-            AND regexp_matches(replace(line, '"validate":true', ''), '": *true') AS unusual,
-        CASE WHEN loose THEN len(json_keys(line)) <> {line_known} + (json_keys(line, '$.extra')
-            IS NOT NULL)::UTINYINT ELSE false END AS more_keys,
-        CASE WHEN loose THEN coalesce(len(json_keys(line, '$.extra')) <> {extra_known}, false)
-            ELSE false END AS more_fields
+    SELECT *, CASE WHEN loose THEN len(json_keys(line)) END AS keys,
+        CASE WHEN loose THEN len(json_keys(line, '$.extra')) END AS fields
     FROM named
+), told AS (
+    SELECT *,
+        CASE WHEN loose THEN CASE WHEN contains(line, 'true')
+            THEN regexp_matches(replace(line, '"validate":true', ''), '": *true') END END AS unusual,
+        CASE WHEN loose THEN keys <> {line_known} + (fields IS NOT NULL)::UTINYINT END AS more_keys,
+        CASE WHEN loose THEN coalesce(fields <> {extra_known}, false) END AS more_fields
+    FROM counted
 ), checked AS (
     SELECT c.*, files.* EXCLUDE (path),
         CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us
@@ -119,7 +121,7 @@ WITH parsed AS (
         CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN round(t.duration_sec * 1e6)::BIGINT END
             AS duration_us,
         {turn} AS turn, {line_step} AS line_step
-    FROM counted AS c JOIN part_files AS files ON path = filename
+    FROM told AS c JOIN part_files AS files ON path = filename
 )
 SELECT c.file_id,
     coalesce(t.event IS NULL OR t.event = '' OR t.event[1] IN ('{{', '[') OR end_us IS NULL
