@@ -809,9 +809,7 @@ def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
     built = []
     original = conversion.build_part
     monkeypatch.setattr(
-        conversion,
-        "build_part",
-        lambda *args, **how: built.append(args[4].name) or original(*args, **how),
+        conversion, "build_part", lambda *args: built.append(args[4].name) or original(*args)
     )
     path = write_run(tmp_path, [line(1), "bad"])
 

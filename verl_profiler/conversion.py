@@ -17,6 +17,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,9 @@ from verl_profiler.sources import EventFile, Source
 __all__ = ["Converted", "cache_folder", "convert"]
 
 # Parts that another conversion made are made again; the number counts changes of `repair`.
-_CONVERSION = json.dumps([4, event_query([]), event_query([], regular=True), vocabulary()])
+_CONVERSION = json.dumps([4, event_query([]), vocabulary()])
 _VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
-# A part whose lines are not as the recorder writes them is read twice; after so many, once.
-_IRREGULAR_PARTS = 2
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
 
@@ -76,42 +75,44 @@ def convert(
         scratch: Where parts go when they are not kept.
         cache: Keep parts in the run directory, if it can be written.
     """
-    result = Converted(original=_is_original(source))
-    folder, known = scratch, {}
+    original = _is_original(source)
+    result = Converted(original=original)
     cached = cache_folder(source) if cache else None
-    if cached is not None:
-        known = _stamp(cached)
-        folder = cached
-    stamp: dict[str, Any] = {}
+    known = {} if cached is None else _stamp(cached)
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    for group in _groups(files):
-        prints = [_fingerprint(file, processes[file.name], result.original) for file in group]
+    stamp: dict[str, Any] = {}
+
+    def part_of(group: list[EventFile]) -> tuple[Path, dict[str, Any]]:
+        prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}.parquet"
-        part = known.get(name)
-        if part is None or not _usable(connection, folder / name, part):
-            regular = sum(not each["regular"] for each in stamp.values()) < _IRREGULAR_PARTS
-            what = (connection, group, processes, result.original)
-            part = build_part(*what, folder / name, scratch, regular=regular)
-            if part is None:
-                folder = scratch
-                part = build_part(*what, folder / name, scratch, regular=regular)
-        if part is None:
-            raise ReadingError(
-                f"no room for the converted events in {folder}.\n"
-                "Free some space, or set TMPDIR to a larger disk",
-                "no-space",
-            )
-        stamp[name] = part
-        result.problems += part["problems"]
-        for process, count in part["counts"].items():
-            result.counts[process] = result.counts.get(process, 0) + count
-        if part["size_bytes"]:
-            result.parts.append(folder / name)
-    if folder != scratch and stamp != known:
-        _write_stamp(folder, stamp)
+        with connection.cursor() as own:
+            part = known.get(name)
+            if cached is not None and part is not None and _usable(own, cached / name, part):
+                return cached / name, part
+            for folder in (scratch,) if cached is None else (cached, scratch):
+                part = build_part(own, group, processes, original, folder / name, scratch)
+                if part is not None:
+                    return folder / name, part
+        raise ReadingError(
+            f"no room for the converted events in {scratch}.\n"
+            "Free some space, or set TMPDIR to a larger disk",
+            "no-space",
+        )
+
+    # Two at a time: where one waits for its last thread, the other goes on.
+    with ThreadPoolExecutor(2) as pool:
+        for path, part in pool.map(part_of, _groups(files)):
+            stamp[path.name] = part
+            result.problems += part["problems"]
+            for process, count in part["counts"].items():
+                result.counts[process] = result.counts.get(process, 0) + count
+            if part["size_bytes"]:
+                result.parts.append(path)
+    if cached is not None and stamp != known and all(p.parent == cached for p in result.parts):
+        _write_stamp(cached, stamp)
     return result
 
 
@@ -195,7 +196,7 @@ def _usable(connection: duckdb.DuckDBPyConnection, path: Path, part: Any) -> boo
     """Whether a cached part is whole."""
     try:
         size, counts = part["size_bytes"], part["counts"]
-        if not isinstance(part["problems"], list) or not isinstance(part["regular"], bool):
+        if not isinstance(part["problems"], list):
             return False
         if size == 0:
             return True

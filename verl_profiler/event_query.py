@@ -15,19 +15,10 @@ from typing import Any
 import duckdb
 
 from verl_profiler.aliases import FIELD_ALIASES, vocabulary
-from verl_profiler.events import EVENTS
 from verl_profiler.repair import LINE_LIMIT_BYTES
 from verl_profiler.schemas import FIELDS, SCHEMAS
 
-__all__ = [
-    "AS_PARQUET",
-    "PART_COLUMNS",
-    "RECORDED_EXTRA",
-    "event_query",
-    "list_files",
-    "quoted",
-    "shown_keys",
-]
+__all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files", "quoted"]
 
 # Two thirds of the time of duckdb's defaults, in files of the same size: small row groups stay in
 # the processor's cache, and nobody asks bloom filters.
@@ -60,8 +51,6 @@ _FILE_COLUMNS = {
 _IDENTITY = ("request_id", "turn", "validate", "sample", "session", "status", "error")
 _KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
 _NUMBERS = ("duration_sec", "step", "turn")
-# Events that hold other fields than those that have columns.
-_LOOSE = {name for name, event in EVENTS.items() if not {*event.fields} <= {*_IDENTITY, *FIELDS}}
 # Whole numbers are read as DOUBLE, so that a fraction is seen.
 _STRUCTURE = json.dumps(
     {
@@ -74,19 +63,6 @@ _STRUCTURE = json.dumps(
 )
 _WITHOUT_KEYS = json.dumps(dict.fromkeys((*_KEYS, "extra")))
 
-# Columns that are NULL exactly where a line has no such key.
-_SHOWN = ("duration_us", *(name for name in _IDENTITY if name != "validate"), *FIELDS)
-# The keys of a line that `_SHOWN` does not show.  A key with `true` counts twice, and so does one
-# with an object, as in `line_keys`.
-_HIDDEN = """CASE WHEN loose
-        THEN (strlen(line) - strlen(replace(line, '":', ''))) // 2
-            + (strlen(line) - strlen(replace(line, '":t', ''))) // 3
-            + (strlen(line) - strlen(replace(line, '":{{', ''))) // 3 - ({shown})
-        WHEN {fractions} OR x.validate = 'false' THEN 0
-        ELSE 2 + (t.workid IS NOT NULL)::INTEGER + (t.step IS NOT NULL)::INTEGER
-            + 2 * (x IS NOT NULL)::INTEGER + 2 * coalesce(x.validate = 'true', false)::INTEGER
-    END"""
-
 # A cast to TIMESTAMP drops the offset from UTC without a word; one to TIMESTAMPTZ takes twice as
 # long (duckdb 2.0).  Times without an offset are taken for UTC.
 _MOMENT = """CASE
@@ -97,31 +73,28 @@ _MOMENT = """CASE
 
 _SELECT = """
 WITH parsed AS (
-    SELECT filename, json AS line, json_transform(json, '{structure}') AS t
+    SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
+        len(json_keys(json)) AS keys, len(json_keys(json, '$.extra')) AS fields,
+        CASE WHEN contains(json, 'true')
+            THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
+            ELSE false END AS unusual
     FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
-), named AS (
-    SELECT p.*, t.extra AS x, v.event AS known_as, v.family, v.turn_shift, v.phase,
-        {loose} AS loose, {moment} AS moment_us
-    FROM parsed AS p LEFT JOIN vocabulary AS v ON v.recorded = p.t.event
 ), counted AS (
-    SELECT *, CASE WHEN loose THEN len(json_keys(line)) END AS keys,
-        CASE WHEN loose THEN len(json_keys(line, '$.extra')) END AS fields
-    FROM named
+    SELECT filename, line, t, t.extra AS x, unusual,
+        keys <> {line_known} + (fields IS NOT NULL)::UTINYINT AS more_keys,
+        coalesce(fields <> {extra_known}, false) AS more_fields,
+        t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra
+    FROM parsed
 ), told AS (
-    SELECT *,
-        CASE WHEN loose THEN CASE WHEN contains(line, 'true')
-            THEN regexp_matches(replace(line, '"validate":true', ''), '": *true') END END AS unusual,
-        CASE WHEN loose THEN keys <> {line_known} + (fields IS NOT NULL)::UTINYINT END AS more_keys,
-        CASE WHEN loose THEN coalesce(fields <> {extra_known}, false) END AS more_fields
-    FROM counted
+    SELECT *, {moment} AS moment_us, unusual OR more_keys OR more_fields AS odd FROM counted
 ), checked AS (
-    SELECT c.*, files.* EXCLUDE (path),
+    SELECT line, t, x, odd, more_keys, more_fields, empty_extra, files.* EXCLUDE (path),
         CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us
             + round(drift * (moment_us - drift_from_us))::BIGINT END AS end_us,
         CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN round(t.duration_sec * 1e6)::BIGINT END
             AS duration_us,
         {turn} AS turn, {line_step} AS line_step
-    FROM told AS c JOIN part_files AS files ON path = filename
+    FROM told JOIN part_files AS files ON path = filename
 )
 SELECT c.file_id,
     coalesce(t.event IS NULL OR t.event = '' OR t.event[1] IN ('{{', '[') OR end_us IS NULL
@@ -129,38 +102,35 @@ SELECT c.file_id,
         OR (t.step IS NOT NULL AND line_step IS NULL)
         OR (x.turn IS NOT NULL AND turn IS NULL)
         OR coalesce(x.validate, 'true') NOT IN ('true', 'false')
-        OR CASE WHEN loose THEN
-            CASE WHEN x IS NOT NULL AND {extra_known} = 0
-                THEN json_type(line, '$.extra') <> 'OBJECT' END
-            OR CASE WHEN unusual OR more_keys OR more_fields THEN {mistyped} END
-        END,
+        OR CASE WHEN empty_extra THEN json_type(line, '$.extra') <> 'OBJECT' END
+        OR CASE WHEN odd THEN {mistyped} END,
         false) AS flawed,
-    {hidden} AS hidden_keys,
     c.name, c.role, c.rank, c.host, c.pid,
     coalesce(line_step, c.step) AS step,
-    coalesce(known_as, t.event) AS event,
+    coalesce(v.event, t.event) AS event,
     CASE
-        WHEN c.role = 'trainer' AND duration_us IS NOT NULL AND coalesce(phase, true)
+        WHEN c.role = 'trainer' AND duration_us IS NOT NULL AND coalesce(v.phase, true)
             THEN 'trainer'
-        ELSE coalesce(family, 'user')
+        ELSE coalesce(v.family, 'user')
     END AS family,
     end_us, duration_us, x.request_id AS request_id,
-    turn + coalesce(turn_shift, 0) AS turn,
+    turn + coalesce(v.turn_shift, 0) AS turn,
     coalesce(x.validate = 'true', false) AS validate,
     coalesce(x.sample, CASE WHEN c.original THEN line->>'$.extra.{sample_alias}' END) AS sample,
     x.session AS session, x.status AS status, x.error AS error,
     nullif(t.workid, c.rank::VARCHAR) AS workid,
-    CASE WHEN known_as <> t.event THEN t.event END AS recorded,
+    CASE WHEN v.event <> t.event THEN t.event END AS recorded,
     {fields},
-    CASE WHEN loose THEN CASE
+    CASE
         WHEN CASE WHEN more_keys
                 THEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) > {key_count} END
             THEN json_merge_patch(json_merge_patch(line, '{without_keys}'),
                 coalesce(line->'$.extra', '{{}}'))
         WHEN c.original OR more_fields OR x.validate = 'false' OR {fractions}
             THEN nullif(line->'$.extra', '{{}}')
-    END END AS rest
+    END AS rest
 FROM checked AS c
+LEFT JOIN vocabulary AS v ON v.recorded = t.event
 """
 
 
@@ -193,36 +163,25 @@ RECORDED_EXTRA = (
 )
 
 
-def event_query(paths: Sequence[Path], *, regular: bool = False) -> str:
-    """Return the query over files that `list_files` has listed.
-
-    Args:
-        paths: The files.
-        regular: Look for other fields and wrong types only in events that are known to hold other
-            fields, in two thirds of the time.  Right if `shown_keys` then finds as many keys as
-            `line_keys.count_keys` does; `flawed` rows need the other query.
-    """
-    line_known, extra_known = _known("t", _KEYS), _known("x", (*_IDENTITY, *FIELDS))
-    shown = "(t.duration_sec IS NOT NULL)::UTINYINT + " + _known("x", _SHOWN[1:])
-    fractions = " OR ".join(
-        f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
-        for name, kind in FIELDS.items()
-        if kind == "BIGINT"
-    )
+def event_query(paths: Sequence[Path]) -> str:
+    """Return the query over files that `list_files` has listed."""
+    line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *FIELDS))
     return _SELECT.format(
         paths=", ".join(f"'{quoted(path)}'" for path in paths),
         structure=_STRUCTURE,
         limit=2 * LINE_LIMIT_BYTES,
-        loose="coalesce(v.loose, true)" if regular else "true",
-        hidden=_HIDDEN.format(shown=shown, fractions=fractions) if regular else "0",
         moment=_MOMENT,
         line_known=line_known,
         extra_known=extra_known,
         fields=", ".join(f'{_field(name, kind)} AS "{name}"' for name, kind in FIELDS.items()),
-        fractions=fractions,
+        fractions=" OR ".join(
+            f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
+            for name, kind in FIELDS.items()
+            if kind == "BIGINT"
+        ),
         keys=", ".join(f"'{key}'" for key in (*_KEYS, "extra")),
         key_count=len(_KEYS) + 1,
-        turn=_whole("t.extra.turn"),
+        turn=_whole("x.turn"),
         line_step=_whole("t.step"),
         mistyped=" OR ".join(
             f"(json_type(line, '{path}') <> 'NULL' AND ({value} IS NULL "
@@ -236,21 +195,6 @@ def event_query(paths: Sequence[Path], *, regular: bool = False) -> str:
         sample_alias=FIELD_ALIASES["sample"][0],
         without_keys=_WITHOUT_KEYS,
     )
-
-
-def shown_keys(part: Path) -> str:
-    """Return a query for the keys of a part's lines, as its columns show them: one row.
-
-    Only for parts of the regular query.  The lines have at least as many keys, and more if one of
-    them holds what no column shows.
-    """
-    columns = ", ".join(f"'{name}'" for name in _SHOWN)
-    return f"""
-        SELECT (SELECT sum(hidden_keys) FROM read_parquet('{quoted(part)}')) + (
-            SELECT sum(num_values - stats_null_count) FROM parquet_metadata('{quoted(part)}')
-            WHERE path_in_schema IN ({columns})
-        )
-    """
 
 
 def _known(struct: str, keys: Sequence[str]) -> str:
@@ -274,17 +218,16 @@ def _field(name: str, kind: str) -> str:
 
 
 def list_files(
-    connection: duckdb.DuckDBPyConnection, rows: Sequence[dict[str, Any]], scratch: Path
+    connection: duckdb.DuckDBPyConnection, rows: Sequence[dict[str, Any]], listing: Path
 ) -> None:
     """Make the tables that `event_query` joins: the files, and the vocabulary.
 
     Args:
         connection: Where the query will run.
         rows: One per file: file_id, path, name, role, rank, host, pid, step, shift_us, original.
-        scratch: A folder for a temporary file.
+        listing: A temporary file to write.
     """
     _make_vocabulary(connection, original=any(row["original"] for row in rows))
-    listing = scratch / "part_files.json"
     listing.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in _FILE_COLUMNS.items())
     connection.execute(
@@ -295,13 +238,13 @@ def list_files(
 
 def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -> None:
     rows = ", ".join(
-        f"('{recorded}', '{event}', '{family}', {shift}, {phase}, {event in _LOOSE})"
+        f"('{recorded}', '{event}', '{family}', {shift}, {phase})"
         for of_original, recorded, event, family, shift, phase in vocabulary()
         if of_original == original
     )
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE vocabulary AS SELECT * FROM "
-        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase, loose)"
+        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase)"
     )
 
 

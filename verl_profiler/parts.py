@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import AS_PARQUET, event_query, list_files, quoted, shown_keys
-from verl_profiler.line_keys import count_keys
+from verl_profiler.event_query import AS_PARQUET, event_query, list_files, quoted
 from verl_profiler.processes import Process
 from verl_profiler.repair import LINE_LIMIT_BYTES, repair
 from verl_profiler.sources import EventFile
@@ -35,15 +35,8 @@ def build_part(
     original: bool,
     target: Path,
     scratch: Path,
-    *,
-    regular: bool = False,
 ) -> dict[str, Any] | None:
-    """Write one part; return its entry in the stamp, or None if `target` cannot be written.
-
-    With `regular`, the lines are first taken to be as the recorder writes them, which is quicker;
-    the entry says whether that was so.
-    """
-    regular = regular and not original
+    """Write one part; return its entry in the stamp, or None if `target` cannot be written."""
     problems: list[str] = []
     paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
     repaired: set[int] = set()
@@ -70,8 +63,9 @@ def build_part(
     counts: list[tuple[int, int, int]] = []
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     while paths:
-        list_files(connection, _listing(group, paths, processes, original), scratch)
-        query = event_query(list(paths.values()), regular=regular)
+        rows = _listing(group, paths, processes, original)
+        list_files(connection, rows, scratch / f"{target.stem}.json")
+        query = event_query(list(paths.values()))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
@@ -108,9 +102,6 @@ def build_part(
                     paths.pop(number)
             continue
         flawed = {number for number, _, faults in counts if faults} - repaired
-        if regular and (flawed or not _as_recorded(connection, partial, paths.values())):
-            regular = False
-            continue
         if not flawed:
             partial.replace(target)
             break
@@ -127,18 +118,7 @@ def build_part(
         "size_bytes": target.stat().st_size if paths else 0,
         "counts": by_process,
         "problems": problems,
-        "regular": regular,
     }
-
-
-def _as_recorded(connection: duckdb.DuckDBPyConnection, part: Path, paths: Iterable[Path]) -> bool:
-    """Whether the columns of a part show all keys of its lines."""
-    shown = connection.execute(shown_keys(part)).fetchone()
-    try:
-        keys = [count_keys(path) for path in paths]
-    except OSError:
-        return False
-    return None not in keys and shown == (sum(filter(None, keys)),)
 
 
 def _listing(
@@ -214,10 +194,9 @@ def _changed(file: EventFile) -> bool:
 
 def can_write(folder: Path) -> bool:
     """Try to write a page of bytes into a folder."""
-    probe = folder / f"probe.{os.getpid()}.partial"
     try:
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * 4096)
     except OSError:
         return False
     return True
