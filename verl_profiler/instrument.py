@@ -275,8 +275,7 @@ def _enter(
         return None
     begin = now()
     # `begin_section` and `end_section`, and below `append`, without the calls.
-    active.sections = section = active.sections + 1
-    cpu = 0 if section % SAMPLED else time.thread_time_ns()
+    cpu = 0 if begin % SAMPLED else time.thread_time_ns()
     try:
         if in_loop and id(_get_running_loop()) != loop_lag.last_loop:
             watch_running_loop()
@@ -288,8 +287,6 @@ def _enter(
             # What the hook took counts as ours, not as the host's.
             call.begin_ns = end = now()
             active.wrapper_ns += end - begin
-        if cpu:
-            call.sampled = True
     except Exception as error:  # noqa: BLE001
         _failed(probe, error)
         return None
@@ -310,7 +307,7 @@ def _leave(
     if active is None:
         return
     end = now()
-    cpu = time.thread_time_ns() if call.sampled else 0
+    cpu = 0 if end % SAMPLED else time.thread_time_ns()
     try:
         call.end_ns = end
         status.hits[probe.name] += 1

@@ -44,7 +44,6 @@ class Call(msgspec.Struct, gc=False):
         error: The exception that ended the call, if one did.
         end_ns: When it ended.
         range: Its NVTX range, where ranges are opened.
-        sampled: Whether the time that it takes on a core is measured.
     """
 
     event: str | None
@@ -59,7 +58,6 @@ class Call(msgspec.Struct, gc=False):
     state: Any = None
     error: BaseException | None = None
     range: Any = None
-    sampled: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
