@@ -145,7 +145,7 @@ def put_fakes():
     importlib.metadata.version = lambda name: "0.24.0" if name == "vllm" else version(name)
 
 
-def vllm_server():
+def vllm_server(engine):
     module = importlib.import_module("verl.workers.rollout.vllm_rollout.vllm_async_server")
     server = module.vLLMHttpServer.__new__(module.vLLMHttpServer)
     server.config = Config()
@@ -154,11 +154,12 @@ def vllm_server():
     server.replica_rank = server.node_rank = server._admitting = 0
     server._disaggregation_role = "null"
     server._submission_paused = False
-    server.engine = FakeAsyncLLM()
+    server._resume_event = asyncio.Event()
+    server.engine = engine
     return server
 
 
-def trtllm_server():
+def trtllm_server(engine):
     module = importlib.import_module("verl.workers.rollout.trtllm_rollout.trtllm_async_server")
     # verl has made a Ray actor of it already.
     made = module.TRTLLMHttpServer.__ray_metadata__.modified_class
@@ -169,7 +170,7 @@ def trtllm_server():
     server._use_torch_sampler = server.is_vlm_model = False
     server._generation_allowed = asyncio.Event()
     server._generation_allowed.set()
-    server.llm = FakeTensorRT()
+    server.llm = engine
     return server
 
 
@@ -195,10 +196,13 @@ async def asked(server):
 def main():
     put_fakes()
     report = {}
-    for name, made in (("vllm", vllm_server), ("trtllm", trtllm_server)):
+    for name, made, engine in (
+        ("vllm", vllm_server, FakeAsyncLLM()),
+        ("trtllm", trtllm_server, FakeTensorRT()),
+    ):
         with recorded_events() as events:
             instrument.install(select(["engine", "weights"]))
-            server = made()
+            server = made(engine)
             reasons = asyncio.run(asked(server))
             missed = dict(instrument.status.missed)
             errors = dict(instrument.status.errors)
