@@ -21,6 +21,7 @@ REAL := verl or ray or rehearsal
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
+	@echo "make rehearsal ENGINE=vllm VENV=.venv-vllm   the same with the real vLLM, which takes its own VENV"
 	@echo "make rehearsal ENGINE=standin   the same with a stand-in for the engine: smaller, quicker"
 	@echo "make install                    install only"
 	@echo "make test                       install, then lint, types and all tests"

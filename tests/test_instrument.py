@@ -13,13 +13,32 @@ from verl_profiler import instrument, recorder
 from verl_profiler.probes import Probe
 
 SOURCE = """
+import asyncio
 import functools
+import inspect
 
 def decorated(function):
     @functools.wraps(function)
     def inner(*args, **kwargs):
         return function(*args, **kwargs)
     inner.marker = 1
+    return inner
+
+def handed_out(function):
+    # As torch.no_grad does.
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+
+def for_whom_it_may(function):
+    # As verl's auto_await does: a coroutine gets the coroutine, anyone else the result.
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        coroutine = function(*args, **kwargs)
+        if inspect.currentframe().f_back.f_code.co_flags & inspect.CO_COROUTINE:
+            return coroutine
+        return asyncio.run(coroutine)
     return inner
 
 class Base:
@@ -58,6 +77,16 @@ class Host(Base):
     def marked(self, x):
         return x
 
+    @handed_out
+    async def given(self, x):
+        await asyncio.sleep(0.01)
+        return await self.coroutine(x)
+
+    @for_whom_it_may
+    async def either(self, x):
+        await asyncio.sleep(0.01)
+        return await self.coroutine(x)
+
 def function(x):
     return x
 """
@@ -77,7 +106,7 @@ def probe(path, event="seen", **hooks):
     return Probe(event, "rollout", (f"probed_host:{path}",), **hooks)
 
 
-KINDS = ["plain", "coroutine", "generator", "items", "static", "of", "marked", "inherited"]
+KINDS = ["plain", "coroutine", "generator", "items", "static", "of", "marked", "inherited", "given"]
 
 
 @pytest.mark.parametrize("method", KINDS)
@@ -152,6 +181,42 @@ def test_the_exception_is_the_same_object_and_is_recorded(host, recording, carri
 
     assert one.error is caught.value
     assert {"status": "error", "error": "KeyError"} == lines_of(carried.directory)[0]["extra"]
+
+
+@pytest.mark.parametrize("method", ["given", "either"])
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_decorated_coroutine_function_is_recorded_until_its_end(
+    host, recording, carried, method, raises
+):
+    """verl's vLLM adapter has `torch.no_grad` before `update_weights`; what it hands out is awaited."""
+    instrument.install([probe(f"Host.{method}")])
+    one = host.Host()
+    one.result, one.error = object(), KeyError("k")
+
+    async def use():
+        return await getattr(one, method)("raise" if raises else 1)
+
+    try:
+        got = asyncio.run(use())
+    except KeyError as error:
+        got = error
+    recorder.stop()
+    (line,) = lines_of(carried.directory)
+
+    assert (one.error if raises else one.result) is got
+    assert line["duration_sec"] >= 0.01
+    assert ("error" if raises else None) == line.get("extra", {}).get("status")
+
+
+def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, carried):
+    """verl's checkpoint engine is called from coroutines and from plain code."""
+    instrument.install([probe("Host.either")])
+    one = host.Host()
+    one.result = object()
+
+    assert one.result is one.either(1)
+    recorder.stop()
+    assert lines_of(carried.directory)[0]["duration_sec"] >= 0.01
 
 
 def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried):

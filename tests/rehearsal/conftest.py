@@ -34,13 +34,17 @@ CAPTURED = [
 ]
 # The last step of each run is captured: the stand-in's with the torch profiler, SGLang's with nsys
 # where there is one.  The stand-in's run is the example of a recipe of one's own too, on a Ray node
-# that runs already.
+# that runs already, and with verl's V0 trainer, which knows no TransferQueue.  vLLM's is there where vLLM is: it takes an environment of its own.
 COMMANDS = {
     "standin": (
         [str(EXAMPLE)],
-        ["profiler.nsight.tool=torch", *CAPTURED],
+        ["profiler.nsight.tool=torch", *CAPTURED, "trainer.use_v1=false"],
     ),
     "sglang": (
+        [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
+        ["profiler.events.engine_timing=true"],
+    ),
+    "vllm": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
         ["profiler.events.engine_timing=true"],
     ),
@@ -92,7 +96,7 @@ def running_cluster():
 def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     """A finished run, one per engine and session: engine, run directory, what the command printed."""
     engine = request.param
-    needed = ["verl", "ray", "transfer_queue", *(["sglang"] if engine == "sglang" else [])]
+    needed = ["verl", "ray", "transfer_queue", *([engine] if engine != "standin" else [])]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")

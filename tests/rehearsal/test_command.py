@@ -31,7 +31,9 @@ def test_it_runs_verls_own_entry_point_with_this_interpreter():
     assert (sys.executable, "-m", "verl.trainer.main_ppo") == _build().arguments[:3]
 
 
-@pytest.mark.parametrize(("engine", "option"), [("sglang", "cpu"), ("standin", "standin")])
+@pytest.mark.parametrize(
+    ("engine", "option"), [("sglang", "cpu"), ("vllm", "vllm"), ("standin", "standin")]
+)
 def test_each_engine_has_its_option(engine, option):
     """The engine decides which option of the rehearsal group is added."""
     assert f"+rehearsal={option}" in _build(engine=engine).arguments
@@ -88,6 +90,7 @@ def test_the_environment_asks_for_a_cpu():
     assert variables["VERL_PLATFORM"] == "cpu"
     assert variables["VERL_USE_EXTERNAL_MODULES"] == "verl_profiler.rehearsal.worker"
     assert "SGLANG_USE_CPU_ENGINE" not in variables
+    assert "nobind" == environment("vllm", {})["VLLM_CPU_OMP_THREADS_BIND"]
 
 
 def test_modules_and_folders_of_the_user_are_kept():

@@ -35,6 +35,13 @@ def test_a_step_is_told_with_its_phases():
     assert progress.stage == "step 2 of 3"
 
 
+def test_the_v0_trainer_names_its_turns_otherwise():
+    """And its validation's turns are not those of the step."""
+    line = "(TaskRunner pid=11) step:2 - val-aux/num_turns/mean:9 - num_turns/mean:3.0 - a:1\n"
+
+    assert Progress().read(line) == "step 2 of 0, 1.5 turns per request"
+
+
 def test_the_validation_of_a_step_is_told():
     """It is not part of the step's own time."""
     progress = Progress()

@@ -1,7 +1,7 @@
-"""What a profiled run of the real main_ppo leaves behind: once with the stand-in, once with SGLang.
+"""What a profiled run of the real main_ppo leaves behind: once per engine that is installed.
 
 The stand-in's run is that of examples/own_recipe, so its tool and its reward function record events
-of their own.
+of their own.  Its trainer is verl's V0 trainer, the others' V1.
 """
 
 import json
@@ -10,7 +10,10 @@ from datetime import datetime
 
 import pytest
 
+from verl_profiler.analysis import critical_segments, step_durations, step_replays
+from verl_profiler.analysis.what_if import UNCHANGED
 from verl_profiler.events import EVENTS
+from verl_profiler.reader import load
 
 STEPS = 2
 
@@ -22,6 +25,7 @@ class Recorded:
 
     def __init__(self, engine, directory, output):
         self.engine = engine
+        self.has_queue = engine != "standin"
         self.directory = directory
         self.output = output
         self.lines = []
@@ -80,8 +84,8 @@ def test_every_process_of_the_run_recorded(run):
         for role, count in roles.items()
         if role not in ("tq_controller", "tq_storage", "load_balancer")
     }
-    assert roles["tq_controller"] == 1
-    assert roles["tq_storage"] >= 1
+    assert run.has_queue == roles["tq_controller"]
+    assert run.has_queue == (roles["tq_storage"] >= 1)
 
 
 def test_no_probe_was_missed_or_failed_and_nothing_was_dropped(run):
@@ -95,12 +99,19 @@ def test_no_probe_was_missed_or_failed_and_nothing_was_dropped(run):
 
 
 def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
-    """Timers of verl's trainer would be in the trainer's files only."""
-    own = {"answer_check", "dictionary"} if run.engine == "standin" else set()
+    """Timers of verl's trainer are in the trainer's files only: V0 has two more than V1."""
+    own, timers = set(), set()
+    if run.engine == "standin":
+        own, timers = {"answer_check", "dictionary"}, {"start_profile", "stop_profile"}
+    unknown = {
+        of_trainer: {
+            line["event"] for line in run.lines if line["file"].startswith("trainer") == of_trainer
+        }
+        - EVENTS.keys()
+        for of_trainer in (False, True)
+    }
 
-    unknown = {line["event"] for line in run.lines} - EVENTS.keys()
-
-    assert own == unknown
+    assert {False: own, True: timers} == unknown
 
 
 def test_lines_are_short(run):
@@ -200,8 +211,9 @@ def test_the_engines_own_account_is_there(run):
         parts = extra["queue_s"] + extra["prefill_s"] + extra["decode_s"]
         # The engine's processes place their clocks on the wall each for itself.
         assert -0.005 <= parts <= line["duration_sec"] + 0.05
-        if run.engine != "standin":
+        if run.engine == "sglang":
             assert extra["e2e_s"] <= line["duration_sec"] + 0.005
+        if run.engine != "standin":
             assert extra["cached_tokens"] >= 0
 
 
@@ -251,7 +263,7 @@ def test_each_rank_did_the_work_of_each_step(run):
 
 
 def test_weights_and_memory_are_recorded_inside_the_engine_too(run):
-    """SGLang's own release and resume, with their tags."""
+    """SGLang's and vLLM's own release and resume, with their tags."""
     if run.engine == "standin":
         pytest.skip("the stand-in has no memory to give back")
     resumed = [tuple(line["extra"]["tags"]) for line in run.of("memory_resume", files="engine")]
@@ -261,8 +273,24 @@ def test_weights_and_memory_are_recorded_inside_the_engine_too(run):
     assert run.of("memory_release", files="engine")
 
 
+def test_the_weight_transfer_is_a_part_of_the_weight_sync(run):
+    """In each rank and step, and more than the moment of the call."""
+    syncs = {(line["file"], line["step"]): line for line in run.of("update_weights", files="actor")}
+    transfers = {(line["file"], line["step"]): line for line in run.of("weight_transfer")}
+
+    assert syncs.keys() == transfers.keys()
+    for key, transfer in transfers.items():
+        sync = syncs[key]
+        assert sync["begin"] <= transfer["begin"] < transfer["end"] <= sync["end"]
+        assert transfer["duration_sec"] > sync["duration_sec"] / 100
+        assert transfer["extra"]["weight_version"] == key[1]
+
+
 def test_transfers_say_how_many_bytes(run):
-    """Puts and gets of rollout workers, trainer and ranks."""
+    """Puts and gets of rollout workers, trainer and ranks; the V0 trainer has none."""
+    if not run.has_queue:
+        assert [] == run.of("tq_put", "tq_get", "tq_meta", "tq_clear")
+        return
     puts, gets = run.of("tq_put"), run.of("tq_get")
 
     assert {"worker_0", "worker_1", "actor_0", "actor_1", "trainer_0"} <= {
@@ -275,8 +303,12 @@ def test_transfers_say_how_many_bytes(run):
 
 
 def test_rewards_are_recorded_where_they_run_and_where_they_are_awaited(run):
-    """They join by step, sample and session."""
-    key = lambda line: (line["step"], line["extra"]["sample"], line["extra"]["session"])
+    """They join by step, sample and session; V0 tells a reward worker the sample only."""
+    key = lambda line: (
+        (line["step"], line["extra"]["sample"], line["extra"]["session"])
+        if run.has_queue
+        else line["extra"]["sample"]
+    )
     waits, scores = run.of("reward", files="worker"), run.of("reward_score", files="reward")
 
     assert len(waits) == len(scores)
@@ -296,6 +328,30 @@ def test_the_users_own_events_know_their_request(run):
         assert line["duration_sec"] >= 0.2
     assert len(checks) == len(run.of("reward_score"))
     assert {"reward_0"} == {line["file"] for line in checks}
+
+
+def test_the_critical_path_explains_each_step(run):
+    """From the step's begin to its end, without a gap, through the last request."""
+    with load(run.directory) as opened:
+        segments = critical_segments(opened.tables)
+        steps = {row["step"]: row["step_s"] for row in step_durations(opened.tables)}
+
+    for step in range(1, STEPS + 1):
+        path = [segment for segment in segments if segment["step"] == step]
+        explained = sum(segment["duration_s"] for segment in path)
+        assert steps[step] == pytest.approx(explained, abs=0.001)
+        assert {"gen", "update_actor", "update_weights"} <= {segment["phase"] for segment in path}
+        assert [segment for segment in path if segment["request_id"]]
+
+
+def test_an_unchanged_replay_is_the_step(run):
+    """What-if starts from a model of the step that replays what was measured."""
+    with load(run.directory) as opened:
+        replayed = [row for row in step_replays(opened.tables) if row["what"] == UNCHANGED]
+
+    assert list(range(1, STEPS + 1)) == [row["step"] for row in replayed]
+    for row in replayed:
+        assert row["duration_s"] == pytest.approx(row["replayed_s"], rel=0.1), row
 
 
 def test_the_profiler_accounts_for_every_line(run):

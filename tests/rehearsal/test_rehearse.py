@@ -51,7 +51,8 @@ def test_the_engine_is_named_for_what_it_is(rehearsed):
     """The stand-in is never taken for an engine."""
     engine, _, printed = rehearsed
 
-    assert {"sglang": "the real SGLang", "standin": "stand-in"}[engine] in printed.splitlines()[0]
+    names = {"sglang": "the real SGLang", "vllm": "the real vLLM", "standin": "stand-in"}
+    assert names[engine] in printed.splitlines()[0]
 
 
 def test_the_console_is_kept(rehearsed):
@@ -86,7 +87,7 @@ def test_requests_have_several_turns(rehearsed):
 def test_the_tools_of_the_recipe_are_called(rehearsed):
     """The model is taught the tools that the recipe names, and no others."""
     engine, output, _ = rehearsed
-    expected = {"sglang": {"calculate", "check_answer"}, "standin": {"look_up"}}[engine]
+    expected = {"look_up"} if engine == "standin" else {"calculate", "check_answer"}
     named = [event["extra"].get("tool") for event in _events(output, "tool_call")]
 
     assert expected <= set(named)

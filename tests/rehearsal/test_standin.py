@@ -110,7 +110,7 @@ def test_no_more_run_at_once_than_it_was_told(model, server):
 
     async def one(prompt):
         request = standin()._Request(list(prompt), 12, 0)
-        told.extend([times_of(item["meta_info"]) async for item in server._answered(request)])
+        told.extend([times_of(item) async for item in server._answered(request)])
         return request.token_ids
 
     async def together():

@@ -36,6 +36,12 @@ CASES = {
         "profiler.events.families.memory=false",
         "profiler.events.engine_timing=true",
     ],
+    "vLLM's times": [
+        *ENOUGH,
+        *ON,
+        "actor_rollout_ref.rollout.name=vllm",
+        "profiler.events.engine_timing=true",
+    ],
     "events off": [*ENOUGH, *ON, "profiler.events.enabled=false"],
     "own runtime_env": [
         *ENOUGH,
@@ -192,6 +198,15 @@ def test_overrides_reach_the_workers(became):
     assert events["families"]["memory"] is False
     engine = config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["sglang"]
     assert engine["enable_metrics"] is True
+
+
+def test_vllm_is_asked_for_its_times(became):
+    """It has them where it keeps statistics, which verl switches off by default."""
+    seen = became["vLLM's times"]["seen"]
+    assert seen is not None, became["vLLM's times"]["err"]
+
+    assert seen["config"]["actor_rollout_ref"]["rollout"]["disable_log_stats"] is False
+    assert became["on"]["seen"]["config"]["actor_rollout_ref"]["rollout"]["disable_log_stats"]
 
 
 def test_the_users_own_runtime_env_stays(became):

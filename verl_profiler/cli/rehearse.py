@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=sorted(ENGINES),
         default="sglang",
-        help="what generates: the real SGLang, or a stand-in that needs no SGLang and half the time",
+        help="what generates: the real SGLang or vLLM, or a stand-in that needs neither and half the time",
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default 3)")
     parser.add_argument(
@@ -204,14 +204,14 @@ def _output(given: Path | None) -> Path:
 
 def _check_installed(engine: str) -> None:
     needed = ["verl", "ray", "transfer_queue", "transformers"]
-    if engine == "sglang":
-        needed.append("sglang")
+    if engine != "standin":
+        needed.append(engine)
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        other = " With --engine standin it is not needed." if missing == ["sglang"] else ""
+        other = " With --engine standin it is not needed." if missing == [engine] else ""
         raise ConfigError(
             f"a rehearsal needs {', '.join(missing)}, which {sys.executable} does not have."
-            f"{other}\nInstall as docs/rehearsal.md says, or with: make rehearsal",
+            f"{other}\nInstall as docs/rehearsal.md says, or with: make rehearsal ENGINE={engine}",
             "rehearsal-not-installed",
         )
 

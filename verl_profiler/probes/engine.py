@@ -1,8 +1,9 @@
 """One generate call inside an engine server, with the engine's own account of it.
 
-SGLang reports queue, prefill and decode times in a request's `meta_info`, but only when it runs
-with `enable_metrics` (`profiler.events.engine_timing`); verl 0.9.1 reads `meta_info` and drops those
-fields.  Fields that the engine did not report are left out, never filled with zero.
+SGLang tells it in a request's `meta_info`, but the times only when it runs with `enable_metrics`;
+vLLM in a request's `metrics`, but only without `disable_log_stats`.  `profiler.events.engine_timing`
+sets both.  verl 0.9.1 reads these answers and drops the times.  Fields that the engine did not report
+are left out, never filled with zero.
 """
 
 from __future__ import annotations
@@ -52,39 +53,73 @@ def _end_generate(call: Call, result: Any) -> None:
     version = (getattr(result, "extra_fields", None) or {}).get("global_steps")
     if version is not None:
         extra["weight_version"] = version
-    if engine_call.meta_info:
-        extra.update(times_of(engine_call.meta_info))
+    if engine_call.answer is not None:
+        extra.update(times_of(engine_call.answer))
     call.extra = extra
 
 
-def times_of(meta_info: dict[str, Any]) -> dict[str, Any]:
-    """Return what SGLang's `meta_info` says of one request's time (sglang 0.5.12).
+def times_of(answer: Any) -> dict[str, Any]:
+    """Return what an engine's last answer says of one request's time.
+
+    Args:
+        answer: SGLang's answer, a dict with `meta_info` (sglang 0.5.12), or vLLM's `RequestOutput`
+            (vllm 0.17 to 0.32).
 
     Returns:
-        `cached_tokens`, and in seconds `e2e_s`, `queue_s`, `prefill_s` (first forward pass until
-        the first token) and `decode_s` (first token until the last), as far as reported.
+        `cached_tokens`, and in seconds `queue_s`, `prefill_s` (first forward pass until the first
+        token) and `decode_s` (first token until the last), as far as reported; `e2e_s` of SGLang.
     """
-    times: dict[str, Any] = {}
-    if "cached_tokens" in meta_info:
-        times["cached_tokens"] = meta_info["cached_tokens"]
-    if "e2e_latency" in meta_info:
-        times["e2e_s"] = round(float(meta_info["e2e_latency"]), 6)
-    if "queue_time" in meta_info:
-        times["queue_s"] = round(float(meta_info["queue_time"]), 6)
-    begin = meta_info.get("forward_entry_time")
+    if isinstance(answer, dict):
+        return _of_sglang(answer.get("meta_info") or {})
+    return _of_vllm(answer)
+
+
+def _of_sglang(meta_info: dict[str, Any]) -> dict[str, Any]:
     first_token = meta_info.get("prefill_finished_time")
-    finished = meta_info.get("request_finished_ts")
-    if begin and first_token:
-        times["prefill_s"] = round(float(first_token) - float(begin), 6)
-    if first_token and finished:
-        times["decode_s"] = round(float(finished) - float(first_token), 6)
-    return times
+    return _reported(
+        meta_info.get("cached_tokens"),
+        e2e_s=meta_info.get("e2e_latency"),
+        queue_s=meta_info.get("queue_time"),
+        prefill_s=_between(meta_info.get("forward_entry_time"), first_token),
+        decode_s=_between(first_token, meta_info.get("request_finished_ts")),
+    )
 
 
-def _keep_meta_info(_call: Call, item: Any) -> None:
-    engine_call = context.current_engine_call.get()
-    if engine_call is not None and isinstance(item, dict):
-        engine_call.meta_info = item.get("meta_info")
+def _of_vllm(output: Any) -> dict[str, Any]:
+    metrics = getattr(output, "metrics", None)
+    queued, scheduled, first_token, last_token = (
+        getattr(metrics, f"{moment}_ts", None)
+        for moment in ("queued", "scheduled", "first_token", "last_token")
+    )
+    return _reported(
+        getattr(output, "num_cached_tokens", None),
+        queue_s=_between(queued, scheduled),
+        prefill_s=_between(scheduled, first_token),
+        decode_s=_between(first_token, last_token),
+    )
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    """Return the time between two moments; a moment that was not reached is 0 or None."""
+    return end - begin if begin and end else None
+
+
+def _reported(cached_tokens: int | None, **seconds: float | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {} if cached_tokens is None else {"cached_tokens": cached_tokens}
+    for name, value in seconds.items():
+        if value is not None:
+            fields[name] = round(float(value), 6)
+    return fields
+
+
+def _begin_answers(call: Call) -> None:
+    call.state = context.current_engine_call.get()
+
+
+def _keep_answer(call: Call, item: Any) -> None:
+    # vLLM's come once per token.
+    if call.state is not None:
+        call.state.answer = item
 
 
 def _end_set_step(call: Call, _result: Any) -> None:
@@ -109,9 +144,11 @@ PROBES = (
         "engine",
         (
             "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
+            "vllm.v1.engine.async_llm:AsyncLLM.generate",
             "verl_profiler.rehearsal.standin:StandinServer._answered",
         ),
-        item=_keep_meta_info,
+        enter=_begin_answers,
+        item=_keep_answer,
     ),
     Probe(
         None,

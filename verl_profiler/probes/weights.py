@@ -20,13 +20,13 @@ _ADAPTERS = (
     "verl.workers.rollout.trtllm_rollout.trtllm_rollout:ServerAdapter",
     "verl_profiler.rehearsal.standin:StandinAdapter",
 )
-# SGLang's server is not among them: its tokenizer manager says which tags are released.
+# SGLang and vLLM are not among them: they say themselves what is released.
 _SLEEPING_SERVERS = (
-    "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
     "verl.workers.rollout.trtllm_rollout.trtllm_async_server:TRTLLMHttpServer",
     "verl_profiler.rehearsal.standin:StandinServer",
 )
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
+_ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
 
 
 def _begin_sync(call: Call) -> None:
@@ -123,5 +123,7 @@ PROBES = (
     _moves("memory_release", *(f"{adapter}.release" for adapter in _ADAPTERS)),
     _moves("memory_resume", f"{_TOKENIZER_MANAGER}.resume_memory_occupation", reads=("obj",)),
     _moves("memory_release", f"{_TOKENIZER_MANAGER}.release_memory_occupation", reads=("obj",)),
+    _moves("memory_resume", f"{_ASYNC_LLM}.wake_up", reads=("tags",)),
+    _moves("memory_release", f"{_ASYNC_LLM}.sleep"),
     _moves("memory_release", *(f"{server}.sleep" for server in _SLEEPING_SERVERS)),
 )

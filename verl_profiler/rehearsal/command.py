@@ -16,6 +16,7 @@ __all__ = ["ENGINES", "Command", "build"]
 # Engine → the option of the `rehearsal` group, and what a person calls it.
 ENGINES = {
     "sglang": ("cpu", "the real SGLang on its CPU path"),
+    "vllm": ("vllm", "the real vLLM, built for CPUs"),
     "standin": ("standin", "a small stand-in for the engine"),
 }
 

@@ -41,6 +41,9 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
     if engine == "sglang":
         variables["SGLANG_USE_CPU_ENGINE"] = "1"
         first.append(str(FOR_SGLANG))
+    if engine == "vllm":
+        # By itself each replica binds its threads to the same cores.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     # Transformers takes torchvision for installed where it finds any package of that name.
     if importlib.util.find_spec("torchvision") is not None:
         first.append(str(FOR_TORCHVISION))

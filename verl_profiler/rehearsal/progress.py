@@ -73,7 +73,8 @@ class Progress:
         message = f"step {number} of {self._total}"
         if seconds is not None:
             message += f": {seconds:.1f} s ({', '.join(parts)})"
-        message += _turns(text, "training/num_turns/mean")
+        # Of the V1 trainer, and of V0.
+        message += _turns(text, "training/num_turns/mean", " - num_turns/mean")
         validation = _metric(text, "timing_s/testing")
         if validation is not None:
             message += f"; then validation, {validation:.1f} s"
@@ -87,10 +88,13 @@ def plain(line: str) -> str:
     return _RAY_PREFIX.sub("", text)
 
 
-def _turns(text: str, metric: str) -> str:
+def _turns(text: str, *metrics: str) -> str:
     # verl counts the messages of user, assistant and tools: two for each turn of ours.
-    messages = _metric(text, metric)
-    return "" if messages is None else f", {messages / 2:.1f} turns per request"
+    for metric in metrics:
+        messages = _metric(text, metric)
+        if messages is not None:
+            return f", {messages / 2:.1f} turns per request"
+    return ""
 
 
 def _metric(text: str, name: str) -> float | None:

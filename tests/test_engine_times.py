@@ -1,0 +1,61 @@
+"""What an engine's answer says of a request's time: nothing is made up where it says nothing."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from verl_profiler.probes.engine import times_of
+
+
+def fake_vllm_answer(**moments):
+    """In the form of vLLM's `RequestOutput` with its `RequestStateStats` (vllm 0.27.1)."""
+    stats = {"queued_ts": 0.0, "scheduled_ts": 0.0, "first_token_ts": 0.0, "last_token_ts": 0.0}
+    return SimpleNamespace(num_cached_tokens=32, metrics=SimpleNamespace(**{**stats, **moments}))
+
+
+CASES = {
+    "vllm": (
+        fake_vllm_answer(queued_ts=5.0, scheduled_ts=5.5, first_token_ts=6.0, last_token_ts=9.0),
+        {"cached_tokens": 32, "queue_s": 0.5, "prefill_s": 0.5, "decode_s": 3.0},
+    ),
+    "vllm, aborted in its queue": (fake_vllm_answer(queued_ts=5.0), {"cached_tokens": 32}),
+    "vllm, aborted in its prefill": (
+        fake_vllm_answer(queued_ts=5.0, scheduled_ts=5.5),
+        {"cached_tokens": 32, "queue_s": 0.5},
+    ),
+    "vllm with disable_log_stats": (
+        SimpleNamespace(num_cached_tokens=0, metrics=None),
+        {"cached_tokens": 0},
+    ),
+    "vllm of another version": (
+        SimpleNamespace(num_cached_tokens=None, metrics=SimpleNamespace(queued_ts=5.0)),
+        {},
+    ),
+    "sglang": (
+        {
+            "meta_info": {
+                "cached_tokens": 8,
+                "e2e_latency": 3.5,
+                "queue_time": 0.0,
+                "forward_entry_time": 10.0,
+                "prefill_finished_time": 10.5,
+                "request_finished_ts": 12.0,
+            }
+        },
+        {"cached_tokens": 8, "e2e_s": 3.5, "queue_s": 0.0, "prefill_s": 0.5, "decode_s": 1.5},
+    ),
+    "sglang without enable_metrics": (
+        {"meta_info": {"cached_tokens": 8, "e2e_latency": 3.5}},
+        {"cached_tokens": 8, "e2e_s": 3.5},
+    ),
+    "sglang without meta_info": ({"text": ""}, {}),
+    "something else": (object(), {}),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_what_is_reported_is_taken_over(case):
+    """In seconds, under the same names for each engine."""
+    answer, expected = CASES[case]
+
+    assert expected == times_of(answer)

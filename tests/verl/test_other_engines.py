@@ -1,0 +1,77 @@
+"""What is recorded of vLLM and TensorRT-LLM: on verl's own servers, with fakes of the engines.
+
+The real vLLM runs in tests/rehearsal where it is installed; TensorRT-LLM has no build for CPUs.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TIMES = {"cached_tokens": 2, "queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.25}
+
+
+@pytest.fixture(scope="module")
+def report(verl_environment):
+    """The report of other_engines.py, which runs in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "other_engines.py")],
+        env=verl_environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(lines[0].removeprefix("REPORT "))
+
+
+@pytest.fixture(params=["vllm", "trtllm"])
+def asked(request, report):
+    """One engine's part of the report."""
+    return request.param, report[request.param]
+
+
+def test_verl_gets_its_answers(asked):
+    """The fakes answer in a form that verl's own code takes, and no probe failed."""
+    engine, told = asked
+    completed = "completed" if engine == "vllm" else None
+
+    assert {"stop": completed, "abort": "aborted", "error": "ConnectionError"} == told["reasons"]
+    assert {} == told["errors"] == told["missed"]
+
+
+def test_each_request_is_recorded_as_on_sglang(asked):
+    """The same fields, and those of the engine's own account that it has."""
+    engine, told = asked
+    times = TIMES if engine == "vllm" else {}
+    served = {
+        line["extra"].pop("engine_request_id"): line["extra"]
+        for line in told["events"]
+        if line["event"] == "engine_request"
+    }
+    whole = {"prompt_tokens": 3, "response_tokens": 3, "weight_version": 4, **times}
+
+    assert {
+        "stop": whole,
+        "abort": whole,
+        "error": {"prompt_tokens": 3, "status": "error", "error": "ConnectionError"},
+    } == served
+    # The weights of step 4 serve the requests of step 5.
+    assert {5} == {line["step"] for line in told["events"] if line["event"] == "engine_request"}
+
+
+def test_releases_and_resumes_are_recorded_with_their_tags(asked):
+    """In the engine where it says what is moved."""
+    engine, told = asked
+    moves = [
+        (line["event"], line["extra"]["tags"])
+        for line in told["events"]
+        if line["event"].startswith("memory_re")
+    ]
+
+    resumed = [("memory_resume", ["weights"])] if engine == "vllm" else []
+    assert [("memory_release", ["all"]), *resumed] == moves
