@@ -76,6 +76,7 @@ class Step:
     gap_us: int = 1_000
     slots: int | None = None
     stall: tuple[int, int, int] | None = None
+    stalled_by: str | None = None
     save_us: int = 0
 
 
@@ -196,7 +197,9 @@ def _write(writer: Writer, step: Step) -> Truth:
     writer.span("trainer_0", "step", 0, truth.duration_us)
     if step.stall:
         worker, begin, end = step.stall
-        writer.span(f"worker_{worker}", "event_loop_lag", begin, end, loop="main")
+        writer.span(
+            f"worker_{worker}", "event_loop_lag", begin, end, loop="main", during=step.stalled_by
+        )
     truth.owners = {owner: length for owner, length in owners.items() if length}
     return truth
 

@@ -38,7 +38,7 @@ OWNERS: dict[str, str] = {
     "postprocess": "the result was made into tensors and stored",
     "reward": "the request waited for its reward; or the trainer's timer of that name",
     "transfer": "TransferQueue calls",
-    "event_loop": "the worker's event loop did not run, and nothing else explains the time",
+    "event_loop": "the worker's event loop did not run, where the request waited for it or an answer",
     "polling": "every request had ended, and the trainer had not looked yet",
     "handover": "a phase of the trainer in which its last rank was not at work",
     UNEXPLAINED: "no event explains the time",
@@ -51,7 +51,7 @@ _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 # Which interval a moment belongs to when several are open: the highest level, then the one that
 # began last.
-_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART = range(9)
+_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART, _STALL = range(10)
 
 _OF_EVENT = {
     "request": UNEXPLAINED,
@@ -62,6 +62,10 @@ _OF_EVENT = {
     "event_loop_lag": "event_loop",
     "engine_call": "transport",
 }
+# Other processes answer these, and only the loop notices.  A stall owns what it overlaps of such a wait,
+# if the wait ends soon after it: one that goes on much longer was not over yet.
+_ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
+_NOTICED_US = 50_000
 _LEVEL_OF_EVENT = {
     "request": _REQUEST,
     "agent_loop": _REQUEST,
@@ -303,9 +307,18 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
             SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL,
                 greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
+        ), stalled AS (
+            SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family,
+                greatest(e.begin_us, g.begin_us) AS begin_us, least(e.end_us, g.end_us) AS end_us)
+            FROM own AS e JOIN lags AS g ON g.run = e.run AND g.step = e.step AND g.name = e.name
+                AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {_NOTICED_US}
+                AND g.during IS DISTINCT FROM e.event
+            WHERE {_ANSWERED}
+        ), every AS (
+            SELECT *, false AS stalls FROM own UNION ALL SELECT *, true FROM stalled
         )
         SELECT *, 'gen' AS phase
-        FROM own WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
+        FROM every WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
         """
     ):
         event = row["event"]
@@ -313,7 +326,8 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
         owner = _OF_EVENT.get(event) or event
         if row["family"] == "transfer_queue":
             owner = "transfer"
-        yield _keyed(row, _LEVEL_OF_EVENT.get(event, _PART), owner)
+        level = _STALL if row["stalls"] else _LEVEL_OF_EVENT.get(event, _PART)
+        yield _keyed(row, level, owner)
 
 
 def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
