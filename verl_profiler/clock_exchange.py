@@ -67,8 +67,8 @@ def exchange(ask: Callable[[], tuple[Any, int]], tries: int = _BURST) -> tuple[A
         for asked, told, back in taken
         for drifted in [max(abs(at - asked), abs(back - at)) // _DRIFT_NS + 1]
     ]
-    lower, upper = max(low for low, _ in limits), min(high for _, high in limits)
-    if least <= lower <= upper <= most:
+    lower, upper = max(least, *(low for low, _ in limits)), min(most, *(up for _, up in limits))
+    if lower <= upper:
         least, most = lower, upper
     # Half a nanosecond may be lost to rounding.
     return who, [at, (least + most) // 2, (most - least + 1) // 2 + 1]
