@@ -298,9 +298,9 @@ def finding_list(rows: Rows) -> str:
     lines = []
     for number, text in enumerate(finding_texts(rows), 1):
         lines.append(f"{number}. {text['says']}")
-        lines.append(f"   recoverable: {text['gain']}")
-        told = [text["why"], text["try"], ", ".join(name for name, _ in text["see"])]
-        for label, each in zip(("why", "try", "see"), told, strict=True):
+        see = ", ".join(name for name, _ in text["see"])
+        told = {"recoverable": text["gain"], "why": text["why"], "try": text["try"], "see": see}
+        for label, each in told.items():
             lines += textwrap.wrap(
                 each, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
             )
