@@ -52,12 +52,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the trainer: handed over, done by ranks that begin together, collected."""
+    """A phase of the trainer: handed over, done by ranks that begin together, collected.
+
+    `passes_us`: when each rank's forward pass begins and ends, after it has begun.
+    """
 
     name: str
     ranks_us: tuple[int, ...]
     before_us: int = 4_000
     after_us: int = 3_000
+    passes_us: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -317,6 +321,8 @@ def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int
     ranks = begin + phase.before_us
     for rank, length in enumerate(phase.ranks_us):
         writer.span(f"actor_{rank}", RANK_EVENTS[phase.name], ranks, ranks + length)
+    for rank, (first, last) in enumerate(phase.passes_us):
+        writer.span(f"actor_{rank}", "forward_backward", ranks + first, ranks + last)
     worked = max(phase.ranks_us, default=0)
     end = ranks + worked + phase.after_us
     writer.span("trainer_0", phase.name, begin, end)

@@ -5,7 +5,7 @@ from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
-from truth.synthetic import Request, Step, Turn, run_of, with_turns
+from truth.synthetic import Phase, Request, Step, Turn, run_of, with_turns
 from truth.test_critical_path import UNSHRUNK, steps
 
 from verl_profiler.analysis.step_model import Call, StepModel, step_models
@@ -143,6 +143,22 @@ def test_ranks_and_weights():
     assert truth.duration_us - weights / 2 == pytest.approx(
         replayed["weights_twice_as_fast"], abs=1
     )
+
+
+def test_ranks_that_wait_for_a_late_one_in_their_own_pass():
+    """Their spans are equally long; in one phase the ranks need each other, in the other they do not."""
+    late = Phase(
+        "update_actor", (900_000, 900_000), passes_us=((9_000, 880_000), (409_000, 880_000))
+    )
+    alone = Phase("ref", (300_000, 700_000), passes_us=((9_000, 209_000), (409_000, 609_000)))
+    even = (
+        Phase("ref", (500_000, 500_000)),
+        Phase("update_actor", (700_000, 700_000)),
+    )
+    made = replace(MIXED, phases=(alone, late), poll_us=None)
+    replayed, _ = replays(made)
+
+    assert truth_of(replace(made, phases=even)) == pytest.approx(replayed["even_ranks"], abs=1)
 
 
 def test_the_slowest_stop_at_the_95th_percentile():

@@ -549,7 +549,11 @@ def _polled(
 
 
 def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Sum up, over a step's phases, how much longer its slowest rank took than the mean."""
+    """Sum up, over a step's phases, how much longer its slowest rank took than the mean.
+
+    A rank waits inside its forward pass for those that begin theirs later, if it then takes as much
+    longer for it; that is not its own time.
+    """
     uneven: dict[tuple[str, int], float] = {}
     for row in tables.rows(
         f"""
@@ -559,10 +563,26 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
                 AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
             WHERE p.parent = 'step' AND {_among(steps, "p.step")} GROUP BY ALL
+        ), passes AS (
+            SELECT p.run, p.step, p.begin_us, r.name, r.begin_us AS pass_us, r.duration_us,
+                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name
+                    ORDER BY r.begin_us) AS place
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.event = 'forward_backward' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {_among(steps, "p.step")}
+        ), waits AS (
+            SELECT run, step, begin_us, name, least(max(pass_us) OVER together - pass_us,
+                duration_us - min(duration_us) OVER together) AS wait_us
+            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, place)
+        ), waited AS (
+            SELECT run, step, begin_us, name, sum(wait_us) AS wait_us FROM waits GROUP BY ALL
+        ), own AS (
+            SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
+            FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
         ), events AS (
             SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
-                max(rank_us) - avg(rank_us) AS uneven_us
-            FROM ranks GROUP BY run, step, phase, begin_us, event
+                max(own_us) - avg(own_us) AS uneven_us
+            FROM own GROUP BY run, step, phase, begin_us, event
         )
         SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
         FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
