@@ -81,6 +81,7 @@ class Step:
     slots: int | None = None
     stall: tuple[int, int, int] | None = None
     stalled_by: str | None = None
+    stalled_too: tuple[str, ...] = ()
     save_us: int = 0
 
 
@@ -201,9 +202,9 @@ def _write(writer: Writer, step: Step) -> Truth:
     writer.span("trainer_0", "step", 0, truth.duration_us)
     if step.stall:
         worker, begin, end = step.stall
-        writer.span(
-            f"worker_{worker}", "event_loop_lag", begin, end, loop="main", during=step.stalled_by
-        )
+        lag = {"loop": "main", "during": step.stalled_by}
+        for name in (f"worker_{worker}", *step.stalled_too):
+            writer.span(name, "event_loop_lag", begin, end, **lag)
     truth.owners = {owner: length for owner, length in owners.items() if length}
     return truth
 

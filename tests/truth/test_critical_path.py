@@ -155,6 +155,42 @@ def test_a_stall_owns_nothing_that_has_a_reason_of_its_own(part):
     }
 
 
+@pytest.mark.parametrize(
+    ("others", "owner"),
+    [
+        (("engine_0", "trainer_0", "actor_0"), "host_stall"),
+        # One process is no host, and neither is one role.
+        (("engine_0", "trainer_0"), "event_loop"),
+        (("worker_1", "worker_2", "worker_3"), "event_loop"),
+    ],
+)
+def test_a_stall_of_all_processes_is_the_hosts(others, owner):
+    """The same moments in processes that have nothing to do with each other."""
+    turn = Turn(acquire_us=900_000)
+    tables, (truth,) = run_of(
+        Step((Request(turns=(turn,)),), stall=(0, 20_000, 910_000), stalled_too=others)
+    )
+    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+
+    assert 890_000 == owners[owner]
+    assert truth.duration_us == sum(owners.values())
+    assert 1 == len({"event_loop", "host_stall"} & set(owners))
+
+
+def test_a_stall_of_another_host_is_none_of_this():
+    """Three processes that stand still elsewhere, at the same time."""
+    others = ("engine_0", "trainer_0", "actor_0")
+    step = Step(
+        (Request(turns=(Turn(acquire_us=900_000),)),),
+        stall=(0, 20_000, 910_000),
+        stalled_too=others,
+    )
+    tables, _ = run_of(step)
+    tables.connection.execute("UPDATE processes SET host = 'one' WHERE name = 'worker_0'")
+
+    assert "host_stall" not in {row["owner"] for row in critical_path(tables)}
+
+
 def test_a_traced_function_owns_nothing_of_what_it_computes():
     """TransferQueue's tracing spans the whole agent loop; the time is still that of its parts."""
     step = Step((Request(),))

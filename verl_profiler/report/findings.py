@@ -135,6 +135,15 @@ RULES: dict[str, Rule] = {
         ("loop_suspects",),
         owners=("event_loop",),
     ),
+    "host_stall": Rule(
+        "For {owner_s} per step a whole host stood still, with all of its processes at once.",
+        "The machine or its container was paused, throttled or swapping: a virtual machine that was "
+        "moved, a CPU limit, memory that ran out, more busy processes than cores.",
+        "Look at steal time, nr_throttled in cpu.stat and swap in those seconds; leave these steps "
+        "out of comparisons.",
+        ("critical_path", "loop_suspects"),
+        owners=("host_stall",),
+    ),
     "late_start": Rule(
         "{owner_s} per step pass before the request that ends last begins.",
         "The trainer reads the batch and hands prompts out one after the other; a worker is busy, "
