@@ -49,6 +49,8 @@ _TOLERANCE_US = 50_000
 # time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
+# Events of a rank in which it may need all others.
+_TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
 # Two moments of a replay that are no further apart are the same.
 _SAME_US = 1e-3
 # The speed of a replica is fitted to at least so many calls, and to loads at least so far apart.
@@ -551,8 +553,8 @@ def _polled(
 def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
     """Sum up, over a step's phases, how much longer its slowest rank took than the mean.
 
-    A rank waits inside its forward pass for those that begin theirs later, if it then takes as much
-    longer for it; that is not its own time.
+    A rank waits inside its batches for those that begin theirs later, if it then takes as much longer
+    for them; that is not its own time.
     """
     uneven: dict[tuple[str, int], float] = {}
     for row in tables.rows(
@@ -564,18 +566,21 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
                 AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
             WHERE p.parent = 'step' AND {_among(steps, "p.step")} GROUP BY ALL
         ), passes AS (
-            SELECT p.run, p.step, p.begin_us, r.name, r.begin_us AS pass_us, r.duration_us,
-                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name
+            SELECT p.run, p.step, p.begin_us, r.name, r.event, r.begin_us AS pass_us, r.duration_us,
+                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
                     ORDER BY r.begin_us) AS place
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.event = 'forward_backward' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+                AND r.event IN ({_TOGETHER}) AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
             WHERE p.parent = 'step' AND {_among(steps, "p.step")}
         ), waits AS (
-            SELECT run, step, begin_us, name, least(max(pass_us) OVER together - pass_us,
+            SELECT run, step, begin_us, name, event, least(max(pass_us) OVER together - pass_us,
                 duration_us - min(duration_us) OVER together) AS wait_us
-            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, place)
+            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, event, place)
         ), waited AS (
-            SELECT run, step, begin_us, name, sum(wait_us) AS wait_us FROM waits GROUP BY ALL
+            -- Each event contains the next one, and so its waiting.
+            SELECT run, step, begin_us, name, max(wait_us) AS wait_us FROM (
+                SELECT run, step, begin_us, name, event, sum(wait_us) AS wait_us
+                FROM waits GROUP BY ALL) GROUP BY ALL
         ), own AS (
             SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
             FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
