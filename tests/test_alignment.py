@@ -369,7 +369,7 @@ def test_who_does_not_know_the_token_is_told_nothing(peer_of, monkeypatch):
     """The connection ends."""
     ports = []
     monkeypatch.setattr(
-        clock_exchange, "_connected", lambda address, token: ports.append(address) or None
+        clock_exchange, "_connected", lambda host, port, _: ports.append((host, port)) or None
     )
     peer_of(LocalRay())
     with socket.create_connection(ports[0], timeout=5) as connection:

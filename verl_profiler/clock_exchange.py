@@ -28,6 +28,7 @@ _BURST = 48
 _FIRST_S = (0.0, 2.0, 5.0, 10.0)
 _EVERY_S = 30.0
 _PATIENCE_S = 5.0
+_CONNECT_S = 1.0
 _KEPT = 128
 _FAILURES = 3
 # Two clocks drift apart by at most one nanosecond in so many: the limit of what a kernel corrects.
@@ -162,7 +163,7 @@ class _Peer:
         self.who, port = self._called("listen", address, token)
         self._connection: socket.socket | None = None
         with contextlib.suppress(OSError):
-            self._connection = _connected((address, port), token)
+            self._connection = _connected(address, port, token)
 
     def ask(self) -> tuple[tuple[str, str], int]:
         """Return who it is, and its monotonic time."""
@@ -189,10 +190,12 @@ class _Peer:
         return _as_connected(self._ray.get)(answer, timeout=_PATIENCE_S)
 
 
-def _connected(address: tuple[str, int | None], token: bytes) -> socket.socket | None:
-    if address[1] is None:
+def _connected(host: str, port: int | None, token: bytes) -> socket.socket | None:
+    """Return a connection to a node's actor; None where the actor could not open a port."""
+    if port is None:
         return None
-    connection = socket.create_connection(address, timeout=_PATIENCE_S)  # type: ignore[arg-type]
+    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    connection.settimeout(_PATIENCE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(token)
     return connection

@@ -323,7 +323,8 @@ def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int
     for rank, length in enumerate(phase.ranks_us):
         writer.span(f"actor_{rank}", RANK_EVENTS[phase.name], ranks, ranks + length)
     for rank, (first, last) in enumerate(phase.passes_us):
-        writer.span(f"actor_{rank}", "forward_backward", ranks + first, ranks + last)
+        for event in ("infer_batch", "forward_backward"):
+            writer.span(f"actor_{rank}", event, ranks + first, ranks + last)
     worked = max(phase.ranks_us, default=0)
     end = ranks + worked + phase.after_us
     writer.span("trainer_0", phase.name, begin, end)
