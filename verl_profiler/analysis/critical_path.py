@@ -308,7 +308,7 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
         WITH {_last_requests(steps)}, stalls AS (
             SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS owner
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
-                JOIN processes AS p ON p.run = g.run AND p.name = g.name
+                LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         ), own AS (
             SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
                 coalesce(e.tool, e.server, e.op) AS what, NULL AS owner,
