@@ -122,7 +122,7 @@ function whatIf(run) {
     element('h3', {}, 'What if'),
     note((own.length ? 'Step ' + clean(chosenStep().label) + ', ' + seconds(unchanged.duration_s) + '. Replayed unchanged, it' : (chosen === ALL ? '' : 'This step was not replayed. ') + mean) + ' is off by ' + off +
       '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up. Where loads were never seen, “from” supposes that replicas give no more tokens per second than they did, and “to” that more calls do not slow each other down.'),
-    table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 12, columns: [...(own.length ? [] : run),
+    table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 20, columns: [...(own.length ? [] : run),
       {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
       {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}),
   ];
