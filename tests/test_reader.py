@@ -41,7 +41,9 @@ def line(number=0, event="engine_call", **more):
         "step": 1,
         **more,
     }
-    return json.dumps({key: value for key, value in content.items() if value is not None})
+    # As the recorder writes them: without spaces.
+    kept = {key: value for key, value in content.items() if value is not None}
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def write_run(folder, lines, name="worker_0", step=1, *, end="\n", header=None, launch=True):

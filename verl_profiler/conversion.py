@@ -17,6 +17,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,42 +75,44 @@ def convert(
         scratch: Where parts go when they are not kept.
         cache: Keep parts in the run directory, if it can be written.
     """
-    result = Converted(original=_is_original(source))
-    folder, known = scratch, {}
+    original = _is_original(source)
+    result = Converted(original=original)
     cached = cache_folder(source) if cache else None
-    if cached is not None:
-        known = _stamp(cached)
-        folder = cached
-    stamp: dict[str, Any] = {}
+    known = {} if cached is None else _stamp(cached)
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    for group in _groups(files):
-        prints = [_fingerprint(file, processes[file.name], result.original) for file in group]
+    stamp: dict[str, Any] = {}
+
+    def part_of(group: list[EventFile]) -> tuple[Path, dict[str, Any]]:
+        prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}.parquet"
-        part = known.get(name)
-        if part is None or not _usable(connection, folder / name, part):
-            part = build_part(connection, group, processes, result.original, folder / name, scratch)
-            if part is None:
-                folder = scratch
-                part = build_part(
-                    connection, group, processes, result.original, folder / name, scratch
-                )
-        if part is None:
-            raise ReadingError(
-                f"no room for the converted events in {folder}.\n"
-                "Free some space, or set TMPDIR to a larger disk",
-                "no-space",
-            )
-        stamp[name] = part
-        result.problems += part["problems"]
-        for process, count in part["counts"].items():
-            result.counts[process] = result.counts.get(process, 0) + count
-        if part["size_bytes"]:
-            result.parts.append(folder / name)
-    if folder != scratch and stamp != known:
-        _write_stamp(folder, stamp)
+        with connection.cursor() as own:
+            part = known.get(name)
+            if cached is not None and part is not None and _usable(own, cached / name, part):
+                return cached / name, part
+            for folder in (scratch,) if cached is None else (cached, scratch):
+                part = build_part(own, group, processes, original, folder / name, scratch)
+                if part is not None:
+                    return folder / name, part
+        raise ReadingError(
+            f"no room for the converted events in {scratch}.\n"
+            "Free some space, or set TMPDIR to a larger disk",
+            "no-space",
+        )
+
+    # Two at a time: where one waits for its last thread, the other goes on.
+    with ThreadPoolExecutor(2) as pool:
+        for path, part in pool.map(part_of, _groups(files)):
+            stamp[path.name] = part
+            result.problems += part["problems"]
+            for process, count in part["counts"].items():
+                result.counts[process] = result.counts.get(process, 0) + count
+            if part["size_bytes"]:
+                result.parts.append(path)
+    if cached is not None and stamp != known and all(p.parent == cached for p in result.parts):
+        _write_stamp(cached, stamp)
     return result
 
 

@@ -218,17 +218,16 @@ def _field(name: str, kind: str) -> str:
 
 
 def list_files(
-    connection: duckdb.DuckDBPyConnection, rows: Sequence[dict[str, Any]], scratch: Path
+    connection: duckdb.DuckDBPyConnection, rows: Sequence[dict[str, Any]], listing: Path
 ) -> None:
     """Make the tables that `event_query` joins: the files, and the vocabulary.
 
     Args:
         connection: Where the query will run.
         rows: One per file: file_id, path, name, role, rank, host, pid, step, shift_us, original.
-        scratch: A folder for a temporary file.
+        listing: A temporary file to write.
     """
     _make_vocabulary(connection, original=any(row["original"] for row in rows))
-    listing = scratch / "part_files.json"
     listing.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in _FILE_COLUMNS.items())
     connection.execute(

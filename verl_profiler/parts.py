@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def build_part(
     counts: list[tuple[int, int, int]] = []
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     while paths:
-        list_files(connection, _listing(group, paths, processes, original), scratch)
+        rows = _listing(group, paths, processes, original)
+        list_files(connection, rows, scratch / f"{target.stem}.json")
         query = event_query(list(paths.values()))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -192,10 +194,9 @@ def _changed(file: EventFile) -> bool:
 
 def can_write(folder: Path) -> bool:
     """Try to write a page of bytes into a folder."""
-    probe = folder / f"probe.{os.getpid()}.partial"
     try:
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * 4096)
     except OSError:
         return False
     return True

@@ -105,8 +105,8 @@ class Run:
         connection.execute("SET preserve_insertion_order = false")
         connection.execute("SET enable_progress_bar = false")
         with contextlib.suppress(duckdb.Error):
-            # Only where duckdb knows time zones does it need to be told.
-            connection.execute("SET TimeZone = 'UTC'")
+            # Only where duckdb knows time zones does it need to be told; cursors are told too.
+            connection.execute("SET GLOBAL TimeZone = 'UTC'")
         if threads is not None:
             connection.execute(f"SET threads = {int(threads)}")
         self.tables = Tables(connection)
