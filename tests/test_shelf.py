@@ -12,7 +12,10 @@ from verl_profiler.reader import load
 
 SMALL = Path(__file__).parent / "data" / "small_run"
 # Between them, they read every table that is kept.
-ASKED = ("step_times", "request_times", "engine_times", "tool_times", "turn_times")
+ASKED = (
+    "step_times", "request_times", "engine_times", "tool_times", "turn_times",
+    "critical_path", "stragglers", "reward_times",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -56,7 +59,8 @@ def test_the_second_reading_makes_nothing(run):
     assert first == answers(run)
     assert files == shelf(run)
     assert {name.rsplit("-", 1)[0] for name in files} == {
-        "engine_calls", "event_counts", "phases", "requests", "steps", "tool_calls", "turns",
+        "engine_calls", "event_counts", "last_requests", "phases", "rank_spans", "request_blame",
+        "requests", "reward_scores", "steps", "tool_calls", "transfers", "turns",
     }  # fmt: skip
 
 

@@ -17,7 +17,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.aliases import vocabulary
+from verl_profiler.cursors import two_at_a_time
 from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import event_query, quoted
 from verl_profiler.events import FORMAT_VERSION
@@ -85,32 +85,31 @@ def convert(
     )
     stamp: dict[str, Any] = {}
 
-    def part_of(group: list[EventFile]) -> tuple[Path, dict[str, Any]]:
+    def part_of(
+        cursor: duckdb.DuckDBPyConnection, group: list[EventFile]
+    ) -> tuple[Path, dict[str, Any]]:
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}.parquet"
-        with connection.cursor() as own:
-            part = known.get(name)
-            if cached is not None and part is not None and _usable(own, cached / name, part):
-                return cached / name, part
-            for folder in (scratch,) if cached is None else (cached, scratch):
-                part = build_part(own, group, processes, original, folder / name, scratch)
-                if part is not None:
-                    return folder / name, part
+        part = known.get(name)
+        if cached is not None and part is not None and _usable(cursor, cached / name, part):
+            return cached / name, part
+        for folder in (scratch,) if cached is None else (cached, scratch):
+            part = build_part(cursor, group, processes, original, folder / name, scratch)
+            if part is not None:
+                return folder / name, part
         raise ReadingError(
             f"no room for the converted events in {scratch}.\n"
             "Free some space, or set TMPDIR to a larger disk",
             "no-space",
         )
 
-    # Two at a time: where one waits for its last thread, the other goes on.
-    with ThreadPoolExecutor(2) as pool:
-        for path, part in pool.map(part_of, _groups(files)):
-            stamp[path.name] = part
-            result.problems += part["problems"]
-            for process, count in part["counts"].items():
-                result.counts[process] = result.counts.get(process, 0) + count
-            if part["size_bytes"]:
-                result.parts.append(path)
+    for path, part in two_at_a_time(connection, part_of, _groups(files)):
+        stamp[path.name] = part
+        result.problems += part["problems"]
+        for process, count in part["counts"].items():
+            result.counts[process] = result.counts.get(process, 0) + count
+        if part["size_bytes"]:
+            result.parts.append(path)
     if cached is not None and stamp != known and all(p.parent == cached for p in result.parts):
         _write_stamp(cached, stamp)
     return result

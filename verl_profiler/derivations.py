@@ -9,7 +9,10 @@ from __future__ import annotations
 from verl_profiler.aliases import FIELD_ALIASES
 from verl_profiler.schemas import FIELDS, REQUEST_PARTS
 
-__all__ = ["DERIVATIONS"]
+__all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US"]
+
+# Clocks of different hosts: a request may end after the `gen` that waited for it by so much.
+GEN_TOLERANCE_US = 50_000
 
 
 def _number(field: str, kind: str = "BIGINT", of: str = "rest") -> str:
@@ -361,6 +364,94 @@ SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, dur
 FROM events WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL
 """
 
+# Waiting of those that are done, charged to those that are not: for the k-th of n to end, the sum
+# over the gaps before its end of (number done) / (number not done).
+BLAME = """
+    SELECT * EXCLUDE (gap_us), sum(gap_us * (place - 1) / (many - place + 1)) OVER (
+            PARTITION BY run, step, kind, part ORDER BY place
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS blame_us
+    FROM (
+        SELECT *, row_number() OVER ordered AS place,
+            count(*) OVER (PARTITION BY run, step, kind, part) AS many,
+            coalesce(end_us - lag(end_us) OVER ordered, 0) AS gap_us
+        FROM {ends}
+        WINDOW ordered AS (PARTITION BY run, step, kind, part ORDER BY end_us, who)
+    )
+"""
+
+# What a request's time after the step's first begin consists of, and the median request's.  Decoding
+# is tokens times time per token; each of the two is charged with what it adds.
+_REQUEST_BLAME = f"""
+WITH calls AS (
+    SELECT run, step, name, request_id, sum(duration_us) AS call_us,
+        sum(coalesce(engine_duration_us, duration_us) - coalesce(queue_us, 0)
+            - coalesce(prefill_us, 0)) AS decode_us,
+        sum(coalesce(prefill_us, 0)) AS prefill_us, sum(response_tokens) AS tokens
+    FROM engine_calls WHERE duration_us IS NOT NULL AND NOT validate GROUP BY ALL
+), begins AS (
+    SELECT run, step, min(begin_us) AS first_us
+    FROM requests WHERE finished AND NOT validate GROUP BY run, step
+), parts AS MATERIALIZED (
+    SELECT r.run, r.step, r.name, r.request_id, r.sample, r.end_us,
+        r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
+        coalesce(c.call_us - c.decode_us - c.prefill_us, 0) AS queued_us,
+        coalesce(c.prefill_us, 0) AS prefill_us, coalesce(c.decode_us, 0) AS decode_us,
+        greatest(coalesce(c.tokens, 0), 1) AS tokens, coalesce(r.tool_us, 0) AS tool_us
+    FROM requests AS r JOIN begins USING (run, step) LEFT JOIN calls AS c USING (run, step, name, request_id)
+    WHERE r.finished AND NOT r.validate
+), typical AS (
+    SELECT run, step, median(whole_us) AS whole_us, median(late_us) AS late_us,
+        median(queued_us) AS queued_us, median(prefill_us) AS prefill_us,
+        median(tool_us) AS tool_us, median(tokens) AS tokens,
+        median(decode_us / tokens) AS token_us
+    FROM parts GROUP BY run, step
+), excess AS (
+    SELECT p.run, p.step, p.name, p.request_id, p.sample, p.end_us,
+        p.whole_us - t.whole_us AS behind_us, p.late_us - t.late_us AS late_us,
+        p.queued_us - t.queued_us AS queued_us,
+        p.prefill_us - t.prefill_us + (p.tokens - t.tokens) * t.token_us AS long_us,
+        p.tokens * (p.decode_us / p.tokens - t.token_us) AS slow_us,
+        p.tool_us - t.tool_us AS tool_us
+    FROM parts AS p JOIN typical AS t USING (run, step)
+), reasons AS (
+    SELECT *, behind_us - late_us - queued_us - long_us - slow_us - tool_us AS other_us
+    FROM excess
+), ends AS (
+    SELECT *, 0 AS kind, 0 AS part, coalesce(request_id, name) AS who FROM reasons
+)
+SELECT run, step, name, request_id, sample, place, many, blame_us, behind_us, late_us, queued_us,
+    long_us, slow_us, tool_us, other_us,
+    CASE greatest(late_us, queued_us, long_us, slow_us, tool_us, other_us)
+        WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN long_us THEN 'long'
+        WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because
+FROM ({BLAME.format(ends="ends")})
+"""
+
+# The request that each `gen` waited for last.
+_LAST_REQUESTS = f"""
+WITH gens AS (
+    SELECT run, step, max_by(name, duration_us) AS trainer,
+        max_by(begin_us, duration_us) AS gen_begin_us, max_by(end_us, duration_us) AS gen_end_us
+    FROM phases WHERE phase = 'gen' AND parent = 'step' GROUP BY run, step
+), waits AS (
+    SELECT g.run, g.step, max(p.end_us) AS wait_end_us FROM gens AS g JOIN phases AS p
+        ON p.run = g.run AND p.step = g.step AND p.phase = 'sample_wait'
+        AND p.begin_us >= g.gen_begin_us AND p.end_us <= g.gen_end_us
+    GROUP BY g.run, g.step
+), ends AS (
+    SELECT g.run, g.step, max(r.end_us) AS end_us FROM gens AS g JOIN requests AS r
+        ON r.run = g.run AND r.step = g.step AND r.finished AND NOT r.validate
+        AND r.end_us <= g.gen_end_us + {GEN_TOLERANCE_US} AND r.end_us > g.gen_begin_us
+    GROUP BY g.run, g.step
+)
+SELECT g.*, w.wait_end_us, r.name, r.request_id, r.begin_us, r.end_us
+FROM gens AS g JOIN ends AS e USING (run, step) LEFT JOIN waits AS w USING (run, step)
+JOIN requests AS r ON r.run = g.run AND r.step = g.step AND r.finished AND NOT r.validate
+    AND r.end_us = e.end_us
+QUALIFY row_number() OVER (PARTITION BY g.run, g.step
+    ORDER BY r.begin_us, r.name, r.request_id) = 1
+"""
+
 _TRANSFERS = f"""
 SELECT e.run, step, name, validate, request_id, role, event, op, partition, status,
     begin_us, end_us, duration_us, size_bytes, rows, e.func, {_TRACED}
@@ -507,11 +598,13 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "engine_calls": (_ENGINE_CALLS, True),
     "phases": (_PHASES, True),
     "steps": (_STEPS, True),
-    "rank_spans": (_RANK_SPANS, False),
+    "last_requests": (_LAST_REQUESTS, True),
+    "request_blame": (_REQUEST_BLAME, True),
+    "rank_spans": (_RANK_SPANS, True),
     "transfers": (_TRANSFERS, True),
     "tq_calls": (_TQ_CALLS, True),
     "tq_stages": (_TQ_STAGES, True),
-    "reward_scores": (_REWARD_SCORES, False),
+    "reward_scores": (_REWARD_SCORES, True),
     "memory": (_MEMORY, False),
     "memory_moves": (_MEMORY_MOVES, True),
     "memory_readings": (_MEMORY_READINGS, True),

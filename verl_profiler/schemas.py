@@ -278,6 +278,34 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "unfinished_requests": "BIGINT",
         "validation_requests": "BIGINT",
     },
+    "last_requests": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "trainer": "VARCHAR",
+        "gen_begin_us": "BIGINT",
+        "gen_end_us": "BIGINT",
+        "wait_end_us": "BIGINT",
+        "name": "VARCHAR",
+        "request_id": "VARCHAR",
+        "begin_us": "BIGINT",
+        "end_us": "BIGINT",
+    },
+    "request_blame": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "request_id": "VARCHAR",
+        "sample": "VARCHAR",
+        "place": "BIGINT",
+        "many": "BIGINT",
+        "blame_us": "DOUBLE",
+        "behind_us": "DOUBLE",
+        **{
+            f"{reason}_us": "DOUBLE"
+            for reason in ("late", "queued", "long", "slow", "tool", "other")
+        },
+        "because": "VARCHAR",
+    },
     "rank_spans": {
         **_BY_RANK,
         "event": "VARCHAR",

@@ -8,6 +8,7 @@ from verl_profiler.rehearsal import adjust
 
 pytestmark = [
     pytest.mark.verl,
+    pytest.mark.usefixtures("_import_path"),
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed"),
 ]
 

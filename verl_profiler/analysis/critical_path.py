@@ -45,9 +45,6 @@ OWNERS: dict[str, str] = {
     UNEXPLAINED: "no event explains the time",
 }
 
-# Clocks of different hosts: a request may end after the `gen` that waited for it by so much.
-_TOLERANCE_US = 50_000
-
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 # Which interval a moment belongs to when several are open: the highest level, then the one that
@@ -217,8 +214,8 @@ def _timers(tables: Tables, steps: Steps) -> _Keyed:
         handed = row["ranked"] and phase not in _WITHOUT_RANKS
         yield _keyed(row, _TIMER, "handover" if handed else phase)
     for row in tables.rows(
-        f"WITH {_last_requests(steps)} SELECT run, step, 'gen' AS phase, trainer AS name, "
-        "gen_begin_us, gen_end_us, wait_end_us, begin_us, end_us FROM lasts"
+        "SELECT run, step, 'gen' AS phase, trainer AS name, gen_begin_us, gen_end_us, wait_end_us, "
+        f"begin_us, end_us FROM last_requests WHERE {in_steps(steps)}"
     ):
         if row["begin_us"] > row["gen_begin_us"]:
             yield _keyed(
@@ -244,31 +241,6 @@ def _timers(tables: Tables, steps: Steps) -> _Keyed:
 
 # Timers that wait for requests, not for ranks.
 _WITHOUT_RANKS = ("gen", "update_weights")
-
-
-def _last_requests(steps: Steps) -> str:
-    """Return SQL for the request that each `gen` waited for last, as `lasts`."""
-    return f"""
-        gens AS (
-            SELECT run, step, max_by(name, duration_us) AS trainer,
-                max_by(begin_us, duration_us) AS gen_begin_us,
-                max_by(end_us, duration_us) AS gen_end_us
-            FROM phases WHERE phase = 'gen' AND parent = 'step' AND {in_steps(steps)}
-            GROUP BY run, step
-        ), waits AS (
-            SELECT g.run, g.step, max(p.end_us) AS wait_end_us FROM gens AS g JOIN phases AS p
-                ON p.run = g.run AND p.step = g.step AND p.phase = 'sample_wait'
-                AND p.begin_us >= g.gen_begin_us AND p.end_us <= g.gen_end_us
-            GROUP BY g.run, g.step
-        ), lasts AS (
-            SELECT g.*, w.wait_end_us, r.name, r.request_id, r.begin_us, r.end_us
-            FROM gens AS g LEFT JOIN waits AS w USING (run, step) JOIN requests AS r
-                ON r.run = g.run AND r.step = g.step AND r.finished AND NOT r.validate
-                AND r.end_us <= g.gen_end_us + {_TOLERANCE_US} AND r.end_us > g.gen_begin_us
-            QUALIFY row_number() OVER (PARTITION BY g.run, g.step
-                ORDER BY r.end_us DESC, r.begin_us, r.name, r.request_id) = 1
-        )
-    """
 
 
 def _ranks(tables: Tables, steps: Steps) -> _Keyed:
@@ -305,7 +277,9 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
     """Give what happened in the request that ended last, and its worker's event-loop lags."""
     for row in tables.rows(
         f"""
-        WITH {_last_requests(steps)}, stalls AS (
+        WITH lasts AS (
+            SELECT * FROM last_requests WHERE {in_steps(steps)}
+        ), stalls AS (
             SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS owner
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
                 LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
@@ -349,13 +323,13 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
     """Lay out queue, prefill and decode of the last request's engine calls, one after the other."""
     for row in tables.rows(
         f"""
-        WITH {_last_requests(steps)}
         SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
             coalesce(c.engine_name, c.name) AS name, c.server AS what, c.engine_begin_us,
             c.engine_duration_us, c.queue_us, c.prefill_us, c.decode_us
-        FROM lasts AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
+        FROM last_requests AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
             AND c.name = l.name AND NOT c.validate AND c.request_id = l.request_id
-        WHERE c.duration_us IS NOT NULL ORDER BY 1, 2, c.begin_us, c.end_us
+        WHERE c.duration_us IS NOT NULL AND {in_steps(steps, "l.step")}
+        ORDER BY 1, 2, c.begin_us, c.end_us
         """
     ):
         at, end = row["begin_us"], row["end_us"]

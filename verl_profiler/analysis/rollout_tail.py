@@ -12,7 +12,7 @@ POINTS = 2000
 
 _CHANGES = """
     chosen AS (
-        SELECT run, step, name, begin_us, end_us, duration_us FROM requests
+        SELECT run, step, name, request_id, begin_us, end_us, duration_us FROM requests
         WHERE finished AND {selection}
     ), changes AS (
         SELECT run, step, at_us, sum(change) AS change FROM (
@@ -20,11 +20,8 @@ _CHANGES = """
             UNION ALL SELECT run, step, end_us, -1 FROM chosen
         ) GROUP BY run, step, at_us
     ), flights AS (
-        SELECT run, step, at_us, sum(change) OVER (PARTITION BY run, step ORDER BY at_us
-                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)::BIGINT AS in_flight,
-            min(at_us) OVER (PARTITION BY run, step) AS first_us,
-            max(at_us) OVER (PARTITION BY run, step) AS last_us,
-            count(*) OVER (PARTITION BY run, step) AS points
+        SELECT run, step, at_us, change, sum(change) OVER (PARTITION BY run, step ORDER BY at_us
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)::BIGINT AS in_flight
         FROM changes
     )
 """
@@ -52,12 +49,15 @@ def requests_in_flight(
     return tables.rows(
         f"""
         WITH {_CHANGES.format(selection=rows_of(steps, worker=worker, validate=validate))},
-        placed AS (
+        ends AS (
+            SELECT run, step, min(at_us) AS first_us, max(at_us) AS last_us, count(*) AS points
+            FROM changes GROUP BY run, step
+        ), placed AS (
             SELECT *, CASE WHEN points <= {points} THEN at_us - first_us
                 ELSE least((at_us - first_us) * {points} // greatest(last_us - first_us, 1),
                     {points} - 1) END AS place,
-                coalesce(lag(in_flight) OVER (PARTITION BY run, step ORDER BY at_us), 0) AS before
-            FROM flights
+                in_flight - change AS before
+            FROM flights JOIN ends USING (run, step)
         )
         SELECT run, step,
             CASE WHEN any_value(points) <= {points} THEN min(at_us) - any_value(first_us)
@@ -105,10 +105,10 @@ def rollout_tail(
                 quantile_disc(end_us, [0.8, 0.95, 0.99]) AS q
             FROM chosen GROUP BY run, step
         ), lasts AS (
-            SELECT run, step, request_id, name FROM requests
-            WHERE finished AND {rows_of(steps, worker=worker, validate=validate)}
+            SELECT run, step, request_id, name FROM chosen JOIN ends USING (run, step)
+            WHERE end_us = last_us
             QUALIFY row_number() OVER (PARTITION BY run, step
-                ORDER BY end_us DESC, duration_us DESC, name, request_id) = 1
+                ORDER BY duration_us DESC, name, request_id) = 1
         )
         SELECT e.run, e.step, requests, first_us AS begin_us, (last_us - first_us) / 1e6 AS rollout_s,
             (last_us - q[1]) / 1e6 AS tail80_s, (last_us - q[2]) / 1e6 AS tail95_s,

@@ -23,6 +23,7 @@ from itertools import accumulate, count, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from verl_profiler.derivations import GEN_TOLERANCE_US
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -42,8 +43,6 @@ POLL_US = 2_000_000
 # Two TransferQueue calls of the trainer with this much between them belong to two looks; a trainer
 # that polls looks for the first time within this after it has begun to wait.
 _APART_US = 50_000
-# A request may end so long after the `gen` that waited for it: clocks of different hosts.
-_TOLERANCE_US = 50_000
 # Waiting for a full replica, for at least this part of the engine's time, may come from a limit of
 # calls at once; it is believed when a replay with the limit ends within this part of the measured
 # time.
@@ -436,7 +435,7 @@ def _with_rollout(
     begin, gen_end = whole["begin_us"], whole["gen_end_us"]
     if rollout is None or gen_end is None:
         return model
-    seen = [row for row in rollout.requests if row["end_us"] <= gen_end + _TOLERANCE_US]
+    seen = [row for row in rollout.requests if row["end_us"] <= gen_end + GEN_TOLERANCE_US]
     if not seen:
         return model
     last = max(row["end_us"] for row in seen)

@@ -221,8 +221,11 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     tables.connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE drawn_requests AS
-        WITH ranked AS (
-            SELECT r.*, s.scene,
+        WITH numbered AS MATERIALIZED (
+            SELECT *, row_number() OVER () AS id FROM requests
+            WHERE step IS NOT NULL AND {in_steps(steps)}
+        ), ranked AS (
+            SELECT id, scene, status,
                 row_number() OVER (PARTITION BY run, step, validate
                     ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow,
                 row_number() OVER (PARTITION BY run, step, validate, name
@@ -233,18 +236,19 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
                     status IN ('error', 'unfinished', 'cancelled')
                     ORDER BY begin_us, request_id, sample, session) AS odd,
                 count(*) OVER (PARTITION BY run, step, validate) AS count
-            FROM requests AS r LEFT JOIN (SELECT scene, run, step, validate FROM drawn_scenes)
-                AS s USING (run, step, validate)
-            WHERE step IS NOT NULL AND {in_steps(steps)}
+            FROM numbered LEFT JOIN (SELECT scene, run, step, validate FROM drawn_scenes)
+                USING (run, step, validate)
+        ), chosen AS (
+            SELECT id, scene, place FROM ranked
+            WHERE CASE WHEN scene IS NOT NULL THEN
+                slow <= {_SLOWEST} OR (slow_in_worker = 1 AND {each} >= 60)
+                OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
+                OR place * least({each}, count) // count <> (place - 1) * least({each}, count) // count
+                ELSE slow <= {slowest_of_others} END
         )
-        SELECT row_number() OVER (ORDER BY r.run, r.step, r.validate, place) - 1 AS number,
-            t.begin_us AS base_us, r.*
-        FROM ranked AS r JOIN steps AS t USING (run, step)
-        WHERE CASE WHEN scene IS NOT NULL THEN
-            slow <= {_SLOWEST} OR (slow_in_worker = 1 AND {each} >= 60)
-            OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
-            OR place * least({each}, count) // count <> (place - 1) * least({each}, count) // count
-            ELSE slow <= {slowest_of_others} END
+        SELECT row_number() OVER (ORDER BY r.run, r.step, r.validate, c.place) - 1 AS number,
+            t.begin_us AS base_us, c.scene, r.* EXCLUDE (id)
+        FROM chosen AS c JOIN numbered AS r USING (id) JOIN steps AS t USING (run, step)
         """
     )
 
@@ -530,26 +534,30 @@ def _count_lanes(tables: Tables, names: _Names) -> dict[int, list[dict[str, Any]
             UNION ALL
             SELECT s.*, 'TransferQueue', 'tq_get', x.begin_us, x.end_us
             FROM transfers AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+        ), kinds AS MATERIALIZED (
+            SELECT *, row_number() OVER () AS kind
+            FROM (SELECT DISTINCT scene, lane, event, begin_us, end_us FROM spans)
         ), changes AS (
-            SELECT scene, lane, event, begin_us, end_us, greatest(from_us, begin_us) AS at_us,
-                1 AS change FROM spans
-            UNION ALL
-            SELECT scene, lane, event, begin_us, end_us, least(to_us, end_us), -1 FROM spans
+            SELECT kind, at_us, sum(change) AS change FROM (
+                SELECT kind, greatest(from_us, k.begin_us) AS at_us, 1 AS change
+                FROM spans JOIN kinds AS k USING (scene, lane, event)
+                UNION ALL
+                SELECT kind, least(to_us, k.end_us), -1
+                FROM spans JOIN kinds AS k USING (scene, lane, event)
+            ) GROUP BY kind, at_us
         ), running AS (
-            SELECT scene, lane, event, begin_us, end_us, at_us,
-                sum(change) OVER ordered AS open, row_number() OVER ordered AS number
+            SELECT kind, at_us, sum(change) OVER (PARTITION BY kind ORDER BY at_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS open
             FROM changes
-            WINDOW ordered AS (PARTITION BY scene, lane, event ORDER BY at_us, change DESC
-                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
         ), parts AS (
-            SELECT scene, lane, event, least(floor((at_us - begin_us) * {_PARTS}.0
+            SELECT kind, least(floor((at_us - begin_us) * {_PARTS}.0
                 / greatest(end_us - begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
-                max(open)::INTEGER AS most, arg_max(open, number)::INTEGER AS last
-            FROM running GROUP BY ALL
+                max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
+            FROM running JOIN kinds USING (kind) GROUP BY kind, part
         )
         SELECT scene, lane, event, max(most) AS most, list([part, most, last] ORDER BY part)
             AS counts
-        FROM parts GROUP BY scene, lane, event
+        FROM parts JOIN kinds USING (kind) GROUP BY scene, lane, event
         ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
         """
     )
