@@ -80,7 +80,9 @@ class _Batch:
         merged.input_ids = torch.cat([batch.input_ids for batch in both])
         merged.mask = torch.cat([_of_width(batch.mask, needed) for batch in both])
         merged.cache = DynamicCache()
-        for number, layers in enumerate(zip(self.cache.layers, other.cache.layers, strict=True)):
+        # Of transformers' kinds of layers only those with keys and values are there.
+        pairs: Any = zip(self.cache.layers, other.cache.layers, strict=True)
+        for number, layers in enumerate(pairs):
             keys, values = (
                 torch.cat([_of_width(each.mT, needed - 1).mT for each in tensors])
                 for tensors in zip(*((each.keys, each.values) for each in layers), strict=True)
