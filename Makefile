@@ -12,10 +12,12 @@ REHEARSE_FLAGS ?=
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
-# Handed to pytest, for example -k recorder, or -m "not rehearsal" for the quick ones.
+# Handed to pytest, for example -k recorder, or -m "not rehearsal"; without any, the tests that run
+# the real verl and Ray, which wait a lot, and all others run side by side.
 TEST_FLAGS ?=
+REAL := verl or ray or rehearsal
 
-.PHONY: help install rehearsal lint test
+.PHONY: help install rehearsal lint test test-real test-quick
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
@@ -33,8 +35,21 @@ lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-test: $(INSTALLED) $(VENV)/installed-dev lint
+ifneq ($(TEST_FLAGS),)
+test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
+else
+test: $(INSTALLED) $(VENV)/installed-dev
+	$(MAKE) --no-print-directory -j2 test-real test-quick
+endif
+
+test-real: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -m "$(REAL)"
+
+# Said at its end, so that the two do not talk at once.
+test-quick: lint
+	nice $(VENV)/bin/python -m pytest -m "not ($(REAL))" >$(VENV)/test-quick.log 2>&1; \
+	status=$$?; cat $(VENV)/test-quick.log; exit $$status
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'

@@ -169,8 +169,8 @@ class Tables:
             around = parts_query(self.shelf.of_times(*chunk.around_us))
             served = f"WITH event_fields AS ({around}) {DERIVATIONS['engine_requests'][0]}"
         sources = (
-            f"event_fields AS (SELECT * FROM {fields} WHERE {chunk.condition()}), "
-            "events AS (SELECT * FROM event_fields)"
+            f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()}), "
+            "events AS NOT MATERIALIZED (SELECT * FROM event_fields)"
         )
         if "engine_requests" in _named(query):
             first_us, last_us = chunk.around_us
