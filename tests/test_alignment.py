@@ -1,11 +1,14 @@
 """Clocks of several hosts on one axis: simulated skews, real other clocks, and what is said of them."""
 
+import contextlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 from verl_profiler import clock_exchange
 from verl_profiler.alignment import aheads, fit
-from verl_profiler.clock import boot_id
+from verl_profiler.clock import boot_id, now
 from verl_profiler.reader import load
 
 SECOND = 10**9
@@ -258,7 +261,8 @@ def test_without_comparisons_contradictions_are_said(tmp_path):
 def test_the_exchange_keeps_few_samples_and_no_own_ones(monkeypatch):
     """A week of bursts stays small; the node with the driver's kernel has the driver's clock."""
     monkeypatch.setattr(clock_exchange, "_samples", {})
-    clock_exchange._keep((boot_id(), "here"), [0, 0, 1])
+    clock_exchange._compare(SimpleNamespace(who=(boot_id(), "here")))
+    clock_exchange._compare(SimpleNamespace(who=("", "unknown")))
     assert {} == clock_exchange.account()
     for number in range(2000):
         clock_exchange._keep(("other", "there"), [number, 0, 1])
@@ -269,6 +273,110 @@ def test_the_exchange_keeps_few_samples_and_no_own_ones(monkeypatch):
     assert len(kept) <= 128
     assert (0, 1999) == (kept[0], kept[-1])
     assert kept == sorted(kept)
+
+
+def test_questions_and_answers_bound_the_difference_apart(monkeypatch):
+    """A quick question in one exchange and a quick answer in another: a hundredth of what each says alone."""
+    moments = iter([0, 1_010_000, 2_000_000, 3_010_000])
+    told = iter([7_000_010_000, 7_003_000_000])
+    monkeypatch.setattr(clock_exchange, "now", lambda: next(moments))
+    who, (_, ahead, bound) = clock_exchange.exchange(lambda: ("other", next(told)), tries=2)
+
+    # 10 us each way, and what the clocks may have drifted between the exchanges.
+    assert "other" == who
+    assert 7_000_000_000 == pytest.approx(ahead, abs=bound)
+    assert 10_000 < bound < 12_000
+
+
+def test_answers_that_contradict_each_other_leave_the_quickest(monkeypatch):
+    """A clock that was set within the burst."""
+    moments = iter([0, 100, 1_000, 1_200])
+    told = iter([50, 9_000_000])
+    monkeypatch.setattr(clock_exchange, "now", lambda: next(moments))
+
+    assert ("other", [50, 0, 51]) == clock_exchange.exchange(lambda: ("other", next(told)), tries=2)
+
+
+class LocalRay:
+    """Just so much of Ray that the actor runs in a thread of this process."""
+
+    def __init__(self, listens=True):
+        self.listens = listens
+        self.calls = []
+
+    def remote(self, made):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self._of(made())))
+
+    def _of(self, actor):
+        def method(name):
+            def called(*arguments):
+                self.calls.append(name)
+                answer = getattr(actor, name)(*arguments)
+                return answer if self.listens or name != "listen" else (answer[0], None)
+
+            return SimpleNamespace(remote=called)
+
+        return SimpleNamespace(**{name: method(name) for name in ("listen", "read")})
+
+    def get(self, answer, timeout):
+        return answer
+
+    def kill(self, actor):
+        self.calls.append("kill")
+
+
+@pytest.fixture
+def peer_of(monkeypatch):
+    """Make a peer of a Ray, without a cluster."""
+    scheduling = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", scheduling)
+    made = []
+
+    def make(ray):
+        made.append(clock_exchange._Peer(ray, "node", "127.0.0.1"))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.end()
+
+
+def test_a_peer_is_asked_over_a_connection_of_its_own(peer_of):
+    """One call of Ray to find it, none to ask it."""
+    ray = LocalRay()
+    peer = peer_of(ray)
+    before, (who, told), after = now(), peer.ask(), now()
+
+    assert who[0] == boot_id()
+    assert before <= told <= after
+    assert ray.calls == ["listen"]
+
+
+def test_a_peer_that_cannot_be_connected_to_is_asked_by_calls_of_ray(peer_of):
+    """No port, or a connection that ends in the middle."""
+    for ray in (LocalRay(listens=False), LocalRay()):
+        peer = peer_of(ray)
+        if peer._connection is not None:
+            peer._connection.shutdown(socket.SHUT_RDWR)
+        for _ in range(2):
+            before, (_, told), after = now(), peer.ask(), now()
+
+            assert before <= told <= after
+        assert ray.calls == ["listen", "read", "read"]
+
+
+def test_who_does_not_know_the_token_is_told_nothing(peer_of, monkeypatch):
+    """The connection ends."""
+    ports = []
+    monkeypatch.setattr(
+        clock_exchange, "_connected", lambda host, port, _: ports.append((host, port)) or None
+    )
+    peer_of(LocalRay())
+    with socket.create_connection(ports[0], timeout=5) as connection:
+        connection.sendall(b"x" * clock_exchange._TOKEN_BYTES + b"?")
+
+        with contextlib.suppress(ConnectionResetError):
+            assert b"" == connection.recv(8)
 
 
 class BrokenRay:

@@ -53,6 +53,17 @@ def test_equal_groups_are_rarely_called_different(size, same_steps):
     assert alarms <= 4
 
 
+@pytest.mark.parametrize(("sizes", "same_steps"), [((7, 13), False), ((9, 9), True)])
+def test_the_other_way_round_it_is_the_same_change(sizes, same_steps):
+    """Random deals are the same ones, so what is certain of A and B is certain of B and A."""
+    asked = figures(3, sizes, shift=1.2, same_steps=same_steps, count=6)
+    turned = [Figure(each.name, each.unit, each.b, each.a, each.statistic) for each in asked]
+    for one, other in zip(compared(asked), compared(turned), strict=True):
+        assert (one.p, one.p_up, one.p_down) == (other.p, other.p_down, other.p_up)
+        assert (one.low, one.high) == (-other.high, -other.low)
+        assert one.adjusted_p == other.adjusted_p
+
+
 def test_large_changes_are_certain():
     """Twice as long, with ten steps of each."""
     changes = compared(figures(1, (10, 10), shift=2.0))

@@ -104,6 +104,10 @@ def change(figure: Figure) -> Change:
     second = [figure.b[step] for step in sorted(figure.b)]
     statistic = _statistic(figure.statistic)
     a, b = statistic(first), statistic(second)
+    # Always the same way round, so that random deals say the same of A and B as of B and A.
+    turned = (len(second), second) < (len(first), first)
+    if turned:
+        first, second = second, first
     pool = first + second
     low = high = None
     chances: tuple[float | None, ...] = (None, None, None)
@@ -123,6 +127,9 @@ def change(figure: Figure) -> Change:
         )
         place = _tail(min(sizes)) * len(drawn)
         low, high = drawn[math.floor(place)], drawn[-1 - math.floor(place)]
+    if turned:
+        chances = (chances[0], *chances[:0:-1])
+        low, high = (None, None) if low is None or high is None else (-high, -low)
     return Change(figure, a, b, low, high, *chances)
 
 

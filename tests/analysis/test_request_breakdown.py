@@ -110,3 +110,18 @@ def test_ids_that_repeat_are_told_apart(tables, conversation):
 
     assert {2} == {row["step"] for row in rows}
     assert 0.0 == rows[0]["begin_s"]
+
+
+def test_a_request_says_how_long_its_loop_stood_still(tables, conversation, span):
+    """Of its own worker, and only while it ran; no part gets longer."""
+    lags = [
+        span("event_loop_lag", -1.0, 0.5, name="worker_0", loop="main"),
+        span("event_loop_lag", 5.0, 5.25, name="worker_0", loop="main"),
+        span("event_loop_lag", 2.0, 4.0, name="worker_1", loop="main"),
+    ]
+    (quiet,) = request_breakdown(tables(conversation()))
+    (row,) = request_breakdown(tables([*conversation(), *lags]))
+
+    assert 0.75 == row["stalled_s"]
+    assert 0.0 == quiet["stalled_s"]
+    assert quiet == {**row, "stalled_s": 0.0}

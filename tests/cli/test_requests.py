@@ -136,6 +136,7 @@ def row(**more):
         "prefill",
         "decode",
         "outside",
+        "stalled",
         "duration",
         "seen",
     ]

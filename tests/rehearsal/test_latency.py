@@ -2,7 +2,8 @@
 
 import statistics
 
-from verl_profiler.rehearsal.latency import FACTOR_VARIABLE, latency_s
+from verl_profiler.rehearsal.interventions import VARIABLE
+from verl_profiler.rehearsal.latency import latency_s
 
 
 def test_the_same_call_takes_the_same_time():
@@ -37,6 +38,6 @@ def test_without_a_tail_there_is_none():
 def test_all_latencies_can_be_multiplied(monkeypatch):
     """For an intervention whose effect is known."""
     plain = [latency_s(str(key)) for key in range(9)]
-    monkeypatch.setenv(FACTOR_VARIABLE, "5.0")
+    monkeypatch.setenv(VARIABLE, '{"tool_latency": 5.0}')
 
     assert [5 * seconds for seconds in plain] == [latency_s(str(key)) for key in range(9)]

@@ -45,7 +45,7 @@ def server(model):
     made._pad_token_id = PAD
     made._eos_token_ids = {EOS}
     made._global_steps = 5
-    made._waiting, made._groups, made._loop = [], [], None
+    made._waiting, made._batch, made._loop = [], None, None
     made._model_lock = asyncio.Lock()
     return made
 
@@ -85,18 +85,36 @@ def test_a_batch_decodes_as_each_request_alone(model, server):
         assert {"global_steps": 5} == output.extra_fields
 
 
-def test_requests_that_come_later_join(model, server):
-    """A second group runs beside the first one, and both are right."""
+def test_requests_that_come_later_join_the_passes_of_the_others(model, server):
+    """One cache for all, whoever came when; each gets what it would have got alone."""
+    sizes, passes = [], server._model.forward
+
+    def counted(*args, **kwargs):
+        sizes.append(kwargs["input_ids"].shape)
+        return passes(*args, **kwargs)
 
     async def staggered():
-        first = asyncio.create_task(server.generate(PROMPTS[0], GREEDY, "a"))
-        while not server._groups:
-            await asyncio.sleep(0)
-        second = asyncio.create_task(server.generate(PROMPTS[1], GREEDY, "b"))
-        return await first, await second
+        tasks = []
+        for prompt in PROMPTS:
+            tasks.append(asyncio.create_task(server.generate(prompt, GREEDY, str(prompt))))
+            before = len(sizes)
+            while len(sizes) < before + 3 and not tasks[-1].done():
+                await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
 
-    for prompt, output in zip(PROMPTS, asyncio.run(staggered()), strict=False):
-        assert _alone(model, prompt, 24)[0] == output.token_ids
+    server._model.forward = counted
+    try:
+        outputs = asyncio.run(staggered())
+    finally:
+        server._model.forward = passes
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        tokens, log_probs = _alone(model, prompt, 24)
+
+        assert tokens == output.token_ids
+        assert log_probs == pytest.approx(output.log_probs, abs=1e-4)
+    assert max(rows for rows, _ in sizes) > 1
+    # A pass for each prompt, and shared ones for the other tokens.
+    assert len(sizes) < sum(len(output.token_ids) for output in outputs)
 
 
 def test_no_more_run_at_once_than_it_was_told(model, server):
@@ -104,9 +122,9 @@ def test_no_more_run_at_once_than_it_was_told(model, server):
     server._config.max_num_seqs = 2
     told, most, step = [], [], server._step
 
-    def counted():
-        most.append(sum(len(group.requests) for group in server._groups))
-        step()
+    def counted(begun):
+        most.append(len(server._running()) + len(begun))
+        step(begun)
 
     async def one(prompt):
         request = standin()._Request(list(prompt), 12, 0)
@@ -153,7 +171,7 @@ def test_an_abort_ends_requests_with_what_they_have(server):
 def test_a_failure_reaches_the_requests(server, monkeypatch):
     """A request that waits for ever would stop the trainer without a word."""
 
-    def fail():
+    def fail(_begun):
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(server, "_step", fail)

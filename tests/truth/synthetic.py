@@ -52,12 +52,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of the trainer: handed over, done by ranks that begin together, collected."""
+    """A phase of the trainer: handed over, done by ranks that begin together, collected.
+
+    `passes_us`: when each rank's forward pass begins and ends, after it has begun.
+    """
 
     name: str
     ranks_us: tuple[int, ...]
     before_us: int = 4_000
     after_us: int = 3_000
+    passes_us: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Step:
     gap_us: int = 1_000
     slots: int | None = None
     stall: tuple[int, int, int] | None = None
+    stalled_by: str | None = None
+    stalled_too: tuple[str, ...] = ()
     save_us: int = 0
 
 
@@ -196,7 +202,9 @@ def _write(writer: Writer, step: Step) -> Truth:
     writer.span("trainer_0", "step", 0, truth.duration_us)
     if step.stall:
         worker, begin, end = step.stall
-        writer.span(f"worker_{worker}", "event_loop_lag", begin, end, loop="main")
+        lag = {"loop": "main", "during": step.stalled_by}
+        for name in (f"worker_{worker}", *step.stalled_too):
+            writer.span(name, "event_loop_lag", begin, end, **lag)
     truth.owners = {owner: length for owner, length in owners.items() if length}
     return truth
 
@@ -314,6 +322,9 @@ def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int
     ranks = begin + phase.before_us
     for rank, length in enumerate(phase.ranks_us):
         writer.span(f"actor_{rank}", RANK_EVENTS[phase.name], ranks, ranks + length)
+    for rank, (first, last) in enumerate(phase.passes_us):
+        for event in ("infer_batch", "forward_backward"):
+            writer.span(f"actor_{rank}", event, ranks + first, ranks + last)
     worked = max(phase.ranks_us, default=0)
     end = ranks + worked + phase.after_us
     writer.span("trainer_0", phase.name, begin, end)

@@ -1,6 +1,7 @@
 """Who owns each second of a step, against steps of which that is known."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import Phase as Stage
@@ -111,6 +112,85 @@ def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
     assert "event_loop" not in {row["owner"] for row in critical_path(quiet)}
 
 
+@pytest.mark.parametrize(
+    ("goes_on_us", "during", "stalled_us"),
+    [
+        # The answer was there, and the loop noticed when it ran again.
+        (2_000, None, 500_000),
+        # No answer had come when the loop ran again, so the stall held nothing up.
+        (300_000, None, 0),
+        # The wait itself was what blocked the loop.
+        (2_000, "server_acquire", 0),
+    ],
+)
+def test_a_stall_owns_the_wait_for_an_answer_that_it_covers(goes_on_us, during, stalled_us):
+    """Choosing a replica takes a millisecond, and seems to take as long as the loop stands still."""
+    turn = Turn(acquire_us=100_000 + 500_000 + goes_on_us)
+    begin = 1_000 + 10_000 + 3_000 + 100_000
+    tables, (truth,) = run_of(
+        Step((Request(turns=(turn,)),), stall=(0, begin, begin + 500_000), stalled_by=during)
+    )
+    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+
+    assert stalled_us == owners.get("event_loop", 0)
+    assert turn.acquire_us - stalled_us == owners["server_acquire"]
+    assert truth.duration_us == sum(owners.values())
+
+
+@pytest.mark.parametrize("part", ["tool", "decode", "prompt_build"])
+def test_a_stall_owns_nothing_that_has_a_reason_of_its_own(part):
+    """A tool that takes long anyway, or may be what blocks; the engine, which has a clock of its own."""
+    turn = Turn(tokens=100, tools=(("search", 900_000),))
+    step = Step((Request(turns=(turn,), build_us=300_000),))
+    _, (truth,) = run_of(step)
+    begin = {
+        "prompt_build": 20_000,
+        "decode": 11_000 + 300_000 + 500 + 1_500 + turn.prefill_us,
+        "tool": truth.ends_us[0] - 500_000,
+    }[part]
+    tables, _ = run_of(replace(step, stall=(0, begin, begin + 280_000)))
+
+    assert truth.owners == {
+        row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)
+    }
+
+
+@pytest.mark.parametrize(
+    ("others", "owner"),
+    [
+        (("engine_0", "trainer_0", "actor_0"), "host_stall"),
+        # One process is no host, and neither is one role.
+        (("engine_0", "trainer_0"), "event_loop"),
+        (("worker_1", "worker_2", "worker_3"), "event_loop"),
+    ],
+)
+def test_a_stall_of_all_processes_is_the_hosts(others, owner):
+    """The same moments in processes that have nothing to do with each other."""
+    turn = Turn(acquire_us=900_000)
+    tables, (truth,) = run_of(
+        Step((Request(turns=(turn,)),), stall=(0, 20_000, 910_000), stalled_too=others)
+    )
+    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+
+    assert 890_000 == owners[owner]
+    assert truth.duration_us == sum(owners.values())
+    assert 1 == len({"event_loop", "host_stall"} & set(owners))
+
+
+def test_a_stall_of_another_host_is_none_of_this():
+    """Three processes that stand still elsewhere, at the same time."""
+    others = ("engine_0", "trainer_0", "actor_0")
+    step = Step(
+        (Request(turns=(Turn(acquire_us=900_000),)),),
+        stall=(0, 20_000, 910_000),
+        stalled_too=others,
+    )
+    tables, _ = run_of(step)
+    tables.connection.execute("UPDATE processes SET host = 'one' WHERE name = 'worker_0'")
+
+    assert "host_stall" not in {row["owner"] for row in critical_path(tables)}
+
+
 def test_a_traced_function_owns_nothing_of_what_it_computes():
     """TransferQueue's tracing spans the whole agent loop; the time is still that of its parts."""
     step = Step((Request(),))
@@ -135,6 +215,7 @@ ANYTHING = st.tuples(
             *(("forward_backward", "actor_1"), ("tq_put", "actor_1"), ("request", "worker_0")),
             *(("turn", "worker_0"), ("engine_call", "worker_0"), ("tool_call", "worker_0")),
             *(("event_loop_lag", "worker_0"), ("postprocess", "worker_0"), ("reward", "worker_0")),
+            *(("event_loop_lag", "worker_0"), ("server_acquire", "worker_0")),
         ]
     ),
     st.integers(-2_000, 12_000),

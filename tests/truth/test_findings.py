@@ -77,6 +77,14 @@ CASES = {
     "engine_queue": (replace(QUIET, slots=8), {"tail"}),
     "way_to_engine": (requests_with(turns_with(acquire_us=90_000)), set()),
     "event_loop": (replace(STALLED, stall=(0, 680_000, 828_000)), {"tail", "way_to_engine"}),
+    "host_stall": (
+        replace(
+            requests_with(turns_with(back_us=900_000), (0,)),
+            stall=(0, 680_000, 1_500_000),
+            stalled_too=("engine_0", "trainer_0", "actor_0"),
+        ),
+        {"tail", "way_to_engine"},
+    ),
     "late_start": (requests_with(lambda request: replace(request, begin_us=300_000)), set()),
     "reward": (requests_with(lambda request: replace(request, reward_us=300_000)), set()),
     "transfer": (requests_with(lambda request: replace(request, put_us=300_000)), set()),

@@ -5,10 +5,11 @@ from statistics import fmean, median
 
 import pytest
 from hypothesis import given, settings
-from truth.synthetic import Request, Step, Turn, run_of, with_turns
+from truth.synthetic import Phase, Request, Step, Turn, run_of, with_turns
 from truth.test_critical_path import UNSHRUNK, steps
 
-from verl_profiler.analysis.step_model import step_models
+from verl_profiler.analysis.step_model import Call, StepModel, step_models
+from verl_profiler.analysis.step_model import Request as ModelRequest
 from verl_profiler.analysis.what_if import CHANGES, UNCHANGED, step_replays, what_if
 
 TOOLS = (90_000, 100_000, 110_000, 100_000, 2_500_000)
@@ -144,6 +145,22 @@ def test_ranks_and_weights():
     )
 
 
+def test_ranks_that_wait_for_a_late_one_in_their_own_pass():
+    """Their spans are equally long; in one phase the ranks need each other, in the other they do not."""
+    late = Phase(
+        "update_actor", (900_000, 900_000), passes_us=((9_000, 880_000), (409_000, 880_000))
+    )
+    alone = Phase("ref", (300_000, 700_000), passes_us=((9_000, 209_000), (409_000, 609_000)))
+    even = (
+        Phase("ref", (500_000, 500_000)),
+        Phase("update_actor", (700_000, 700_000)),
+    )
+    made = replace(MIXED, phases=(alone, late), poll_us=None)
+    replayed, _ = replays(made)
+
+    assert truth_of(replace(made, phases=even)) == pytest.approx(replayed["even_ranks"], abs=1)
+
+
 def test_the_slowest_stop_at_the_95th_percentile():
     """With 40 requests of which one is slow: the step ends with the second slowest."""
     quick = tuple(Request(turns=(Turn(tokens=100 + place),)) for place in range(39))
@@ -180,6 +197,114 @@ def test_calls_slow_each_other_down():
     assert truth.duration_us == pytest.approx(model.replayed(), abs=1)
     assert truth.duration_us == pytest.approx(model.from_tokens(), abs=100)
     assert truth.duration_us - 150_000 == pytest.approx(left_alone, abs=100)
+
+
+def in_passes(limit, pass_us):
+    """Make a step of a replica that gives each of its calls a token in each pass, as engines do.
+
+    24 requests come at once and 12 one by one before; at most `limit` run, the rest waits in order.
+    """
+    calls = [(200_000 * place, 30 + place) for place in range(12)]
+    calls += [(3_000_000, 30 + 7 * place % 40) for place in range(24)]
+    waiting = [(come, place, tokens) for place, (come, tokens) in enumerate(calls)]
+    running, served, now = {}, {}, 0
+    while waiting or running:
+        while waiting and waiting[0][0] <= now and len(running) < limit:
+            come, place, tokens = waiting.pop(0)
+            running[place] = tokens
+            served[place] = [come, now, now]
+        if not running:
+            now = waiting[0][0]
+            continue
+        now += pass_us(len(running))
+        for place in list(running):
+            served[place][2] = now
+            running[place] -= 1
+            if not running[place]:
+                del running[place]
+    return Step(
+        tuple(
+            Request(
+                turns=(
+                    Turn(
+                        tokens=calls[place][1],
+                        token_us=round((end - begin) / calls[place][1]),
+                        held_us=begin - come,
+                        prefill_us=0,
+                    ),
+                ),
+                begin_us=come,
+            )
+            for place, (come, begin, end) in served.items()
+        )
+    )
+
+
+def test_a_limit_taken_away_where_loads_go_on_as_seen():
+    """Passes of 5 ms and 300 us per call: the line holds beyond the loads that were seen."""
+
+    def pass_us(calls):
+        return 5_000 + 300 * calls
+
+    made, without = in_passes(4, pass_us), in_passes(36, pass_us)
+    replayed, truth = replays(made)
+    model = step_models(run_of(made)[0], [1])[0]
+
+    assert 4 == model.slots
+    assert truth.duration_us == pytest.approx(replayed[UNCHANGED], rel=0.01)
+    assert (5_000, 300) == pytest.approx(model.slowness, rel=0.1)
+    assert truth_of(without) == pytest.approx(replayed["no_queue"], rel=0.02)
+    assert truth_of(in_passes(8, pass_us)) == pytest.approx(replayed["twice_the_slots"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        pytest.param(lambda calls: min(calls, 4), id="calls slow each other down no further"),
+        pytest.param(lambda calls: calls, id="as the line says"),
+        pytest.param(lambda calls: calls + 3 * max(calls - 4, 0), id="more than the line says"),
+    ],
+)
+def test_a_limit_taken_away_lies_between_the_bounds(loaded):
+    """Whatever loads do that were never seen, the answer says from where to where."""
+
+    def pass_us(calls):
+        return 5_000 + 300 * loaded(calls)
+
+    made, without = in_passes(4, pass_us), in_passes(36, pass_us)
+    tables, (truth,) = run_of(made)
+    rows = {row["what"]: row for row in what_if(tables)}
+    (answer,) = [row for row in step_replays(tables) if row["what"] == "no_queue"]
+    saved_s = (truth.duration_us - truth_of(without)) / 1e6
+
+    assert answer["least_s"] < answer["saved_s"] < answer["most_s"]
+    assert answer["least_s"] - 0.02 <= saved_s <= answer["most_s"] + 0.02
+    assert rows["no_queue"]["low_s"] <= saved_s <= rows["no_queue"]["high_s"]
+
+
+@pytest.mark.parametrize(("beyond", "last_us"), [("line", 9), ("flat", 5), ("saturated", 10)])
+def test_what_more_calls_do_than_were_seen(beyond, last_us):
+    """Four equal calls with two slots, 1 + 2 us per call in a pass: two rounds of 5 us."""
+    requests = tuple(
+        ModelRequest(0.0, 10.0, "worker_0", 1, (Call(0.0, 0.0, 1.0, 0.0, 5.0, "engine_0", 0),))
+        for _ in range(4)
+    )
+    model = StepModel(
+        "made", 1, 10, requests, 10.0, 10.0, slowness=(1.0, 2.0), slots=2, most_running=2
+    )
+
+    assert 10 == pytest.approx(model.replayed())
+    assert last_us == pytest.approx(model.replayed(slots=4, beyond=beyond))
+
+
+def test_no_queue_is_the_step_without_its_limit():
+    """Calls that do not slow each other down: what the queue held back comes back, all of it."""
+    made = replace(MIXED, slots=2, poll_us=None)
+    replayed, _ = replays(made)
+    held = with_turns(MIXED, lambda turn: replace(turn, held_us=400_000))
+
+    assert truth_of(replace(made, slots=None)) == pytest.approx(replayed["no_queue"], abs=2)
+    assert truth_of(MIXED) == pytest.approx(replays(held)[0]["no_queue"], abs=2)
 
 
 def test_averages_intervals_and_emptiness():

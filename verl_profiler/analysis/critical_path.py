@@ -38,7 +38,8 @@ OWNERS: dict[str, str] = {
     "postprocess": "the result was made into tensors and stored",
     "reward": "the request waited for its reward; or the trainer's timer of that name",
     "transfer": "TransferQueue calls",
-    "event_loop": "the worker's event loop did not run, and nothing else explains the time",
+    "event_loop": "the worker's event loop did not run, where the request waited for it or an answer",
+    "host_stall": "the same, while most other processes of its host did not run either",
     "polling": "every request had ended, and the trainer had not looked yet",
     "handover": "a phase of the trainer in which its last rank was not at work",
     UNEXPLAINED: "no event explains the time",
@@ -48,7 +49,7 @@ _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 # Which interval a moment belongs to when several are open: the highest level, then the one that
 # began last.
-_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART = range(9)
+_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART, _STALL = range(10)
 
 _OF_EVENT = {
     "request": UNEXPLAINED,
@@ -56,9 +57,24 @@ _OF_EVENT = {
     "turn": UNEXPLAINED,
     "tool_execution": "tool",
     "tool_call": "tool",
-    "event_loop_lag": "event_loop",
     "engine_call": "transport",
 }
+# Other processes answer these, and only the loop notices.  A stall owns what it overlaps of such a wait,
+# if the wait ends soon after it: one that goes on much longer was not over yet.
+_ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
+_NOTICED_US = 50_000
+# A stall of at least this length, of which this part is seen in so many other processes of the host,
+# of at least two roles, is not the loop's own: the machine was paused, or had no time for any of them.
+_HOST_US, _HOST_PART, _HOST_PROCESSES = 500_000, 0.8, 3
+_OF_HOST = f"""
+    g.duration_us >= {_HOST_US} AND (
+        SELECT count(DISTINCT o.name) >= {_HOST_PROCESSES} AND count(DISTINCT o.role) >= 2
+        FROM lags AS o JOIN processes AS q ON q.run = o.run AND q.name = o.name
+        WHERE o.run = g.run AND o.name <> g.name AND o.during IS NULL
+            AND q.host IS NOT DISTINCT FROM p.host
+            AND least(o.end_us, g.end_us) - greatest(o.begin_us, g.begin_us)
+                >= {_HOST_PART} * g.duration_us)
+"""
 _LEVEL_OF_EVENT = {
     "request": _REQUEST,
     "agent_loop": _REQUEST,
@@ -263,9 +279,13 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
         f"""
         WITH lasts AS (
             SELECT * FROM last_requests WHERE {in_steps(steps)}
+        ), stalls AS (
+            SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS owner
+            FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
+                LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         ), own AS (
             SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
-                coalesce(e.tool, e.server, e.op) AS what,
+                coalesce(e.tool, e.server, e.op) AS what, NULL AS owner,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
             FROM lasts AS l JOIN event_fields AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
@@ -274,20 +294,29 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
                 -- A whole function with what it computes, not a call of the queue.
                 AND NOT starts_with(e.event, 'tq_function')
             UNION ALL
-            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL,
+            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL, g.owner,
                 greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
-            FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
+            FROM lasts AS l JOIN stalls AS g USING (run, step, name)
+        ), stalled AS (
+            SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family, g.owner AS owner,
+                greatest(e.begin_us, g.begin_us) AS begin_us, least(e.end_us, g.end_us) AS end_us)
+            FROM own AS e JOIN stalls AS g USING (run, step, name)
+            WHERE {_ANSWERED} AND g.during IS DISTINCT FROM e.event
+                AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {_NOTICED_US}
+        ), every AS (
+            SELECT *, false AS above FROM own UNION ALL SELECT *, true FROM stalled
         )
         SELECT *, 'gen' AS phase
-        FROM own WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
+        FROM every WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
         """
     ):
         event = row["event"]
         # What the engine says is inside comes from `_engine_parts`; the rest is the way there.
-        owner = _OF_EVENT.get(event) or event
+        owner = row["owner"] or _OF_EVENT.get(event) or event
         if row["family"] == "transfer_queue":
             owner = "transfer"
-        yield _keyed(row, _LEVEL_OF_EVENT.get(event, _PART), owner)
+        level = _STALL if row["above"] else _LEVEL_OF_EVENT.get(event, _PART)
+        yield _keyed(row, level, owner)
 
 
 def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:

@@ -30,10 +30,16 @@ def request_breakdown(
         (from begin to the last event); then `<part>_s` for every part of a request, other_s and
         overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
         prefill_s, decode_s and outside_s, which add up to engine_s and are None unless the engine
-        reported them for every call.
+        reported them for every call; then stalled_s (how long its worker's event loop was seen to
+        stand still meanwhile, in whatever parts).
     """
     parts = ", ".join(
         f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other", "overlap")
+    )
+    same = (
+        "{other}.run = c.run AND {other}.step IS NOT DISTINCT FROM c.step AND {other}.name = c.name "
+        "AND {other}.validate IS NOT DISTINCT FROM c.validate "
+        "AND {other}.request_id IS NOT DISTINCT FROM c.request_id"
     )
     narrowed = "" if request_id is None else "AND starts_with(request_id, $1)"
     limit = "" if count is None else f"LIMIT {int(count)}"
@@ -51,6 +57,12 @@ def request_breakdown(
                 sum(duration_us) - sum(queue_us + prefill_us + decode_us) AS outside_us
             FROM engine_calls AS e
             WHERE request_id IN (SELECT request_id FROM chosen) GROUP BY ALL
+        ), stalls AS (
+            SELECT c.run, c.step, c.name, c.validate, c.request_id,
+                sum(least(c.last_us, g.end_us) - greatest(c.begin_us, g.begin_us)) AS stalled_us
+            FROM chosen AS c JOIN lags AS g ON g.run = c.run AND g.name = c.name
+                AND g.begin_us < c.last_us AND g.end_us > c.begin_us
+            GROUP BY ALL
         )
         SELECT c.run, c.step, c.name, c.validate, c.request_id, sample, session, agent, status,
             error, finished, turns, tool_calls, prompt_tokens, response_tokens, reward, begin_us,
@@ -58,10 +70,10 @@ def request_breakdown(
             CASE WHEN reported = calls THEN e.queue_us / 1e6 END AS queue_s,
             CASE WHEN reported = calls THEN e.prefill_us / 1e6 END AS prefill_s,
             CASE WHEN reported = calls THEN e.decode_us / 1e6 END AS decode_s,
-            CASE WHEN reported = calls THEN e.outside_us / 1e6 END AS outside_s
-        FROM chosen AS c LEFT JOIN engines AS e ON e.run = c.run
-            AND e.step IS NOT DISTINCT FROM c.step AND e.name = c.name
-            AND e.validate IS NOT DISTINCT FROM c.validate AND e.request_id = c.request_id
+            CASE WHEN reported = calls THEN e.outside_us / 1e6 END AS outside_s,
+            coalesce(s.stalled_us, 0) / 1e6 AS stalled_s
+        FROM chosen AS c LEFT JOIN engines AS e ON {same.format(other="e")}
+            LEFT JOIN stalls AS s ON {same.format(other="s")}
         ORDER BY finished DESC, c.duration_us DESC, begin_us, c.run, c.step, c.name, c.request_id
         """,
         None if request_id is None else [request_id],

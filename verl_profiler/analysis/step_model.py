@@ -4,7 +4,8 @@ A request is a chain: generate calls, tool calls, and what lies between them in 
 A generate call waits as it was seen to wait, then decodes a fixed amount of work at a speed that
 depends on how many calls the replica has at that moment; the dependence is fitted to the step's own
 calls, and the work is what the call did at that speed.  So an unchanged replay gives the measured
-times, and a changed one lets the calls that are left run faster.
+times, and a changed one lets the calls that are left run faster.  How fast more calls run than were
+ever seen at once is a guess, and `BEYOND` has the bounds of it.
 
 The trainer looks for finished samples when it was seen to look, and further at the same distance.
 What follows `gen` keeps its length.
@@ -26,6 +27,7 @@ from verl_profiler.derivations import GEN_TOLERANCE_US
 from verl_profiler.tables import Tables
 
 __all__ = [
+    "BEYOND",
     "Call",
     "Request",
     "StepModel",
@@ -46,15 +48,29 @@ _APART_US = 50_000
 # time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
+# Events of a rank in which it may need all others.
+_TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
 # Two moments of a replay that are no further apart are the same.
 _SAME_US = 1e-3
 # The speed of a replica is fitted to at least so many calls, and to loads at least so far apart.
 _FITTED_CALLS = 20
 _LOAD_RATIO = 1.5
 
+# What a token takes with n calls in a replica that never ran more than `most`, by the assumption, from
+# (a, b) of the line through what was seen.  A pass over more calls takes no less time, and gives no
+# fewer tokens per second: so `flat` and `saturated` are the bounds, and the line lies between them.
+BEYOND: dict[str, Callable[[float, float, int, int], float]] = {
+    "line": lambda a, b, n, _: a + b * n,
+    "flat": lambda a, b, n, most: a + b * min(n, most),
+    "saturated": lambda a, b, n, most: (a + b * min(n, most)) * max(n / most, 1),
+}
+
 
 class Call(NamedTuple):
-    """A generate call: waiting, a time that it surely runs, its decoding, the way back; as measured."""
+    """A generate call: waiting, a time that it surely runs, its decoding, the way back; as measured.
+
+    `queue_us` is the part of `before_us` in the engine's queue.
+    """
 
     before_us: float
     fixed_us: float
@@ -64,6 +80,7 @@ class Call(NamedTuple):
     replica: str | None
     turn: int | None
     tokens: int | None = None
+    queue_us: float = 0.0
 
 
 class Tools(NamedTuple):
@@ -155,6 +172,7 @@ class StepModel:
         polls: bool = True,
         slots: int | None = None,
         even: bool = False,
+        beyond: str = "line",
     ) -> float:
         """Return how long the step takes.
 
@@ -163,8 +181,10 @@ class StepModel:
             polls: Whether the trainer finds its samples at its next look only.
             slots: How many calls a replica runs at once; as measured when None.
             even: A call goes to the replica with the fewest calls, not to the one it went to.
+            beyond: What more calls at once do than were seen, a key of `BEYOND`.
         """
-        return self.length_us(self.last_end_us(requests, slots=slots, even=even), polls=polls)
+        last_us = self.last_end_us(requests, slots=slots, even=even, beyond=beyond)
+        return self.length_us(last_us, polls=polls)
 
     def last_end_us(
         self,
@@ -172,12 +192,16 @@ class StepModel:
         *,
         slots: int | None = None,
         even: bool = False,
+        beyond: str = "line",
     ) -> float:
         """Return when the last request ends; `replayed` has the arguments."""
         chosen = self.requests if requests is None else requests
         if not chosen:
             return self.last_us
-        return max(request_ends(chosen, self.slowness, slots or self.slots, even=even))
+        a, b = self.slowness
+        most = self.most_running or len(chosen)
+        times = [BEYOND[beyond](a, b, n, most) for n in range(len(chosen) + 1)]
+        return max(request_ends(chosen, times, slots or self.slots, even=even))
 
     def length_us(self, last_us: float, *, polls: bool = True) -> float:
         """Return how long the step takes if its last request ends then."""
@@ -252,7 +276,7 @@ _ARRIVES, _DECODES, _DONE = range(3)
 def _replay(
     requests: Sequence[Request],
     replicas: Mapping[str, _Replica],
-    slowness: tuple[float, float],
+    per_work: Sequence[float],
     slots: float,
     *,
     even: bool,
@@ -261,7 +285,6 @@ def _replay(
 
     One loop over a heap of what happens next: a report runs it a hundred thousand times.
     """
-    alone, shared = slowness
     push, pop, number = heapq.heappush, heapq.heappop, count().__next__
     heap: list[tuple[float, int, int, int, Any, Any]] = []
     upcoming = [iter(request.stages) for request in requests]
@@ -301,12 +324,12 @@ def _replay(
             if (decoding[0][0] - replica.done) * replica.per_work <= _SAME_US:
                 _, place, call = pop(decoding)
                 replica.running -= 1
-                replica.per_work = alone + shared * replica.running
+                replica.per_work = per_work[replica.running]
                 go_on(now_us + call.after_us, place)
         while replica.waiting and replica.running < slots:
             place, call = replica.waiting.popleft()
             replica.running += 1
-            replica.per_work = alone + shared * replica.running
+            replica.per_work = per_work[replica.running]
             push(heap, (now_us + call.fixed_us, number(), _DECODES, place, call, replica))
         if decoding and what != _ARRIVES:
             # Calls that join make it later: then this look finds nothing, and the next one is set.
@@ -320,17 +343,24 @@ def _replay(
 
 def request_ends(
     requests: Sequence[Request],
-    slowness: tuple[float, float],
+    per_work: Sequence[float],
     slots: int | None,
     *,
     even: bool = False,
 ) -> list[float]:
-    """Replay requests and return when each ends."""
-    if not slowness[1] and slots is None:
+    """Replay requests and return when each ends.
+
+    Args:
+        requests: At most one generate call of each runs at a time.
+        per_work: Time per unit of work in a replica with so many calls, from none to all.
+        slots: How many calls a replica runs at once; None for all.
+        even: A call goes to the replica with the fewest calls.
+    """
+    if slots is None and min(per_work) == max(per_work):
         return [r.begin_us + sum(map(_alone_us, r.stages)) for r in requests]
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
-    replicas = {name: _Replica(slowness[0]) for name in sorted(filter(None, names))}
-    return _replay(requests, replicas, slowness, slots or math.inf, even=even)
+    replicas = {name: _Replica(per_work[0]) for name in sorted(filter(None, names))}
+    return _replay(requests, replicas, per_work, slots or math.inf, even=even)
 
 
 def _alone_us(stage: Stage) -> float:
@@ -520,7 +550,11 @@ def _polled(
 
 
 def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Sum up, over a step's phases, how much longer its slowest rank took than the mean."""
+    """Sum up, over a step's phases, how much longer its slowest rank took than the mean.
+
+    A rank waits inside its batches for those that begin theirs later, if it then takes as much longer
+    for them; that is not its own time.
+    """
     uneven: dict[tuple[str, int], float] = {}
     for row in tables.rows(
         f"""
@@ -530,10 +564,29 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
                 AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
             WHERE p.parent = 'step' AND {_among(steps, "p.step")} GROUP BY ALL
+        ), passes AS (
+            SELECT p.run, p.step, p.begin_us, r.name, r.event, r.begin_us AS pass_us, r.duration_us,
+                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
+                    ORDER BY r.begin_us) AS place
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.event IN ({_TOGETHER}) AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {_among(steps, "p.step")}
+        ), waits AS (
+            SELECT run, step, begin_us, name, event, least(max(pass_us) OVER together - pass_us,
+                duration_us - min(duration_us) OVER together) AS wait_us
+            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, event, place)
+        ), waited AS (
+            -- Each event contains the next one, and so its waiting.
+            SELECT run, step, begin_us, name, max(wait_us) AS wait_us FROM (
+                SELECT run, step, begin_us, name, event, sum(wait_us) AS wait_us
+                FROM waits GROUP BY ALL) GROUP BY ALL
+        ), own AS (
+            SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
+            FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
         ), events AS (
             SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
-                max(rank_us) - avg(rank_us) AS uneven_us
-            FROM ranks GROUP BY run, step, phase, begin_us, event
+                max(own_us) - avg(own_us) AS uneven_us
+            FROM own GROUP BY run, step, phase, begin_us, event
         )
         SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
         FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
@@ -696,9 +749,9 @@ def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued
 def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
     if "work" not in call:
         return Call(0.0, call["duration_us"], 0.0, 0.0, call["duration_us"], None, call["turn"])
-    ready = call["started_us"] if queued else call["arrived_us"]
+    queue_us = call["started_us"] - call["arrived_us"] if queued else 0.0
     return Call(
-        ready - call["begin_us"],
+        call["arrived_us"] + queue_us - call["begin_us"],
         call["decoding_us"] - call["started_us"],
         call["work"],
         call["end_us"] - call["ended_us"],
@@ -706,4 +759,5 @@ def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
         call["engine_name"] or "",
         call["turn"],
         call["response_tokens"],
+        queue_us,
     )

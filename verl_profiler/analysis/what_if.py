@@ -59,6 +59,8 @@ class Change:
         even: Whether generate calls go to the replica with the fewest.
         slots: How many calls a replica runs at once; None as measured.
         saved_us: What the step saves outside its rollout.
+        beyond: Whether replicas run more calls at once than they were seen to run: then the answer has
+            bounds.
     """
 
     about: str
@@ -69,6 +71,7 @@ class Change:
     even: bool = False
     slots: Callable[[StepModel], int | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
+    beyond: bool = False
 
 
 def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
@@ -159,6 +162,21 @@ def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> li
     ]
 
 
+def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+    """Take the engine's queue from generate calls."""
+    return [
+        request._replace(
+            stages=tuple(
+                stage._replace(before_us=stage.before_us - stage.queue_us, queue_us=0.0)
+                if isinstance(stage, Call)
+                else stage
+                for stage in request.stages
+            )
+        )
+        for request in requests
+    ]
+
+
 def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
     """Give each worker the mean of what the workers' event loops had to do."""
     loads: dict[str, float] = {}
@@ -220,9 +238,16 @@ CHANGES: dict[str, Change] = {
     "weights_twice_as_fast": Change(
         "the weight sync takes half its time", saved_us=lambda model: model.weights_us / 2
     ),
+    "no_queue": Change(
+        "no generate call waits in its engine (load never seen)",
+        requests=_without_queue,
+        slots=lambda model: len(model.requests) if model.slots else None,
+        beyond=True,
+    ),
     "twice_the_slots": Change(
         "replicas run twice as many calls at once (never seen)",
         slots=lambda model: 2 * model.slots if model.slots else None,
+        beyond=True,
     ),
     "half_the_slots": Change(
         "replicas run half as many calls at once",
@@ -237,7 +262,9 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        residual_s and residual_share (unchanged minus measured; None for the others), tokens_share
+        least_s and most_s (saved_s if more calls at once than were seen get no more tokens per second,
+        or do not slow each other down; saved_s itself where no more run), residual_s and
+        residual_share (unchanged minus measured; None for the others), tokens_share
         (how far, in parts of the step, the rollout's end is off when each call's decoding is not as
         measured but as its tokens and the fitted speed predict; None for the others).  A run with
         more generate calls than can be replayed in seconds is answered by every n-th step.
@@ -253,8 +280,9 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
         one; negative where it would take longer), share (of step_s), earlier_s (the same if the trainer
         did not poll: what saved_s comes to over many steps), low_s and high_s (90 % of
-        resamplings of steps, and of requests within a step, lie between; None where there is only
-        one large step), residual_share (median of the unchanged replays' distance to the measured
+        resamplings of steps, and of requests within a step, lie between, the lower end of step_replays'
+        least_s and the upper one of most_s; None where there is only one large step),
+        residual_share (median of the unchanged replays' distance to the measured
         steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
     return replays_and_averages(tables, steps)[1]
@@ -297,9 +325,11 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 row["tokens_share"] = median(known) if known else None
             else:
                 saved = fmean(each["saved_s"] for each in answers)
-                low, high = _interval(
-                    [each["saved_s"] for each in answers], [draw[what] for draw in draws]
-                )
+                least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
+                low, _ = _interval(least, [[pair[0] for pair in draw[what]] for draw in draws])
+                _, high = _interval(most, [[pair[1] for pair in draw[what]] for draw in draws])
+                if low is None and least != most:
+                    low, high = fmean(least), fmean(most)
                 row |= {
                     "about": CHANGES[what].about,
                     "saved_s": saved,
@@ -331,7 +361,9 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
         for what, change in CHANGES.items():
             saved, earlier = _saved_us(model, model.requests, last, change, medians)
             row = _replay(model, what, unchanged - saved)
+            least, most = _bounds_s(model, model.requests, last, change, medians, saved)
             row |= {"saved_s": saved / 1e6, "earlier_s": earlier / 1e6}
+            row |= {"least_s": least, "most_s": most}
             rows.append(row)
     return rows
 
@@ -347,6 +379,8 @@ def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
             (
                 "saved_s",
                 "earlier_s",
+                "least_s",
+                "most_s",
                 "residual_s",
                 "residual_share",
                 "tokens_share",
@@ -361,10 +395,11 @@ def _saved_us(
     last_us: float,
     change: Change,
     medians: Mapping[str, float],
+    beyond: str = "line",
 ) -> tuple[float, float]:
     """Return what a change saves, and what it would save if the trainer did not poll.
 
-    `last_us` is when the last of the requests ends unchanged.
+    `last_us` is when the last of the requests ends unchanged, `beyond` a key of `BEYOND`.
     """
     changed, slots = requests, None
     if change.requests is not None and requests:
@@ -373,11 +408,29 @@ def _saved_us(
         slots = change.slots(model)
     changed_last = last_us
     if change.requests is not None or slots is not None or change.even:
-        changed_last = model.last_end_us(changed, slots=slots, even=change.even)
+        changed_last = model.last_end_us(changed, slots=slots, even=change.even, beyond=beyond)
     more = change.saved_us(model)
     saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
     earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
     return saved + more, earlier + more
+
+
+def _bounds_s(
+    model: StepModel,
+    requests: Sequence[Request],
+    last_us: float,
+    change: Change,
+    medians: Mapping[str, float],
+    saved_us: float,
+) -> tuple[float, float]:
+    """Return the least and the most that a change may save, in s, given what it saves by the line."""
+    if not change.beyond:
+        return saved_us / 1e6, saved_us / 1e6
+    least, most = (
+        _saved_us(model, requests, last_us, change, medians, beyond)[0] / 1e6
+        for beyond in ("saturated", "flat")
+    )
+    return least, most
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
@@ -406,14 +459,18 @@ def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
 
 def _drawn(
     models: Sequence[StepModel], medians: Mapping[str, float]
-) -> list[dict[str, list[float]]]:
-    """Draw batches again from each step's requests; give what each change saves in each, in s."""
-    cost = sum(model.calls for model in models) * (len(CHANGES) + 1)
+) -> list[dict[str, list[tuple[float, float]]]]:
+    """Draw batches again from each step's requests; give what each change saves in each, in s.
+
+    The least and the most of `_bounds_s`.
+    """
+    replays = sum(3 if change.beyond else 1 for change in CHANGES.values()) + 1
+    cost = sum(model.calls for model in models) * replays
     draws = min(_DRAWS, _DRAWN_CALLS // max(cost, 1))
     chance = random.Random(0)  # noqa: S311
     results = []
     for model in models:
-        saved: dict[str, list[float]] = {what: [] for what in CHANGES}
+        saved: dict[str, list[tuple[float, float]]] = {what: [] for what in CHANGES}
         for _ in range(draws if model.requests else 0):
             batch = [
                 request._replace()
@@ -421,7 +478,8 @@ def _drawn(
             ]
             last = model.last_end_us(batch)
             for what, change in CHANGES.items():
-                saved[what].append(_saved_us(model, batch, last, change, medians)[0] / 1e6)
+                by_line, _ = _saved_us(model, batch, last, change, medians)
+                saved[what].append(_bounds_s(model, batch, last, change, medians, by_line))
         results.append(saved)
     return results
 

@@ -8,15 +8,15 @@ that it is for.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
 
-__all__ = ["ADJUSTMENTS", "POLL_VARIABLE", "install"]
+from verl_profiler.rehearsal import interventions
 
-POLL_VARIABLE = "VERL_PROFILER_REHEARSAL_POLL_S"
+__all__ = ["ADJUSTMENTS", "install"]
+
 STANDIN = "standin"
 
 
@@ -110,24 +110,9 @@ def _unpacked_weights(module: Any) -> None:
     module.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def _poll_interval(module: Any) -> None:
-    """Let the replay buffer look for finished samples as often as `rehearsal.poll_interval_s` says."""
-    seconds = os.environ.get(POLL_VARIABLE)
-    if not seconds:
-        return
-    original = module.ReplayBuffer.__init__
-
-    @functools.wraps(original)
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.poll_interval = float(seconds)
-
-    module.ReplayBuffer.__init__ = initialize
-
-
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("importlib.metadata", _vllm_built_for_cpus),
-    ("verl.trainer.ppo.v1.replay_buffer", _poll_interval),
+    *interventions.ADJUSTMENTS,
     ("verl.utils.distributed", _gloo),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
     ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),

@@ -10,6 +10,7 @@ and starts Ray, whose processes inherit the environment that is set here.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from verl_profiler.rehearsal import adjust, assets, latency
+from verl_profiler.rehearsal import assets, interventions
 from verl_profiler.rehearsal.environment import environment
 
 __all__ = ["RehearsalCallback"]
@@ -46,10 +47,9 @@ class RehearsalCallback(Callback):
 def prepare(config: DictConfig) -> None:
     """Make the driver and its config ready for a run on a CPU."""
     os.environ.update(environment(config.actor_rollout_ref.rollout.name, os.environ))
-    poll_interval_s = config.rehearsal.poll_interval_s
-    if poll_interval_s is not None:
-        os.environ[adjust.POLL_VARIABLE] = str(float(poll_interval_s))
-    os.environ[latency.FACTOR_VARIABLE] = str(float(config.rehearsal.tool_latency))
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    asked = interventions.checked(config.rehearsal, ranks)
+    os.environ[interventions.VARIABLE] = json.dumps(asked)
 
     from verl.plugin.platform import platform_manager
 

@@ -6,13 +6,11 @@ is here so that a profile of a rehearsal shows what a profile of a real run show
 
 from __future__ import annotations
 
-import os
 import random
 
-__all__ = ["FACTOR_VARIABLE", "latency_s"]
+from verl_profiler.rehearsal.interventions import asked
 
-# Set from `rehearsal.tool_latency`; the workers inherit it.
-FACTOR_VARIABLE = "VERL_PROFILER_REHEARSAL_TOOL_LATENCY"
+__all__ = ["latency_s"]
 
 
 def latency_s(
@@ -35,4 +33,4 @@ def latency_s(
     seconds = median_s * rng.lognormvariate(0, sigma)
     if rng.random() < tail_share:
         seconds += tail_s * rng.uniform(0.5, 1.5)
-    return seconds * float(os.environ.get(FACTOR_VARIABLE) or 1)
+    return seconds * asked("tool_latency")

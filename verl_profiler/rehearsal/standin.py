@@ -1,8 +1,9 @@
 """A stand-in for an inference engine: one process per replica, transformers on one thread.
 
-It samples from the real model with the real weights, and requests run together, but it is not an
-engine: no paged cache, no scheduler, no memory that could be released.  Times taken in it say
-nothing about SGLang or vLLM.  It exists because it installs in a fraction of SGLang's time.
+It samples from the real model with the real weights, and batches as engines do: those that have come
+are prefilled together, then join those that run, and each pass gives each of them one token.  But it
+is not an engine: no paged cache, no memory that could be released.  Times taken in it say nothing
+about SGLang or vLLM.  It exists because it installs in a fraction of SGLang's time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
-
-# Requests that arrive while this many groups run wait until one ends.
-MAX_GROUPS = 8
 
 
 def _actor_name(replica_rank: int) -> str:
@@ -44,8 +42,12 @@ class _Request:
         self.began = self.first_token = self.ended = 0.0
 
 
-class _Group:
-    """Requests that arrived together: they share a cache and take each step as one batch."""
+class _Batch:
+    """Requests that share a cache; each pass gives each of them one token.
+
+    `mask` says for each place of the cache, and for the token after it, whose it is; shorter requests
+    have padding on the left.
+    """
 
     def __init__(self, requests: list[_Request], pad_token_id: int) -> None:
         from transformers import DynamicCache
@@ -63,6 +65,30 @@ class _Group:
                 request.prompt_ids
             )
             self.mask[row, width - len(request.prompt_ids) :] = 1
+
+    def joined(self, other: _Batch) -> _Batch:
+        """Return both as one; each has taken its first pass."""
+        from transformers import DynamicCache
+
+        if not self.requests or not other.requests:
+            return self if self.requests else other
+        both = (self, other)
+        # Places that only those had who have left.
+        needed = max(int(batch.mask.sum(-1).max()) for batch in both)
+        merged = _Batch.__new__(_Batch)
+        merged.requests = [*self.requests, *other.requests]
+        merged.input_ids = torch.cat([batch.input_ids for batch in both])
+        merged.mask = torch.cat([_of_width(batch.mask, needed) for batch in both])
+        merged.cache = DynamicCache()
+        # Of transformers' kinds of layers only those with keys and values are there.
+        pairs: Any = zip(self.cache.layers, other.cache.layers, strict=True)
+        for number, layers in enumerate(pairs):
+            keys, values = (
+                torch.cat([_of_width(each.mT, needed - 1).mT for each in tensors])
+                for tensors in zip(*((each.keys, each.values) for each in layers), strict=True)
+            )
+            merged.cache.update(keys, values, number)
+        return merged
 
     @torch.no_grad()
     def step(self, model: Any, eos_token_ids: set[int]) -> None:
@@ -102,6 +128,11 @@ class _Group:
         self.mask = torch.cat([self.mask, torch.ones((len(self.mask), 1), dtype=torch.long)], dim=1)
 
 
+def _of_width(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Cut the last dimension to its last places, or put zeros before it."""
+    return torch.nn.functional.pad(values, (width - values.shape[-1], 0))
+
+
 class StandinServer:
     """The actor of one replica; answers what verl asks of a rollout server."""
 
@@ -119,7 +150,7 @@ class StandinServer:
         self._eos_token_ids = {tokenizer.eos_token_id}
         self._global_steps: int | None = None
         self._waiting: list[_Request] = []
-        self._groups: list[_Group] = []
+        self._batch: _Batch | None = None
         self._loop: asyncio.Task[None] | None = None
         # Held while the model computes, so that weights change between steps only.
         self._model_lock = asyncio.Lock()
@@ -170,34 +201,41 @@ class StandinServer:
                 }
             }
 
-    def _admit(self) -> None:
-        """Let waiting requests begin as one group, as far as `max_num_seqs` allows."""
-        free = self._config.max_num_seqs - sum(len(group.requests) for group in self._groups)
-        if self._waiting and free > 0 and len(self._groups) < MAX_GROUPS:
-            self._groups.append(_Group(self._waiting[:free], self._pad_token_id))
-            self._waiting = self._waiting[free:]
+    def _running(self) -> list[_Request]:
+        return self._batch.requests if self._batch else []
+
+    def _admitted(self) -> list[_Request]:
+        """Take those of the waiting requests that may begin, as far as `max_num_seqs` allows."""
+        free = max(self._config.max_num_seqs - len(self._running()), 0)
+        begun, self._waiting = self._waiting[:free], self._waiting[free:]
+        return begun
 
     async def _run(self) -> None:
+        stepped: list[_Request] = []
         try:
-            while self._waiting or self._groups:
+            while self._waiting or self._running():
                 async with self._model_lock:
-                    self._admit()
-                    stepped = [request for group in self._groups for request in group.requests]
-                    await asyncio.to_thread(self._step)
-                self._groups = [group for group in self._groups if group.requests]
+                    begun = self._admitted()
+                    stepped = [*self._running(), *begun]
+                    await asyncio.to_thread(self._step, begun)
                 for request in stepped:
                     if request.stop_reason and not request.done.done():
                         request.done.set_result(None)
         except Exception as error:  # noqa: BLE001  the requests get it
-            failed = [*self._waiting, *(r for group in self._groups for r in group.requests)]
-            self._waiting, self._groups = [], []
+            failed = [*self._waiting, *stepped]
+            self._waiting, self._batch = [], None
             for request in failed:
                 if not request.done.done():
                     request.done.set_exception(error)
 
-    def _step(self) -> None:
-        for group in self._groups:
-            group.step(self._model, self._eos_token_ids)
+    def _step(self, begun: list[_Request]) -> None:
+        """Prefill those that begin and let them join; or else decode a token for each."""
+        batch = _Batch(begun, self._pad_token_id) if begun else self._batch
+        if batch is None:
+            return
+        batch.step(self._model, self._eos_token_ids)
+        if begun:
+            self._batch = self._batch.joined(batch) if self._batch else batch
 
     async def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Replace weights by the trainer's."""
@@ -214,8 +252,8 @@ class StandinServer:
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         """End all requests with the tokens that they have."""
         async with self._model_lock:
-            aborted = [*self._waiting, *(r for group in self._groups for r in group.requests)]
-            self._waiting, self._groups = [], []
+            aborted = [*self._waiting, *self._running()]
+            self._waiting, self._batch = [], None
         for request in aborted:
             request.stop_reason = "aborted"
             if not request.done.done():

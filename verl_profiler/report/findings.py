@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.stragglers import REASONS
+from verl_profiler.analysis.what_if import CHANGES
 from verl_profiler.report.text import printable, seconds, share
 
 __all__ = ["EVIDENCE", "RULES", "Rule", "finding_list", "finding_texts", "findings"]
@@ -36,6 +37,7 @@ class Rule:
         kind: The kind of straggler that the sentence names.
         part: See `owners`.
         least: From which share of a step on it speaks.
+        unseen: The replay has bounds only, so the owners' time says whether it speaks.
     """
 
     says: str
@@ -47,6 +49,7 @@ class Rule:
     kind: str | None = None
     part: float = 1.0
     least: float = 0.03
+    unseen: bool = False
 
 
 RULES: dict[str, Rule] = {
@@ -112,7 +115,9 @@ RULES: dict[str, Rule] = {
         "More requests than a replica runs at once, or too little room for their key-value cache.",
         "Raise rollout.max_num_seqs or rollout.gpu_memory_utilization; more replicas.",
         ("engine_parts", "what_if"),
+        change="no_queue",
         owners=("queue",),
+        unseen=True,
     ),
     "way_to_engine": Rule(
         "The request that ends last spends {owner_s} per step on the way to the engine and back.",
@@ -129,6 +134,15 @@ RULES: dict[str, Rule] = {
         "asyncio.to_thread or a process for what computes; more agent-loop workers.",
         ("loop_suspects",),
         owners=("event_loop",),
+    ),
+    "host_stall": Rule(
+        "For {owner_s} per step a whole host stood still, with all of its processes at once.",
+        "The machine or its container was paused, throttled or swapping: a virtual machine that was "
+        "moved, a CPU limit, memory that ran out, more busy processes than cores.",
+        "Look at steal time, nr_throttled in cpu.stat and swap in those seconds; leave these steps "
+        "out of comparisons.",
+        ("critical_path", "loop_suspects"),
+        owners=("host_stall",),
     ),
     "late_start": Rule(
         "{owner_s} per step pass before the request that ends last begins.",
@@ -198,7 +212,8 @@ def findings(found: Mapping[str, Rows]) -> Rows:
     Returns:
         One row per run and rule that speaks, most recoverable first: run, finding (a key of
         `RULES`), recoverable_s (per step, on average), share (of the mean step), low_s and high_s (of
-        the replay, None where nothing was resampled), step_s (the mean step), mostly_step
+        the replay, None where nothing was resampled), unseen (whether these are mainly the bounds of
+        what loads do that were never seen), step_s (the mean step), mostly_step
         (the step with more than half of it, where there are three or more), says, cause, advice,
         shows (names of plots and tables).  Gains overlap: they do not add up.
     """
@@ -219,7 +234,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
             owner_s = sum(by_step.values()) / steps
             worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
             gain = _gain(rule, replay, owner_s)
-            if not step_s or gain < rule.least * step_s:
+            if not step_s or (owner_s if rule.unseen else gain) < rule.least * step_s:
                 continue
             own.append(
                 {
@@ -229,6 +244,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
                     "share": gain / step_s,
                     "low_s": replay["low_s"] if replay else None,
                     "high_s": replay["high_s"] if replay else None,
+                    "unseen": rule.unseen,
                     "step_s": step_s,
                     "mostly_step": worst
                     if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
@@ -267,7 +283,14 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
-    gain = f"up to {seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
+    gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
+    if not row["unseen"] or row["low_s"] is None:
+        gain = f"up to {gain}"
+    else:
+        gain += (
+            f", from {seconds(row['low_s'])} if replicas give no more tokens per second than they "
+            f"did to {seconds(row['high_s'])} if more calls do not slow each other down"
+        )
     if row["mostly_step"] is not None:
         gain += f", mostly in step {row['mostly_step']}"
     return {
@@ -284,9 +307,9 @@ def finding_list(rows: Rows) -> str:
     lines = []
     for number, text in enumerate(finding_texts(rows), 1):
         lines.append(f"{number}. {text['says']}")
-        lines.append(f"   recoverable: {text['gain']}")
-        told = [text["why"], text["try"], ", ".join(name for name, _ in text["see"])]
-        for label, each in zip(("why", "try", "see"), told, strict=True):
+        see = ", ".join(name for name, _ in text["see"])
+        told = {"recoverable": text["gain"], "why": text["why"], "try": text["try"], "see": see}
+        for label, each in told.items():
             lines += textwrap.wrap(
                 each, 92, initial_indent=f"   {label}: ", subsequent_indent="        "
             )
@@ -299,7 +322,7 @@ def _gain(rule: Rule, replay: Mapping[str, Any] | None, owner_s: float) -> float
     if replay is None:
         return 0.0
     # Where the trainer polls, one step's gain is nothing or two seconds; many steps' is this.
-    return replay["saved_s"] if rule.owners else replay["earlier_s"]
+    return replay["earlier_s"] if CHANGES[rule.change].polls else replay["saved_s"]
 
 
 def _words(rule: Rule, owner_s: float, step_s: float, waits: Rows) -> dict[str, str]:

@@ -163,6 +163,8 @@ def _parts(request: Mapping[str, Any], width: int) -> str:
     ]
     if request["overlap_s"]:
         lines.append(["at the same time", f"-{seconds(request['overlap_s'])}", "", ""])
+    if request["stalled_s"]:
+        lines.append(["(event loop stood still)", seconds(request["stalled_s"]), "", ""])
     return _columns(lines)
 
 

@@ -80,6 +80,7 @@ OWNER_COLORS: dict[str, str] = {
     "transport": ENGINE_COLORS["outside"],
     "transfer": "#44AA99",
     "event_loop": "#000000",
+    "host_stall": "#6b3a3a",
     "polling": "#8B0000",
     "handover": "#8A8A8A",
     "unexplained": _REST,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from verl_profiler.analysis.critical_path import UNEXPLAINED
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.what_if import UNCHANGED
+from verl_profiler.analysis.what_if import CHANGES, UNCHANGED
 from verl_profiler.report.findings import finding_list
 from verl_profiler.report.text import align, printable, seconds, share
 
@@ -128,7 +128,12 @@ def _replays(rows: Rows) -> str:
         between = f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "-"
         saved, gained = seconds(row["saved_s"]), seconds(row["earlier_s"])
         lines.append([row["about"], saved, share(row["share"]), between, gained])
-    return f"what if (mean per step; gains do not add up)\n{align(lines)}"
+    note = (
+        "\n  never seen: from replicas that give no more tokens per second than they did, to calls "
+        "that do not\n  slow each other down more than they did"
+    )
+    shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
+    return f"what if (mean per step; gains do not add up)\n{align(lines)}{note * shown}"
 
 
 def _stragglers(rows: Rows) -> str:

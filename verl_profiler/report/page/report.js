@@ -112,7 +112,8 @@ function whatIf(run) {
   const means = tables.what_if;
   if (!means.length) return [];
   const abouts = new Map(means.map((row) => [row.what, row.about]));
-  const own = chosen === ALL ? [] : of('step_replays').map((row) => ({...row, about: abouts.get(row.what), share: row.saved_s / row.duration_s}));
+  const own = chosen === ALL ? [] : of('step_replays').map((row) => ({...row, about: abouts.get(row.what), share: row.saved_s / row.duration_s,
+    ...(row.least_s < row.most_s ? {low_s: row.least_s, high_s: row.most_s} : {low_s: null, high_s: null})}));
   const rows = own.length ? own : means;
   const unchanged = rows.find((row) => row.what === 'unchanged');
   const mean = 'Mean per step over ' + plural(means[0].steps, 'replayed step') + ' of ' + seconds(means[0].step_s) + '. Replayed unchanged, the median step';
@@ -120,10 +121,10 @@ function whatIf(run) {
   return [
     element('h3', {}, 'What if'),
     note((own.length ? 'Step ' + clean(chosenStep().label) + ', ' + seconds(unchanged.duration_s) + '. Replayed unchanged, it' : (chosen === ALL ? '' : 'This step was not replayed. ') + mean) + ' is off by ' + off +
-      '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up.'),
-    table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 12, columns: [...(own.length ? [] : run),
+      '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up. Where loads were never seen, “from” supposes that replicas give no more tokens per second than they did, and “to” that more calls do not slow each other down.'),
+    table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 20, columns: [...(own.length ? [] : run),
       {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
-      {key: 'earlier_s', label: 'earlier', format: 's'}, ...(own.length ? [] : [{key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}])]}),
+      {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}),
   ];
 }
 

@@ -1,0 +1,167 @@
+"""What a rehearsal may do otherwise on purpose, so that what it costs can be held against a prediction.
+
+`rehearsal.NAME` of the Hydra option says how; the driver checks it and puts it into one variable,
+which the processes that Ray starts inherit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["ADJUSTMENTS", "DEFAULTS", "VARIABLE", "asked", "checked"]
+
+VARIABLE = "VERL_PROFILER_REHEARSAL"
+
+# Every setting, and what it is where nothing is otherwise.
+DEFAULTS: dict[str, Any] = {
+    "poll_interval_s": None,
+    "rank_delay_at": "end",
+    "rank_delay_s": None,
+    "routing": "sticky",
+    "tool_latency": 1.0,
+    "weight_sync_s": 0.0,
+}
+# `rehearsal.routing=uneven` sends this many of four requests to the first replica.
+_UNEVEN = 3
+_CHOICES = {"rank_delay_at": ("begin", "end"), "routing": ("sticky", "fewest", "uneven")}
+
+
+def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return what is asked for, with every default filled in.
+
+    Args:
+        settings: The config's node `rehearsal`.
+        ranks: How many trainer ranks there are.
+
+    Raises:
+        ValueError: A value that cannot be meant; the message says which and what is possible.
+    """
+    given = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+    for name, choices in _CHOICES.items():
+        if given[name] not in choices:
+            raise ValueError(f"rehearsal.{name}={given[name]}: it is one of {', '.join(choices)}")
+    delays = given["rank_delay_s"]
+    if delays is not None:
+        given["rank_delay_s"] = [_seconds("rank_delay_s", delay) for delay in delays]
+        if len(delays) != ranks:
+            raise ValueError(
+                f"rehearsal.rank_delay_s has {len(delays)} values for {ranks} ranks: "
+                f"give one number of seconds per rank, for example [{', '.join(['0.5'] * ranks)}]"
+            )
+    for name in ("poll_interval_s", "tool_latency", "weight_sync_s"):
+        if given[name] is not None:
+            given[name] = _seconds(name, given[name])
+    return given
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"rehearsal.{name}={value}: it is a number from 0 on")
+    return number
+
+
+def asked(name: str) -> Any:
+    """Return a setting in a process of the rehearsal; its default where nothing was said."""
+    return json.loads(os.environ.get(VARIABLE) or "{}").get(name, DEFAULTS[name])
+
+
+def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put a function around a method; its attributes, which verl reads, stay."""
+    original = getattr(owner, method)
+    setattr(owner, method, functools.wraps(original)(wrap(original)))
+
+
+def _poll_interval(module: Any) -> None:
+    """Let the replay buffer look for finished samples as often as `rehearsal.poll_interval_s` says."""
+    seconds = asked("poll_interval_s")
+
+    def wrap(original: Any) -> Callable[..., Any]:
+        def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.poll_interval = seconds
+
+        return initialize
+
+    if seconds is not None:
+        _wrapped(module.ReplayBuffer, "__init__", wrap)
+
+
+def _slow_ranks(module: Any) -> None:
+    """Let ranks stand still in each of their phases, as `rehearsal.rank_delay_s` says.
+
+    At the end nobody waits for them but the trainer; at the begin the other ranks do, in their own
+    work, where they need all ranks.
+    """
+    delays = asked("rank_delay_s")
+    before = asked("rank_delay_at") == "begin"
+
+    def wrap(original: Any) -> Callable[..., Any]:
+        def delayed(*args: Any, **kwargs: Any) -> Any:
+            delay = delays[int(os.environ["RANK"])]
+            if before:
+                time.sleep(delay)
+            result = original(*args, **kwargs)
+            if not before:
+                time.sleep(delay)
+            return result
+
+        return delayed
+
+    if delays is not None:
+        for method in ("infer_batch", "train_mini_batch"):
+            _wrapped(module.TrainingWorker, method, wrap)
+
+
+def _slow_sync(module: Any) -> None:
+    """Let each weight sync take `rehearsal.weight_sync_s` longer."""
+    seconds = asked("weight_sync_s")
+
+    def wrap(original: Any) -> Callable[..., Any]:
+        async def synchronize(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(seconds)
+            return await original(*args, **kwargs)
+
+        return synchronize
+
+    if seconds:
+        _wrapped(module.ActorRolloutRefWorker, "update_weights", wrap)
+
+
+def _routing(module: Any) -> None:
+    """Let the load balancer choose replicas as `rehearsal.routing` says."""
+    routing = asked("routing")
+
+    def wrap(original: Any) -> Callable[..., Any]:
+        def acquire(self: Any, request_id: str, *args: Any, **kwargs: Any) -> Any:
+            chosen = self._request_id_to_server
+            if routing == "fewest":
+                # Without what sticks, it takes the replica with the fewest calls.
+                chosen.pop(request_id, None)
+            elif request_id not in chosen:
+                servers = sorted(self._servers)
+                self.requests_seen = getattr(self, "requests_seen", -1) + 1
+                chosen[request_id] = servers[0 if self.requests_seen % 4 < _UNEVEN else -1]
+            return original(self, request_id, *args, **kwargs)
+
+        return acquire
+
+    if routing != DEFAULTS["routing"]:
+        _wrapped(module.GlobalRequestLoadBalancer, "acquire_server", wrap)
+
+
+ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
+    ("verl.trainer.ppo.v1.replay_buffer", _poll_interval),
+    ("verl.workers.engine_workers", _slow_ranks),
+    ("verl.workers.engine_workers", _slow_sync),
+    ("verl.workers.rollout.router", _routing),
+)
