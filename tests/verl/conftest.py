@@ -1,7 +1,10 @@
 """These tests use the real verl, on a CPU, with the rehearsal's import stubs for CUDA wheels."""
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +37,23 @@ def verl_environment():
     folders = [os.environ.get(OTHER_VERL, ""), wanted.get("PYTHONPATH", ""), str(HERE)]
     wanted["PYTHONPATH"] = ":".join(filter(None, folders))
     return {**clean, **wanted, "RAY_DEDUP_LOGS": "0", "WANDB_MODE": "offline"}
+
+
+@pytest.fixture(scope="session")
+def reported(verl_environment):
+    """Return a function that runs a script of this folder and returns what it reports as JSON."""
+
+    def run(script):
+        done = subprocess.run(
+            [sys.executable, str(HERE / script)],
+            env=verl_environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+        assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+        return json.loads(lines[0].removeprefix("REPORT "))
+
+    return run

@@ -3,30 +3,15 @@
 The real vLLM runs in tests/rehearsal where it is installed; TensorRT-LLM has no build for CPUs.
 """
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 TIMES = {"cached_tokens": 2, "queue_s": 0.25, "prefill_s": 0.5, "decode_s": 1.25}
 
 
 @pytest.fixture(scope="module")
-def report(verl_environment):
+def report(reported):
     """The report of other_engines.py, which runs in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "other_engines.py")],
-        env=verl_environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
-    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("REPORT "))
+    return reported("other_engines.py")
 
 
 @pytest.fixture(params=["vllm", "trtllm"])

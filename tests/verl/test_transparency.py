@@ -1,10 +1,5 @@
 """What verl sees of the probes: nothing.  One test per property, over all probes, on the real classes."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from verl_profiler.probes import all_probes
@@ -14,19 +9,9 @@ ELSEWHERE = ("vllm", "trtllm", "megatron")
 
 
 @pytest.fixture(scope="module")
-def report(verl_environment):
+def report(reported):
     """The report of transparency.py, which runs in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "transparency.py")],
-        env=verl_environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
-    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("REPORT "))
+    return reported("transparency.py")
 
 
 def probed(targets, word):
