@@ -10,8 +10,10 @@ The file holds everything that it shows; nothing is fetched when it is opened.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +99,7 @@ def _write(
 
     target = target_of(runs, out, "report.html", force=force)
     log = _logged(logs, runs)
-    with load(runs, cache=cache) as opened:
+    with _without_collector(), load(runs, cache=cache) as opened:
         check_steps(opened, steps)
         gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
@@ -105,6 +107,18 @@ def _write(
         return None
     write_whole(target, [page(gathered, made=_made())])
     return target
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python from looking for cycles: rows hold none, and there are hundreds of thousands."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
