@@ -16,7 +16,7 @@ from verl_profiler.clock import now
 
 __all__ = ["WORTH_NAMING_NS", "note_blocking_call", "watch_running_loop"]
 
-_PERIOD_S = 0.1
+_PERIOD_S = 0.2
 # Synchronous calls that are shorter are not worth a `note_blocking_call`.
 WORTH_NAMING_NS = 5_000_000
 # Event, begin, end and thread of the last probed synchronous call of some length.

@@ -26,7 +26,7 @@ _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
 # The wall clock against the monotonic one: NTP slews up to 500 ppm; anything above is a jump.
 _JUMP_S = 0.05
 _SLEW = 0.0005
-# Headers are written again every 5 s, and later where the process was busy.
+# Headers are written again every 15 s, and later where the process was busy.
 _SILENCE_S = 60.0
 _RANK_LIMIT = 100_000
 

@@ -47,7 +47,7 @@ __all__ = [
 
 # A process that never learns its role (a short Ray task) waits this long before it writes anyway.
 _IDENTITY_PATIENCE_S = 10.0
-_HEADER_INTERVAL_S = 5.0
+_HEADER_INTERVAL_S = 15.0
 _COST_INTERVAL_S = 10.0
 # A thread's CPU clock costs 0.9 µs, a third of a wrapper: it is read where the time in ns is a
 # multiple of this, which is as good as by chance.
