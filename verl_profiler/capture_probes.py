@@ -14,6 +14,7 @@ from typing import Any
 from verl_profiler import capturing, instrument, recorder
 from verl_profiler.actors import OFF, captured_actors, hook_creation
 from verl_profiler.capture_plan import ROLES, Plan
+from verl_profiler.clock import now
 from verl_profiler.probes import Call, Probe
 
 __all__ = ["PROBES", "install"]
@@ -40,8 +41,14 @@ def _plan() -> Plan | None:
 def _start(call: Call) -> None:
     plan, trainer = _plan(), call.arguments["self"]
     if plan is not None and trainer.global_steps in plan.steps:
+        call.state = call.begin_ns
         capturing.start(step=trainer.global_steps)
         _tell(capturing.start, trainer.global_steps)
+
+
+def _started(call: Call, _result: Any) -> None:
+    if call.state is not None:
+        recorder.record("start_profile", call.state, now())
 
 
 def _stop(call: Call, _result: Any) -> None:
@@ -52,6 +59,14 @@ def _stop(call: Call, _result: Any) -> None:
     if not (continuous and trainer.global_steps + 1 in plan.steps):
         capturing.stop()
         _tell(capturing.stop)
+
+
+def _stop_and_say(call: Call, result: Any) -> None:
+    """Stop, and record as verl's V0 trainer does how long it took: seconds, with nsys."""
+    plan = _plan()
+    _stop(call, result)
+    if plan is not None and call.arguments["self"].global_steps in plan.steps:
+        recorder.record("stop_profile", call.begin_ns, now())
 
 
 def _tell(function: Callable[..., Any], *arguments: Any) -> None:
@@ -101,8 +116,11 @@ def _probe(*targets: str, **hooks: Any) -> Probe:
 _NSIGHT = "verl.utils.profiler.nvtx_profile:NsightSystemsProfiler"
 
 PROBES = (
-    _probe(f"{_V1}._start_profiling", f"{_V0}._start_profiling", enter=_start),
-    _probe(f"{_V1}._stop_profiling", f"{_V0}._stop_profiling", leave=_stop),
+    # The V0 trainer has timers around these calls.
+    _probe(f"{_V1}._start_profiling", enter=_start, leave=_started),
+    _probe(f"{_V1}._stop_profiling", leave=_stop_and_say),
+    _probe(f"{_V0}._start_profiling", enter=_start),
+    _probe(f"{_V0}._stop_profiling", leave=_stop),
     _probe("verl.utils.profiler.profile:DistProfiler.start", enter=_note_step),
     _probe(f"{_NSIGHT}.annotate", enter=_note_task),
     _probe("torch.cuda.profiler:start", leave=_host_started),
