@@ -109,6 +109,8 @@ EVENTS: dict[str, Event] = {
     "prepare_step": Event(
         "trainer", "step", "The trainer reads the next batch and hands it to the agent loops."
     ),
+    "start_profile": Event("trainer", "step", "The captures of a step are started."),
+    "stop_profile": Event("trainer", "step", "The captures of a step are ended."),
     "sample_wait": Event(
         "trainer",
         "gen",
