@@ -363,7 +363,7 @@ def request_ends(
             + sum(
                 [
                     s.before_us + s.fixed_us + s.work + s.after_us
-                    if s.__class__ is Call
+                    if isinstance(s, Call)
                     else s.length_us
                     for s in r.stages
                 ]
