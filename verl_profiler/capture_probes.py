@@ -33,17 +33,20 @@ def install(plan: Plan) -> None:
         hook_creation(plan)
 
 
-def _plan() -> Plan | None:
-    active = recorder.active()
-    return active.carried.captures if active is not None else None
+def _captured(call: Call) -> tuple[Plan, Any] | None:
+    """Return the plan and the trainer, if its step is captured."""
+    active, trainer = recorder.active(), call.arguments["self"]
+    plan = None if active is None else active.carried.captures
+    return (plan, trainer) if plan is not None and trainer.global_steps in plan.steps else None
 
 
 def _start(call: Call) -> None:
-    plan, trainer = _plan(), call.arguments["self"]
-    if plan is not None and trainer.global_steps in plan.steps:
+    captured = _captured(call)
+    if captured is not None:
         call.state = call.begin_ns
-        capturing.start(step=trainer.global_steps)
-        _tell(capturing.start, trainer.global_steps)
+        step = captured[1].global_steps
+        capturing.start(step=step)
+        _tell(capturing.start, step)
 
 
 def _started(call: Call, _result: Any) -> None:
@@ -52,9 +55,10 @@ def _started(call: Call, _result: Any) -> None:
 
 
 def _stop(call: Call, _result: Any) -> None:
-    plan, trainer = _plan(), call.arguments["self"]
-    if plan is None or trainer.global_steps not in plan.steps:
+    captured = _captured(call)
+    if captured is None:
         return
+    plan, trainer = captured
     continuous = trainer.config.global_profiler.get("profile_continuous_steps", False)
     if not (continuous and trainer.global_steps + 1 in plan.steps):
         capturing.stop()
@@ -63,9 +67,8 @@ def _stop(call: Call, _result: Any) -> None:
 
 def _stop_and_say(call: Call, result: Any) -> None:
     """Stop, and record as verl's V0 trainer does how long it took: seconds, with nsys."""
-    plan = _plan()
     _stop(call, result)
-    if plan is not None and call.arguments["self"].global_steps in plan.steps:
+    if _captured(call) is not None:
         recorder.record("stop_profile", call.begin_ns, now())
 
 

@@ -191,13 +191,11 @@ class Recorder:
         begin = now()
         return begin, 0 if begin % SAMPLED else time.thread_time_ns()
 
-    def end_section(self, begin_ns: int, cpu_ns: int) -> int:
-        """Account for the work since `begin_section`; return the time in ns."""
+    def end_section(self, begin_ns: int, cpu_ns: int) -> None:
+        """Account for the work since `begin_section`."""
         if cpu_ns:
             self.add_cpu(cpu_ns)
-        end = now()
-        self.wrapper_ns += end - begin_ns
-        return end
+        self.wrapper_ns += now() - begin_ns
 
     def add_cpu(self, cpu_ns: int) -> None:
         """Account for a sampled section's time on a core, and that of those beside it."""

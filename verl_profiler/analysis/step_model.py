@@ -357,19 +357,7 @@ def request_ends(
         even: A call goes to the replica with the fewest calls.
     """
     if slots is None and min(per_work) == max(per_work):
-        # `_alone_us` of each stage, without the calls: most of what a large run's replays take.
-        return [
-            r.begin_us
-            + sum(
-                [
-                    s.before_us + s.fixed_us + s.work + s.after_us
-                    if isinstance(s, Call)
-                    else s.length_us
-                    for s in r.stages
-                ]
-            )
-            for r in requests
-        ]
+        return [r.begin_us + sum(map(_alone_us, r.stages)) for r in requests]
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
     replicas = {name: _Replica(per_work[0]) for name in sorted(filter(None, names))}
     return _replay(requests, replicas, per_work, slots or math.inf, even=even)
