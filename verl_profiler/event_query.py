@@ -27,7 +27,7 @@ AS_PARQUET = (
     "WRITE_BLOOM_FILTER false)"
 )
 
-_NOT_STORED = ("run", "begin_us", "extra")
+_NOT_STORED = ("run", "begin_us")
 PART_COLUMNS = {
     "file_id": "INTEGER",
     "flawed": "BOOLEAN",
@@ -74,15 +74,15 @@ _MOMENT = """CASE
 _SELECT = """
 WITH parsed AS (
     SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
-        len(json_keys(json)) AS keys, len(json_keys(json, '$.extra')) AS fields,
+        json_keys(json, ['$', '$.extra']) AS keys,
         CASE WHEN contains(json, 'true')
             THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
             ELSE false END AS unusual
     FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
 ), counted AS (
     SELECT filename, line, t, t.extra AS x, unusual,
-        keys <> {line_known} + (fields IS NOT NULL)::UTINYINT AS more_keys,
-        coalesce(fields <> {extra_known}, false) AS more_fields,
+        len(keys[1]) <> {line_known} + (keys[2] IS NOT NULL)::UTINYINT AS more_keys,
+        coalesce(len(keys[2]) <> {extra_known}, false) AS more_fields,
         t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra
     FROM parsed
 ), told AS (

@@ -36,7 +36,7 @@ except ImportError as error:
 
 from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.conversion import cache_folder, convert
-from verl_profiler.event_query import PART_COLUMNS
+from verl_profiler.event_query import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
 from verl_profiler.shelf import EventPart, Shelf, event_parts, listed, parts_query
@@ -176,7 +176,7 @@ class Run:
             kept = len(sources) == 1 and cache and cache_folder(sources[0])
             self.tables.shelf = Shelf(kept or self._scratch, self._scratch, parts)
         self.tables.take("event_fields", parts_query(parts) or _no_events())
-        self.tables.take("events", "SELECT * FROM event_fields")
+        self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
         self._problems += take_captures(self.tables, roots, self._scratch)
@@ -221,7 +221,7 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
         yield "no events were found"
         return
     rows = tables.rows(
-        "SELECT step, event, status, error FROM events "
+        "SELECT step, event, status, error FROM event_fields "
         "WHERE family = 'trainer' AND role = 'trainer' AND status IS NOT NULL ORDER BY end_us"
     )
     for row in rows[:5]:

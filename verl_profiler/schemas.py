@@ -122,7 +122,11 @@ _EVENTS = {
 
 SCHEMAS: dict[str, dict[str, str]] = {
     "events": _EVENTS,
-    "event_fields": {**_EVENTS, **FIELDS, "rest": "JSON"},
+    "event_fields": {
+        **{column: kind for column, kind in _EVENTS.items() if column != "extra"},
+        **FIELDS,
+        "rest": "JSON",
+    },
     "event_counts": {
         "run": "VARCHAR",
         "step": "INTEGER",

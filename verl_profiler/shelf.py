@@ -19,14 +19,14 @@ import duckdb
 
 from verl_profiler.derivations import DERIVATIONS
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import AS_PARQUET, RECORDED_EXTRA, quoted
+from verl_profiler.event_query import AS_PARQUET, quoted
 from verl_profiler.schemas import SCHEMAS
 
 __all__ = ["EventPart", "Shelf", "event_parts", "listed", "parts_query"]
 
 
 # A table may be made from others: a change of any of them makes all again.
-_ALL_SQL = hashlib.sha256(json.dumps([DERIVATIONS, SCHEMAS, RECORDED_EXTRA]).encode()).hexdigest()
+_ALL_SQL = hashlib.sha256(json.dumps([DERIVATIONS, SCHEMAS]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def parts_query(parts: Sequence[EventPart]) -> str:
         label = run.replace("'", "''")
         queries.append(
             f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed), "
-            f"end_us - coalesce(duration_us, 0) AS begin_us, {RECORDED_EXTRA} AS extra "
+            "end_us - coalesce(duration_us, 0) AS begin_us "
             f"FROM read_parquet([{listed(part.path for part in parts if part.run == run)}])"
         )
     return "\nUNION ALL\n".join(queries)

@@ -22,10 +22,10 @@ _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
 
 # Made from about this many events at a time; the identity of a row has its step.
-_BY_STEPS = ("requests", "turns", "engine_calls", "tool_calls", "transfers")
+_BY_STEPS = ("requests", "turns", "engine_calls", "tool_calls", "transfers", "request_blame")
 _CHUNK_EVENTS = 2_000_000
 # How far the clocks of a client's and a server's host may be apart for their calls to be joined.
-_CLOCKS_APART_US = 600 * 1_000_000
+_CLOCKS_APART_US = 60 * 1_000_000
 
 
 @dataclass
@@ -68,6 +68,7 @@ class Tables:
         self.connection = connection
         self.shelf = shelf
         self._made: set[str] = set()
+        self._chunk_files: dict[str, list[Path]] = {}
 
     @classmethod
     def of(cls, tables: Mapping[str, Iterable[Mapping[str, Any]]] | None = None) -> Tables:
@@ -140,47 +141,57 @@ class Tables:
         """Make a table from some steps at a time, so that memory does not grow with the run."""
         if self.shelf is not None:
             queries = {
-                f"WITH {self._sources(query, chunk)} {query}": self._made_from(
-                    self.shelf, query, chunk
+                f"WITH {self._sources(query, number, chunk)} {query}": self._made_from(
+                    self.shelf, query, number, chunk
                 )
-                for chunk in self._chunks()
+                for number, chunk in enumerate(self._chunks())
             }
-            self._shelve(self.shelf, name, queries)
+            self._chunk_files[name] = self._shelve(self.shelf, name, queries)
             return
         beginning = f"CREATE TABLE {name} AS"
-        for chunk in self._chunks():
-            self.connection.execute(f"{beginning} WITH {self._sources(query, chunk)} {query}")
+        for number, chunk in enumerate(self._chunks()):
+            sources = self._sources(query, number, chunk)
+            self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
 
-    def _shelve(self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]) -> None:
-        """Make a view of files with the rows of these queries."""
+    def _shelve(
+        self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]
+    ) -> list[Path]:
+        """Make a view of files with the rows of these queries; return the files."""
         paths = [
             shelf.table(self.connection, name, query, made_from)
             for query, made_from in queries.items()
         ]
         shelf.forget_others(name)
         self.take(name, f"SELECT * FROM read_parquet([{listed(paths)}])")
+        return paths
 
-    def _sources(self, query: str, chunk: _Chunk) -> str:
-        """Return the SQL that puts the events of a chunk in the place of all events."""
+    def _sources(self, query: str, number: int, chunk: _Chunk) -> str:
+        """Return the SQL that puts the rows of a chunk in the place of all rows."""
         fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
         if self.shelf is not None:
             fields = f"({parts_query(self.shelf.of_steps(chunk.steps, chunk.without_step))})"
             around = parts_query(self.shelf.of_times(*chunk.around_us))
             served = f"WITH event_fields AS ({around}) {DERIVATIONS['engine_requests'][0]}"
         sources = (
-            f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()}), "
-            "events AS NOT MATERIALIZED (SELECT * FROM event_fields)"
+            f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()})"
         )
-        if "engine_requests" in _named(query):
+        named = _named(query)
+        if "engine_requests" in named:
             first_us, last_us = chunk.around_us
             sources += (
                 f", engine_requests AS (SELECT * FROM ({served}) "
                 f"WHERE end_us >= {first_us} AND begin_us <= {last_us})"
             )
+        for name in named:
+            if name in _BY_STEPS:
+                rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
+                if name in self._chunk_files:
+                    rows = f"SELECT * FROM read_parquet([{listed([self._chunk_files[name][number]])}])"
+                sources += f", {name} AS NOT MATERIALIZED ({rows})"
         return sources
 
-    def _made_from(self, shelf: Shelf, query: str, chunk: _Chunk) -> list[str]:
+    def _made_from(self, shelf: Shelf, query: str, number: int, chunk: _Chunk) -> list[str]:
         """Say what decides the rows of a chunk."""
         parts = shelf.of_steps(chunk.steps, chunk.without_step)
         named = _named(query)
@@ -197,6 +208,7 @@ class Tables:
             chunk.condition(),
             *(part.fingerprint for part in parts),
             json.dumps([seen, replicas]),
+            *(files[number].name for name, files in self._chunk_files.items() if name in named),
         ]
 
     def _chunks(self) -> list[_Chunk]:

@@ -86,7 +86,7 @@ def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
             SELECT *, begin_us // {_APART_US} + unnest([-1, 0, 1]) AS slot FROM ranges
         ), asked AS (
             SELECT r.* EXCLUDE (slot), e.request_id, e.turn, e.duration_us, e.step AS event_step
-            FROM slots AS r JOIN events AS e
+            FROM slots AS r JOIN event_fields AS e
                 ON e.run = r.run AND e.name = r.name AND e.event = r.event
                 AND e.begin_us // {_APART_US} = r.slot
             WHERE abs(e.begin_us - r.begin_us) <= {_APART_US}

@@ -31,7 +31,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
                     WHEN family = 'rollout' THEN 'requests' ELSE 'processes' END AS whole,
                 count(*) AS events, count(DISTINCT name) AS processes,
                 sum(duration_us) AS total_us
-            FROM events
+            FROM event_fields
             WHERE duration_us IS NOT NULL AND family NOT IN ('profiler', 'engine')
                 AND event NOT IN ('init', 'testing', 'validation')
                 AND {rows_of(steps, validate=validate)}

@@ -97,7 +97,7 @@ def _request_spans(steps: Steps, *, validate: bool) -> str:
         )
         SELECT c.run, c.step, 'requests' AS scope, part, event, e.duration_us,
             greatest(e.begin_us, c.begin_us) AS begin_us, least(e.end_us, c.end_us) AS end_us
-        FROM chosen AS c JOIN events AS e
+        FROM chosen AS c JOIN event_fields AS e
             ON c.run = e.run AND c.step = e.step AND c.name = e.name
             AND c.validate = e.validate AND c.request_id = e.request_id
         WHERE {rows_of(steps, validate=validate, table="e")} AND e.duration_us IS NOT NULL

@@ -153,7 +153,7 @@ def memory_findings(
         mend.
     """
     listed = tables.rows(
-        f"SELECT run FROM events WHERE {in_steps(steps)} UNION "
+        f"SELECT run FROM event_counts WHERE {in_steps(steps)} UNION "
         f"SELECT run FROM memory WHERE {in_steps(steps)} ORDER BY run"
     )
     runs = [row["run"] for row in listed]

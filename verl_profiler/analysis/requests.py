@@ -95,23 +95,30 @@ def slowest_requests(
     listed = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
     return tables.rows(
         f"""
-        WITH ranked AS (
-            SELECT *, row_number() OVER (PARTITION BY run, step
+        WITH asked AS NOT MATERIALIZED (
+            SELECT * FROM requests WHERE finished AND validate = {validate} AND {in_steps(steps)}
+        ), bounds AS (
+            -- They leave a few rows of each step to be sorted.
+            SELECT run, step, max(duration_us, {max(1, int(count))}) AS longest_us
+            FROM asked GROUP BY run, step
+        ), chosen AS MATERIALIZED (
+            SELECT a.*, row_number() OVER (PARTITION BY a.run, a.step
                 ORDER BY duration_us DESC, begin_us, request_id) AS place
-            FROM requests
-            WHERE finished AND validate = {validate} AND {in_steps(steps)}
-        ), chosen AS (
-            SELECT * FROM ranked WHERE place <= {int(count)}
+            FROM asked AS a JOIN bounds AS b
+                ON a.run = b.run AND a.step IS NOT DISTINCT FROM b.step
+            WHERE duration_us >= longest_us[-1]
+            QUALIFY place <= {int(count)}
         ), calls AS (
-            SELECT run, step, name, validate, request_id, turn, duration_us,
-                CASE event WHEN 'engine_call' THEN 'engine'
-                    WHEN 'tool_call' THEN coalesce(tool, 'tool') ELSE 'tool' END AS what
-            FROM event_fields
-            WHERE family = 'rollout' AND event IN ('engine_call', 'tool_call', 'tool_execution')
-                AND request_id IN (SELECT request_id FROM chosen)
+            SELECT run, step, name, validate, request_id, turn, duration_us, 'engine' AS what
+            FROM engine_calls SEMI JOIN chosen USING (run, request_id)
+            UNION ALL
+            SELECT run, step, name, validate, request_id, turn, duration_us, coalesce(tool, 'tool')
+            FROM tool_calls SEMI JOIN chosen USING (run, request_id)
+            UNION ALL
             -- All tool calls of a turn together, where they are not there one by one.
-            QUALIFY event <> 'tool_execution' OR NOT bool_or(event = 'tool_call')
-                OVER (PARTITION BY run, step, name, validate, request_id, turn)
+            SELECT run, step, name, validate, request_id, turn, tool_us, 'tool'
+            FROM turns SEMI JOIN chosen USING (run, request_id)
+            WHERE tool_calls = 0 AND tool_us > 0
         ), longest AS (
             SELECT run, step, name, validate, request_id,
                 arg_max({{'what': what, 'turn': turn, 'duration_us': duration_us}},

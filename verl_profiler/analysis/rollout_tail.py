@@ -14,15 +14,14 @@ _CHANGES = """
     chosen AS (
         SELECT run, step, name, request_id, begin_us, end_us, duration_us FROM requests
         WHERE finished AND {selection}
-    ), changes AS (
-        SELECT run, step, at_us, sum(change) AS change FROM (
+    ), flights AS (
+        -- At one time all rows have the count after it.
+        SELECT run, step, at_us, sum(change) OVER (PARTITION BY run, step ORDER BY at_us
+            RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)::BIGINT AS in_flight
+        FROM (
             SELECT run, step, begin_us AS at_us, 1 AS change FROM chosen
             UNION ALL SELECT run, step, end_us, -1 FROM chosen
-        ) GROUP BY run, step, at_us
-    ), flights AS (
-        SELECT run, step, at_us, change, sum(change) OVER (PARTITION BY run, step ORDER BY at_us
-            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)::BIGINT AS in_flight
-        FROM changes
+        )
     )
 """
 
@@ -37,40 +36,44 @@ def requests_in_flight(
 ) -> Rows:
     """Count the requests under way, from the first one's begin to the last one's end.
 
-    `points` is beyond how many changes a step is cut into as many equal spans of time.
+    `points` is beyond how many begins and ends a step is cut into as many equal spans of time.
 
     Returns:
         One row per run, step and change, in order: at_s (since the first begin), in_flight (from
-        then on), fewest and most.  In a step with more changes than `points`, cut into spans,
-        in_flight is the last count of the span, fewest and most are the extremes in it (so
-        no peak is lost), and merged is how many changes the row stands for (else 1).  Only
-        finished requests.
+        then on), fewest and most.  In a step that is cut into spans, in_flight is the last count
+        of the span, fewest and most are the extremes in it (so no peak is lost), and merged is
+        how many begins and ends the row stands for (else 1).  Only finished requests.
     """
     return tables.rows(
         f"""
         WITH {_CHANGES.format(selection=rows_of(steps, worker=worker, validate=validate))},
         ends AS (
-            SELECT run, step, min(at_us) AS first_us, max(at_us) AS last_us, count(*) AS points
-            FROM changes GROUP BY run, step
+            SELECT run, step, min(begin_us) AS first_us, max(end_us) AS last_us,
+                2 * count(*) > {points} AS cut
+            FROM chosen GROUP BY run, step
         ), placed AS (
-            SELECT *, CASE WHEN points <= {points} THEN at_us - first_us
-                ELSE least((at_us - first_us) * {points} // greatest(last_us - first_us, 1),
-                    {points} - 1) END AS place,
-                in_flight - change AS before
+            SELECT *, CASE WHEN cut THEN least({points} - 1,
+                    (at_us - first_us) * {points} // greatest(last_us - first_us, 1))
+                ELSE at_us - first_us END AS place
             FROM flights JOIN ends USING (run, step)
+        ), counted AS (
+            SELECT run, step, place, any_value(cut) AS cut,
+                CASE WHEN NOT any_value(cut) THEN place
+                    WHEN bool_or(at_us = last_us) THEN any_value(last_us) - any_value(first_us)
+                    ELSE place * (any_value(last_us) - any_value(first_us)) / {points}
+                END / 1e6 AS at_s,
+                arg_max(in_flight, at_us) AS in_flight, min(in_flight) AS fewest,
+                max(in_flight) AS most, count(*) AS merged
+            FROM placed GROUP BY run, step, place
+        ), before AS (
+            SELECT *, lag(in_flight, 1, 0) OVER (PARTITION BY run, step ORDER BY place) AS before
+            FROM counted
         )
-        SELECT run, step,
-            CASE WHEN any_value(points) <= {points} THEN min(at_us) - any_value(first_us)
-                WHEN bool_or(at_us = last_us) THEN any_value(last_us) - any_value(first_us)
-                ELSE place * (any_value(last_us) - any_value(first_us)) / {points}
-            END / 1e6 AS at_s,
-            arg_max(in_flight, at_us) AS in_flight,
-            CASE WHEN any_value(points) <= {points} THEN min(in_flight)
-                ELSE least(min(in_flight), arg_min(before, at_us)) END AS fewest,
-            CASE WHEN any_value(points) <= {points} THEN max(in_flight)
-                ELSE greatest(max(in_flight), arg_min(before, at_us)) END AS most,
-            count(*) AS merged
-        FROM placed GROUP BY run, step, place ORDER BY run, step, place
+        SELECT run, step, at_s, in_flight,
+            CASE WHEN cut THEN least(fewest, before) ELSE fewest END AS fewest,
+            CASE WHEN cut THEN greatest(most, before) ELSE most END AS most,
+            CASE WHEN cut THEN merged ELSE 1 END AS merged
+        FROM before ORDER BY run, step, place
         """
     )
 

@@ -44,7 +44,7 @@ SELECT step, 'request' AS name, duration_us FROM asked
 UNION ALL
 SELECT step, CASE WHEN event IN (SELECT phase FROM phases) THEN concat(family, ':', event)
     ELSE event END, duration_us
-FROM events
+FROM event_fields
 WHERE duration_us IS NOT NULL AND NOT validate AND event <> 'request'
     AND family NOT IN ('trainer', 'engine', 'event_loop', 'profiler')
 UNION ALL

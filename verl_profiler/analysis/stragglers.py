@@ -59,23 +59,28 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        WITH told AS (
+        WITH told AS NOT MATERIALIZED (
             SELECT * FROM request_blame WHERE {in_steps(steps)}
-        ), by_tool AS (
-            SELECT t.run, t.step, t.tool, t.name, t.request_id, sum(t.duration_us) AS tool_us
-            FROM tool_calls AS t WHERE NOT validate AND t.duration_us IS NOT NULL
-                AND {in_steps(steps, "t.step")} GROUP BY ALL
-        ), tools AS (
-            SELECT b.run, b.step, 'tool' AS kind, coalesce(t.tool, 'tool') AS who,
-                bool_or(b.place = b.many) AS last,
-                sum(b.blame_us * least(b.tool_us / b.behind_us, 1)
-                    * t.tool_us / nullif(all_us, 0)) AS blame_us
-            FROM told AS b JOIN (
-                SELECT *, sum(tool_us) OVER (PARTITION BY run, step, name, request_id) AS all_us
-                FROM by_tool
-            ) AS t USING (run, step, name, request_id)
+        ), by_reason AS (
+            SELECT run, step, because, bool_or(place = many AND many > 1) AS last,
+                sum(blame_us) AS blame_us
+            FROM told GROUP BY run, step, because
+        ), calls AS (
+            SELECT b.run, b.step, b.name, b.request_id, t.tool, t.duration_us,
+                b.place = b.many AS last,
+                b.blame_us * least(b.tool_us / b.behind_us, 1) AS tool_blame_us
+            FROM told AS b JOIN tool_calls AS t USING (run, step, name, request_id)
             WHERE b.tool_us > 0 AND b.behind_us > 0
-            GROUP BY b.run, b.step, t.tool
+                AND NOT t.validate AND t.duration_us IS NOT NULL
+        ), sums AS (
+            SELECT run, step, name, request_id, sum(duration_us)::BIGINT AS all_us
+            FROM calls GROUP BY run, step, name, request_id
+        ), tools AS (
+            SELECT c.run, c.step, 'tool' AS kind, coalesce(c.tool, 'tool') AS who,
+                bool_or(c.last) AS last,
+                sum(c.tool_blame_us * c.duration_us / nullif(all_us, 0)) AS blame_us
+            FROM calls AS c JOIN sums USING (run, step, name, request_id)
+            GROUP BY c.run, c.step, c.tool
         ), others AS (
             SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
             FROM requests WHERE finished AND NOT validate AND {in_steps(steps)} GROUP BY ALL
@@ -92,9 +97,9 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             GROUP BY ALL
         ), charged AS (
             SELECT run, step, kind, who, place = many AND many > 1 AS last, blame_us
-            FROM ({BLAME.format(ends="others")})
+            FROM ({BLAME.format(ends="others", group="run, step, kind, part")})
             UNION ALL
-            SELECT run, step, 'request', because, place = many AND many > 1, blame_us FROM told
+            SELECT run, step, 'request', because, last, blame_us FROM by_reason
             UNION ALL
             SELECT run, step, kind, who, last, blame_us FROM tools
         ), summed AS (

@@ -221,34 +221,49 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     tables.connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE drawn_requests AS
-        WITH numbered AS MATERIALIZED (
-            SELECT *, row_number() OVER () AS id FROM requests
-            WHERE step IS NOT NULL AND {in_steps(steps)}
+        WITH asked AS NOT MATERIALIZED (
+            SELECT * FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
+        ), numbered AS MATERIALIZED (
+            SELECT r.*, scene, row_number() OVER () AS id
+            FROM asked AS r JOIN drawn_scenes AS d USING (run, step, validate)
         ), ranked AS (
-            SELECT id, scene, status,
-                row_number() OVER (PARTITION BY run, step, validate
+            SELECT id, status,
+                row_number() OVER (PARTITION BY scene
                     ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow,
-                row_number() OVER (PARTITION BY run, step, validate, name
+                row_number() OVER (PARTITION BY scene, name
                     ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow_in_worker,
-                row_number() OVER (PARTITION BY run, step, validate
+                row_number() OVER (PARTITION BY scene
                     ORDER BY begin_us, request_id, sample, session) AS place,
-                row_number() OVER (PARTITION BY run, step, validate,
+                row_number() OVER (PARTITION BY scene,
                     status IN ('error', 'unfinished', 'cancelled')
                     ORDER BY begin_us, request_id, sample, session) AS odd,
-                count(*) OVER (PARTITION BY run, step, validate) AS count
-            FROM numbered LEFT JOIN (SELECT scene, run, step, validate FROM drawn_scenes)
-                USING (run, step, validate)
+                count(*) OVER (PARTITION BY scene) AS count
+            FROM numbered
+        ), others AS NOT MATERIALIZED (
+            SELECT * FROM asked ANTI JOIN drawn_scenes USING (run, step, validate)
+        ), bounds AS (
+            SELECT run, step, validate, max(duration_us, {slowest_of_others}) AS longest_us
+            FROM others GROUP BY run, step, validate
         ), chosen AS (
-            SELECT id, scene, place FROM ranked
-            WHERE CASE WHEN scene IS NOT NULL THEN
-                slow <= {_SLOWEST} OR (slow_in_worker = 1 AND {each} >= 60)
-                OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
-                OR place * least({each}, count) // count <> (place - 1) * least({each}, count) // count
-                ELSE slow <= {slowest_of_others} END
+            SELECT * EXCLUDE (id) FROM numbered SEMI JOIN (
+                SELECT id FROM ranked
+                WHERE slow <= {_SLOWEST} OR (slow_in_worker = 1 AND {each} >= 60)
+                    OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
+                    OR place * least({each}, count) // count
+                        <> (place - 1) * least({each}, count) // count
+            ) USING (id)
+            UNION ALL BY NAME
+            -- The bound leaves a few rows of each step to be sorted.
+            SELECT o.* FROM others AS o JOIN bounds AS b USING (run, step, validate)
+            WHERE duration_us >= longest_us[-1]
+                OR (duration_us IS NULL AND coalesce(len(longest_us), 0) < {slowest_of_others})
+            QUALIFY row_number() OVER (PARTITION BY run, step, validate
+                ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) <= {slowest_of_others}
         )
-        SELECT row_number() OVER (ORDER BY r.run, r.step, r.validate, c.place) - 1 AS number,
-            t.begin_us AS base_us, c.scene, r.* EXCLUDE (id)
-        FROM chosen AS c JOIN numbered AS r USING (id) JOIN steps AS t USING (run, step)
+        SELECT row_number() OVER (ORDER BY c.run, c.step, c.validate,
+                c.begin_us, c.request_id, c.sample, c.session) - 1 AS number,
+            t.begin_us AS base_us, c.*
+        FROM chosen AS c JOIN steps AS t USING (run, step)
         """
     )
 

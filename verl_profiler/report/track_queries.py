@@ -23,7 +23,7 @@ SELECT * FROM (
         any_value(p.rank) AS rank, coalesce(any_value(p.host), 'unknown') AS host,
         any_value(p.pid) AS pid, any_value(actor_class) AS actor_class,
         any_value(shift_us) AS shift_us
-    FROM (SELECT DISTINCT run, name, role FROM events) AS e
+    FROM (SELECT DISTINCT run, name, role FROM event_fields) AS e
     FULL JOIN processes AS p USING (run, name) GROUP BY run, name
 ) ORDER BY run, host, role <> 'trainer', role, rank, name
 """

@@ -55,7 +55,7 @@ _FETCHED = 2_000
 
 def origin_ns(tables: Tables, steps: Steps) -> int:
     """Return the first time of the run, in nanoseconds since 1970."""
-    row = tables.row(f"SELECT min(begin_us) AS first_us FROM events WHERE {in_steps(steps)}")
+    row = tables.row(f"SELECT min(begin_us) AS first_us FROM event_fields WHERE {in_steps(steps)}")
     return max(row["first_us"] or 0, 0) * 1000
 
 
