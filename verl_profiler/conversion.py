@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def convert(
             "no-space",
         )
 
-    for path, part in two_at_a_time(connection, part_of, _groups(files)):
+    for path, part in two_at_a_time(connection, part_of, _groups(files, processes)):
         stamp[path.name] = part
         result.problems += part["problems"]
         for process, count in part["counts"].items():
@@ -136,17 +136,28 @@ def _is_original(source: Source) -> bool:
     return False
 
 
-def _groups(files: list[EventFile]) -> Iterator[list[EventFile]]:
-    group: list[EventFile] = []
-    size = 0
-    for file in sorted(files, key=lambda f: (-1 if f.step is None else f.step, f.name, f.shown)):
-        if group and size + file.size_bytes > _PART_BYTES:
+def _groups(
+    files: Iterable[EventFile], processes: Mapping[str, Process]
+) -> Iterator[list[EventFile]]:
+    """Cut the files into parts: those of the requests apart, whose events have other fields."""
+
+    def of_requests(file: EventFile) -> bool:
+        return processes[file.name].role == "agent_loop"
+
+    ordered = sorted(files, key=lambda f: (-1 if f.step is None else f.step, f.name, f.shown))
+    for kind in (True, False):
+        group: list[EventFile] = []
+        size = 0
+        for file in ordered:
+            if of_requests(file) is not kind:
+                continue
+            if group and size + file.size_bytes > _PART_BYTES:
+                yield group
+                group, size = [], 0
+            group.append(file)
+            size += file.size_bytes
+        if group:
             yield group
-            group, size = [], 0
-        group.append(file)
-        size += file.size_bytes
-    if group:
-        yield group
 
 
 def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from verl_profiler.aliases import FIELD_ALIASES
 from verl_profiler.schemas import FIELDS, REQUEST_PARTS
 
-__all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US"]
+__all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US", "from_rest"]
 
 # Clocks of different hosts: a request may end after the `gen` that waited for it by so much.
 GEN_TOLERANCE_US = 50_000
@@ -19,11 +19,13 @@ def _number(field: str, kind: str = "BIGINT", of: str = "rest") -> str:
     return f"try_cast({of}->>'$.{field}' AS {kind})"
 
 
-_FIELDS = ", ".join(
-    f"coalesce({', '.join(_number(key, kind, 'extra') for key in (name, *FIELD_ALIASES.get(name, ())))}) "
-    f'AS "{name}"'
-    for name, kind in FIELDS.items()
-)
+def from_rest(name: str, of: str = "rest") -> str:
+    """Return the SQL of a field of an event that is in a JSON object, under any of its names."""
+    keys = (name, *FIELD_ALIASES.get(name, ()))
+    return f"coalesce({', '.join(_number(key, FIELDS[name], of) for key in keys)})"
+
+
+_FIELDS = ", ".join(f'{from_rest(name, "extra")} AS "{name}"' for name in FIELDS)
 _EVENT_FIELDS = f"SELECT *, {_FIELDS}, extra AS rest FROM events"
 
 

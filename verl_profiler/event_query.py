@@ -8,7 +8,7 @@ more than the known fields is found by counting its keys; if it does, `rest` kee
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,6 @@ _FILE_COLUMNS = {
 _IDENTITY = ("request_id", "turn", "validate", "sample", "session", "status", "error")
 _KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
 _NUMBERS = ("duration_sec", "step", "turn")
-# Whole numbers are read as DOUBLE, so that a fraction is seen.
-_STRUCTURE = json.dumps(
-    {
-        **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _KEYS},
-        "extra": {
-            **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _IDENTITY},
-            **{name: "DOUBLE" if kind == "BIGINT" else kind for name, kind in FIELDS.items()},
-        },
-    }
-)
 _WITHOUT_KEYS = json.dumps(dict.fromkeys((*_KEYS, "extra")))
 
 # A cast to TIMESTAMP drops the offset from UTC without a word; one to TIMESTAMPTZ takes twice as
@@ -120,7 +110,7 @@ SELECT c.file_id,
     x.session AS session, x.status AS status, x.error AS error,
     nullif(t.workid, c.rank::VARCHAR) AS workid,
     CASE WHEN v.event <> t.event THEN t.event END AS recorded,
-    {fields},
+    {fields}
     CASE
         WHEN CASE WHEN more_keys
                 THEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) > {key_count} END
@@ -163,21 +153,32 @@ RECORDED_EXTRA = (
 )
 
 
-def event_query(paths: Sequence[Path]) -> str:
-    """Return the query over files that `list_files` has listed."""
-    line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *FIELDS))
+def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) -> str:
+    """Return the query over files that `list_files` has listed.
+
+    Args:
+        paths: The files.
+        fields: Which of `FIELDS` become columns.  A line that holds others keeps them in `rest`.
+    """
+    chosen = {name: kind for name, kind in FIELDS.items() if name in fields}
+    line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *chosen))
     return _SELECT.format(
         paths=", ".join(f"'{quoted(path)}'" for path in paths),
-        structure=_STRUCTURE,
+        structure=json.dumps(_structure(chosen)),
         limit=2 * LINE_LIMIT_BYTES,
         moment=_MOMENT,
         line_known=line_known,
         extra_known=extra_known,
-        fields=", ".join(f'{_field(name, kind)} AS "{name}"' for name, kind in FIELDS.items()),
+        fields="".join(f'{_field(name, kind)} AS "{name}", ' for name, kind in chosen.items()),
         fractions=" OR ".join(
-            f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
-            for name, kind in FIELDS.items()
-            if kind == "BIGINT"
+            (
+                "false",
+                *(
+                    f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
+                    for name, kind in chosen.items()
+                    if kind == "BIGINT"
+                ),
+            )
         ),
         keys=", ".join(f"'{key}'" for key in (*_KEYS, "extra")),
         key_count=len(_KEYS) + 1,
@@ -195,6 +196,17 @@ def event_query(paths: Sequence[Path]) -> str:
         sample_alias=FIELD_ALIASES["sample"][0],
         without_keys=_WITHOUT_KEYS,
     )
+
+
+def _structure(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `json_transform` reads: whole numbers as DOUBLE, so that a fraction is seen."""
+    return {
+        **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _KEYS},
+        "extra": {
+            **{name: "DOUBLE" if name in _NUMBERS else "VARCHAR" for name in _IDENTITY},
+            **{name: "DOUBLE" if kind == "BIGINT" else kind for name, kind in fields.items()},
+        },
+    }
 
 
 def _known(struct: str, keys: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,17 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import AS_PARQUET, event_query, list_files, quoted
 from verl_profiler.processes import Process
 from verl_profiler.repair import LINE_LIMIT_BYTES, repair
+from verl_profiler.schemas import FIELDS
 from verl_profiler.sources import EventFile
 
 __all__ = ["build_part", "can_write"]
 
+# Fields become columns of a part if lines here have them; should more than `_MANY` of its events
+# turn out to have others, it is made again with these.
+_LOOK_BYTES = 8 << 10
+_LOOK_FILES = 8
+_MANY = 0.05
+_KEY = re.compile(rb'"(\w+)":')
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./ ,:+@=%~-]+")
 
 
@@ -60,19 +67,23 @@ def build_part(
                 paths[number] = copy
 
     mend([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
-    counts: list[tuple[int, int, int]] = []
+    fields = set(FIELDS) if original else _likely_fields(group, processes)
+    counts: list[tuple[int, int, int, int]] = []
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     while paths:
         rows = _listing(group, paths, processes, original)
         list_files(connection, rows, scratch / f"{target.stem}.json")
-        query = event_query(list(paths.values()))
+        query = event_query(list(paths.values()), fields)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
             counts = connection.execute(
-                "SELECT file_id, count(*), count(*) FILTER (flawed) "
+                "SELECT file_id, count(*), count(*) FILTER (flawed), count(rest) "
                 f"FROM read_parquet('{quoted(partial)}') GROUP BY file_id"
             ).fetchall()
+            others = set[str]()
+            if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
+                others = _other_fields(connection, partial, fields)
         except duckdb.OutOfMemoryException as error:
             raise ReadingError(
                 f"the events do not fit into the memory limit: {_first_line(error)}\n"
@@ -101,7 +112,10 @@ def build_part(
                     problems.append(f"{group[number].shown} cannot be read ({_first_line(error)})")
                     paths.pop(number)
             continue
-        flawed = {number for number, _, faults in counts if faults} - repaired
+        if others:
+            fields |= others
+            continue
+        flawed = {number for number, _, faults, _ in counts if faults} - repaired
         if not flawed:
             partial.replace(target)
             break
@@ -109,7 +123,7 @@ def build_part(
     with contextlib.suppress(OSError):
         partial.unlink()
     by_process: dict[str, int] = {}
-    for number, count, _ in counts if paths else []:
+    for number, count, *_ in counts if paths else []:
         name = group[number].name
         by_process[name] = by_process.get(name, 0) + count
     for leftover in scratch.glob(f"repaired-{target.stem}-*.jsonl"):
@@ -119,6 +133,30 @@ def build_part(
         "counts": by_process,
         "problems": problems,
     }
+
+
+def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process]) -> set[str]:
+    """Return the `FIELDS` that the first and last lines of some files of each role have."""
+    by_role: dict[str, list[Path]] = {}
+    for each in group:
+        by_role.setdefault(processes[each.name].role, []).append(each.path)
+    found: set[bytes] = set()
+    for paths in by_role.values():
+        for path in paths[:: -(-len(paths) // _LOOK_FILES)]:
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                found.update(_KEY.findall(file.read(_LOOK_BYTES)))
+                file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _LOOK_BYTES))
+                found.update(_KEY.findall(file.read(_LOOK_BYTES)))
+    return {name for name in FIELDS if name.encode() in found}
+
+
+def _other_fields(connection: duckdb.DuckDBPyConnection, part: Path, fields: set[str]) -> set[str]:
+    """Return the `FIELDS` that events of a part have in `rest` only."""
+    rows = connection.execute(
+        f"SELECT DISTINCT unnest(json_keys(rest)) FROM read_parquet('{quoted(part)}') "
+        "WHERE rest IS NOT NULL"
+    ).fetchall()
+    return set(FIELDS).difference(fields).intersection(key for (key,) in rows)
 
 
 def _listing(

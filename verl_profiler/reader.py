@@ -39,9 +39,10 @@ from verl_profiler.conversion import cache_folder, convert
 from verl_profiler.event_query import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
+from verl_profiler.schemas import FIELDS, SCHEMAS
 from verl_profiler.shelf import EventPart, Shelf, event_parts, listed, parts_query
 from verl_profiler.sources import Source, find_sources
-from verl_profiler.tables import SCHEMAS, Tables
+from verl_profiler.tables import Tables
 
 __all__ = ["Run", "load"]
 
@@ -104,6 +105,7 @@ class Run:
         connection.execute(f"SET temp_directory = '{spill}'")
         connection.execute("SET preserve_insertion_order = false")
         connection.execute("SET enable_progress_bar = false")
+        connection.execute("SET parquet_metadata_cache = true")
         with contextlib.suppress(duckdb.Error):
             # Only where duckdb knows time zones does it need to be told; cursors are told too.
             connection.execute("SET GLOBAL TimeZone = 'UTC'")
@@ -195,12 +197,12 @@ def _check_columns(connection: duckdb.DuckDBPyConnection, source: Source) -> Non
     Raises:
         ReadingError: A file cannot be read, or lacks columns.
     """
-    query = f"DESCRIBE FROM read_parquet([{listed(source.parquet)}])"
+    query = f"DESCRIBE FROM read_parquet([{listed(source.parquet)}], union_by_name = true)"
     try:
         columns = {row[0] for row in connection.execute(query).fetchall()}
     except duckdb.Error as error:
         raise ReadingError(f"{source.root} cannot be read: {error}", "unreadable") from error
-    missing = [name for name in PART_COLUMNS if name not in columns]
+    missing = [name for name in PART_COLUMNS if name not in columns and name not in FIELDS]
     if missing:
         raise ReadingError(
             f"{source.parquet[0]} is not a table of events: it has no column "

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import duckdb
 
-from verl_profiler.derivations import DERIVATIONS
+from verl_profiler.derivations import DERIVATIONS, from_rest
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import AS_PARQUET, quoted
+from verl_profiler.event_query import AS_PARQUET, PART_COLUMNS, quoted
 from verl_profiler.schemas import SCHEMAS
 
 __all__ = ["EventPart", "Shelf", "event_parts", "listed", "parts_query"]
@@ -38,6 +38,7 @@ class EventPart:
         steps: First and last step; None when that is not known.
         without_step: Some of its events may have no step.
         span_us: A time before all of its events, and one after; None when that is not known.
+        columns: Which of `PART_COLUMNS` it has; what the others would hold is in `rest`.
     """
 
     run: str
@@ -46,6 +47,7 @@ class EventPart:
     steps: tuple[int, int] | None
     without_step: bool
     span_us: tuple[int, int] | None
+    columns: frozenset[str]
 
 
 def event_parts(
@@ -65,6 +67,11 @@ def event_parts(
         """
     ).fetchall()
     known = {(row[0], row[1]): row[2:] for row in rows}
+    columns: dict[str, set[str]] = {}
+    for file, name in connection.execute(
+        f"SELECT file_name, name FROM parquet_schema([{listed(paths)}])"
+    ).fetchall():
+        columns.setdefault(file, set()).add(name)
     unknown = (None, None, False, None)
     parts = []
     for path in paths:
@@ -83,6 +90,7 @@ def event_parts(
                 steps=(step[0], step[1]) if step[0] is not None and step[2] else None,
                 without_step=step[3] != 0,
                 span_us=span,
+                columns=frozenset(columns[str(path)].intersection(PART_COLUMNS)),
             )
         )
     return parts
@@ -93,12 +101,26 @@ def parts_query(parts: Sequence[EventPart]) -> str:
     queries = []
     for run in dict.fromkeys(part.run for part in parts):
         label = run.replace("'", "''")
+        own = [part for part in parts if part.run == run]
+        columns = ", ".join(
+            _column(name, own) for name in PART_COLUMNS if name not in ("file_id", "flawed")
+        )
         queries.append(
-            f"SELECT '{label}' AS run, * EXCLUDE (file_id, flawed), "
-            "end_us - coalesce(duration_us, 0) AS begin_us "
-            f"FROM read_parquet([{listed(part.path for part in parts if part.run == run)}])"
+            f"SELECT '{label}' AS run, {columns}, "
+            "end_us - coalesce(duration_us, 0) AS begin_us FROM "
+            f"read_parquet([{listed(part.path for part in own)}], union_by_name = true)"
         )
     return "\nUNION ALL\n".join(queries)
+
+
+def _column(name: str, parts: Sequence[EventPart]) -> str:
+    """Return the SQL of a column that not all parts need to have."""
+    column = f'"{name}"'
+    having = sum(name in part.columns for part in parts)
+    if having == len(parts):
+        return column
+    left = from_rest(name)
+    return f"coalesce({column}, {left}) AS {column}" if having else f"{left} AS {column}"
 
 
 class Shelf:
