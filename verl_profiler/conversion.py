@@ -24,7 +24,6 @@ from typing import Any
 import duckdb
 
 from verl_profiler.aliases import vocabulary
-from verl_profiler.cursors import two_at_a_time
 from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import event_query, quoted
 from verl_profiler.events import FORMAT_VERSION
@@ -85,16 +84,14 @@ def convert(
     )
     stamp: dict[str, Any] = {}
 
-    def part_of(
-        cursor: duckdb.DuckDBPyConnection, group: list[EventFile]
-    ) -> tuple[Path, dict[str, Any]]:
+    def part_of(group: list[EventFile]) -> tuple[Path, dict[str, Any]]:
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}.parquet"
         part = known.get(name)
-        if cached is not None and part is not None and _usable(cursor, cached / name, part):
+        if cached is not None and part is not None and _usable(connection, cached / name, part):
             return cached / name, part
         for folder in (scratch,) if cached is None else (cached, scratch):
-            part = build_part(cursor, group, processes, original, folder / name, scratch)
+            part = build_part(connection, group, processes, original, folder / name, scratch)
             if part is not None:
                 return folder / name, part
         raise ReadingError(
@@ -103,7 +100,7 @@ def convert(
             "no-space",
         )
 
-    for path, part in two_at_a_time(connection, part_of, _groups(files, processes)):
+    for path, part in map(part_of, _groups(files, processes)):
         stamp[path.name] = part
         result.problems += part["problems"]
         for process, count in part["counts"].items():

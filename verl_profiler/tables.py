@@ -23,7 +23,7 @@ _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
 # Made from about this many events at a time; the identity of a row has its step.
 _BY_STEPS = ("requests", "turns", "engine_calls", "tool_calls", "transfers", "request_blame")
-_CHUNK_EVENTS = 2_000_000
+_CHUNK_EVENTS = 4_000_000
 # How far the clocks of a client's and a server's host may be apart for their calls to be joined.
 _CLOCKS_APART_US = 60 * 1_000_000
 
