@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, count, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -96,6 +97,9 @@ class Tools(NamedTuple):
 
     def changed(self, length_of: Callable[[str, float], float]) -> Tools:
         """Give calls other lengths; one that began after the others had ended still does."""
+        lengths = [length_of(tool, length) for _, length, tool in self.calls]
+        if all(new == call[1] for new, call in zip(lengths, self.calls, strict=True)):
+            return self
         calls: list[tuple[float, float, str]] = []
         seen = moved = shift = 0.0
         for begin, length, tool in sorted(self.calls):
@@ -201,7 +205,14 @@ class StepModel:
         a, b = self.slowness
         most = self.most_running or len(chosen)
         times = [BEYOND[beyond](a, b, n, most) for n in range(len(chosen) + 1)]
-        return max(request_ends(chosen, times, slots or self.slots, even=even))
+        return max(
+            request_ends(chosen, times, slots or self.slots, even=even, known_us=self._alone_ends_us)
+        )
+
+    @cached_property
+    def _alone_ends_us(self) -> dict[int, float]:
+        """When each of the requests ends if it shares no replica, by its `id`."""
+        return {id(r): _ends_alone_us(r) for r in self.requests}
 
     def length_us(self, last_us: float, *, polls: bool = True) -> float:
         """Return how long the step takes if its last request ends then."""
@@ -347,6 +358,7 @@ def request_ends(
     slots: int | None,
     *,
     even: bool = False,
+    known_us: Mapping[int, float] | None = None,
 ) -> list[float]:
     """Replay requests and return when each ends.
 
@@ -355,12 +367,18 @@ def request_ends(
         per_work: Time per unit of work in a replica with so many calls, from none to all.
         slots: How many calls a replica runs at once; None for all.
         even: A call goes to the replica with the fewest calls.
+        known_us: When some of the requests end if they share no replica, by their `id`.
     """
     if slots is None and min(per_work) == max(per_work):
-        return [r.begin_us + sum(map(_alone_us, r.stages)) for r in requests]
+        known = known_us or {}
+        return [known[id(r)] if id(r) in known else _ends_alone_us(r) for r in requests]
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
     replicas = {name: _Replica(per_work[0]) for name in sorted(filter(None, names))}
     return _replay(requests, replicas, per_work, slots or math.inf, even=even)
+
+
+def _ends_alone_us(request: Request) -> float:
+    return request.begin_us + sum(map(_alone_us, request.stages))
 
 
 def _alone_us(stage: Stage) -> float:

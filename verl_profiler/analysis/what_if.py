@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from statistics import fmean, median, quantiles
 from typing import Any
 
@@ -74,6 +75,14 @@ class Change:
     beyond: bool = False
 
 
+def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
+    """Give a request other stages; one that has just these already stays what it is."""
+    changed = tuple(stages)
+    if len(changed) == len(request.stages) and all(map(is_, changed, request.stages)):
+        return request
+    return request._replace(stages=changed)
+
+
 def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
     """Stop the slowest requests, at least one, at P95; start a typical one in each one's place."""
 
@@ -134,15 +143,10 @@ def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[...,
         def length(tool: str, measured: float) -> float:
             return length_of(measured, medians.get(tool, measured))
 
-        return [
-            request._replace(
-                stages=tuple(
-                    stage.changed(length) if isinstance(stage, Tools) else stage
-                    for stage in request.stages
-                )
-            )
-            for request in requests
-        ]
+        def changed(stage: Stage) -> Stage:
+            return stage.changed(length) if isinstance(stage, Tools) else stage
+
+        return [_of_stages(request, map(changed, request.stages)) for request in requests]
 
     return change
 
@@ -153,28 +157,20 @@ def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> li
     if last < 1:
         return list(requests)
     return [
-        request._replace(
-            stages=tuple(
-                stage for stage in request.stages if isinstance(stage, Work) or stage.turn != last
-            )
-        )
+        _of_stages(request, (s for s in request.stages if isinstance(s, Work) or s.turn != last))
         for request in requests
     ]
 
 
 def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
     """Take the engine's queue from generate calls."""
-    return [
-        request._replace(
-            stages=tuple(
-                stage._replace(before_us=stage.before_us - stage.queue_us, queue_us=0.0)
-                if isinstance(stage, Call)
-                else stage
-                for stage in request.stages
-            )
-        )
-        for request in requests
-    ]
+
+    def changed(stage: Stage) -> Stage:
+        if isinstance(stage, Call) and stage.queue_us:
+            return stage._replace(before_us=stage.before_us - stage.queue_us, queue_us=0.0)
+        return stage
+
+    return [_of_stages(request, map(changed, request.stages)) for request in requests]
 
 
 def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
@@ -359,9 +355,10 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
             first["tokens_share"] = off / model.duration_us
         rows.append(first)
         for what, change in CHANGES.items():
-            saved, earlier = _saved_us(model, model.requests, last, change, medians)
+            requests = _changed(model, model.requests, change, medians)
+            saved, earlier = _saved_us(model, requests, last, change)
             row = _replay(model, what, unchanged - saved)
-            least, most = _bounds_s(model, model.requests, last, change, medians, saved)
+            least, most = _bounds_s(model, requests, last, change, saved)
             row |= {"saved_s": saved / 1e6, "earlier_s": earlier / 1e6}
             row |= {"least_s": least, "most_s": most}
             rows.append(row)
@@ -389,23 +386,28 @@ def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
     }
 
 
+def _changed(
+    model: StepModel, requests: Sequence[Request], change: Change, medians: Mapping[str, float]
+) -> Sequence[Request]:
+    """Return the requests with the change."""
+    if change.requests is None or not requests:
+        return requests
+    return change.requests(model, requests, medians)
+
+
 def _saved_us(
     model: StepModel,
-    requests: Sequence[Request],
+    changed: Sequence[Request],
     last_us: float,
     change: Change,
-    medians: Mapping[str, float],
     beyond: str = "line",
 ) -> tuple[float, float]:
     """Return what a change saves, and what it would save if the trainer did not poll.
 
-    `last_us` is when the last of the requests ends unchanged, `beyond` a key of `BEYOND`.
+    `changed` are the requests with it, `last_us` is when the last of them ends without it, `beyond`
+    is a key of `BEYOND`.
     """
-    changed, slots = requests, None
-    if change.requests is not None and requests:
-        changed = change.requests(model, requests, medians)
-    if change.slots is not None:
-        slots = change.slots(model)
+    slots = None if change.slots is None else change.slots(model)
     changed_last = last_us
     if change.requests is not None or slots is not None or change.even:
         changed_last = model.last_end_us(changed, slots=slots, even=change.even, beyond=beyond)
@@ -417,17 +419,16 @@ def _saved_us(
 
 def _bounds_s(
     model: StepModel,
-    requests: Sequence[Request],
+    changed: Sequence[Request],
     last_us: float,
     change: Change,
-    medians: Mapping[str, float],
     saved_us: float,
 ) -> tuple[float, float]:
     """Return the least and the most that a change may save, in s, given what it saves by the line."""
     if not change.beyond:
         return saved_us / 1e6, saved_us / 1e6
     least, most = (
-        _saved_us(model, requests, last_us, change, medians, beyond)[0] / 1e6
+        _saved_us(model, changed, last_us, change, beyond)[0] / 1e6
         for beyond in ("saturated", "flat")
     )
     return least, most
@@ -478,8 +479,9 @@ def _drawn(
             ]
             last = model.last_end_us(batch)
             for what, change in CHANGES.items():
-                by_line, _ = _saved_us(model, batch, last, change, medians)
-                saved[what].append(_bounds_s(model, batch, last, change, medians, by_line))
+                changed = _changed(model, batch, change, medians)
+                by_line, _ = _saved_us(model, changed, last, change)
+                saved[what].append(_bounds_s(model, changed, last, change, by_line))
         results.append(saved)
     return results
 
