@@ -496,9 +496,14 @@ def shape_for(events: int) -> Shape:
 
 
 def multiply(base: Path, folder: Path, events: int) -> int:
-    """Write the events of `base` many times over, as Parquet; return how many there are."""
+    """Write the events of `base` many times over, in parts as a conversion makes them.
+
+    Returns:
+        How many events there are.
+    """
     import duckdb
 
+    from verl_profiler.event_query import AS_PARQUET
     from verl_profiler.reader import load
 
     with load(base) as run:
@@ -507,22 +512,25 @@ def multiply(base: Path, folder: Path, events: int) -> int:
             "max(end_us) - min(begin_us) AS span_us FROM events"
         )[0]
     parts = sorted((base / ".cache" / "events-1").glob("part-*.parquet"))
-    listed = ", ".join(f"'{part}'" for part in parts)
     (folder / "events").mkdir(parents=True)
     copies = math.ceil(events / counted["events"])
     with duckdb.connect() as connection:
         connection.execute("SET memory_limit = '2GB'; SET preserve_insertion_order = false")
-        for number in range(copies):
-            connection.execute(
-                f"COPY (SELECT * REPLACE (step + {number * counted['steps']} AS step, "
-                f"end_us + {number * (counted['span_us'] + 1_000_000)} AS end_us, "
-                + ", ".join(
-                    f"'{number:04d}' || {name}[5:] AS {name}"
-                    for name in ("request_id", "engine_request_id", "uid")
+        for place, part in enumerate(parts):
+            rows = f"FROM read_parquet('{part}')"
+            columns = {row[0] for row in connection.execute(f"DESCRIBE {rows}").fetchall()}
+            ids = columns.intersection(("request_id", "engine_request_id", "uid"))
+            for number in range(copies):
+                changed = [
+                    f"step + {number * counted['steps']} AS step",
+                    f"end_us + {number * (counted['span_us'] + 1_000_000)} AS end_us",
+                    *(f"'{number:04d}' || {name}[5:] AS {name}" for name in sorted(ids)),
+                ]
+                target = folder / "events" / f"part-{number:04d}-{place}.parquet"
+                connection.execute(
+                    f"COPY (SELECT * REPLACE ({', '.join(changed)}) {rows}) "
+                    f"TO '{target}' {AS_PARQUET}"
                 )
-                + f") FROM read_parquet([{listed}])) "
-                f"TO '{folder}/events/part-{number:04d}.parquet' (FORMAT parquet, COMPRESSION zstd)"
-            )
     shutil.copy(base / "run.json", folder / "run.json")
     shutil.copytree(base / "processes", folder / "processes")
     return copies * counted["events"]

@@ -44,6 +44,7 @@ SELECT run, step, role, family, event, count(*) AS events, count(request_id) AS 
 FROM event_fields GROUP BY run, step, role, family, event
 """
 
+
 def _if(event: str, value: str) -> str:
     """What an aggregate takes of the rows of one event; FILTER takes twice as long (duckdb 2.0)."""
     return f"CASE WHEN event = '{event}' THEN {value} END"
@@ -60,20 +61,20 @@ WITH children AS (
         min(begin_us) AS begin_us,
         max(end_us) AS last_us,
         max(CASE WHEN event IN ('turn', 'engine_call') THEN turn END) + 1 AS turns_seen,
-        count({_if('engine_call', '1')}) AS engine_calls,
-        count({_if('tool_call', '1')}) AS tool_calls,
-        count({_if('tool_execution', '1')}) AS tool_executions,
-        sum({_if('engine_call', 'duration_us')}) AS engine_sum,
-        coalesce(sum({_if('tool_execution', 'duration_us')}),
-            sum({_if('tool_call', 'duration_us')})) AS tool_sum,
-        sum({_if('prompt_build', 'duration_us')}) AS prompt_build_sum,
-        sum({_if('tool_parsing', 'duration_us')}) AS tool_parsing_sum,
-        sum({_if('token_merge', 'duration_us')}) AS token_merge_sum,
-        max({_if('postprocess', 'end_us')})
-            - min({_if('postprocess', 'begin_us')}) AS postprocess_sum,
-        sum({_if('reward', 'duration_us')}) AS reward_sum,
-        min({_if('reward', 'begin_us')}) >= min({_if('postprocess', 'begin_us')})
-            AND max({_if('reward', 'end_us')}) <= max({_if('postprocess', 'end_us')})
+        count({_if("engine_call", "1")}) AS engine_calls,
+        count({_if("tool_call", "1")}) AS tool_calls,
+        count({_if("tool_execution", "1")}) AS tool_executions,
+        sum({_if("engine_call", "duration_us")}) AS engine_sum,
+        coalesce(sum({_if("tool_execution", "duration_us")}),
+            sum({_if("tool_call", "duration_us")})) AS tool_sum,
+        sum({_if("prompt_build", "duration_us")}) AS prompt_build_sum,
+        sum({_if("tool_parsing", "duration_us")}) AS tool_parsing_sum,
+        sum({_if("token_merge", "duration_us")}) AS token_merge_sum,
+        max({_if("postprocess", "end_us")})
+            - min({_if("postprocess", "begin_us")}) AS postprocess_sum,
+        sum({_if("reward", "duration_us")}) AS reward_sum,
+        min({_if("reward", "begin_us")}) >= min({_if("postprocess", "begin_us")})
+            AND max({_if("reward", "end_us")}) <= max({_if("postprocess", "end_us")})
             AS reward_inside
     FROM event_fields
     WHERE family = 'rollout' AND request_id IS NOT NULL AND event <> 'request'
@@ -200,15 +201,15 @@ WITH chosen AS (
         bool_or(event = 'turn' AND coalesce(status, '') <> 'unfinished') AS finished,
         min(begin_us) AS begin_us,
         max(end_us) AS end_us,
-        count({_if('engine_call', '1')}) AS engine_calls,
-        count({_if('tool_call', '1')}) AS tool_calls,
+        count({_if("engine_call", "1")}) AS engine_calls,
+        count({_if("tool_call", "1")}) AS tool_calls,
         min(prompt_tokens) AS prompt_tokens,
         sum(response_tokens)::BIGINT AS response_tokens,
-        coalesce(sum({_if('engine_call', 'duration_us')}), 0)::BIGINT AS engine_us,
-        coalesce(sum({_if('tool_execution', 'duration_us')}),
-            sum({_if('tool_call', 'duration_us')}), 0)::BIGINT AS tool_us,
-        coalesce(sum({_if('tool_parsing', 'duration_us')}), 0)::BIGINT AS tool_parsing_us,
-        coalesce(sum({_if('token_merge', 'duration_us')}), 0)::BIGINT AS token_merge_us
+        coalesce(sum({_if("engine_call", "duration_us")}), 0)::BIGINT AS engine_us,
+        coalesce(sum({_if("tool_execution", "duration_us")}),
+            sum({_if("tool_call", "duration_us")}), 0)::BIGINT AS tool_us,
+        coalesce(sum({_if("tool_parsing", "duration_us")}), 0)::BIGINT AS tool_parsing_us,
+        coalesce(sum({_if("token_merge", "duration_us")}), 0)::BIGINT AS token_merge_us
     FROM chosen WHERE request_id IS NOT NULL
     GROUP BY run, step, name, validate, request_id, turn
 )
@@ -428,6 +429,23 @@ SELECT run, step, name, request_id, sample, place, many, blame_us, behind_us, la
 FROM ({BLAME.format(ends="ends", group="run, step")})
 """
 
+# A request's blame, as far as tools made it late, goes to its tools by the time of their calls.
+_TOOL_BLAME = """
+WITH calls AS (
+    SELECT b.run, b.step, b.name, b.request_id, t.tool, t.duration_us, b.place = b.many AS last,
+        b.blame_us * least(b.tool_us / b.behind_us, 1) AS tool_blame_us
+    FROM request_blame AS b JOIN tool_calls AS t USING (run, step, name, request_id)
+    WHERE b.tool_us > 0 AND b.behind_us > 0 AND NOT t.validate AND t.duration_us IS NOT NULL
+), sums AS (
+    SELECT run, step, name, request_id, sum(duration_us)::BIGINT AS all_us
+    FROM calls GROUP BY run, step, name, request_id
+)
+SELECT c.run, c.step, c.tool, bool_or(c.last) AS last,
+    sum(c.tool_blame_us * c.duration_us / nullif(all_us, 0)) AS blame_us
+FROM calls AS c JOIN sums USING (run, step, name, request_id)
+GROUP BY c.run, c.step, c.tool
+"""
+
 # The request that each `gen` waited for last.
 _LAST_REQUESTS = f"""
 WITH gens AS (
@@ -603,6 +621,7 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "steps": (_STEPS, True),
     "last_requests": (_LAST_REQUESTS, True),
     "request_blame": (_REQUEST_BLAME, True),
+    "tool_blame": (_TOOL_BLAME, True),
     "rank_spans": (_RANK_SPANS, True),
     "transfers": (_TRANSFERS, True),
     "tq_calls": (_TQ_CALLS, True),

@@ -310,6 +310,13 @@ SCHEMAS: dict[str, dict[str, str]] = {
         },
         "because": "VARCHAR",
     },
+    "tool_blame": {
+        "run": "VARCHAR",
+        "step": "INTEGER",
+        "tool": "VARCHAR",
+        "last": "BOOLEAN",
+        "blame_us": "DOUBLE",
+    },
     "rank_spans": {
         **_BY_RANK,
         "event": "VARCHAR",

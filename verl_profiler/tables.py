@@ -22,7 +22,15 @@ _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
 
 # Made from about this many events at a time; the identity of a row has its step.
-_BY_STEPS = ("requests", "turns", "engine_calls", "tool_calls", "transfers", "request_blame")
+_BY_STEPS = (
+    "requests",
+    "turns",
+    "engine_calls",
+    "tool_calls",
+    "transfers",
+    "request_blame",
+    "tool_blame",
+)
 _CHUNK_EVENTS = 4_000_000
 # How far the clocks of a client's and a server's host may be apart for their calls to be joined.
 _CLOCKS_APART_US = 60 * 1_000_000
@@ -154,9 +162,7 @@ class Tables:
             self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
 
-    def _shelve(
-        self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]
-    ) -> list[Path]:
+    def _shelve(self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]) -> list[Path]:
         """Make a view of files with the rows of these queries; return the files."""
         paths = [
             shelf.table(self.connection, name, query, made_from)
@@ -187,7 +193,9 @@ class Tables:
             if name in _BY_STEPS:
                 rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
                 if name in self._chunk_files:
-                    rows = f"SELECT * FROM read_parquet([{listed([self._chunk_files[name][number]])}])"
+                    rows = (
+                        f"SELECT * FROM read_parquet([{listed([self._chunk_files[name][number]])}])"
+                    )
                 sources += f", {name} AS NOT MATERIALIZED ({rows})"
         return sources
 

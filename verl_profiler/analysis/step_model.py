@@ -206,7 +206,9 @@ class StepModel:
         most = self.most_running or len(chosen)
         times = [BEYOND[beyond](a, b, n, most) for n in range(len(chosen) + 1)]
         return max(
-            request_ends(chosen, times, slots or self.slots, even=even, known_us=self._alone_ends_us)
+            request_ends(
+                chosen, times, slots or self.slots, even=even, known_us=self._alone_ends_us
+            )
         )
 
     @cached_property

@@ -65,22 +65,6 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             SELECT run, step, because, bool_or(place = many AND many > 1) AS last,
                 sum(blame_us) AS blame_us
             FROM told GROUP BY run, step, because
-        ), calls AS (
-            SELECT b.run, b.step, b.name, b.request_id, t.tool, t.duration_us,
-                b.place = b.many AS last,
-                b.blame_us * least(b.tool_us / b.behind_us, 1) AS tool_blame_us
-            FROM told AS b JOIN tool_calls AS t USING (run, step, name, request_id)
-            WHERE b.tool_us > 0 AND b.behind_us > 0
-                AND NOT t.validate AND t.duration_us IS NOT NULL
-        ), sums AS (
-            SELECT run, step, name, request_id, sum(duration_us)::BIGINT AS all_us
-            FROM calls GROUP BY run, step, name, request_id
-        ), tools AS (
-            SELECT c.run, c.step, 'tool' AS kind, coalesce(c.tool, 'tool') AS who,
-                bool_or(c.last) AS last,
-                sum(c.tool_blame_us * c.duration_us / nullif(all_us, 0)) AS blame_us
-            FROM calls AS c JOIN sums USING (run, step, name, request_id)
-            GROUP BY c.run, c.step, c.tool
         ), others AS (
             SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
             FROM requests WHERE finished AND NOT validate AND {in_steps(steps)} GROUP BY ALL
@@ -101,7 +85,8 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             UNION ALL
             SELECT run, step, 'request', because, last, blame_us FROM by_reason
             UNION ALL
-            SELECT run, step, kind, who, last, blame_us FROM tools
+            SELECT run, step, 'tool', coalesce(tool, 'tool'), last, blame_us FROM tool_blame
+            WHERE {in_steps(steps)}
         ), summed AS (
             SELECT run, kind, who, count(DISTINCT step) FILTER (blame_us > 0) AS steps,
                 count(DISTINCT step) FILTER (last) AS last, sum(blame_us) AS blame_us
