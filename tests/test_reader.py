@@ -353,6 +353,41 @@ def test_keywords_of_the_caller_are_kept_in_extra(tmp_path):
     assert [] == problems_of(tmp_path)
 
 
+@pytest.mark.parametrize(("stalls", "has_column"), [(1, False), (100, True)])
+def test_fields_far_inside_a_file_are_read(tmp_path, stalls, has_column):
+    """A part has columns for what its first lines have; what few others have is read from `rest`."""
+    calls = [line(number) for number in range(500)]
+    lags = [
+        line(500 + number, "event_loop_lag", extra={"loop": "main", "during": "generate"})
+        for number in range(stalls)
+    ]
+    write_run(tmp_path, calls + lags + calls)
+    write_run(tmp_path, [line(9, "compute_log_prob", extra={"at": "x", "rows": 3})], "actor_0")
+
+    with load(tmp_path) as run:
+        rows = run.rows("SELECT loop, during, rows FROM event_fields")
+        extras = run.rows("SELECT extra FROM events WHERE event = 'event_loop_lag'")
+        stalled = run.rows("SELECT loop, during FROM lags")
+    parts = (tmp_path / ".cache" / "events-1").glob("part-*.parquet")
+    columns = [
+        {
+            name
+            for (name,) in reader.duckdb.sql(
+                f"SELECT name FROM parquet_schema('{part}')"
+            ).fetchall()
+        }
+        for part in parts
+    ]
+
+    lag = {"loop": "main", "during": "generate"}
+    assert stalls == sum(row["loop"] == "main" and row["during"] == "generate" for row in rows)
+    assert 1 == sum(row["rows"] == 3 for row in rows)
+    assert [lag] * stalls == [json.loads(row["extra"]) for row in extras]
+    assert [lag] * stalls == stalled
+    assert {has_column} == {"loop" in each for each in columns if "rows" not in each}
+    assert 2 == len(columns)
+
+
 def test_begin_is_timestamp_minus_duration_to_the_microsecond(tmp_path):
     """Offsets are honored and nothing is rounded away."""
     stamp = "2026-11-21T04:33:22.123457+02:00"
