@@ -105,10 +105,11 @@ class Run:
         connection.execute(f"SET temp_directory = '{spill}'")
         connection.execute("SET preserve_insertion_order = false")
         connection.execute("SET enable_progress_bar = false")
-        connection.execute("SET parquet_metadata_cache = true")
-        with contextlib.suppress(duckdb.Error):
-            # Only where duckdb knows time zones does it need to be told; cursors are told too.
-            connection.execute("SET GLOBAL TimeZone = 'UTC'")
+        # Cursors are told too.  Only where duckdb knows time zones does it need to be told of them;
+        # an older one reads the ends of the files for each query.
+        for setting in ("TimeZone = 'UTC'", "parquet_metadata_cache = true"):
+            with contextlib.suppress(duckdb.Error):
+                connection.execute(f"SET GLOBAL {setting}")
         if threads is not None:
             connection.execute(f"SET threads = {int(threads)}")
         self.tables = Tables(connection)
