@@ -32,7 +32,8 @@ _BY_STEPS = (
     "tool_blame",
 )
 _CHUNK_EVENTS = 4_000_000
-# How far the clocks of a client's and a server's host may be apart for their calls to be joined.
+# How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
+# their calls to be joined.
 _CLOCKS_APART_US = 60 * 1_000_000
 
 
