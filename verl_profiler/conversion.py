@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -141,20 +142,20 @@ def _groups(
     def of_requests(file: EventFile) -> bool:
         return processes[file.name].role == "agent_loop"
 
-    ordered = sorted(files, key=lambda f: (-1 if f.step is None else f.step, f.name, f.shown))
-    for kind in (True, False):
+    ordered = sorted(
+        files,
+        key=lambda f: (not of_requests(f), -1 if f.step is None else f.step, f.name, f.shown),
+    )
+    for _, alike in groupby(ordered, of_requests):
         group: list[EventFile] = []
         size = 0
-        for file in ordered:
-            if of_requests(file) is not kind:
-                continue
+        for file in alike:
             if group and size + file.size_bytes > _PART_BYTES:
                 yield group
                 group, size = [], 0
             group.append(file)
             size += file.size_bytes
-        if group:
-            yield group
+        yield group
 
 
 def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]:

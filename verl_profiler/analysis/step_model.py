@@ -102,10 +102,10 @@ class Tools(NamedTuple):
             return self
         calls: list[tuple[float, float, str]] = []
         seen = moved = shift = 0.0
-        for begin, length, tool in sorted(self.calls):
+        for (begin, length, tool), new in sorted(zip(self.calls, lengths, strict=True)):
             if begin >= seen:
                 shift = seen - moved
-            calls.append((begin - shift, length_of(tool, length), tool))
+            calls.append((begin - shift, new, tool))
             seen = max(seen, begin + length)
             moved = max(moved, calls[-1][0] + calls[-1][1])
         return self._replace(calls=tuple(calls))
