@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from verl_profiler.analysis import ANALYSES
 from verl_profiler.reader import load
+from verl_profiler.shelf import Shelf
 
 SMALL = Path(__file__).parent / "data" / "small_run"
 # Between them, they read every table that is kept.
@@ -114,3 +117,27 @@ def test_where_nothing_can_be_written_tables_go_elsewhere(run):
 
     assert answers(run) == answers(run, cache=False)
     assert "in the way" == (run / ".cache").read_text()
+
+
+def test_two_threads_make_each_table_once(run, monkeypatch):
+    """Whoever comes second waits, and both have the answers of one who is alone."""
+    made = Counter()
+    table = Shelf.table
+
+    def counted(shelf, connection, name, query, made_from):
+        made[name, query] += 1
+        return table(shelf, connection, name, query, made_from)
+
+    expected = answers(run, cache=False)
+    monkeypatch.setattr(Shelf, "table", counted)
+
+    with load(run, cache=False) as opened, ThreadPoolExecutor(2) as threads:
+        both = [opened.tables, opened.tables.beside()]
+        asked = [threads.submit(lambda t: {n: ANALYSES[n](t) for n in ASKED}, t) for t in both]
+        given = json.loads(
+            json.dumps([each.result() for each in asked], default=str),
+            parse_float=lambda text: round(float(text), 7),
+        )
+
+    assert [expected, expected] == given
+    assert {1} == set(made.values())

@@ -24,7 +24,7 @@ __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_
 # the processor's cache, and nobody asks bloom filters.
 AS_PARQUET = (
     "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 61440, "
-    "WRITE_BLOOM_FILTER false)"
+    "WRITE_BLOOM_FILTER false, DICTIONARY_SIZE_LIMIT 1000, PARQUET_VERSION V2)"
 )
 
 _NOT_STORED = ("run", "begin_us")
@@ -47,6 +47,8 @@ _FILE_COLUMNS = {
     "drift_from_us": "BIGINT",
     "original": "BOOLEAN",
 }
+# Numbers for duckdb, so that it does not hash the same text for each event when it writes Parquet.
+_REPEATED = ("name", "role", "host")
 
 _IDENTITY = ("request_id", "turn", "validate", "sample", "session", "status", "error")
 _KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
@@ -246,6 +248,12 @@ def list_files(
         "CREATE OR REPLACE TEMP TABLE part_files AS SELECT * FROM "
         f"read_json('{quoted(listing)}', format = 'newline_delimited', columns = {{{columns}}})"
     )
+    for name in _REPEATED:
+        connection.execute(
+            f"CREATE OR REPLACE TEMP TYPE part_{name} AS ENUM "
+            f"(SELECT DISTINCT coalesce({name}, '') FROM part_files)"
+        )
+        connection.execute(f"ALTER TABLE part_files ALTER {name} TYPE part_{name}")
 
 
 def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -> None:

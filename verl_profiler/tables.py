@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,7 @@ class Tables:
         self.shelf = shelf
         self._made: set[str] = set()
         self._chunk_files: dict[str, list[Path]] = {}
+        self._making = threading.RLock()
 
     @classmethod
     def of(cls, tables: Mapping[str, Iterable[Mapping[str, Any]]] | None = None) -> Tables:
@@ -91,6 +93,16 @@ class Tables:
         for name, rows in given.items():
             made.put(name, rows)
         return made
+
+    def beside(self) -> Tables:
+        """Return these tables on a connection of its own, for another thread.
+
+        Whichever first needs a table makes it for both.  Temporary tables stay with who made them.
+        """
+        tables = Tables(self.connection.cursor(), self.shelf)
+        tables._made, tables._making = self._made, self._making
+        tables._chunk_files = self._chunk_files
+        return tables
 
     def put(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Make the table `name` of exactly these rows."""
@@ -127,8 +139,15 @@ class Tables:
 
     def make(self, *names: str) -> None:
         """Make these tables now, with those that they are made from."""
+        missing = [name for name in names if name in DERIVATIONS and name not in self._made]
+        if missing:
+            # One at a time, also of several threads: each may need most of the memory.
+            with self._making:
+                self._make(missing)
+
+    def _make(self, names: Iterable[str]) -> None:
         for name in names:
-            if name in self._made or name not in DERIVATIONS:
+            if name in self._made:
                 continue
             query, kept = DERIVATIONS[name]
             self.make(*_named(query))

@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import gc
 import hashlib
 import json
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from verl_profiler.cli import report
 from verl_profiler.errors import ReadingError
 from verl_profiler.reader import load
-from verl_profiler.report import timelines
+from verl_profiler.report import sections, timelines
 from verl_profiler.report.html import page, script_json
 from verl_profiler.report.sections import document
 
@@ -169,6 +171,29 @@ def test_asking_twice_gives_the_same_and_leaves_nothing():
         assert first == second
         assert not [each for each in made if each["table_name"].startswith("drawn_")]
         assert not run.rows("SELECT 1 FROM duckdb_schemas() WHERE schema_name = 'whole'")
+
+
+@pytest.mark.parametrize("where", ["_explained", "timelines"])
+def test_a_failure_in_either_thread_is_told_and_ends_both(monkeypatch, where):
+    """The explanations are asked for in a thread of their own."""
+
+    def failing(*_):
+        raise ReadingError("no room for the table turns", "no-space")
+
+    monkeypatch.setattr(sections, where, failing)
+
+    with pytest.raises(ReadingError, match="no room for the table turns"):
+        of(SMALL)
+    assert not [each for each in threading.enumerate() if each.name.startswith("verl_profiler-why")]
+
+
+def test_the_interpreter_is_left_as_it_was(tmp_path):
+    """Its collector, and how often its threads take turns."""
+    run = shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    before = gc.isenabled(), sys.getswitchinterval()
+    report.write_report(run)
+
+    assert before == (gc.isenabled(), sys.getswitchinterval())
 
 
 def test_a_large_run_is_sampled_and_says_so(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,28 +64,29 @@ def document(
         one table (`columns`, `rows`) per section; `timelines`; `log`.
     """
     tables = run.tables
-    found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
-    whys = _explained(tables, steps)
-    whole = _whole(tables, steps)
-    listed = found["step_times"]
-    found["memory_timeline"] = analysis.memory_timeline(tables, steps)
-    found["sleep_times"] = analysis.sleep_times(tables, steps)
-    found["turn_times"] = step_turn_times(tables, steps)
-    found["request_cdf"] = _request_cdf(tables, steps)
-    found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
-    found["captures"] = _captures(tables, steps)
-    for name in ("range_times", "top_kernels", "gpu_idle"):
-        found[name] = analysis.ANALYSES[name](tables, steps)
-    whole["step_phases"] = _whole_phases(found["step_phases"])
+    with _explaining(tables, steps) as explained:
+        found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
+        whole = _whole(tables, steps)
+        listed = found["step_times"]
+        found["memory_timeline"] = analysis.memory_timeline(tables, steps)
+        found["sleep_times"] = analysis.sleep_times(tables, steps)
+        found["turn_times"] = step_turn_times(tables, steps)
+        found["request_cdf"] = _request_cdf(tables, steps)
+        found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
+        found["captures"] = _captures(tables, steps)
+        for name in ("range_times", "top_kernels", "gpu_idle"):
+            found[name] = analysis.ANALYSES[name](tables, steps)
+        whole["step_phases"] = _whole_phases(found["step_phases"])
+        several = len(run.labels) > 1
+        places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
+        detailed = _detailed(listed)
+        recorded = {row["event"]: row["events"] for row in _recorded(tables)}
+        drawn = timelines(tables, steps, listed, places)
+        whys = explained.result()
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
     found["step_replays"] = whys.pop("step_replays")
-    several = len(run.labels) > 1
-    places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
-    detailed = _detailed(listed)
-    recorded = {row["event"]: row["events"] for row in _recorded(tables)}
-    drawn = timelines(tables, steps, listed, places)
     data = {
         "about": _about(run, tables, listed, recorded),
         "steps": _steps(listed, found, several=several),
@@ -122,6 +124,21 @@ def document(
         for row in analysis.memory_findings(tables, steps, launches=run.launches)
     ]
     return data
+
+
+@contextmanager
+def _explaining(tables: Tables, steps: Steps) -> Iterator[Future[dict[str, Rows]]]:
+    """Ask why the steps took so long, in a thread: half of that is Python, and no query."""
+    own = tables.beside()
+    try:
+        with ThreadPoolExecutor(1, "verl_profiler-why") as threads:
+            try:
+                yield threads.submit(_explained, own, steps)
+            except BaseException:
+                own.connection.interrupt()
+                raise
+    finally:
+        own.connection.close()
 
 
 def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
