@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
     0: done. 1: nothing to report, or what was run has failed. 2: the command cannot be carried out
-    as given.
+    as given. 130: interrupted.
     """
     parser = _parser()
     args = parser.parse_args(arguments)
@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe (`| head`) is gone; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # duckdb ends a query at Ctrl-C with a RuntimeError in its place.
+        if isinstance(error, RuntimeError) and str(error) != "Query interrupted":
+            raise
         return 130
 
 
