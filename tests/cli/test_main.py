@@ -10,6 +10,7 @@ import pytest
 from verl_profiler.cli import main, summary
 
 LONG = """
+    SET threads = 1;
     CREATE TABLE numbers AS FROM range(1_000_000);
     SELECT max(md5(repeat('x', 500 + range % 2))) FROM numbers
 """
