@@ -121,7 +121,8 @@ def _translate(plan: Plan) -> Iterator[str]:
                 )
     for name, value in _variables(plan).items():
         os.environ[name] = value
-        _set_variable(config, name, value)
+        # From there Ray hands it to the workers of all nodes.
+        _set(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", value)
 
 
 def _variables(plan: Plan) -> dict[str, str]:
@@ -151,16 +152,6 @@ def _command_line(config: Any) -> set[str]:
     """Return the keys that the command line sets."""
     task = value_at(config, "hydra.overrides.task") or ()
     return {str(word).partition("=")[0].lstrip("+~") for word in task}
-
-
-def _set_variable(config: Any, name: str, value: str) -> None:
-    """Put a variable where Ray hands it to the workers of all nodes."""
-    node = config
-    for key in ("ray_kwargs", "ray_init", "runtime_env", "env_vars"):
-        if node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-    node[name] = value
 
 
 def _set(config: Any, path: str, value: Any) -> None:
