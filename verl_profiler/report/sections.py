@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,10 +132,13 @@ def _explaining(tables: Tables, steps: Steps) -> Iterator[Future[dict[str, Rows]
     own = tables.beside()
     try:
         with ThreadPoolExecutor(1, "verl_profiler-why") as threads:
+            explained = threads.submit(_explained, own, steps)
             try:
-                yield threads.submit(_explained, own, steps)
+                yield explained
             except BaseException:
-                own.connection.interrupt()
+                while not explained.done():
+                    own.connection.interrupt()
+                    wait([explained], timeout=0.1)
                 raise
     finally:
         own.connection.close()
