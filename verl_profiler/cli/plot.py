@@ -170,9 +170,9 @@ def _chosen(plots: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Pl
         return {name: plot for name, plot in plots.items() if narrowing <= plot.takes}
     if args.name not in plots:
         near = difflib.get_close_matches(args.name, plots, 1, 0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise ReadingError(
-            f"there is no plot {args.name!r}; {hint}There are {', '.join(plots)}, and all.",
+            f"there is no plot {args.name!r}{hint} There are {', '.join(plots)}, and all.",
             "no-such-plot",
         )
     plot = plots[args.name]

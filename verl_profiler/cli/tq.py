@@ -231,9 +231,9 @@ def _check(sources: list[Source], args: argparse.Namespace) -> None:
     functions = sorted({row["func"] for row in both if row["func"]})
     if args.function is not None and args.function not in functions:
         near = difflib.get_close_matches(args.function, functions, 1, 0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise ReadingError(
-            f"no function {args.function!r} was traced; {hint}"
+            f"no function {args.function!r} was traced{hint} "
             f"There are {', '.join(functions) or 'none'}",
             "no-such-function",
         )
