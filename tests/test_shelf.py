@@ -32,7 +32,11 @@ def run(tmp_path, monkeypatch):
 
 def answers(run, *, cache=True):
     with load(run, cache=cache) as opened:
-        made = {name: ANALYSES[name](opened.tables) for name in ASKED}
+        return asked(opened.tables)
+
+
+def asked(tables):
+    made = {name: ANALYSES[name](tables) for name in ASKED}
     return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 7))
 
 
@@ -132,12 +136,7 @@ def test_two_threads_make_each_table_once(run, monkeypatch):
     monkeypatch.setattr(Shelf, "table", counted)
 
     with load(run, cache=False) as opened, ThreadPoolExecutor(2) as threads:
-        both = [opened.tables, opened.tables.beside()]
-        asked = [threads.submit(lambda t: {n: ANALYSES[n](t) for n in ASKED}, t) for t in both]
-        given = json.loads(
-            json.dumps([each.result() for each in asked], default=str),
-            parse_float=lambda text: round(float(text), 7),
-        )
+        given = list(threads.map(asked, [opened.tables, opened.tables.beside()]))
 
     assert [expected, expected] == given
     assert {1} == set(made.values())

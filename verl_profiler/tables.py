@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tempfile
@@ -99,9 +100,8 @@ class Tables:
 
         Whichever first needs a table makes it for both.  Temporary tables stay with who made them.
         """
-        tables = Tables(self.connection.cursor(), self.shelf)
-        tables._made, tables._making = self._made, self._making
-        tables._chunk_files = self._chunk_files
+        tables = copy.copy(self)
+        tables.connection = self.connection.cursor()
         return tables
 
     def put(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:

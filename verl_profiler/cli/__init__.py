@@ -58,9 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe (`| head`) is gone; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, RuntimeError) as error:
-        # duckdb ends a query at Ctrl-C with a RuntimeError in its place.
-        if isinstance(error, RuntimeError) and str(error) != "Query interrupted":
+    except KeyboardInterrupt:
+        return 130
+    except RuntimeError as error:
+        # What duckdb makes of a Ctrl-C during a query.
+        if str(error) != "Query interrupted":
             raise
         return 130
 

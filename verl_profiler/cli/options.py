@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ __all__ = [
     "add_steps",
     "check_steps",
     "check_worker",
+    "did_you_mean",
     "is_run",
     "step_range",
 ]
@@ -90,6 +93,12 @@ def step_range(text: str) -> tuple[int, int]:
     if last < first:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; write {last}:{first}")
     return first, last
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name, with the one that is most like it if any is."""
+    near = difflib.get_close_matches(name, list(names), 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else "."
 
 
 def check_steps(opened: Run, steps: tuple[int, int] | None, option: str = "--step") -> None:

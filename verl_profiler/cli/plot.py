@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import difflib
 import io
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_steps, check_steps, check_worker
+from verl_profiler.cli.options import add_cache, add_steps, check_steps, check_worker, did_you_mean
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -169,10 +168,9 @@ def _chosen(plots: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Pl
         narrowing = {"worker", "validate"} & set(given)
         return {name: plot for name, plot in plots.items() if narrowing <= plot.takes}
     if args.name not in plots:
-        near = difflib.get_close_matches(args.name, plots, 1, 0.5)
-        hint = f"; did you mean {near[0]}?" if near else "."
         raise ReadingError(
-            f"there is no plot {args.name!r}{hint} There are {', '.join(plots)}, and all.",
+            f"there is no plot {args.name!r}{did_you_mean(args.name, plots)} "
+            f"There are {', '.join(plots)}, and all.",
             "no-such-plot",
         )
     plot = plots[args.name]

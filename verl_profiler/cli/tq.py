@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import re
 import sys
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, is_run
+from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean, is_run
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -230,10 +229,8 @@ def _check(sources: list[Source], args: argparse.Namespace) -> None:
     ]
     functions = sorted({row["func"] for row in both if row["func"]})
     if args.function is not None and args.function not in functions:
-        near = difflib.get_close_matches(args.function, functions, 1, 0.5)
-        hint = f"; did you mean {near[0]}?" if near else "."
         raise ReadingError(
-            f"no function {args.function!r} was traced{hint} "
+            f"no function {args.function!r} was traced{did_you_mean(args.function, functions)} "
             f"There are {', '.join(functions) or 'none'}",
             "no-such-function",
         )
