@@ -1,0 +1,1 @@
+"""Reading half: files in, events out."""

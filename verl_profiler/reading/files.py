@@ -1,0 +1,322 @@
+"""Open the files of a run: the only place where the reading half does.
+
+A run directory may come from anywhere.  What is opened is a regular file of bounded size, so that a
+named pipe, a device, a sparse file of 10 GB, or 100,000 nested brackets cost a message and no time.
+Links are followed: a directory may hold links to files elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import io
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO, Any, BinaryIO
+
+__all__ = [
+    "JSON_LIMIT_BYTES",
+    "Expanded",
+    "UnusableFileError",
+    "cleaned_text",
+    "expanded",
+    "is_regular",
+    "limited_lines",
+    "open_regular",
+    "parse_json",
+    "read_bounded",
+    "read_json",
+    "read_object",
+    "reason_of",
+    "status_of_regular",
+]
+
+# Headers, run.json and lists of captures are a few kilobytes.
+JSON_LIMIT_BYTES = 8 << 20
+# json's own limit is the interpreter's stack; what a run writes is nested 6 deep.
+_DEPTH_LIMIT = 60
+# int64 has up to 19 digits and a sign.
+_DIGITS = 20
+# Holes of a file that was written in order, and whose machine lost power, are small.
+_HOLES_LIMIT_BYTES = 64 << 20
+# Text compresses to a tenth, repeated lines to a hundredth.
+_EXPANSION = 200
+_EXPANSION_FROM_BYTES = 1 << 30
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+class UnusableFileError(OSError):
+    """A file that is not read.  The message is the reason, without the file's name."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a file was not read, without its name: `Permission denied`."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def is_regular(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a regular file, or a link to one; never raises."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def status_of_regular(path: str | os.PathLike[str]) -> os.stat_result:
+    """Return the status of a file that something else will open, such as duckdb.
+
+    Raises:
+        OSError: It is not there, not a regular file, or mostly holes (`UnusableFileError`).
+    """
+    try:
+        status = os.stat(path)
+    except ValueError as error:
+        # A name with a NUL byte.
+        raise UnusableFileError(str(error)) from None
+    _check_kind(status)
+    if _may_have_holes(status):
+        open_regular(path).close()
+    return status
+
+
+def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Args:
+        path: The file; links are followed.
+        limit_bytes: The largest size that is accepted; None for any.
+
+    Raises:
+        OSError: It cannot be opened, is not a regular file, is mostly holes, or is too large
+            (the last three as `UnusableFileError`).
+    """
+    try:
+        # Before it is opened, because opening a device may do something.
+        _check_kind(os.stat(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except ValueError as error:
+        raise UnusableFileError(str(error)) from None
+    try:
+        status = os.fstat(descriptor)
+        _check_kind(status)
+        if limit_bytes is not None and status.st_size > limit_bytes:
+            raise UnusableFileError(f"is larger than {_size(limit_bytes)}")
+        if _may_have_holes(status):
+            _check_holes(descriptor, status.st_size)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
+    """Read a whole file of at most `limit_bytes`.
+
+    Raises:
+        OSError: As `open_regular`; also where it grew beyond the limit meanwhile.
+    """
+    with open_regular(path, limit_bytes) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise UnusableFileError(f"is larger than {_size(limit_bytes)}")
+    return content
+
+
+def read_json(path: str | os.PathLike[str], limit_bytes: int = JSON_LIMIT_BYTES) -> Any:
+    """Read a file of JSON; see `parse_json` for what comes out.
+
+    Raises:
+        OSError: As `read_bounded`.
+        ValueError: It is not JSON, or nested too deeply.
+    """
+    return parse_json(read_bounded(path, limit_bytes))
+
+
+def read_object(
+    path: str | os.PathLike[str], limit_bytes: int = JSON_LIMIT_BYTES
+) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        OSError: As `read_bounded`.
+        ValueError: It is not an object of JSON, or nested too deeply.
+    """
+    content = read_json(path, limit_bytes)
+    if not isinstance(content, dict):
+        raise ValueError("is not a JSON object")  # noqa: TRY004  the file is wrong, not the call
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse JSON from a file that is not trusted.
+
+    Returns:
+        Objects, lists, text that can be encoded, finite floats, and integers of at most 64 bits.
+        Larger integers are floats; NaN, Infinity and what overflows is None.
+
+    Raises:
+        ValueError: It is not JSON, or nested too deeply.
+    """
+    if isinstance(content, bytes):
+        content = content.decode("utf-8-sig", "replace")
+    try:
+        parsed = json.loads(
+            content, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None
+        )
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    return _cleaned(parsed, 0)
+
+
+def cleaned_text(text: str) -> str:
+    """Replace lone surrogates, which JSON may hold and UTF-8 may not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+class Expanded(io.RawIOBase):
+    """What comes out of a decompressor, up to a multiple of what went in.
+
+    Args:
+        expanded: Gives the decompressed bytes.
+        packed: The compressed file; its position is how much went in.
+        from_bytes: So much is always given.
+
+    `read` raises `UnusableFileError` beyond that.
+    """
+
+    def __init__(
+        self, expanded: IO[bytes], packed: IO[bytes], from_bytes: int = _EXPANSION_FROM_BYTES
+    ) -> None:
+        self._expanded = expanded
+        self._packed = packed
+        self._from_bytes = from_bytes
+        self._given = 0
+        self._taken = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes."""
+        view = memoryview(buffer).cast("B")
+        content = self._expanded.read(len(view))
+        view[: len(content)] = content
+        self._given += len(content)
+        if self._given > self._from_bytes:
+            with contextlib.suppress(OSError, ValueError):
+                self._taken = max(self._taken, self._packed.tell())
+            if self._given > self._from_bytes + _EXPANSION * self._taken:
+                raise UnusableFileError(
+                    f"expands to more than {_size(self._given)} from {_size(self._taken)}"
+                )
+        return len(content)
+
+
+@contextlib.contextmanager
+def expanded(file: IO[bytes], from_bytes: int = _EXPANSION_FROM_BYTES) -> Iterator[IO[bytes]]:
+    """Give the content of an open file, decompressed if it is gzip's.
+
+    Args:
+        file: At its beginning; a buffered reader.
+        from_bytes: See `Expanded`.
+
+    Reading raises `OSError`, `EOFError` or `zlib.error` where the compressed data is damaged, and
+    `UnusableFileError` where it is much larger than compressed data of a run is.
+    """
+    peek = getattr(file, "peek", None)
+    if peek is None or peek(2)[:2] != b"\x1f\x8b":
+        yield file
+        return
+    unpacked = gzip.GzipFile(fileobj=file)
+    yield io.BufferedReader(Expanded(unpacked, file, from_bytes), 1 << 16)
+
+
+def limited_lines(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[bytes, bool]]:
+    """Give the lines of a file with their ends, and whether each was cut at `limit_bytes`."""
+    while line := file.readline(limit_bytes):
+        cut = len(line) >= limit_bytes and not line.endswith(b"\n")
+        rest = line
+        while cut and rest and not rest.endswith(b"\n"):
+            rest = file.readline(limit_bytes)
+        yield (line + b"\n" if cut and rest else line), cut
+
+
+def _check_kind(status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
+    raise UnusableFileError(f"is {kind}, not a regular file")
+
+
+def _may_have_holes(status: os.stat_result) -> bool:
+    # File systems that compress hold less than the size too.
+    return status.st_size - 512 * status.st_blocks > _HOLES_LIMIT_BYTES
+
+
+def _check_holes(descriptor: int, size: int) -> None:
+    place = holes = 0
+    try:
+        while place < size:
+            try:
+                data = os.lseek(descriptor, place, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                data = size
+            holes += data - place
+            if holes > _HOLES_LIMIT_BYTES:
+                raise UnusableFileError(f"is a sparse file: {_size(size)} in name, mostly holes")
+            if data >= size:
+                break
+            place = os.lseek(descriptor, data, os.SEEK_HOLE)
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _whole(digits: str) -> int | float | None:
+    if len(digits) <= _DIGITS:
+        number = int(digits)
+        if -(1 << 63) <= number < 1 << 63:
+            return number
+    return _finite(digits)
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
+
+
+def _cleaned(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return cleaned_text(value)
+    if not isinstance(value, (dict, list)):
+        return value
+    if depth >= _DEPTH_LIMIT:
+        raise ValueError("is nested too deeply")
+    if isinstance(value, list):
+        return [_cleaned(each, depth + 1) for each in value]
+    return {cleaned_text(key): _cleaned(each, depth + 1) for key, each in value.items()}
+
+
+def _size(size_bytes: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << shift:
+            return f"{size_bytes / (1 << shift):.3g} {unit}"
+    return f"{size_bytes} bytes"
