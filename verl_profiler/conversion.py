@@ -26,10 +26,11 @@ import duckdb
 
 from verl_profiler.aliases import vocabulary
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import event_query, quoted
+from verl_profiler.event_query import event_query
 from verl_profiler.events import FORMAT_VERSION
 from verl_profiler.parts import build_part, can_write
 from verl_profiler.processes import Process
+from verl_profiler.reading.scans import scan
 from verl_profiler.sources import EventFile, Source
 
 __all__ = ["Converted", "cache_folder", "convert"]
@@ -210,7 +211,7 @@ def _usable(connection: duckdb.DuckDBPyConnection, path: Path, part: Any) -> boo
             return True
         if path.stat().st_size != size:
             return False
-        row = connection.execute(f"SELECT count(*) FROM read_parquet('{quoted(path)}')").fetchone()
+        row = connection.execute(f"SELECT count(*) FROM {scan('read_parquet', [path])}").fetchone()
     except (OSError, KeyError, TypeError, duckdb.Error):
         return False
     return row is not None and row[0] == sum(counts.values())

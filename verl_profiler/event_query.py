@@ -15,10 +15,11 @@ from typing import Any
 import duckdb
 
 from verl_profiler.aliases import FIELD_ALIASES, vocabulary
+from verl_profiler.reading.scans import scan
 from verl_profiler.repair import LINE_LIMIT_BYTES
 from verl_profiler.schemas import FIELDS, SCHEMAS
 
-__all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files", "quoted"]
+__all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files"]
 
 # Two thirds of the time of duckdb's defaults, in files of the same size: small row groups stay in
 # the processor's cache, nobody asks bloom filters, and ids are too many for a dictionary to pay.
@@ -70,7 +71,7 @@ WITH parsed AS (
         CASE WHEN contains(json, 'true')
             THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
             ELSE false END AS unusual
-    FROM read_ndjson_objects([{paths}], filename = true, maximum_object_size = {limit})
+    FROM {scan}
 ), counted AS (
     SELECT filename, line, t, t.extra AS x, unusual,
         len(keys[1]) <> {line_known} + (keys[2] IS NOT NULL)::UTINYINT AS more_keys,
@@ -165,9 +166,12 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
     chosen = {name: kind for name, kind in FIELDS.items() if name in fields}
     line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *chosen))
     return _SELECT.format(
-        paths=", ".join(f"'{quoted(path)}'" for path in paths),
         structure=json.dumps(_structure(chosen)),
-        limit=2 * LINE_LIMIT_BYTES,
+        scan=scan(
+            "read_ndjson_objects",
+            paths,
+            f"filename = true, maximum_object_size = {2 * LINE_LIMIT_BYTES}",
+        ),
         moment=_MOMENT,
         line_known=line_known,
         extra_known=extra_known,
@@ -246,7 +250,7 @@ def list_files(
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in _FILE_COLUMNS.items())
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE part_files AS SELECT * FROM "
-        f"read_json('{quoted(listing)}', format = 'newline_delimited', columns = {{{columns}}})"
+        + scan("read_json", [listing], f"format = 'newline_delimited', columns = {{{columns}}}")
     )
     for name in _REPEATED:
         connection.execute(
@@ -266,8 +270,3 @@ def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -
         "CREATE OR REPLACE TEMP TABLE vocabulary AS SELECT * FROM "
         f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase)"
     )
-
-
-def quoted(path: Path) -> str:
-    """Return a path as the inside of an SQL string."""
-    return str(path).replace("'", "''")

@@ -18,8 +18,9 @@ from typing import Any
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import AS_PARQUET, event_query, list_files, quoted
+from verl_profiler.event_query import AS_PARQUET, event_query, list_files
 from verl_profiler.processes import Process
+from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.repair import LINE_LIMIT_BYTES, repair
 from verl_profiler.schemas import FIELDS
 from verl_profiler.sources import EventFile
@@ -79,7 +80,7 @@ def build_part(
             connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
             counts = connection.execute(
                 "SELECT file_id, count(*), count(*) FILTER (flawed), count(rest) "
-                f"FROM read_parquet('{quoted(partial)}') GROUP BY file_id"
+                f"FROM {scan('read_parquet', [partial])} GROUP BY file_id"
             ).fetchall()
             others = set[str]()
             if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
@@ -153,7 +154,7 @@ def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process])
 def _other_fields(connection: duckdb.DuckDBPyConnection, part: Path, fields: set[str]) -> set[str]:
     """Return the `FIELDS` that events of a part have in `rest` only."""
     rows = connection.execute(
-        f"SELECT DISTINCT unnest(json_keys(rest)) FROM read_parquet('{quoted(part)}') "
+        f"SELECT DISTINCT unnest(json_keys(rest)) FROM {scan('read_parquet', [part])} "
         "WHERE rest IS NOT NULL"
     ).fetchall()
     return set(FIELDS).difference(fields).intersection(key for (key,) in rows)
@@ -204,8 +205,8 @@ def _named_in(error: Exception, paths: dict[int, Path]) -> set[int]:
 def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
     try:
         connection.execute(
-            f"SELECT count(json) FROM read_ndjson_objects('{quoted(path)}', "
-            f"maximum_object_size = {2 * LINE_LIMIT_BYTES})"
+            "SELECT count(json) FROM "
+            + scan("read_ndjson_objects", [path], f"maximum_object_size = {2 * LINE_LIMIT_BYTES}")
         )
     except duckdb.Error:
         return False
@@ -213,9 +214,10 @@ def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
 
 
 def _plain_path(file: EventFile, scratch: Path) -> Path:
-    """Return a path without characters that duckdb takes for patterns."""
-    if _PLAIN_PATH.fullmatch(str(file.path)):
-        return file.path
+    """Return an absolute path without characters that duckdb takes for patterns."""
+    path = file.path.absolute()
+    if _PLAIN_PATH.fullmatch(str(path)):
+        return path
     digest = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
     link = scratch / f"link-{digest}.jsonl"
     if not link.exists():

@@ -39,8 +39,9 @@ from verl_profiler.conversion import cache_folder, convert
 from verl_profiler.event_query import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
+from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.schemas import FIELDS, SCHEMAS
-from verl_profiler.shelf import EventPart, Shelf, event_parts, listed, parts_query
+from verl_profiler.shelf import EventPart, Shelf, event_parts, parts_query
 from verl_profiler.sources import Source, find_sources
 from verl_profiler.tables import Tables
 
@@ -93,7 +94,7 @@ class Run:
         self._scratch = scratch
         # A run that is dropped without `close` leaves nothing behind either.
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-        spill = str(scratch / "spill").replace("'", "''")
+        spill = quoted(scratch / "spill")
         connection = duckdb.connect()
         try:
             connection.execute(f"SET memory_limit = '{memory_limit}'".replace(";", ""))
@@ -198,7 +199,7 @@ def _check_columns(connection: duckdb.DuckDBPyConnection, source: Source) -> Non
     Raises:
         ReadingError: A file cannot be read, or lacks columns.
     """
-    query = f"DESCRIBE FROM read_parquet([{listed(source.parquet)}], union_by_name = true)"
+    query = f"DESCRIBE FROM {scan('read_parquet', source.parquet, 'union_by_name = true')}"
     try:
         columns = {row[0] for row in connection.execute(query).fetchall()}
     except duckdb.Error as error:

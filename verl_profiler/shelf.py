@@ -19,10 +19,11 @@ import duckdb
 
 from verl_profiler.derivations import DERIVATIONS, from_rest
 from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import AS_PARQUET, PART_COLUMNS, quoted
+from verl_profiler.event_query import AS_PARQUET, PART_COLUMNS
+from verl_profiler.reading.scans import listed, quoted, scan
 from verl_profiler.schemas import SCHEMAS
 
-__all__ = ["EventPart", "Shelf", "event_parts", "listed", "parts_query"]
+__all__ = ["EventPart", "Shelf", "event_parts", "parts_query"]
 
 
 # A table may be made from others: a change of any of them makes all again.
@@ -76,7 +77,8 @@ def event_parts(
     parts = []
     for path in paths:
         step, end, duration = (
-            known.get((str(path), column), unknown) for column in ("step", "end_us", "duration_us")
+            known.get((str(path.absolute()), column), unknown)
+            for column in ("step", "end_us", "duration_us")
         )
         span = None
         if end[0] is not None and end[2] and duration[2]:
@@ -90,7 +92,7 @@ def event_parts(
                 steps=(step[0], step[1]) if step[0] is not None and step[2] else None,
                 without_step=step[3] != 0,
                 span_us=span,
-                columns=frozenset(columns[str(path)].intersection(PART_COLUMNS)),
+                columns=frozenset(columns[str(path.absolute())].intersection(PART_COLUMNS)),
             )
         )
     return parts
@@ -108,7 +110,7 @@ def parts_query(parts: Sequence[EventPart]) -> str:
         queries.append(
             f"SELECT '{label}' AS run, {columns}, "
             "end_us - coalesce(duration_us, 0) AS begin_us FROM "
-            f"read_parquet([{listed(part.path for part in own)}], union_by_name = true)"
+            + scan("read_parquet", (part.path for part in own), "union_by_name = true")
         )
     return "\nUNION ALL\n".join(queries)
 
@@ -209,12 +211,7 @@ def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        connection.execute(f"SELECT count(*) FROM parquet_file_metadata('{quoted(path)}')")
+        connection.execute(f"SELECT count(*) FROM parquet_file_metadata({listed([path])})")
     except duckdb.Error:
         return False
     return True
-
-
-def listed(paths: Iterable[Path]) -> str:
-    """Return paths as the inside of an SQL list."""
-    return ", ".join(f"'{quoted(path)}'" for path in paths)

@@ -15,8 +15,9 @@ from typing import Any
 import duckdb
 
 from verl_profiler.derivations import DERIVATIONS
+from verl_profiler.reading.scans import scan
 from verl_profiler.schemas import REQUEST_PARTS, SCHEMAS
-from verl_profiler.shelf import Shelf, listed, parts_query
+from verl_profiler.shelf import Shelf, parts_query
 
 __all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
 
@@ -117,8 +118,8 @@ class Tables:
                     file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
             typed = ", ".join(f"\"{column}\": '{kind}'" for column, kind in columns.items())
             self.connection.execute(
-                f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM read_json("
-                f"'{path}', format = 'newline_delimited', columns = {{{typed}}})"
+                f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
+                + scan("read_json", [path], f"format = 'newline_delimited', columns = {{{typed}}}")
             )
         self._made.add(name)
 
@@ -126,8 +127,8 @@ class Tables:
         """Make the table `name` of a CSV file without a header; an empty field is NULL."""
         typed = ", ".join(f"'{column}': '{kind}'" for column, kind in SCHEMAS[name].items())
         self.connection.execute(
-            f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM read_csv("
-            f"'{path}', header = false, nullstr = '', columns = {{{typed}}})"
+            f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
+            + scan("read_csv", [path], f"header = false, nullstr = '', columns = {{{typed}}}")
         )
         self._made.add(name)
 
@@ -189,7 +190,7 @@ class Tables:
             for query, made_from in queries.items()
         ]
         shelf.forget_others(name)
-        self.take(name, f"SELECT * FROM read_parquet([{listed(paths)}])")
+        self.take(name, f"SELECT * FROM {scan('read_parquet', paths)}")
         return paths
 
     def _sources(self, query: str, number: int, chunk: _Chunk) -> str:
@@ -213,9 +214,8 @@ class Tables:
             if name in _BY_STEPS:
                 rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
                 if name in self._chunk_files:
-                    rows = (
-                        f"SELECT * FROM read_parquet([{listed([self._chunk_files[name][number]])}])"
-                    )
+                    file = self._chunk_files[name][number]
+                    rows = f"SELECT * FROM {scan('read_parquet', [file])}"
                 sources += f", {name} AS NOT MATERIALIZED ({rows})"
         return sources
 

@@ -1,0 +1,106 @@
+"""A path is a path: no folder's name is a column, a pattern, a home or a scheme."""
+
+import shutil
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from verl_profiler.reader import load
+from verl_profiler.reading.scans import quoted, scan
+from verl_profiler.tables import Tables
+
+SMALL = Path(__file__).parents[1] / "data" / "small_run"
+# Hydra's override_dirname makes such folders; each value is one that no event of the run has.
+FOLDERS = (
+    "rank=9", "name=x", "status=y", "duration_us=1", "rest=1", "step=77", "event=z",
+    "run=other/role=engine,lr=0.1",
+)  # fmt: skip
+ODD = ("~", "~root", "file:", "a*b", "[a]", "what?", "it's", "{x,y}", "a b%20")
+
+
+def copied(folder):
+    shutil.copytree(SMALL, folder / "run", ignore=shutil.ignore_patterns(".cache"))
+    return folder / "run"
+
+
+def tables_of(run, *, cache=True):
+    """Return tables of a run without its label, and its problems."""
+    with load(run, cache=cache) as opened:
+        tables = [
+            opened.rows(f"SELECT * EXCLUDE run FROM {name} ORDER BY ALL")
+            for name in ("event_fields", "requests", "event_counts")
+        ]
+        return tables, opened.problems
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return tables_of(SMALL, cache=False)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_named_like_a_column_changes_nothing(tmp_path, expected, folder):
+    """Neither when events are converted nor when they come from the cache."""
+    run = copied(tmp_path / folder)
+
+    assert expected == tables_of(run)
+    assert expected == tables_of(run)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_parquet_in_such_a_folder_changes_nothing(tmp_path, expected, folder):
+    """Events that were converted are read as they are."""
+    run = copied(tmp_path)
+    with load(run):
+        pass
+    parts = sorted((run / ".cache" / "events-1").glob("part-*.parquet"))
+    (tmp_path / folder / "events").mkdir(parents=True)
+    for part in parts:
+        shutil.copy(part, tmp_path / folder / "events")
+
+    with load(tmp_path / folder, cache=False) as opened:
+        rows = opened.rows("SELECT * EXCLUDE run FROM event_fields ORDER BY ALL")
+
+    assert expected[0][0] == rows
+
+
+@pytest.mark.parametrize("folder", ODD)
+def test_an_odd_relative_path_is_that_path(tmp_path, monkeypatch, expected, folder):
+    """Homes, schemes and patterns are for shells; a home with another run beside is not read."""
+    run = copied(tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    assert expected == tables_of(run.relative_to(tmp_path))
+    assert expected == tables_of(run.relative_to(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["step=3", "status=y", "[t]*", "it's"])
+def test_temporary_files_may_lie_anywhere(tmp_path, monkeypatch, expected, folder):
+    """Tables that are put, files that are repaired and tables that are not kept."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / folder))
+    run = copied(tmp_path)
+    damaged = run / "step_1" / "worker_0.jsonl"
+    damaged.write_text("bad\n" + damaged.read_text())
+
+    tables, problems = tables_of(run, cache=False)
+
+    assert expected[0] == tables
+    assert any("worker_0.jsonl:1: not JSON" in problem for problem in problems)
+    with Tables.of({"events": [{"step": 1, "status": "ok"}]}).connection as connection:
+        assert [(1, "ok")] == connection.execute("SELECT step, status FROM events").fetchall()
+
+
+def test_patterns_in_a_path_match_that_path_only(tmp_path):
+    """`[ab]` is a folder, and `a` beside it another."""
+    with duckdb.connect() as connection:
+        for number, name in enumerate(("a", "[ab]", "b*", "bc", "?")):
+            (tmp_path / name).mkdir()
+            connection.execute(
+                f"COPY (SELECT {number} AS x) TO '{quoted(tmp_path / name / 'e.parquet')}'"
+            )
+        for number, name in enumerate(("a", "[ab]", "b*", "bc", "?")):
+            query = f"SELECT x FROM {scan('read_parquet', [tmp_path / name / 'e.parquet'])}"
+            assert [(number,)] == connection.execute(query).fetchall()
