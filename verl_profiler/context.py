@@ -7,11 +7,19 @@ The step of code outside a request is kept per process.
 
 from __future__ import annotations
 
+import os
 import weakref
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any
 
-__all__ = ["EngineCall", "Request", "current_engine_call", "current_request", "process"]
+__all__ = [
+    "EngineCall",
+    "Request",
+    "current_engine_call",
+    "current_request",
+    "process",
+    "restore",
+]
 
 
 class Request:
@@ -113,12 +121,18 @@ class Request:
 class EngineCall:
     """One generate call, in the client or in the server, while it runs."""
 
-    __slots__ = ("answer", "engine_request_id")
+    __slots__ = ("answer", "engine_request_id", "is_over")
 
     def __init__(self) -> None:
         self.engine_request_id: str | None = None
         # The engine's last answer, as the server got it.
         self.answer: Any = None
+        self.is_over = False
+
+    def end(self) -> None:
+        """Let go of the answer: tasks that began meanwhile keep this object in their context."""
+        self.answer = None
+        self.is_over = True
 
 
 class Process:
@@ -128,7 +142,7 @@ class Process:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything; for tests and forked children."""
+        """Forget everything; for tests."""
         self.step = 0
         # After a weight sync: the step that begins with this process's next piece of work.
         self.next_step: int | None = None
@@ -142,6 +156,12 @@ class Process:
     def is_trainer(self) -> bool:
         """Whether verl's trainer object lives in this process."""
         return self._trainer is not None
+
+    def forget_parent(self) -> None:
+        """Forget what is the parent's alone; in a forked child, whose work is that of the same step."""
+        step = self.current_step()
+        self.reset()
+        self.step = step
 
     def hold_trainer(self, trainer: Any) -> None:
         """Take the step from `trainer.global_steps` from now on."""
@@ -167,3 +187,18 @@ current_engine_call: ContextVar[EngineCall | None] = ContextVar(
     "verl_profiler_engine_call", default=None
 )
 process = Process()
+os.register_at_fork(after_in_child=process.forget_parent)
+
+
+def restore(token: Token[Any], value: Any) -> None:
+    """Undo the `set(value)` that returned this token.
+
+    A call may end in another context than it began in: closed by the garbage collector, or by the
+    event loop in a task of its own.  What another call has set there stays.
+    """
+    variable = token.var
+    try:
+        variable.reset(token)
+    except ValueError:
+        if variable.get() is value:
+            variable.set(None if token.old_value is Token.MISSING else token.old_value)

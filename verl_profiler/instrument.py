@@ -13,6 +13,7 @@ the class unpicklable, and a `wrapt.FunctionWrapper` is dropped on the way witho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import sys
@@ -28,6 +29,7 @@ import wrapt
 
 from verl_profiler import context, loop_lag, recorder
 from verl_profiler.clock import now
+from verl_profiler.context import EngineCall
 from verl_profiler.loop_lag import WORTH_NAMING_NS, note_blocking_call, watch_running_loop
 from verl_profiler.probes import Call, Probe
 from verl_profiler.recorder import SAMPLED
@@ -59,6 +61,10 @@ class _Place:
 
 
 _NOTHING: dict[str, Any] = {}
+# What a hook may raise; values of the host's may raise anything from `__str__` or `__len__`.
+# KeyboardInterrupt and SystemExit are not among them: a signal handler of the host's raises them
+# wherever the thread is.
+_FAILURES = (Exception, asyncio.CancelledError)
 # Looked up once: these are read on every probed call.
 _current_request = context.current_request.get
 _get_running_loop = asyncio._get_running_loop
@@ -204,9 +210,9 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def traced(*args: Any, **kwargs: Any) -> Any:
             call = _enter(probe, names, args, kwargs, True)
-            items = function(*args, **kwargs)
             try:
-                item = await items.__anext__()
+                items = function(*args, **kwargs)
+                item = await _first_item(items)
                 while True:
                     _item(probe, call, item)
                     try:
@@ -314,6 +320,20 @@ def _call_from_coroutine(
         return done.value
 
 
+def _first_item(items: Any) -> Any:
+    """Begin with an async generator that only its wrapper closes.
+
+    The event loop's hooks would have it closed by the loop too, when it shuts down or when the wrapper
+    is dropped, in a second task at the same time: "asynchronous generator is already running".
+    """
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return items.__anext__()
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+
+
 def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -336,6 +356,7 @@ def _enter(
     active = recorder._active
     if active is None:
         return None
+    call = None
     begin = now()
     # `begin_section` and `end_section`, and below `append`, without the calls.
     cpu = 0 if begin % SAMPLED else time.thread_time_ns()
@@ -350,7 +371,9 @@ def _enter(
             # What the hook took counts as ours, not as the host's.
             call.begin_ns = end = now()
             active.wrapper_ns += end - begin
-    except Exception as error:  # noqa: BLE001
+    except _FAILURES as error:
+        if call is not None:
+            _unbind(call)
         _failed(probe, error)
         return None
     return call
@@ -368,6 +391,8 @@ def _leave(
         return
     active = recorder._active
     if active is None:
+        if call.binding is not None:
+            _unbind(call)
         return
     end = now()
     cpu = 0 if end % SAMPLED else time.thread_time_ns()
@@ -381,6 +406,8 @@ def _leave(
             call.error = error
         if probe.leave is not None:
             probe.leave(call, result)
+        if call.binding is not None:
+            _unbind(call)
         event = call.event
         if event is not None:
             request = call.request or _current_request()
@@ -412,8 +439,21 @@ def _leave(
         if cpu:
             active.add_cpu(cpu)
         active.wrapper_ns += now() - end
-    except Exception as failure:  # noqa: BLE001
+    except _FAILURES as failure:
+        if call.binding is not None:
+            _unbind(call)
         _failed(probe, failure)
+    if error is not None:
+        call.release()
+
+
+def _unbind(call: Call) -> None:
+    binding, call.binding = call.binding, None
+    if binding is not None:
+        token, value = binding
+        context.restore(token, value)
+        if isinstance(value, EngineCall):
+            value.end()
 
 
 def _item(probe: Probe, call: Call | None, item: Any) -> None:
@@ -423,7 +463,7 @@ def _item(probe: Probe, call: Call | None, item: Any) -> None:
     section = active.begin_section()
     try:
         probe.item(call, item)
-    except Exception as error:  # noqa: BLE001
+    except _FAILURES as error:
         _failed(probe, error)
     active.end_section(*section)
 
@@ -435,9 +475,12 @@ def status_of(error: BaseException) -> str:
     return "error" if isinstance(error, Exception) else "cancelled"
 
 
-def _failed(probe: Probe, error: Exception) -> None:
+def _failed(probe: Probe, error: BaseException) -> None:
     status.errors[probe.name] += 1
-    if status.errors[probe.name] == 1:
+    if status.errors[probe.name] > 1:
+        return
+    # At the recursion limit, or with an exception whose text cannot be had, this fails too.
+    with contextlib.suppress(*_FAILURES):
         lines = "".join(traceback.format_exception(error)).rstrip()
         recorder.say(
             f"WARNING probe {probe.name!r} failed; training is not affected, further failures "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,9 @@ _MODULES = (
 )
 
 
-class Call(msgspec.Struct, gc=False):
+# Tracked by the garbage collector: a host's object may hold its own running generator, whose frame
+# holds the wrapper's call, which holds the arguments, which hold the object.
+class Call(msgspec.Struct):
     """One running call of a probed callable.
 
     Attributes:
@@ -41,7 +44,8 @@ class Call(msgspec.Struct, gc=False):
         request: The request to take the identity from; None for the current one.
         step: verl's global step; None for that of the request or the process.
         state: Whatever the probe's hooks hand to each other.
-        error: The exception that ended the call, if one did.
+        error: The exception that ended the call, if one did; for the `leave` hook alone.
+        binding: What `bind` set, until it is taken back.
         end_ns: When it ended.
         range: Its NVTX range, where ranges are opened.
     """
@@ -58,6 +62,17 @@ class Call(msgspec.Struct, gc=False):
     state: Any = None
     error: BaseException | None = None
     range: Any = None
+    binding: tuple[Token[Any], Any] | None = None
+
+    def bind(self, variable: ContextVar[Any], value: Any) -> None:
+        """Set a context variable until the call is over; also if a hook fails, or none is run."""
+        self.binding = variable.set(value), value
+
+    def release(self) -> None:
+        """Let go of all that belongs to the host; the frame of a failed call lives on in a traceback."""
+        self.names = self.args = ()
+        self.kwargs = {}
+        self.extra = self.request = self.state = self.error = None
 
     @property
     def arguments(self) -> dict[str, Any]:

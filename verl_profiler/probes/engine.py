@@ -13,6 +13,7 @@ from typing import Any
 from verl_profiler import context
 from verl_profiler.context import EngineCall
 from verl_profiler.probes import Call, Probe
+from verl_profiler.probes.values import plain
 
 __all__ = ["PROBES"]
 
@@ -26,35 +27,32 @@ _SERVERS = (
 
 def _begin_generate(call: Call) -> None:
     context.process.begin_work()
-    if context.current_engine_call.get() is not None:
+    outer = context.current_engine_call.get()
+    if outer is not None and not outer.is_over:
         # Prefill/decode disaggregation enters `generate` again; the outer call is the request.
         call.event = None
         return
-    engine_call = EngineCall()
-    call.state = (engine_call, context.current_engine_call.set(engine_call))
+    arguments = call.arguments
     call.extra = {
-        "engine_request_id": str(call.arguments["request_id"]),
-        "prompt_tokens": len(call.arguments["prompt_ids"]),
+        "engine_request_id": plain(arguments["request_id"]),
+        "prompt_tokens": len(arguments["prompt_ids"]),
     }
+    call.state = engine_call = EngineCall()
+    call.bind(context.current_engine_call, engine_call)
 
 
 def _end_generate(call: Call, result: Any) -> None:
     if call.state is None:
         return
-    engine_call, token = call.state
-    try:
-        context.current_engine_call.reset(token)
-    except ValueError:
-        context.current_engine_call.set(None)
     extra = call.extra or {}
     tokens = getattr(result, "token_ids", result)
     if isinstance(tokens, (list, tuple)):
         extra["response_tokens"] = len(tokens)
     version = (getattr(result, "extra_fields", None) or {}).get("global_steps")
     if version is not None:
-        extra["weight_version"] = version
-    if engine_call.answer is not None:
-        extra.update(times_of(engine_call.answer))
+        extra["weight_version"] = plain(version)
+    if call.state.answer is not None:
+        extra.update(times_of(call.state.answer))
     call.extra = extra
 
 
@@ -105,7 +103,9 @@ def _between(begin: float | None, end: float | None) -> float | None:
 
 
 def _reported(cached_tokens: int | None, **seconds: float | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {} if cached_tokens is None else {"cached_tokens": cached_tokens}
+    fields: dict[str, Any] = {}
+    if cached_tokens is not None:
+        fields["cached_tokens"] = plain(cached_tokens)
     for name, value in seconds.items():
         if value is not None:
             fields[name] = round(float(value), 6)
@@ -113,12 +113,13 @@ def _reported(cached_tokens: int | None, **seconds: float | None) -> dict[str, A
 
 
 def _begin_answers(call: Call) -> None:
-    call.state = context.current_engine_call.get()
+    engine_call = context.current_engine_call.get()
+    call.state = None if engine_call is None or engine_call.is_over else engine_call
 
 
 def _keep_answer(call: Call, item: Any) -> None:
     # vLLM's come once per token.
-    if call.state is not None:
+    if call.state is not None and not call.state.is_over:
         call.state.answer = item
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl_profiler import context
 from verl_profiler.probes import Call, Probe
-from verl_profiler.probes.rollout import scalar
+from verl_profiler.probes.values import scalar
 
 __all__ = ["PROBES"]
 

@@ -7,6 +7,7 @@ for other loops each engine call that follows a finished one begins the next tur
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -14,6 +15,7 @@ from verl_profiler import context, recorder
 from verl_profiler.clock import now
 from verl_profiler.context import EngineCall, Request
 from verl_profiler.probes import Call, Probe
+from verl_profiler.probes.values import plain, scalar
 
 __all__ = ["PROBES", "finish_open_requests"]
 
@@ -31,15 +33,8 @@ _TOOL_FAILURES = (
 )
 
 _open_requests: weakref.WeakSet[Request] = weakref.WeakSet()
-
-
-def scalar(value: Any) -> Any:
-    """Return a sample's index or step as a plain int or str, whatever holds it."""
-    value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
-    item = getattr(value, "item", None)
-    if callable(item) and getattr(value, "size", 1) == 1:
-        value = item()
-    return value if isinstance(value, (int, str)) else str(value)
+# They end in the parent.
+os.register_at_fork(after_in_child=_open_requests.clear)
 
 
 def _begin_request(call: Call) -> None:
@@ -51,11 +46,12 @@ def _begin_request(call: Call) -> None:
     request.session = scalar(trajectory["rollout_n"] if session is None else session)
     uid = arguments.get("uid")
     request.uid = None if uid is None else str(scalar(uid))
-    request.agent = arguments.get("agent_name")
+    agent = arguments.get("agent_name")
+    request.agent = None if agent is None else plain(agent)
     request.begin_ns = now()
     context.process.step = request.step or 0
     call.request = request
-    call.state = context.current_request.set(request)
+    call.bind(context.current_request, request)
     _open_requests.add(request)
     extra = request.identity()
     if request.uid is not None:
@@ -65,15 +61,10 @@ def _begin_request(call: Call) -> None:
 
 def _end_request(call: Call, _result: Any) -> None:
     request: Request = call.request
-    _close_turn(request, call.end_ns, call.error)
     _open_requests.discard(request)
+    _close_turn(request, call.end_ns, call.error)
     call.extra = _request_fields(request)
     request.turn = None
-    try:
-        context.current_request.reset(call.state)
-    except ValueError:
-        # Closed by the garbage collector in another context.
-        context.current_request.set(None)
 
 
 def _request_fields(request: Request) -> dict[str, Any]:
@@ -105,7 +96,7 @@ def _with_request(call: Call) -> Request | None:
 def _keep_request_id(_call: Call, result: Any) -> None:
     request = context.current_request.get()
     if request is not None and request.request_id is None and isinstance(result, str):
-        request.request_id = result
+        request.request_id = plain(result)
 
 
 def _begin_agent_loop(call: Call) -> None:
@@ -155,7 +146,7 @@ def _begin_generating(call: Call) -> None:
     agent_data = call.arguments["agent_data"]
     request.explicit_turns = True
     if request.request_id is None:
-        request.request_id = agent_data.request_id
+        request.request_id = plain(agent_data.request_id)
     _close_turn(request, call.begin_ns or now())
     _open_turn(request, agent_data.assistant_turns)
 
@@ -186,15 +177,15 @@ def _begin_engine_call(call: Call) -> None:
     if request is None:
         return
     arguments = call.arguments
+    call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
     if request.request_id is None:
-        request.request_id = str(arguments["request_id"])
+        request.request_id = plain(arguments["request_id"])
     if not request.explicit_turns and request.calls_open == 0:
         _close_turn(request, call.begin_ns or now())
         _open_turn(request, request.turns)
     request.calls_open += 1
-    engine_call = EngineCall()
-    call.state = (engine_call, context.current_engine_call.set(engine_call))
-    call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
+    call.state = engine_call = EngineCall()
+    call.bind(context.current_engine_call, engine_call)
 
 
 def _end_engine_call(call: Call, result: Any) -> None:
@@ -202,27 +193,22 @@ def _end_engine_call(call: Call, result: Any) -> None:
     if request is None:
         return
     request.calls_open -= 1
-    engine_call, token = call.state
-    try:
-        context.current_engine_call.reset(token)
-    except ValueError:
-        context.current_engine_call.set(None)
     extra = call.extra or {}
-    if engine_call.engine_request_id is not None:
-        extra["engine_request_id"] = engine_call.engine_request_id
+    if call.state.engine_request_id is not None:
+        extra["engine_request_id"] = call.state.engine_request_id
     tokens = getattr(result, "token_ids", result)
     if isinstance(tokens, (list, tuple)):
         extra["response_tokens"] = len(tokens)
     reason = getattr(result, "stop_reason", None)
     if reason is not None:
-        extra["finish_reason"] = str(reason)
+        extra["finish_reason"] = plain(reason)
     call.extra = extra
 
 
 def _keep_engine_request_id(_call: Call, result: Any) -> None:
     engine_call = context.current_engine_call.get()
     if engine_call is not None and isinstance(result, str):
-        engine_call.engine_request_id = result
+        engine_call.engine_request_id = plain(result)
 
 
 def _end_acquire(call: Call, result: Any) -> None:
@@ -230,7 +216,7 @@ def _end_acquire(call: Call, result: Any) -> None:
         call.event = None
         return
     if isinstance(result, tuple) and result:
-        call.extra = {"server": str(result[0])}
+        call.extra = {"server": plain(result[0])}
 
 
 def _begin_merge_response(call: Call) -> None:
@@ -254,7 +240,8 @@ def _end_parsing(call: Call, result: Any) -> None:
 
 def _begin_tool_call(call: Call) -> None:
     request = _with_request(call)
-    call.extra = {"tool": str(getattr(call.arguments["tool_call"], "name", "?"))}
+    # The name that the model wrote; it need not be one of a tool.
+    call.extra = {"tool": plain(getattr(call.arguments["tool_call"], "name", "?"))}
     if request is not None:
         request.tool_calls += 1
         if request.tool_begin_ns is None:

@@ -1,0 +1,322 @@
+"""What a call worked on is free when the call is over, however it ended, under every probe.
+
+A weak reference is taken of each argument, item, result and exception, and of what the host's own
+frame held.  The same functions without a probe say what the host alone would have kept.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import sys
+import types
+import weakref
+
+import pytest
+
+from verl_profiler import context, instrument, ranges
+from verl_profiler.capture_probes import PROBES as CAPTURE_PROBES
+from verl_profiler.probes import all_probes
+
+PROBED = [*all_probes(), *CAPTURE_PROBES]
+
+
+class Anything(dict):
+    """A mapping with attributes, of which a weak reference can be taken."""
+
+    def __init__(self, **fields):
+        super().__init__(fields)
+        self.__dict__.update(fields)
+
+
+class Rows(list):
+    """A list of which a weak reference can be taken."""
+
+    prompt_ids = response_ids = token_ids = ()
+
+
+class Text(str):
+    """A text of which a weak reference can be taken."""
+
+    __slots__ = ("__dict__", "__weakref__")
+
+
+class Stop(Exception):
+    """What the host raises."""
+
+
+class Kept:
+    """What the host's own frame holds while it runs."""
+
+
+def suitable():
+    """Return arguments that every hook can read, by name."""
+    sample = Anything(prompt_ids=[1], response_ids=[2], reward_score=0.5)
+    return {
+        "self": Anything(global_steps=3),
+        "trajectory": Anything(step=3, sample_index=1, rollout_n=0, validate=False),
+        "agent_name": Text("tool_agent"),
+        "request_id": Text("r"),
+        "prompt_ids": Rows([1, 2]),
+        "agent_data": Anything(request_id="r", assistant_turns=0),
+        "tool_call": Anything(name="search"),
+        "output": sample,
+        "outputs": Rows([sample]),
+        "data": Anything(
+            _tensordict={}, batch_size=(2,), non_tensor_batch={"index": [1]}, tags=None
+        ),
+        "metadata": Anything(partition_ids=["train"], size=2),
+        "head": Text("before"),
+        "name": Text("gen"),
+        "obj": Anything(tags=["weights"]),
+        "keys": Rows(["a"]),
+        "device": Text("cpu"),
+        "step": 3,
+    }
+
+
+def unsuitable():
+    """Return arguments that hooks fail on."""
+    return {name: Kept() for name in suitable()}
+
+
+class Host:
+    """Functions of each kind that watch what they are given."""
+
+    def __init__(self, kind, *, ending):
+        self.ending = ending
+        self.watched = []
+        self.function = getattr(self, kind)
+
+    def watch(self, *things):
+        self.watched += [(type(thing).__name__, weakref.ref(thing)) for thing in things]
+
+    def held(self, arguments):
+        kept = Kept()
+        self.watch(kept, *(thing for thing in arguments.values() if not isinstance(thing, int)))
+        return kept
+
+    def end(self):
+        if self.ending == "raise":
+            error = Stop()
+            self.watch(error)
+            raise error
+        result = Anything(token_ids=[1], extra_fields={}, reward_score=1.0)
+        self.watch(result)
+        return result
+
+    @contextlib.contextmanager
+    def watching_errors(self):
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            self.watch(error)
+            raise
+
+    async def _wait(self):
+        with self.watching_errors():
+            if self.ending not in ("return", "raise"):
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+
+    def coroutine(self):
+        async def function(**arguments):
+            kept = self.held(arguments)
+            await self._wait()
+            return self.end(), kept
+
+        return function
+
+    def decorated(self):
+        function = self.coroutine()
+
+        @functools.wraps(function)
+        def handing_out(**arguments):
+            return function(**arguments)
+
+        return handing_out
+
+    def items(self):
+        async def function(**arguments):
+            kept = self.held(arguments)
+            item = Anything(meta_info={})
+            self.watch(item)
+            yield item
+            await self._wait()
+            yield self.end()
+            del kept
+
+        return function
+
+    def generator(self):
+        def function(**arguments):
+            kept = self.held(arguments)
+            item = Anything()
+            self.watch(item)
+            with self.watching_errors():
+                yield item
+            return self.end(), kept
+
+        return function
+
+    def plain(self):
+        def function(**arguments):
+            kept = self.held(arguments)
+            if self.ending == "cancel":
+                error = asyncio.CancelledError()
+                self.watch(error)
+                raise error
+            return self.end(), kept
+
+        return function
+
+
+async def exhaust(items):
+    async for _ in items:
+        pass
+
+
+async def use_async(kind, ending, function, arguments):
+    """Begin a call and end it as asked."""
+    if kind == "items":
+        items = function(**arguments)
+        del arguments
+        if ending in ("dropped", "closed"):
+            await items.__anext__()
+            if ending == "closed":
+                await items.aclose()
+            del items
+            for _ in range(4):
+                await asyncio.sleep(0)
+            return
+        coroutine = exhaust(items)
+        del items
+    else:
+        coroutine = function(**arguments)
+        del arguments
+    if ending in ("dropped", "closed"):
+        coroutine.send(None)
+        if ending == "closed":
+            coroutine.close()
+        return
+    with contextlib.suppress(Stop, asyncio.CancelledError, asyncio.TimeoutError):
+        if ending == "timeout":
+            await asyncio.wait_for(coroutine, 0.001)
+        elif ending == "cancel":
+            task = asyncio.ensure_future(coroutine)
+            del coroutine
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            await task
+        else:
+            await coroutine
+
+
+def use_plain(kind, ending, function, arguments):
+    """The same for functions and generators outside a loop."""
+    with contextlib.suppress(Stop, asyncio.CancelledError):
+        got = function(**arguments)
+        del arguments
+        if kind != "generator":
+            return
+        next(got)
+        if ending == "closed":
+            got.close()
+        elif ending == "cancel":
+            got.throw(asyncio.CancelledError())
+        elif ending != "dropped":
+            with contextlib.suppress(StopIteration):
+                next(got)
+
+
+ENDINGS = {
+    "coroutine": ("return", "raise", "cancel", "closed", "dropped", "timeout"),
+    "decorated": ("return", "raise", "cancel", "closed", "dropped", "timeout"),
+    "items": ("return", "raise", "cancel", "closed", "dropped", "timeout"),
+    "generator": ("return", "raise", "cancel", "closed", "dropped"),
+    "plain": ("return", "raise", "cancel"),
+}
+CASES = [(kind, ending) for kind, endings in ENDINGS.items() for ending in endings]
+
+
+def run(kind, ending, wraps, make):
+    """Use one host function a wrapper; return all that was watched, by the number of its wrapper."""
+    hosts = []
+
+    def host_function(wrap):
+        host = Host(kind, ending=ending)
+        hosts.append(host)
+        return wrap(host.function())
+
+    async def all_of_them():
+        for wrap in wraps:
+            await use_async(kind, ending, host_function(wrap), make())
+
+    if kind in ("generator", "plain"):
+        for wrap in wraps:
+            use_plain(kind, ending, host_function(wrap), make())
+    else:
+        asyncio.run(all_of_them())
+    return [host.watched for host in hosts]
+
+
+def alive(watched):
+    """Return what is still there, by number and type."""
+    return sorted(
+        (number, name)
+        for number, things in enumerate(watched)
+        for name, reference in things
+        if reference() is not None
+    )
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """In the place of verl's, which the memory probe asks."""
+    module = types.ModuleType("verl.utils.device")
+    module.get_torch_device = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "verl.utils.device", module)
+
+
+@pytest.fixture
+def manual_gc():
+    """No collection but by the test."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def named(numbers):
+    return [
+        (f"{PROBED[number].name}: {PROBED[number].targets[0]}", what) for number, what in numbers
+    ]
+
+
+@pytest.mark.parametrize("with_ranges", [False, True], ids=["", "ranges"])
+@pytest.mark.parametrize("hooks", ["work", "fail"])
+@pytest.mark.parametrize(("kind", "ending"), CASES)
+def test_nothing_of_a_call_outlives_it(
+    kind, ending, hooks, with_ranges, recording, device, nvtx, manual_gc, capsys
+):
+    """Without a garbage collection, as far as the host's own code needs none."""
+    if with_ranges:
+        assert ranges.switch_on(always=True)
+    make = suitable if hooks == "work" else unsuitable
+    bare = alive(run(kind, ending, [lambda function: function], make))
+    wraps = [functools.partial(instrument.wrap, probe) for probe in PROBED]
+    watched = run(kind, ending, wraps, make)
+    ranges.switch_off()
+
+    assert all(len(things) > 10 for things in watched)
+    if hooks == "fail":
+        assert {"request", "engine_request", "metrics"} <= set(instrument.status.errors)
+    elif kind != "plain" or ending != "cancel":
+        assert {} == dict(instrument.status.errors), capsys.readouterr().err
+    if not bare:
+        assert [] == named(alive(watched))
+    gc.collect()
+    assert [] == named(alive(watched))
+    assert context.current_request.get() is None
+    assert context.current_engine_call.get() is None

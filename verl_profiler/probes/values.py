@@ -1,0 +1,49 @@
+"""Values of the host's as an event's fields: plain, short, and of no object that the host may free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["LONGEST", "plain", "scalar"]
+
+LONGEST = 200
+"""Characters of a text that are kept: names come from a model's output, ids from a user's code."""
+
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def plain(value: Any) -> bool | int | float | str | None:
+    """Return a value as a field of an event.
+
+    Args:
+        value: Anything; a number or text as it is, of all else what `str` returns.
+
+    Returns:
+        A plain number of at most 64 bits, a plain text of at most `LONGEST` characters, or None.
+    """
+    kind = type(value)
+    if kind is str:
+        return value if len(value) <= LONGEST else _cut(value)
+    if kind is float or kind is bool or value is None:
+        return value
+    if kind is int:
+        # `str` refuses integers of more than 4,300 digits.
+        return value if value in _INTEGERS else _cut(hex(value))
+    return _cut(str.__str__(value if isinstance(value, str) else str(value)))
+
+
+def _cut(text: str) -> str:
+    # A slice of all is the text itself, which may be of a subclass.
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def scalar(value: Any) -> int | str:
+    """Return a sample's index or step as a plain int or str, whatever holds it."""
+    value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "size", 1) == 1:
+        value = item()
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = int(value)
+    found = plain(value)
+    return found if isinstance(found, (int, str)) else str(found)
