@@ -28,7 +28,8 @@ def test_one_step_of_a_real_run(capsys):
     places = [
         text.index(title)
         for title in (
-            "Findings\n1. Every request had ended, and the trainer found out 1.51 s later.",
+            "Findings\n1. Validation takes 4.25 s per step, 21 % of a step's length.",
+            "2. The trainer noticed rollout completion 1.51 s late.",
             "critical path of step 2: 20.1 s, each second with one owner",
             "in order\n",
             "the model\n",
@@ -49,7 +50,7 @@ def test_json_holds_all_of_it(capsys):
     content = json.loads(capsys.readouterr().out)
     tables = content["tables"]
     assert {"rehearsal_run"} == {row["run"] for rows in tables.values() for row in rows}
-    assert ["polling"] == [row["finding"] for row in content["findings"]]
+    assert ["validation", "polling"] == [row["finding"] for row in content["findings"]]
     assert 21.016081 + 20.106269 == pytest.approx(
         sum(row["duration_s"] for row in tables["critical_segments"])
     )

@@ -173,7 +173,7 @@ def test_asking_twice_gives_the_same_and_leaves_nothing():
         assert not run.rows("SELECT 1 FROM duckdb_schemas() WHERE schema_name = 'whole'")
 
 
-@pytest.mark.parametrize("where", ["_explained", "timelines"])
+@pytest.mark.parametrize("where", ["explanations", "timelines"])
 def test_a_failure_in_either_thread_is_told_and_ends_both(monkeypatch, where):
     """The explanations are asked for in a thread of their own."""
 

@@ -9,6 +9,7 @@ save is known by making the changed step.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ class Turn:
     """One turn: on the way, in the engine, back, in the worker, in tools that run side by side.
 
     The engine holds each call for `held_us` before it begins, and its server notices the end after
-    `late_us` of the way back.
+    `late_us` of the way back.  With `failed` the tools' calls end in that error.
     """
 
     tokens: int = 50
@@ -37,6 +38,7 @@ class Turn:
     late_us: int = 0
     own_us: int = 700
     tools: tuple[tuple[str, int], ...] = ()
+    failed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Step:
-    """One step; `poll_us` None: the trainer is told; `slots` None: replicas run everything."""
+    """One step; `poll_us` None: the trainer is told; `slots` None: replicas run everything.
+
+    `testing_us` and `pause_us` lie between it and the next one.
+    """
 
     requests: tuple[Request, ...]
     phases: tuple[Phase, ...] = (
@@ -83,6 +88,8 @@ class Step:
     stalled_by: str | None = None
     stalled_too: tuple[str, ...] = ()
     save_us: int = 0
+    testing_us: int = 0
+    pause_us: int = SECOND
 
 
 @dataclass
@@ -114,7 +121,8 @@ class Writer:
 
     def span(self, name: str, event: str, begin: int, end: int, **more: Any) -> None:
         kind = name.rpartition("_")[0]
-        identity = {key: more.pop(key) for key in ("request_id", "turn") if key in more}
+        own = ("request_id", "turn", "status", "error")
+        identity = {key: more.pop(key) for key in own if key in more}
         trains = name == "trainer_0" and EVENTS.get(event) is None
         family = "trainer" if trains else EVENTS[event].family
         if name == "trainer_0" and family in ("workers", "weights"):
@@ -139,8 +147,8 @@ class Writer:
         )
 
 
-def run_of(*steps: Step) -> tuple[Tables, list[Truth]]:
-    """Make the tables of a run of these steps, and what is true of each."""
+def run_of(*steps: Step, hosts: Mapping[str, str] | None = None) -> tuple[Tables, list[Truth]]:
+    """Make the tables of a run of these steps, and what is true of each; `hosts` by process."""
     events: list[dict[str, Any]] = []
     truths = []
     begin = EPOCH
@@ -148,11 +156,11 @@ def run_of(*steps: Step) -> tuple[Tables, list[Truth]]:
         writer = Writer(number, begin)
         truths.append(_write(writer, step))
         events += writer.events
-        begin += truths[-1].duration_us + SECOND
-    return tables_of(events), truths
+        begin += truths[-1].duration_us + step.testing_us + step.pause_us
+    return tables_of(events, hosts), truths
 
 
-def tables_of(events: list[dict[str, Any]]) -> Tables:
+def tables_of(events: list[dict[str, Any]], hosts: Mapping[str, str] | None = None) -> Tables:
     """Make tables of events, with a process for each name in them."""
     names = dict.fromkeys(event["name"] for event in events)
     processes = [
@@ -161,6 +169,7 @@ def tables_of(events: list[dict[str, Any]]) -> Tables:
             "name": name,
             "role": ROLES.get(name.rpartition("_")[0], name.rpartition("_")[0]),
             "rank": int(name.rpartition("_")[2]),
+            "host": (hosts or {}).get(name, "one"),
             "replica": int(name.rpartition("_")[2]) if name.startswith("engine") else None,
         }
         for name in names
@@ -200,6 +209,9 @@ def _write(writer: Writer, step: Step) -> Truth:
     truth.duration_us = now + step.gap_us
     owners["unexplained"] = owners.get("unexplained", 0) + step.gap_us * (2 + len(step.phases))
     writer.span("trainer_0", "step", 0, truth.duration_us)
+    if step.testing_us:
+        tested = truth.duration_us + step.testing_us
+        writer.span("trainer_0", "testing", truth.duration_us, tested)
     if step.stall:
         worker, begin, end = step.stall
         lag = {"loop": "main", "during": step.stalled_by}
@@ -303,7 +315,8 @@ def _write_request(
         writer.span(name, "token_merge", now, now + turn.own_us, **here, of="response")
         now += turn.own_us
         for tool, length in turn.tools:
-            writer.span(name, "tool_call", now, now + length, **here, tool=tool)
+            status = {"status": "error", "error": turn.failed} if turn.failed else {}
+            writer.span(name, "tool_call", now, now + length, **here, tool=tool, **status)
         if turn.tools:
             writer.span(name, "tool_execution", now, now + _tools_us(turn), **here)
         now += _tools_us(turn)

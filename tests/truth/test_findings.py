@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 from truth.synthetic import Phase, Request, Step, Turn, run_of
+from truth.test_culprits import PLANTED
 
-from verl_profiler.analysis import ANALYSES
-from verl_profiler.report.findings import EVIDENCE, RULES, finding_list, finding_texts, findings
+from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.report.findings import RULES, finding_list, finding_texts, findings
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
 QUIET = Step(
@@ -103,11 +104,18 @@ CASES = {
 
 def found_in(*steps):
     tables, truths = run_of(*steps)
-    rows = {name: ANALYSES[name](tables) for name in EVIDENCE}
-    return findings(rows), truths
+    return findings(explanations(tables)), truths
 
 
-@pytest.mark.parametrize("name", RULES)
+def test_every_rule_is_shown_somewhere():
+    """Here on one step, or planted in a run of several (`test_culprits`)."""
+    planted = {finding for _, finding, _ in PLANTED.values()}
+    planted |= {"failing_tools", "tool_time", "decode_bound", "trainer_bound"}
+
+    assert set(RULES) == set(CASES) | planted
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_rule_speaks_where_it_should_and_no_other_does(name):
     """With a cost, a cause, something to try, and somewhere to look."""
     step, others = CASES[name]

@@ -52,12 +52,15 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
 
 def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
+    from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.report.findings import finding_list, findings
     from verl_profiler.report.text import summary
 
     check_steps(opened, steps)
-    tables = {name: ANALYSES[name](opened.tables, steps) for name in (*SUMMARY, *EXPLANATIONS)}
-    found = findings(tables)
+    tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}
+    explained = explanations(opened.tables, steps)
+    tables |= {name: explained[name] for name in EXPLANATIONS}
+    found = findings(explained)
     recorded = opened.rows(
         "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
     )

@@ -26,28 +26,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.analysis.critical_path import critical_segments, path_owners
-    from verl_profiler.analysis.stragglers import straggler_requests, stragglers
-    from verl_profiler.analysis.what_if import replays_and_averages
+    from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.reader import load
     from verl_profiler.report.findings import findings
     from verl_profiler.report.why_text import why
 
     with load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)
-        tables = opened.tables
-        replays, averages = replays_and_averages(tables, args.steps)
-        segments = critical_segments(tables, args.steps)
-        found = {
-            "critical_path": path_owners(segments),
-            "critical_segments": segments,
-            "what_if": averages,
-            "stragglers": stragglers(tables, args.steps),
-            "straggler_requests": straggler_requests(tables, args.steps),
-            "step_replays": replays,
-        }
+        found = explanations(opened.tables, args.steps)
         problems = opened.problems
-    if not segments:
+    if not found["critical_segments"]:
         print("\n".join(["nothing to report: no step has an end", *problems]), file=sys.stderr)
         return 1
     ranked = findings(found)

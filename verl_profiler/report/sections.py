@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from verl_profiler import analysis
+from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.request_durations import request_percentiles
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.turns import step_turn_times
-from verl_profiler.analysis.what_if import replays_and_averages
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
 from verl_profiler.report.conclusions import conclusions, notes
@@ -86,6 +86,8 @@ def document(
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
+    for name in ("critical_segments", "culprits", "fix_values"):
+        del whys[name]
     found["step_replays"] = whys.pop("step_replays")
     data = {
         "about": _about(run, tables, listed, recorded),
@@ -132,7 +134,7 @@ def _explaining(tables: Tables, steps: Steps) -> Iterator[Future[dict[str, Rows]
     own = tables.beside()
     try:
         with ThreadPoolExecutor(1, "verl_profiler-why") as threads:
-            explained = threads.submit(_explained, own, steps)
+            explained = threads.submit(explanations, own, steps)
             try:
                 yield explained
             except BaseException:
@@ -142,16 +144,6 @@ def _explaining(tables: Tables, steps: Steps) -> Iterator[Future[dict[str, Rows]
                 raise
     finally:
         own.connection.close()
-
-
-def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    """Ask why the steps took so long; the replays answer for all of them and for each."""
-    replays, averages = replays_and_averages(tables, steps)
-    whys = {"what_if": averages, "step_replays": replays}
-    for name in analysis.EXPLANATIONS:
-        if name not in whys:
-            whys[name] = analysis.ANALYSES[name](tables, steps)
-    return whys
 
 
 _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {

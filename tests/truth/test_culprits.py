@@ -1,0 +1,367 @@
+"""Planted faults: the first finding names the fault and who is behind it, in its true seconds."""
+
+from dataclasses import replace
+
+import pytest
+from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
+
+from verl_profiler.analysis.explain.concentration import Place, concentration, identity
+from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.report.findings import finding_list, findings
+
+STEPS = 8
+
+
+def healthy(number):
+    """Forty requests in four workers, two replicas, four ranks; who is last changes with the step."""
+    last = number % 40
+    return Step(
+        requests=tuple(
+            Request(
+                turns=tuple(
+                    Turn(
+                        tokens=60 + (place == last),
+                        tools=(("search" if place % 2 else "calc", 50_000),),
+                    )
+                    for _ in range(2)
+                ),
+                worker=place % 4,
+                replica=place // 4 % 2,
+            )
+            for place in range(40)
+        ),
+        phases=tuple(
+            Phase(name, tuple(length + 1_000 * ((rank + number) % 4) for rank in range(4)))
+            for name, length in (
+                ("old_log_prob", 400_000),
+                ("update_actor", 900_000),
+                ("update_weights", 90_000),
+            )
+        ),
+        pause_us=20_000,
+    )
+
+
+def each_request(step, change):
+    return replace(
+        step, requests=tuple(change(place, request) for place, request in enumerate(step.requests))
+    )
+
+
+def each_turn(step, change):
+    return each_request(
+        step,
+        lambda place, request: replace(
+            request, turns=tuple(change(place, request, turn) for turn in request.turns)
+        ),
+    )
+
+
+def with_tool(name, length, chosen=lambda place: True, **more):
+    def change(step, number):
+        return each_turn(
+            step,
+            lambda place, _, turn: (
+                replace(turn, tools=((name, length),), **more)
+                if chosen((place + number) % 40)
+                else turn
+            ),
+        )
+
+    return change
+
+
+def slow_rank(rank, more, names=("old_log_prob", "update_actor")):
+    def change(step, _):
+        return replace(
+            step,
+            phases=tuple(
+                replace(
+                    phase,
+                    ranks_us=tuple(
+                        length + more * (place in rank and phase.name in names)
+                        for place, length in enumerate(phase.ranks_us)
+                    ),
+                )
+                for phase in step.phases
+            ),
+        )
+
+    return change
+
+
+def slow_replica(step, _):
+    return each_turn(
+        step,
+        lambda _, request, turn: replace(turn, token_us=30_000 if request.replica else 10_000),
+    )
+
+
+def long_worker(step, _):
+    return each_turn(
+        step, lambda _, request, turn: replace(turn, tokens=150 if request.worker == 2 else 60)
+    )
+
+
+def blocked(step, _):
+    """A call blocks the loop of worker 0 while all of its first answers come."""
+
+    def late(place, request):
+        first = replace(request.turns[0], back_us=900_000)
+        return request if place % 4 else replace(request, turns=(first, *request.turns[1:]))
+
+    return replace(each_request(step, late), stall=(0, 650_000, 1_545_000), stalled_by="tool_call")
+
+
+def every(step_of):
+    """Make what `planted` needs of a change to one step."""
+    return lambda number: step_of(healthy(number), number)
+
+
+def saves(number):
+    return replace(healthy(number), save_us=6 * SECOND if number == 3 else 0)
+
+
+# What was planted → the finding, who, and what makes the same run without the fault.
+PLANTED = {
+    "stuck tool": (
+        every(with_tool("search", 30 * SECOND, lambda place: place == 7)),
+        "slow_tools",
+        "search",
+    ),
+    "slow rank": (every(slow_rank((2,), 600_000)), "slow_ranks", "actor_2"),
+    "slow replica": (every(slow_replica), "slow_replica", "engine_1"),
+    "slow weight sync": (
+        every(
+            lambda step, _: replace(
+                step, phases=(*step.phases[:2], Phase("update_weights", (2_000_000,) * 4))
+            )
+        ),
+        "weight_sync",
+        None,
+    ),
+    "slow weight sync of a rank": (
+        every(slow_rank((1,), 2_000_000, ("update_weights",))),
+        "weight_sync",
+        "actor_1",
+    ),
+    "blocking call": (every(blocked), "event_loop", "tool_call"),
+    "long responses in one worker": (every(long_worker), "slow_worker", "worker_2"),
+    "slow reward": (
+        every(
+            lambda step, _: each_request(
+                step, lambda _, request: replace(request, reward_us=2_000_000)
+            )
+        ),
+        "reward",
+        "the reward function",
+    ),
+    "slow data loading": (
+        every(lambda step, _: replace(step, pause_us=2 * SECOND)),
+        "between_steps",
+        "between steps",
+    ),
+    "checkpoint": (saves, "checkpoint", "save_checkpoint"),
+    "polling": (
+        every(lambda step, _: replace(step, poll_us=2 * SECOND)),
+        "polling",
+        "poll interval of the replay buffer",
+    ),
+    "validation": (
+        every(lambda step, _: replace(step, testing_us=2 * SECOND)),
+        "validation",
+        "validation",
+    ),
+}
+
+
+def found_in(step_of, steps=STEPS, **more):
+    tables, truths = run_of(*(step_of(number) for number in range(1, steps + 1)), **more)
+    return findings(explanations(tables)), truths
+
+
+def seconds_per_step(step_of, steps=STEPS):
+    """Return what a run takes per step, with what lies between steps; by the specification alone."""
+    made = [step_of(number) for number in range(1, steps + 1)]
+    _, truths = run_of(*made)
+    between = sum(step.pause_us + step.testing_us for step in made)
+    return (sum(truth.duration_us for truth in truths) + between) / steps / SECOND
+
+
+def test_a_healthy_run_is_silent():
+    """Who is last changes, so nobody is to blame and nothing is worth 3 %."""
+    rows, _ = found_in(healthy)
+
+    assert [] == rows
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_the_first_finding_and_names_its_culprit(fault):
+    """With the seconds that a run without it really takes less."""
+    step_of, finding, culprit = PLANTED[fault]
+    rows, _ = found_in(step_of)
+    true_s = seconds_per_step(step_of) - seconds_per_step(healthy)
+
+    assert (finding, culprit) == (rows[0]["finding"], rows[0]["culprit"]), [
+        (row["finding"], row["culprit_text"], row["recoverable_s"]) for row in rows
+    ]
+    # Recoverable is an upper bound, and no more than a fifth above the truth.
+    assert 0.97 * true_s < rows[0]["recoverable_s"] < 1.2 * true_s
+    assert culprit is None or rows[0]["evidence"]
+
+
+def test_a_tool_that_fails_is_named_with_its_failures():
+    """Also where it costs no time worth a line; what a model writes wrongly is no fault of a tool."""
+    fails = with_tool("calc", 50_000, lambda place: place % 3 == 0, failed="tool_error")
+    rows, _ = found_in(every(fails))
+    wrong, _ = found_in(
+        every(with_tool("calc", 50_000, lambda place: place % 3 == 0, failed="bad_arguments"))
+    )
+
+    assert [("failing_tools", "calc")] == [(row["finding"], row["culprit"]) for row in rows]
+    assert "calls (tool_error)" in rows[0]["says"]
+    assert [] == wrong
+
+
+def test_a_slow_host_is_named_and_not_one_of_its_ranks():
+    """Two ranks of one of three hosts take turns in being last."""
+    hosts = {f"actor_{rank}": f"host-{rank // 2}" for rank in range(6)}
+
+    def step_of(number):
+        return replace(
+            healthy(number),
+            phases=tuple(
+                Phase(
+                    name,
+                    tuple(
+                        500_000
+                        + 1_000 * ((rank + number) % 6)
+                        + (400_000 + 20_000 * ((rank + number + part) % 2)) * (rank // 2 == 1)
+                        for rank in range(6)
+                    ),
+                )
+                for part, name in enumerate(("old_log_prob", "update_actor"))
+            ),
+        )
+
+    rows, _ = found_in(step_of, hosts=hosts)
+
+    assert ("slow_ranks", "host", "host-1") == (
+        rows[0]["finding"],
+        rows[0]["culprit_kind"],
+        rows[0]["culprit"],
+    )
+    # Two phases, each 420 ms longer than on the other hosts, less up to 5 ms of theirs.
+    assert 0.8 < rows[0]["recoverable_s"] < 0.85
+
+
+def test_ranks_that_take_turns_in_being_slow_are_no_culprit():
+    """Uneven batches: each step another rank is late; the advice is to balance."""
+    rows, _ = found_in(every(lambda step, number: slow_rank((number % 4,), 800_000)(step, number)))
+
+    assert "slow_ranks" == rows[0]["finding"]
+    assert rows[0]["culprit"] is None
+    assert "spread over 4" in rows[0]["culprit_text"]
+    assert "trainer.balance_batch=true" in rows[0]["overrides"]
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "finding", "who"),
+    [
+        ("tools", with_tool("search", 6 * SECOND), "tool_time", "search"),
+        (
+            "decoding",
+            lambda step, _: each_turn(step, lambda _, __, turn: replace(turn, tokens=400)),
+            "decode_bound",
+            "decode",
+        ),
+        (
+            "training",
+            lambda step, _: replace(step, phases=(Phase("update_actor", (9 * SECOND,) * 4),)),
+            "trainer_bound",
+            "update_actor",
+        ),
+    ],
+)
+def test_what_dominates_is_a_finding_where_nothing_is_an_outlier(what, change, finding, who):
+    """Every call is as slow as the next; silence would mean that nothing is worth 3 %."""
+    rows, _ = found_in(every(change))
+
+    assert finding == rows[0]["finding"]
+    assert rows[0]["dominates"]
+    assert who in rows[0]["says"].lower() or who in rows[0]["culprit_text"]
+    assert "nothing is out of the ordinary" in finding_list(rows)
+
+
+def test_what_dominates_comes_after_what_is_out_of_the_ordinary():
+    """A slow rank in a run that training bounds is named first."""
+
+    def change(step, number):
+        long = replace(step, phases=(Phase("update_actor", (9 * SECOND,) * 4),))
+        return slow_rank((1,), SECOND)(long, number)
+
+    rows, _ = found_in(every(change))
+
+    assert ["slow_ranks", "trainer_bound"] == [row["finding"] for row in rows]
+    assert "actor_1" == rows[0]["culprit"]
+
+
+def test_two_steps_establish_nobody():
+    """In two of two phases, as chance alone has it for one of four ranks in a quarter of such runs."""
+
+    def step_of(number):
+        step = replace(healthy(number), phases=healthy(number).phases[1:2])
+        return slow_rank((2,), 600_000)(step, number)
+
+    rows, _ = found_in(step_of, steps=2)
+
+    assert "slow_ranks" == rows[0]["finding"]
+    assert rows[0]["culprit"] is None
+    assert "not established: actor_2" in rows[0]["culprit_text"]
+
+
+@pytest.mark.parametrize("members", [2, 8, 64])
+def test_a_group_of_equals_is_rarely_accused(members):
+    """In a thousand runs in which chance decides, at most one in a hundred names somebody."""
+    import random
+
+    chance = random.Random(members)
+    names = [f"rank_{number}" for number in range(members)]
+    shares = dict.fromkeys(names, 1 / members)
+    accused = 0
+    for _ in range(1_000):
+        steps = chance.choice((3, 5, 10, 20))
+        places = [
+            Place(step, {chance.choice(names): chance.expovariate(1)}) for step in range(steps)
+        ]
+        accused += concentration("rank", places, shares).who is not None
+
+    assert accused <= 20
+
+
+def test_a_member_that_leads_always_is_named_from_enough_places_on():
+    """The probabilities are those of a coin, by hand: 2 x 0.5^8 is below 1 %, 2 x 0.5^7 is not."""
+    shares = {"a": 0.5, "b": 0.5}
+    named = {
+        count: concentration("rank", [Place(n, {"a": 1.0}) for n in range(count)], shares)
+        for count in (7, 8)
+    }
+
+    assert (None, "a") == (named[7].who, named[8].who)
+    assert pytest.approx(2 * 0.5**8) == named[8].chance
+    assert "last in 8 of 8 steps" == named[8].where
+
+
+def test_what_has_an_identity_needs_most_of_the_time():
+    """Sixty percent, by the seconds."""
+    assert identity("tool", [Place(1, {"a": 6.0, "b": 4.0})]).who == "a"
+    assert identity("tool", [Place(1, {"a": 5.9, "b": 4.1})]).who is None
+
+
+def test_every_rule_can_be_told():
+    """Each has what a finding needs; sentences name only what is filled in."""
+    filled = {"lost_s": "1 s", "lost_share": "3 %", "who": "x", "reason": "y"}
+    for rule in RULES.values():
+        for text in (rule.says, rule.cause, rule.advice, rule.named_cause, rule.named_advice):
+            assert text is None or "{" not in text.format(**filled)

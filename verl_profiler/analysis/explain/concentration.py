@@ -1,0 +1,167 @@
+"""Whether lost time comes from one member of a group, or from all of them alike.
+
+A rank, worker, replica or host of a healthy run is the slowest of its group as often as any other.
+So a member is named only if it leads more often than that chance allows; what has an identity of its
+own, such as a tool or an operation, is named if most of the time is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Culprit", "Place", "concentration", "identity"]
+
+# Chance, over all members of a group, of naming one in a run where all are alike.
+_CHANCE = 0.01
+# A named member has at least this part of the lost time, and leads at least so often.
+_MOST = 0.5
+_LEADS = 0.5
+# What has an identity of its own needs this part of the time.
+_OWN = 0.6
+
+
+@dataclass(frozen=True)
+class Place:
+    """One occurrence: a step, or a phase of one.
+
+    Args:
+        step: verl's global step.
+        lost_s: Lost time by member.
+        what: What it was: a phase, an operation, a request.
+    """
+
+    step: int
+    lost_s: Mapping[str, float]
+    what: str | None = None
+
+    @property
+    def leader(self) -> str:
+        """The member with the most lost time."""
+        return max(self.lost_s, key=lambda who: (self.lost_s[who], who))
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Who loses the time.
+
+    Args:
+        kind: `rank`, `worker`, `replica`, `host`, `tool`, `prompt group`, `operation`, `phase`, `step`
+            or `setting`.
+        who: Its name; None if no single one is.
+        text: For people: the name, or why there is none.
+        where: How often it led: `last in 9 of 9 phases of 3 steps`.
+        chance: Probability of leading as often in a group whose members are all alike; None for
+            what has an identity of its own.
+        leads: Part of the places in which it led.
+        evidence: Rows of step, who, seconds and what, most time first.
+    """
+
+    kind: str
+    who: str | None
+    text: str
+    where: str = ""
+    chance: float | None = None
+    leads: float = 0.0
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+
+
+def concentration(
+    kind: str,
+    places: Sequence[Place],
+    shares: Mapping[str, float],
+    *,
+    unit: str = "step",
+    verb: str = "last",
+) -> Culprit:
+    """Test whether one member of a group loses the time.
+
+    Args:
+        kind: What the members are.
+        places: The occurrences, independent of each other.
+        shares: How often each member leads in a run where all are alike; they add up to 1.
+        unit: What a place is, for people.
+        verb: What leading means, for people.
+    """
+    totals: dict[str, float] = {}
+    leads: dict[str, int] = {}
+    for place in places:
+        for who, lost in place.lost_s.items():
+            totals[who] = totals.get(who, 0.0) + lost
+        leads[place.leader] = leads.get(place.leader, 0) + 1
+    whole = sum(totals.values())
+    if not places or not whole:
+        return Culprit(kind, None, f"no single {kind}: all alike")
+    top = max(totals, key=lambda who: (totals[who], who))
+    often, part = leads.get(top, 0), totals[top] / whole
+    chance = min(_at_least(often, len(places), shares.get(top, 0.0)) * len(shares), 1.0)
+    evidence = _evidence(places, top)
+    where = _where(verb, often, places, unit)
+    if len(shares) > 1 and chance < _CHANCE and part >= _MOST and often >= _LEADS * len(places):
+        return Culprit(kind, top, top, where, chance, often / len(places), evidence)
+    mostly = f"{top} {where}"
+    if len(shares) < 2:
+        text = f"{top}, the only {kind}"
+    elif often == len(places):
+        text = f"not established: {mostly}, which chance may do as well"
+    else:
+        text = f"no single {kind}: spread over {len(shares)} ({mostly})"
+    return Culprit(kind, None, text, where, chance, often / len(places), evidence)
+
+
+def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> Culprit:
+    """Name what has most of the lost time, where members are no equals by nature."""
+    totals: dict[str, float] = {}
+    for place in places:
+        for who, lost in place.lost_s.items():
+            totals[who] = totals.get(who, 0.0) + lost
+    whole = sum(totals.values())
+    if not whole:
+        return Culprit(kind, None, f"no single {kind}")
+    ranked = sorted(totals, key=lambda who: (-totals[who], who))
+    top = ranked[0]
+    leads = sum(place.leader == top for place in places)
+    where = _where(verb, leads, places, "step")
+    evidence = _evidence(places, top)
+    if totals[top] >= _OWN * whole:
+        return Culprit(kind, top, top, where, None, leads / len(places), evidence)
+    listed = ", ".join(f"{who} {totals[who] / whole:.0%}".replace("%", " %") for who in ranked[:3])
+    return Culprit(
+        kind, None, f"no single {kind}: {listed}", where, None, leads / len(places), evidence
+    )
+
+
+def _at_least(often: int, places: int, share: float) -> float:
+    """Return the probability of leading at least so often, each place being a draw of its own."""
+    if often == 0 or share >= 1:
+        return 1.0
+    if share <= 0:
+        return 0.0
+    yes, no, all_ = math.log(share), math.log1p(-share), math.lgamma(places + 1)
+    return math.fsum(
+        math.exp(
+            all_
+            - math.lgamma(count + 1)
+            - math.lgamma(places - count + 1)
+            + count * yes
+            + (places - count) * no
+        )
+        for count in range(often, places + 1)
+    )
+
+
+def _where(verb: str, often: int, places: Sequence[Place], unit: str) -> str:
+    steps = len({place.step for place in places})
+    text = f"{verb} in {often} of {len(places)} {unit}{'s' * (len(places) != 1)}"
+    return text if unit == "step" else f"{text} of {steps} step{'s' * (steps != 1)}"
+
+
+def _evidence(places: Sequence[Place], top: str, count: int = 5) -> list[dict[str, Any]]:
+    rows = [
+        {"step": place.step, "who": top, "seconds": place.lost_s[top], "what": place.what}
+        for place in places
+        if place.lost_s.get(top)
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])[:count]

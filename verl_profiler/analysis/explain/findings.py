@@ -1,0 +1,224 @@
+"""What to do first: a ranked list of what steps lose time to, each with its culprit and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from verl_profiler.analysis.critical_path import critical_segments, path_owners
+from verl_profiler.analysis.explain.culprits import culprits
+from verl_profiler.analysis.explain.fixes import fix_values, overrides_of, values_of
+from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
+from verl_profiler.analysis.what_if import CHANGES, replays_and_averages
+from verl_profiler.tables import Tables
+
+__all__ = ["EVIDENCE", "explanations", "findings"]
+
+# What findings are made from: the rows of these analyses, by name.
+EVIDENCE = ("critical_path", "what_if", "stragglers", "culprits", "fix_values")
+
+
+def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
+    """Return everything that explains why steps took as long as they did, each asked for once.
+
+    Returns:
+        The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
+        straggler_requests, culprits and fix_values, by name.
+    """
+    replays, averages = replays_and_averages(tables, steps)
+    segments = critical_segments(tables, steps)
+    return {
+        "critical_segments": segments,
+        "critical_path": path_owners(segments),
+        "step_replays": replays,
+        "what_if": averages,
+        "stragglers": stragglers(tables, steps),
+        "straggler_requests": straggler_requests(tables, steps),
+        "culprits": culprits(tables, segments, steps),
+        "fix_values": fix_values(tables, steps),
+    }
+
+
+def findings(found: Mapping[str, Rows]) -> Rows:
+    """Rank what the steps lose time to.
+
+    Args:
+        found: The rows of the analyses in `EVIDENCE`, by name.
+
+    Returns:
+        One row per run and rule that triggers: first those with something out of the ordinary, then
+        what merely dominates, most recoverable first within each.  run, finding (a key of `RULES`),
+        dominates, recoverable_s (per step, on average: an upper bound), share (of the mean step),
+        low_s and high_s (of the replay, None where nothing was resampled), unseen (whether these are
+        mainly the bounds of loads that were never seen), step_s (the mean step), mostly_step (the step
+        with more than half of it, where there are three or more), culprit (a name; None if no single
+        one), culprit_kind, culprit_text (for people), where, evidence (rows of step, who, seconds,
+        what), says, cause and advice (with names of `words` in braces), words, overrides (of Hydra, to
+        paste), files (that they name: text by name), proof (a command that fails on the changed run
+        if less than half of the gain was kept), shows (names of plots and tables).  Gains overlap: they
+        are not additive.
+    """
+    rows: Rows = []
+    paths = _by_run(found["critical_path"])
+    replays = _by_run(found["what_if"])
+    waits = _by_run(found["stragglers"])
+    named = _by_run(found["culprits"])
+    for run, path in paths.items():
+        steps = len({row["step"] for row in path})
+        step_s = sum(row["duration_s"] for row in path) / steps
+        known = {row["finding"]: row for row in named.get(run, ())}
+        own: Rows = []
+        for name, rule in RULES.items():
+            replay = next((r for r in replays.get(run, ()) if r["what"] == rule.change), None)
+            by_step, owners = _of_owners(path, rule)
+            owner_s = sum(by_step.values()) / steps
+            culprit = known.get(name, _NOBODY)
+            gain = _gain(rule, replay, owner_s, culprit, steps)
+            if not step_s or not _triggers(rule, gain, owner_s, step_s, culprit):
+                continue
+            worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
+            if rule.dominates and name not in known:
+                culprit = {**culprit, "text": max(owners, key=lambda owner: owners[owner])}
+            who = culprit["culprit"]
+            # A measured loss has no resampling of its own.
+            resampled = replay if gain == _replayed(rule, replay) else None
+            lost_s = owner_s if rule.owners else gain
+            words = {
+                "lost_s": lost_s,
+                "lost_share": lost_s / step_s,
+                "who": culprit["text"] or "no single one",
+                "reason": _reason(waits.get(run, [])),
+            }
+            own.append(
+                {
+                    "run": run,
+                    "finding": name,
+                    "dominates": rule.dominates,
+                    "recoverable_s": gain,
+                    "share": gain / step_s,
+                    "low_s": resampled["low_s"] if resampled else None,
+                    "high_s": resampled["high_s"] if resampled else None,
+                    "unseen": rule.unseen,
+                    "step_s": step_s,
+                    "mostly_step": worst
+                    if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
+                    else None,
+                    "culprit": who,
+                    "culprit_kind": culprit["kind"],
+                    "culprit_text": culprit["text"],
+                    "where": culprit["where"],
+                    "evidence": culprit["evidence"],
+                    "words": words,
+                    **_told(rule, values_of(found["fix_values"], run), named=who is not None),
+                    "proof": None
+                    if rule.dominates or rule.between or not gain
+                    else _proof(step_s, gain),
+                    "shows": list(rule.shows),
+                }
+            )
+        gains = {row["finding"]: row["recoverable_s"] for row in own}
+        rows += sorted(
+            (row for row in own if not _superfluous(RULES[row["finding"]], row, gains)),
+            key=lambda row: (row["dominates"], -row["recoverable_s"]),
+        )
+    return rows
+
+
+_NOBODY: dict[str, Any] = {
+    "kind": None,
+    "culprit": None,
+    "text": "",
+    "where": "",
+    "lost_s": None,
+    "evidence": [],
+}
+
+
+def _proof(step_s: float, gain: float) -> str:
+    limit = f"{step_s - gain / 2:.4g}s"
+    return f"verl-profiler diff BEFORE AFTER --fail-if 'step > {limit}'"
+
+
+def _told(rule: Rule, values: Mapping[str, int], *, named: bool) -> dict[str, Any]:
+    overrides = rule.overrides
+    if named and rule.named_overrides is not None:
+        overrides = rule.named_overrides
+    filled, files = overrides_of(overrides, values)
+    return {
+        "says": rule.says,
+        "cause": rule.named_cause if named and rule.named_cause else rule.cause,
+        "advice": rule.named_advice if named and rule.named_advice else rule.advice,
+        "overrides": filled,
+        "files": files,
+    }
+
+
+def _of_owners(path: Rows, rule: Rule) -> tuple[dict[int, float], dict[str, float]]:
+    """Add up the time of a rule's owners by step, and by owner; of phases, the longest only."""
+    owners: dict[str, float] = {}
+    for row in path:
+        if row["owner"] in rule.owners:
+            owners[row["owner"]] = owners.get(row["owner"], 0.0) + row["duration_s"]
+    counted = set(owners)
+    if rule.says.startswith("{who}") and owners:
+        counted = {max(owners, key=lambda owner: owners[owner])}
+    by_step: dict[int, float] = {}
+    for row in path:
+        if row["owner"] in counted:
+            by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
+    return by_step, owners
+
+
+def _gain(
+    rule: Rule,
+    replay: Mapping[str, Any] | None,
+    owner_s: float,
+    culprit: Mapping[str, Any],
+    steps: int,
+) -> float:
+    if rule.measured and culprit["lost_s"] is not None:
+        return culprit["lost_s"] / steps
+    if rule.change is not None:
+        return _replayed(rule, replay)
+    return 0.0 if rule.measured else owner_s
+
+
+def _replayed(rule: Rule, replay: Mapping[str, Any] | None) -> float:
+    if rule.change is None or replay is None:
+        return 0.0
+    # Where the trainer polls, one step's gain is nothing or two seconds; many steps' is this.
+    return replay["earlier_s"] if CHANGES[rule.change].polls else replay["saved_s"]
+
+
+def _triggers(
+    rule: Rule, gain: float, owner_s: float, step_s: float, culprit: Mapping[str, Any]
+) -> bool:
+    if rule.always:
+        return culprit["culprit"] is not None
+    return (owner_s if rule.unseen else gain) >= rule.least * step_s
+
+
+def _superfluous(rule: Rule, row: Mapping[str, Any], gains: Mapping[str, float]) -> bool:
+    if rule.dominates:
+        less = sum(gains.get(other, 0.0) for other in rule.without)
+        return row["recoverable_s"] - less < rule.least * (row["step_s"] - less)
+    return any(gains.get(other, 0.0) >= row["recoverable_s"] / 2 > 0 for other in rule.without)
+
+
+def _reason(waits: Rows) -> str:
+    """Return why most stragglers are late."""
+    worst = next((row for row in waits if row["kind"] == "request"), None)
+    return (
+        f"{REASONS[worst['who']]} ({worst['share']:.0%} of the waiting)".replace("%", " %")
+        if worst
+        else "of one of them"
+    )
+
+
+def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, Rows]:
+    runs: dict[str, Rows] = {}
+    for row in rows:
+        runs.setdefault(row["run"], []).append(dict(row))
+    return runs
