@@ -702,7 +702,7 @@ def test_a_cut_archive_gives_what_came_before_the_cut(tmp_path):
 def zstd(request, monkeypatch):
     """Leave one way to read zstd: the module or the program."""
     if request.param == "zstandard":
-        monkeypatch.setattr("verl_profiler.sources.shutil.which", lambda name: None)
+        monkeypatch.setattr("verl_profiler.reading.archives.shutil.which", lambda name: None)
     elif shutil.which("zstd") is None:
         pytest.skip("the program zstd is not installed")
     else:
@@ -765,7 +765,7 @@ def test_zstd_needs_a_module_and_says_which(tmp_path, monkeypatch):
     path = tmp_path / "run.tar.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd")
     no_modules(monkeypatch)
-    monkeypatch.setattr("verl_profiler.sources.shutil.which", lambda name: None)
+    monkeypatch.setattr("verl_profiler.reading.archives.shutil.which", lambda name: None)
 
     with pytest.raises(ReadingError, match="pip install zstandard"):
         load(path)

@@ -7,7 +7,8 @@ trainer's files, which hold little.  Nothing is written, locked or asked of the 
 from __future__ import annotations
 
 import contextlib
-import json
+import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,16 @@ from typing import Any
 import msgspec
 
 from verl_profiler.events import RUN_FILE
+from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+from verl_profiler.reading.files import UnusableFileError, cleaned_text, open_regular
 
 __all__ = ["Line", "Run"]
 
-_STEP_FOLDER = re.compile(r"step_(\d{1,18})")
+_STEP_FOLDER = re.compile(r"step_([0-9]{1,9})")
+_DURATION_LIMIT_S = 1e9
+_STEP_LIMIT = 1 << 31
+# What a line may be nested; a decoder's own limit is the interpreter's stack.
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRAINER = "trainer_"
 # Steps of which everything is read when watching begins, and that are looked at every time.
 _LATEST = 3
@@ -47,36 +54,51 @@ class Run:
     Attributes:
         behind_bytes: How much was there and not yet read when `poll` returned.
         unreadable: Lines that could not be read.
+        damaged: What is wrong with run.json and the headers, as they were read last.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.behind_bytes = 0
         self.unreadable = 0
+        self.damaged: list[str] = []
         self._offsets: dict[Path, int] = {}
+        self._unusable: dict[Path, str] = {}
         self._first_step: int | None = None
         self._decode = msgspec.json.Decoder(Line).decode
 
     def launch(self) -> dict[str, Any]:
         """Return run.json, or an empty dict."""
-        return _json(self.directory / RUN_FILE)
+        path = self.directory / RUN_FILE
+        return described(path, RUN_FILE, LAUNCH, Faults()) or {}
 
     def headers(self) -> dict[str, dict[str, Any]]:
-        """Return the headers of all processes by name, as they are now."""
-        files = (self.directory / "processes").glob("*.json")
-        return {path.stem: _json(path) for path in sorted(files)}
+        """Return the headers of all processes by name, as they are now; note what is wrong with them."""
+        faults = Faults()
+        headers = {}
+        path = self.directory / RUN_FILE
+        if os.path.lexists(path):
+            described(path, RUN_FILE, LAUNCH, faults)
+        for path in sorted((self.directory / "processes").glob("*.json")):
+            shown = cleaned_text(path.name)
+            header = described(path, shown, HEADER, faults)
+            headers[cleaned_text(path.stem)] = header or {}
+        self.damaged = [*faults.sentences(), *self._unusable.values()]
+        return headers
 
     def poll(self) -> Iterator[tuple[str, int, Line]]:
         """Yield process, step and line of everything that was added since the last time."""
         self.behind_bytes = 0
         left = _AT_ONCE_BYTES
         for step, path in self._files():
+            if path in self._unusable:
+                continue
             offset = self._offsets.setdefault(path, 0)
             try:
                 size = path.stat().st_size
                 if size <= offset:
                     continue
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     file.seek(offset)
                     while left > 0 and (block := file.read(_BLOCK_BYTES)):
                         whole = block.rfind(b"\n") + 1
@@ -87,7 +109,10 @@ class Run:
                         offset += whole
                         left -= whole
                         file.seek(offset)
-                        yield from self._lines(path.stem, step, block[:whole])
+                        yield from self._lines(cleaned_text(path.stem), step, block[:whole])
+            except UnusableFileError as error:
+                self._unusable[path] = f"{cleaned_text(path.name)} of step {step} {error}"
+                continue
             except OSError:
                 # Removed, or a file system that is away for a while.
                 continue
@@ -100,7 +125,9 @@ class Run:
         for text in block.splitlines():
             try:
                 line = self._decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except _UNDECODABLE:
+                line = None
+            if line is None or not _is_possible(line):
                 self.unreadable += 1
                 continue
             yield name, step if line.step is None else line.step, line
@@ -131,9 +158,9 @@ class Run:
         return found
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _is_possible(line: Line) -> bool:
+    """Return whether the numbers of a line can be what they are called."""
+    duration = line.duration_sec
+    return (
+        duration is None or (math.isfinite(duration) and 0 <= duration <= _DURATION_LIMIT_S)
+    ) and (line.step is None or abs(line.step) < _STEP_LIMIT)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import datetime
 from statistics import quantiles
 from typing import Any
 
 from verl_profiler.events import PHASES, WORKER_ROLE
 from verl_profiler.following import Line
+from verl_profiler.reading.descriptions import instant
 from verl_profiler.sources import role_and_rank
 
 __all__ = ["Asked", "Live", "Step", "Tool", "percentile"]
@@ -21,6 +21,7 @@ __all__ = ["Asked", "Live", "Step", "Tool", "percentile"]
 # Rates are of the calls that ended in this time.
 RATE_S = 10.0
 _KEPT_STEPS = 50
+_WORD = 100
 # After these a request does the next thing; before them it is known what it waits for.
 _NEXT = {
     "request_start": "prompt",
@@ -117,10 +118,10 @@ class Live:
 
     def take(self, name: str, number: int, line: Line) -> None:
         """Take one line into account."""
-        try:
-            end_s = datetime.fromisoformat(line.timestamp).timestamp()
-        except ValueError:
+        moment = instant(line.timestamp)
+        if moment is None:
             return
+        end_s = moment.timestamp()
         begin_s = end_s - (line.duration_sec or 0)
         self.newest_s = max(self.newest_s, end_s)
         role, _ = role_and_rank(name)
@@ -186,28 +187,28 @@ class Live:
         extra = line.extra or {}
         validate = bool(extra.get("validate"))
         request_id = extra.get("request_id")
-        key = (name, step.number, validate, str(extra.get("sample")), str(extra.get("session")))
+        key = (name, step.number, validate, _word(extra.get("sample")), _word(extra.get("session")))
         if line.event == "request_start":
             self.asked[key] = Asked(end_s, name, key[3], key[4])
             step.started += not validate
         elif line.event == "request":
             self.asked.pop(key, None)
-            self._by_id.pop((name, step.number, str(request_id)), None)
+            self._by_id.pop((name, step.number, _word(request_id)), None)
             self.finished.append(end_s)
             if not validate:
                 step.failed += "status" in extra
                 step.seconds.append(end_s - begin_s)
                 step.ends.append(end_s)
         if line.event == "tool_call" and not validate:
-            tool = step.tools.setdefault(str(extra.get("tool", "?")), Tool())
+            tool = step.tools.setdefault(_word(extra.get("tool", "?")), Tool())
             tool.seconds.append(end_s - begin_s)
             tool.failed += "status" in extra
         elif line.event == "engine_call":
-            tokens = extra.get("response_tokens")
-            if isinstance(tokens, int):
+            tokens = _count(extra.get("response_tokens"))
+            if tokens is not None:
                 self.rates.append((end_s, tokens))
         if request_id is not None and line.event != "request":
-            self._follow(key, str(request_id), line, extra)
+            self._follow(key, _word(request_id), line, extra)
 
     def _follow(self, key: tuple[Any, ...], request_id: str, line: Line, extra: Any) -> None:
         """Note what a request in flight does; only its first lines carry sample and session."""
@@ -219,11 +220,20 @@ class Live:
         if asked is None:
             return
         asked.request_id = request_id
-        if isinstance(extra.get("turn"), int):
-            asked.turn = max(asked.turn, extra["turn"])
+        asked.turn = max(asked.turn, _count(extra.get("turn")) or 0)
         asked.doing = _NEXT.get(line.event, asked.doing)
         if line.event == "turn":
             asked.turn += 1
+
+
+def _word(value: Any) -> str:
+    """Return a value as a short text; the values of lines may be anything."""
+    return value[:_WORD] if isinstance(value, str) else repr(value)[:_WORD]
+
+
+def _count(value: Any) -> int | None:
+    valid = isinstance(value, int) and 0 <= value < 1 << 31
+    return value if valid else None
 
 
 def _time_of(ended: Any) -> float:

@@ -8,29 +8,28 @@ A path may be a run directory, a folder that holds one, a `step_<N>` folder, an 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import json
 import os
 import re
-import shutil
-import subprocess
-import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import Any
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
+from verl_profiler.reading import archives
+from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+from verl_profiler.reading.files import JSON_LIMIT_BYTES, is_regular, reason_of, status_of_regular
 
 __all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
 
 PROCESSES = "processes"
-_STEP_FOLDER = re.compile(r"step_(\d{1,18})")
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-_NAME = re.compile(r"(?P<role>.+?)_(?P<rank>\d{1,9})(?:-\d+)?")
-# A header or run.json is a few kilobytes; whatever is larger is something else.
-_JSON_LIMIT = 16 << 20
+_STEP_FOLDER = re.compile(r"step_([0-9]{1,18})")
+_NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
+_STEP_LIMIT = 1 << 31
+# A header is a few kilobytes; thousands of processes leave tens of megabytes.
+_HEADERS_LIMIT_BYTES = 256 << 20
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[
     seen: dict[Path, Path] = {}
     launches: dict[tuple[Any, ...], Source] = {}
     for position, path in enumerate(paths):
-        real = path.resolve()
+        real = _resolved(path)
         if real in seen:
             problems.append(f"{path} was named twice; it is read once")
             continue
@@ -117,14 +116,32 @@ def role_and_rank(name: str) -> tuple[str, int | None]:
     return (WORKER_ROLE if role == "worker" else role), int(match["rank"])
 
 
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        # A link that leads to itself; opening it says so.
+        return path.absolute()
+
+
 def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
-    if not path.exists():
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
         raise ReadingError(
             f"{path} does not exist.\nName a run directory, such as logs/my-run", "no-such-run"
-        )
-    if path.is_file():
-        if path.name.endswith(_ARCHIVES):
-            _unpack(path, scratch, problems)
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ReadingError(f"{path} cannot be read: {reason_of(error)}", "unreadable") from error
+    if not path.is_dir():
+        try:
+            status_of_regular(path)
+        except OSError as error:
+            raise ReadingError(
+                f"{path} cannot be read: {reason_of(error)}", "unreadable"
+            ) from error
+        if path.name.endswith(archives.SUFFIXES):
+            archives.unpack(path, scratch, problems)
             source = _directory(run_directory(scratch, path), problems)
             source.label = _text(re.sub(r"(\.tar(\.gz|\.zst)?|\.tgz)$", "", path.name))
             source.whole = True
@@ -132,20 +149,18 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         if path.suffix == ".parquet":
             return Source(path.parent, _text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
-    if _STEP_FOLDER.fullmatch(path.resolve().name) and not _step_folders(path):
-        return _single_step(path.resolve(), problems)
+    if _STEP_FOLDER.fullmatch(_resolved(path).name) and not _step_folders(path):
+        return _single_step(_resolved(path), problems)
     return _directory(run_directory(path, path), problems)
 
 
 def _directory(root: Path, problems: list[str]) -> Source:
     source = _described(root, problems)
-    folders = _step_folders(root)
-    for step, folder in folders:
-        source.files += _event_files(folder, root, step)
-    if not folders:
-        source.files += _event_files(root, root, None)
+    folders = _step_folders(root, problems)
+    source.files = _event_files(folders or [(None, root)], root, problems)
     if not source.files:
-        source.parquet = sorted([*root.glob("*.parquet"), *root.glob("events/*.parquet")])
+        found = sorted([*root.glob("*.parquet"), *root.glob("events/*.parquet")])
+        source.parquet = _usable(found, root, problems)
     if not source.files and not source.parquet and not source.headers and not source.launch:
         raise ReadingError(
             f"{root} holds no event files (step_<N>/<name>.jsonl).\n"
@@ -158,41 +173,54 @@ def _directory(root: Path, problems: list[str]) -> Source:
 def _single_step(folder: Path, problems: list[str]) -> Source:
     source = _described(folder.parent, problems)
     source.whole = False
-    match = _STEP_FOLDER.fullmatch(folder.name)
-    step = int(match[1]) if match else None
-    source.files = _event_files(folder, folder.parent, step)
+    source.files = _event_files([(_step_of(folder), folder)], folder.parent, problems)
     return source
 
 
 def _single_file(path: Path, problems: list[str]) -> Source:
-    path = path.resolve()
-    match = _STEP_FOLDER.fullmatch(path.parent.name)
-    root = path.parent.parent if match else path.parent
+    path = _resolved(path)
+    step = _step_of(path.parent)
+    root = path.parent if step is None else path.parent.parent
     source = _described(root, problems)
     source.whole = False
-    file = _event_file(path, root, int(match[1]) if match else None)
-    source.files = [file] if file is not None else []
+    source.files = [_event_file(path, root, step)]
     return source
+
+
+def _step_of(folder: Path) -> int | None:
+    match = _STEP_FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match and int(match[1]) < _STEP_LIMIT else None
 
 
 def _described(root: Path, problems: list[str]) -> Source:
     """Read what a run says about itself; both parts may be missing."""
-    source = Source(root, _text(root.resolve().name or str(root)))
+    source = Source(root, _text(_resolved(root).name or str(root)))
     launch = root / RUN_FILE
-    if launch.is_file():
-        source.launch = _json_object(launch, RUN_FILE, problems) or {}
+    faults = Faults()
+    if os.path.lexists(launch):
+        source.launch = described(launch, RUN_FILE, LAUNCH, faults) or {}
+    size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
             shown = _text(f"{PROCESSES}/{path.name}")
-            header = _json_object(path, shown, problems)
+            with contextlib.suppress(OSError):
+                size_bytes += min(path.stat().st_size, JSON_LIMIT_BYTES)
+            if size_bytes > _HEADERS_LIMIT_BYTES:
+                problems.append(
+                    f"{PROCESSES}/ holds more than {_HEADERS_LIMIT_BYTES >> 20} MiB; "
+                    f"{path.name} and those behind it are not read"
+                )
+                break
+            header = described(path, shown, HEADER, faults)
             if header is not None:
                 source.headers[_text(path.stem)] = header
+    problems += faults.sentences()
     for shown, content in [
         (RUN_FILE, source.launch),
         *((f"{PROCESSES}/{name}.json", header) for name, header in source.headers.items()),
     ]:
         version = content.get("format", FORMAT_VERSION)
-        if version != FORMAT_VERSION:
+        if version not in (None, FORMAT_VERSION):
             problems.append(
                 f"{shown} has format {version!r}; this version of verl-profiler reads format "
                 f"{FORMAT_VERSION}, so something may be misread"
@@ -201,45 +229,72 @@ def _described(root: Path, problems: list[str]) -> Source:
     return source
 
 
-def _json_object(path: Path, shown: str, problems: list[str]) -> dict[str, Any] | None:
-    try:
-        if path.stat().st_size > _JSON_LIMIT:
-            problems.append(f"{shown} is larger than {_JSON_LIMIT >> 20} MiB; it is not read")
-            return None
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        problems.append(f"{shown} cannot be read ({error}); what it says is missing")
-        return None
-    if not isinstance(content, dict):
-        problems.append(f"{shown} is not a JSON object; what it says is missing")
-        return None
-    return content
-
-
-def _step_folders(root: Path) -> list[tuple[int, Path]]:
-    folders = []
+def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[int | None, Path]]:
+    folders: list[tuple[int | None, Path]] = []
     for entry in root.iterdir():
-        match = _STEP_FOLDER.fullmatch(entry.name)
-        if match and entry.is_dir():
-            folders.append((int(match[1]), entry))
+        if not _STEP_FOLDER.fullmatch(entry.name) or not _is_folder(entry):
+            continue
+        step = _step_of(entry)
+        if step is not None:
+            folders.append((step, entry))
+        elif problems is not None:
+            problems.append(f"{entry.name}/ is of no step that verl counts; it is not read")
     return sorted(folders)
 
 
-def _event_files(folder: Path, root: Path, step: int | None) -> list[EventFile]:
-    found = (_event_file(path, root, step) for path in sorted(folder.glob("*.jsonl")))
-    return [file for file in found if file is not None]
-
-
-def _event_file(path: Path, root: Path, step: int | None) -> EventFile | None:
+def _is_folder(path: Path) -> bool:
     try:
-        status = path.stat()
+        return path.is_dir()
     except OSError:
-        return None
-    if not path.is_file():
-        return None
-    shown = str(path.relative_to(root)) if path.is_relative_to(root) else path.name
+        return False
+
+
+def _event_files(
+    folders: Iterable[tuple[int | None, Path]], root: Path, problems: list[str]
+) -> list[EventFile]:
+    files: list[EventFile] = []
+    failed: dict[Path, OSError] = {}
+    for step, folder in folders:
+        for path in sorted(folder.glob("*.jsonl")):
+            try:
+                files.append(_event_file(path, root, step))
+            except OSError as error:
+                failed[path] = error
+    problems += _unusable(failed, root)
+    return files
+
+
+def _usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]:
+    usable: list[Path] = []
+    failed: dict[Path, OSError] = {}
+    for path in paths:
+        try:
+            status_of_regular(path)
+            usable.append(path)
+        except OSError as error:
+            failed[path] = error
+    problems += _unusable(failed, root)
+    return usable
+
+
+def _unusable(failed: dict[Path, OSError], root: Path) -> list[str]:
+    said = [
+        f"{_shown(path, root)} cannot be read: {reason_of(error)}"
+        for path, error in list(failed.items())[:_SHOWN]
+    ]
+    if len(failed) > _SHOWN:
+        said.append(f"{len(failed) - _SHOWN} more files cannot be read")
+    return said
+
+
+def _event_file(path: Path, root: Path, step: int | None) -> EventFile:
+    status = status_of_regular(path)
     size, modified = status.st_size, status.st_mtime_ns
-    return EventFile(path, _text(shown), _text(path.stem), step, size, modified)
+    return EventFile(path, _shown(path, root), _text(path.stem), step, size, modified)
+
+
+def _shown(path: Path, root: Path) -> str:
+    return _text(str(path.relative_to(root)) if path.is_relative_to(root) else path.name)
 
 
 def _text(name: str) -> str:
@@ -249,8 +304,8 @@ def _text(name: str) -> str:
 
 def _is_run(folder: Path) -> bool:
     return (
-        (folder / RUN_FILE).is_file()
-        or (folder / PROCESSES).is_dir()
+        is_regular(folder / RUN_FILE)
+        or _is_folder(folder / PROCESSES)
         or bool(_step_folders(folder))
         or any(folder.glob("*.jsonl"))
         or any(folder.glob("*.parquet"))
@@ -262,9 +317,11 @@ def run_directory(path: Path, named: Path) -> Path:
     try:
         if _is_run(path):
             return path
-        runs = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
+        runs = sorted(child for child in path.iterdir() if _is_folder(child) and _is_run(child))
         if not runs:
-            runs = sorted(child for child in path.glob("*/*") if child.is_dir() and _is_run(child))
+            runs = sorted(
+                child for child in path.glob("*/*") if _is_folder(child) and _is_run(child)
+            )
     except OSError as error:
         raise ReadingError(f"{named} cannot be read: {error.strerror}", "unreadable") from error
     if len(runs) == 1:
@@ -280,82 +337,6 @@ def run_directory(path: Path, named: Path) -> Path:
         "Name the directory that the run wrote, such as logs/my-run",
         "no-events",
     )
-
-
-def _unpack(archive: Path, target: Path, problems: list[str]) -> None:
-    """Unpack what belongs to runs; links, devices and paths that lead outside are left out."""
-    target.mkdir(parents=True)
-    skipped = 0
-    try:
-        with _tar_stream(archive) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
-            for member in tar:
-                parts = PurePosixPath(member.name).parts
-                if not member.isfile():
-                    skipped += not member.isdir()
-                    continue
-                if PurePosixPath(member.name).is_absolute() or ".." in parts:
-                    skipped += 1
-                    continue
-                if not member.name.endswith((".json", ".jsonl", ".parquet")):
-                    continue
-                content = tar.extractfile(member)
-                if content is None:
-                    continue
-                path = target.joinpath(*parts)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
-                    while chunk := content.read(1 << 20):
-                        file.write(chunk)
-    except Exception as error:
-        # Each module for zstd has an error class of its own.
-        known = isinstance(error, (tarfile.TarError, EOFError, OSError, ValueError))
-        if not known and type(error).__name__ != "ZstdError":
-            raise
-        problems.append(f"{archive.name} breaks off ({error}); what came before is read")
-    if skipped:
-        problems.append(f"{archive.name}: {skipped} links or unsafe paths were left out")
-
-
-@contextlib.contextmanager
-def _tar_stream(archive: Path) -> Iterator[IO[bytes]]:
-    with archive.open("rb") as file:
-        if not archive.name.endswith(".zst"):
-            yield file
-            return
-        with _zstd_stream(file, archive) as stream:
-            yield stream
-
-
-def _zstd_stream(file: IO[bytes], archive: Path) -> Any:
-    for module, opener in (
-        ("compression.zstd", lambda zstd: zstd.ZstdFile(file)),
-        (
-            "zstandard",
-            lambda zstd: zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True),
-        ),
-        ("backports.zstd", lambda zstd: zstd.ZstdFile(file)),
-    ):
-        with contextlib.suppress(ImportError):
-            return opener(importlib.import_module(module))
-    if program := shutil.which("zstd"):
-        return _output_of([program, "--decompress", "--stdout", "--quiet", "--", str(archive)])
-    raise ReadingError(
-        f"{archive} is compressed with zstd, and neither a Python module nor a program for it is "
-        "installed.\npip install zstandard",
-        "no-zstd",
-    )
-
-
-@contextlib.contextmanager
-def _output_of(command: list[str]) -> Iterator[IO[bytes]]:
-    # The program is zstd; the file's name is one argument, never a shell's.
-    with subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            yield cast("IO[bytes]", process.stdout)
-        finally:
-            process.kill()
 
 
 def _launch_key(launch: dict[str, Any]) -> tuple[Any, ...] | None:

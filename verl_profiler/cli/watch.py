@@ -11,6 +11,7 @@ run that has ended, and so does output that is no terminal.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise ReadingError(
             f"--interval {args.interval:g} is no time.\nFor example --interval 2", "option-value"
         )
-    if not args.run_directory.is_dir():
+    if not os.path.isdir(args.run_directory):
         raise ReadingError(
             f"{args.run_directory} is not a directory, and only a run's own directory grows.\n"
             "Name it, such as logs/my-run",
@@ -101,6 +102,7 @@ def _read(followed: Run, live: Live) -> None:
 
 
 def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
+    from verl_profiler.reading.files import cleaned_text
     from verl_profiler.report.live_text import frame
 
     columns, rows = shutil.get_terminal_size((80, 24))
@@ -109,11 +111,12 @@ def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
         problems.append(f"reading what is there already: {followed.behind_bytes >> 20} MiB left")
     if followed.unreadable:
         problems.append(f"{followed.unreadable} lines cannot be read")
+    problems += followed.damaged
     return frame(
         live,
         followed.launch(),
         headers,
-        title=followed.directory.resolve().name,
+        title=cleaned_text(followed.directory.absolute().name),
         now_s=time.time(),
         problems=problems,
         width=columns,

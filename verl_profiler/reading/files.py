@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import IO, Any, BinaryIO
 
 __all__ = [
+    "EXPANSION_FROM_BYTES",
     "JSON_LIMIT_BYTES",
     "Expanded",
     "UnusableFileError",
@@ -45,7 +46,7 @@ _DIGITS = 20
 _HOLES_LIMIT_BYTES = 64 << 20
 # Text compresses to a tenth, repeated lines to a hundredth.
 _EXPANSION = 200
-_EXPANSION_FROM_BYTES = 1 << 30
+EXPANSION_FROM_BYTES = 1 << 30
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -201,7 +202,7 @@ class Expanded(io.RawIOBase):
     """
 
     def __init__(
-        self, expanded: IO[bytes], packed: IO[bytes], from_bytes: int = _EXPANSION_FROM_BYTES
+        self, expanded: IO[bytes], packed: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES
     ) -> None:
         self._expanded = expanded
         self._packed = packed
@@ -230,7 +231,7 @@ class Expanded(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def expanded(file: IO[bytes], from_bytes: int = _EXPANSION_FROM_BYTES) -> Iterator[IO[bytes]]:
+def expanded(file: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES) -> Iterator[IO[bytes]]:
     """Give the content of an open file, decompressed if it is gzip's.
 
     Args:
