@@ -122,6 +122,7 @@ def _place_probes(families: Collection[str]) -> None:
 def _describe() -> dict[str, Any]:
     """Return the header's account of versions and probes."""
     from verl_profiler import instrument
+    from verl_profiler.redaction import mask_text
 
     status = instrument.status
     exchange = sys.modules.get("verl_profiler.clock_exchange")
@@ -130,7 +131,8 @@ def _describe() -> dict[str, Any]:
         "versions": _versions(),
         "probes": {
             "installed": dict(status.installed),
-            "missed": dict(status.missed),
+            # The text of somebody else's exception.
+            "missed": {name: mask_text(reason) for name, reason in status.missed.items()},
             "hits": dict(status.hits),
             "errors": dict(status.errors),
         },

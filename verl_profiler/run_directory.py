@@ -16,8 +16,22 @@ import msgspec
 from verl_profiler.clock import Anchor
 from verl_profiler.errors import ConfigError
 from verl_profiler.events import FORMAT_VERSION, RUN_FILE
+from verl_profiler.redaction import is_secret, mask, mask_command
 
 __all__ = ["discard", "make", "versions"]
+
+# What `profiler.record_command: false` leaves out of run.json, beside the folder of the model.
+_COMMAND = (
+    "command",
+    "cwd",
+    "host",
+    "settings.output_dir",
+    "settings.nsight.directory",
+    "settings.nsight.options",
+    "settings.memory_saver.environment",
+)
+# A variable's value of fewer characters is no credential, and part of other words.
+_LONG_ENOUGH = 8
 
 
 def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, Any]) -> Path:
@@ -37,22 +51,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
     """
     wanted = Path(os.path.abspath(os.path.expanduser(output_dir)))
     content = msgspec.json.format(
-        msgspec.json.encode(
-            {
-                "format": FORMAT_VERSION,
-                "experiment": wanted.name,
-                "launched": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "+00:00",
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "command": _command(),
-                "cwd": os.getcwd(),
-                "versions": versions(),
-                "settings": msgspec.to_builtins(settings),
-                "training": dict(training),
-                "clock": msgspec.to_builtins(clock),
-            },
-        ),
-        indent=2,
+        msgspec.json.encode(_launch(wanted.name, clock, settings, training)), indent=2
     )
     for number in range(1, 100_000):
         directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -65,7 +64,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
                 and not (directory / RUN_FILE).exists()
             ):
                 continue
-            descriptor = os.open(directory / RUN_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            descriptor = os.open(directory / RUN_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             if directory.is_dir():
                 continue
@@ -108,9 +107,46 @@ def discard(directory: Path) -> None:
             folder.rmdir()
 
 
-def _command() -> list[str]:
-    """Return the command line; `python -m x` shows in sys.orig_argv only."""
-    return list(getattr(sys, "orig_argv", sys.argv))
+def _launch(
+    experiment: str, clock: Anchor, settings: Any, training: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of run.json, without credentials."""
+    # A shell puts them in the place of `$HF_TOKEN`.
+    known = [
+        value
+        for key, value in os.environ.items()
+        if is_secret(key) and len(value) >= _LONG_ENOUGH and not value.startswith("/")
+    ]
+    launch: dict[str, Any] = {
+        "format": FORMAT_VERSION,
+        "experiment": experiment,
+        "launched": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "+00:00",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        # `python -m x` shows in sys.orig_argv only.
+        "command": mask_command(getattr(sys, "orig_argv", sys.argv), known),
+        "cwd": os.getcwd(),
+        "versions": versions(),
+        "settings": mask(msgspec.to_builtins(settings), known),
+        "training": mask(dict(training), known),
+        "clock": msgspec.to_builtins(clock),
+    }
+    if not getattr(settings, "record_command", True):
+        _leave_out(launch)
+    return launch
+
+
+def _leave_out(launch: dict[str, Any]) -> None:
+    """Take out the command, and what tells of the machine: host, paths, variables, nsys options."""
+    for path in _COMMAND:
+        *groups, key = path.split(".")
+        node: Any = launch
+        for group in groups:
+            node = node.get(group) or {}
+        node.pop(key, None)
+    model = launch["training"].get("model")
+    if isinstance(model, str):
+        launch["training"]["model"] = model.rstrip("/").rpartition("/")[2]
 
 
 def versions() -> dict[str, str]:

@@ -111,9 +111,15 @@ class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The top-level `profiler:` node."""
+    """The top-level `profiler:` node.
+
+    Args:
+        output_dir: Where the run directory is made.
+        record_command: Write the command line, its directory, host, paths and variables to run.json.
+    """
 
     output_dir: str
+    record_command: bool = True
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()

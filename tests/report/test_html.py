@@ -334,6 +334,27 @@ def test_texts_of_a_run_are_never_markup(tmp_path):
     assert len(name[1]) < 300
 
 
+def test_a_launch_that_holds_credentials_or_nothing_is_shown(tmp_path):
+    """Older versions recorded the command as it was; `record_command: false` records none."""
+    write(tmp_path / "old", "trainer_0", [event("step", 0, 1)])
+    write(tmp_path / "new", "trainer_0", [event("step", 0, 1)])
+    launch = {
+        "format": 1,
+        "command": ["main_ppo", "--token", "sECRet", "+a.api_key=sECRet"],
+        "settings": {"memory_saver": {"environment": {"PASSWORD": "sECRet"}}},
+        "cwd": "https://u:sECRet@host/x",
+    }
+    (tmp_path / "old" / "run.json").write_text(json.dumps(launch))
+    (tmp_path / "new" / "run.json").write_text(json.dumps({"format": 1, "training": {}}))
+    with load([tmp_path / "old", tmp_path / "new"], cache=False) as run:
+        made = document(run, None)
+
+    assert "sECRet" not in json.dumps(made)
+    shown = [dict(launch["facts"]) for launch in made["about"]["launches"]]
+    assert "main_ppo --token *** +a.api_key=***" in [facts.get("command") for facts in shown]
+    assert {} in shown
+
+
 def test_steps_limit_every_table():
     """`--steps` leaves nothing of other steps behind."""
     data = of(SMALL, (2, 2))

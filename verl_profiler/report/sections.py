@@ -7,6 +7,7 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,6 +24,7 @@ from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.turns import step_turn_times
 from verl_profiler.events import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reader import Run
+from verl_profiler.redaction import mask, mask_command, mask_text
 from verl_profiler.report.conclusions import conclusions, notes
 from verl_profiler.report.findings import findings
 from verl_profiler.report.frames import frame, short_text
@@ -390,19 +392,21 @@ def _about(run: Run, tables: Tables, listed: Rows, recorded: Mapping[str, int]) 
     for label in run.labels:
         launch = run.launches.get(label) or {}
         facts = [
-            [key, short_text(str(launch[key]))]
+            [key, short_text(mask_text(str(launch[key])))]
             for key in ("experiment", "launched", "host", "cwd")
             if launch.get(key) is not None
         ]
         command = launch.get("command")
         if isinstance(command, list):
-            facts.append(["command", short_text(" ".join(map(str, command)), 4_000)])
+            words = mask_command([str(word) for word in command])
+            facts.append(["command", short_text(" ".join(words), 4_000)])
         groups = {}
         for group in ("training", "versions", "settings"):
             value = launch.get(group)
             if isinstance(value, dict):
-                groups[group] = [[short_text(key), short_text(text)] for key, text in _flat(value)][
-                    :200
+                groups[group] = [
+                    [short_text(key), short_text(mask(text, key=key))]
+                    for key, text in itertools.islice(_flat(value), 200)
                 ]
         launches.append({"run": short_text(label), "facts": facts, **groups})
     processes = tables.rows(
