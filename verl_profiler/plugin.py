@@ -9,6 +9,7 @@ at DEBUG level, and Ray ends a worker whose hook fails, so a failure is said her
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -63,12 +64,7 @@ def activate(role: str | None = None) -> bool:
                 capture_probes.install(carried.captures)
             _open_ranges(carried)
     except Exception:  # noqa: BLE001  see the module docstring
-        print(
-            "[verl-profiler] WARNING this process records nothing; training is not affected. "
-            f"(plugin-failed)\n{traceback.format_exc().rstrip()}",
-            file=sys.stderr,
-            flush=True,
-        )
+        _complain("this process records nothing; training is not affected. (plugin-failed)")
         return False
     return True
 
@@ -95,9 +91,16 @@ def _trace_transfers(families: Collection[str] = ()) -> None:
 
         tq_tracing.activate(records="transfer_queue" in families)
     except Exception:  # noqa: BLE001  see the module docstring
+        _complain(
+            "TransferQueue is not traced in this process; training is not affected. (plugin-failed)"
+        )
+
+
+def _complain(text: str) -> None:
+    """Print a warning and the exception that is handled now; stderr may be closed."""
+    with contextlib.suppress(Exception):
         print(
-            "[verl-profiler] WARNING TransferQueue is not traced in this process; training is not "
-            f"affected. (plugin-failed)\n{traceback.format_exc().rstrip()}",
+            f"[verl-profiler] WARNING {text}\n{traceback.format_exc().rstrip()}",
             file=sys.stderr,
             flush=True,
         )
@@ -132,7 +135,7 @@ def _describe() -> dict[str, Any]:
         "probes": {
             "installed": dict(status.installed),
             # The text of somebody else's exception.
-            "missed": {name: mask_text(reason) for name, reason in status.missed.items()},
+            "missed": {name: mask_text(reason) for name, reason in dict(status.missed).items()},
             "hits": dict(status.hits),
             "errors": dict(status.errors),
         },

@@ -43,10 +43,10 @@ def is_through_client(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def _job_has_hook(job_config: str) -> bool:
     """Whether `ray job submit` set a hook already; Ray refuses a second one."""
     try:
-        job = json.loads(job_config)
-    except ValueError:
+        hook = json.loads(job_config)["runtime_env"][_KEY]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return False
-    if (job.get("runtime_env") or {}).get(_KEY):
+    if hook:
         recorder.say(
             f"WARNING the Ray job has a {_KEY} of its own, so processes that do "
             "not import verl (TransferQueue's) are not recorded. (job-hook)"
@@ -73,13 +73,17 @@ def make_hook(users: str | Callable[[], Any] | None) -> Callable[[], None]:
         try:
             import verl_profiler.plugin  # noqa: F401
         except Exception as error:  # noqa: BLE001
+            import contextlib
             import sys
 
-            print(
-                f"[verl-profiler] WARNING not installed on this node, nothing is recorded: {error!r}",
-                file=sys.stderr,
-                flush=True,
-            )
+            # stderr may be closed.
+            with contextlib.suppress(Exception):
+                print(
+                    "[verl-profiler] WARNING not installed on this node, nothing is recorded: "
+                    f"{error!r}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     # cloudpickle ships functions of `__main__` by value.
     verl_profiler_setup_hook.__module__ = "__main__"

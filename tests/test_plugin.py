@@ -1,0 +1,75 @@
+"""The entry point never raises, and what it writes holds no credential."""
+
+import json
+import sys
+
+import msgspec
+import pytest
+
+from verl_profiler import instrument, plugin, recorder, worker_hook
+from verl_profiler.settings import ENVIRONMENT_VARIABLE
+
+
+class Closed:
+    """A stderr that the host has closed."""
+
+    def write(self, _text):
+        raise ValueError("I/O operation on closed file")
+
+    flush = write
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "null", "[]", "{}", '{"directory": 5}', "\ud800", "[" * 100_000, '{"directory":"x"}', "1e999", "\0"],
+)  # fmt: skip
+def test_settings_that_cannot_be_read_record_nothing(text, closed, monkeypatch, capsys):
+    """Ray ends a worker whose hook fails, and verl hides what a plugin raises."""
+    monkeypatch.setattr(plugin.os, "environ", {ENVIRONMENT_VARIABLE: text})
+    if closed:
+        monkeypatch.setattr(sys, "stderr", Closed())
+
+    assert plugin.activate() is False
+    assert recorder.active() is None
+    if not closed:
+        assert "(plugin-failed)" in capsys.readouterr().err
+
+
+def test_a_failure_after_recording_began_is_told(carried, monkeypatch, capsys):
+    """The probes are lost, the process is not."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+    monkeypatch.setattr(plugin, "_place_probes", lambda _families: 1 / 0)
+
+    assert plugin.activate() is False
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    recorder.stop()
+
+
+@pytest.mark.parametrize(
+    "config", ["[]", "null", "5", '{"runtime_env": "x"}', '{"runtime_env": ["a"]}', "[" * 100_000]
+)
+def test_a_job_config_of_another_form_is_no_failure(config, monkeypatch):
+    """It is Ray's own, and may change."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
+    kwargs = {}
+    worker_hook.add((), kwargs)
+
+    assert callable(kwargs["runtime_env"]["worker_process_setup_hook"])
+
+
+def test_the_hook_survives_a_closed_stderr_and_a_missing_package(monkeypatch):
+    """Ray would end each worker of that node as soon as it starts."""
+    monkeypatch.setitem(sys.modules, "verl_profiler.plugin", None)
+    monkeypatch.setattr(sys, "stderr", Closed())
+
+    worker_hook.make_hook(None)()
+
+
+def test_a_reason_in_the_header_holds_no_credential():
+    """It is the text of an exception of the host's."""
+    instrument.status.missed["turn"] = "verl.x: ValueError('https://u:sECRet@host?token=sECRet')"
+    header = msgspec.json.encode(plugin._describe()).decode()
+
+    assert "sECRet" not in header
+    assert "ValueError" in json.loads(header)["probes"]["missed"]["turn"]
