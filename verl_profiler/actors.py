@@ -14,6 +14,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler import recorder, roles
@@ -24,44 +25,62 @@ __all__ = ["OFF", "captured_actors", "hook_creation", "runtime_env_for"]
 # In a process's environment: the check before training failed, nothing is captured.
 OFF = "VERL_PROFILER_CAPTURES_OFF"
 
-# Role, rank and a weak reference to the handle of each captured actor that this process made.
+# Role, rank and a weak reference to the handle of each captured actor that this process made and
+# still holds.
 captured_actors: list[tuple[str, int | None, weakref.ref[Any]]] = []
 
 
-def hook_creation(plan: Plan, before_trainer: Callable[[], bool] | None = None) -> None:
+@dataclass(frozen=True)
+class _Decision:
+    """What decides about new actors and tasks of this process."""
+
+    plan: Plan
+    before_trainer: Callable[[], bool] | None
+
+
+_decision: _Decision | None = None
+
+
+def hook_creation(plan: Plan | None, before_trainer: Callable[[], bool] | None = None) -> None:
     """Decide at every creation of an actor or task in this process whether nsys starts it.
 
     Args:
-        plan: What is captured.
+        plan: What is captured; None to decide nothing any more.
         before_trainer: Called before the TaskRunner is made; False means that captures are off.
     """
+    global _decision
+    captured_actors.clear()
+    _decision = None if plan is None else _Decision(plan, before_trainer)
+    if plan is None:
+        return
     import ray.actor
     import ray.remote_function
 
-    if getattr(ray.actor.ActorClass._remote, "__verl_profiler__", False):
-        return
-    _wrap(ray.actor.ActorClass, functools.partial(_of_actor, plan, before_trainer))
-    _wrap(ray.remote_function.RemoteFunction, functools.partial(_of_task, plan))
+    _wrap(ray.actor.ActorClass, _of_actor)
+    _wrap(ray.remote_function.RemoteFunction, _of_task)
 
 
-def _wrap(owner: type, prepare: Callable[[Any, dict[str, Any]], Any]) -> None:
+def _wrap(owner: type, prepare: Callable[[_Decision, Any, dict[str, Any]], Any]) -> None:
     original = owner._remote  # type: ignore[attr-defined]
+    if getattr(original, "__verl_profiler__", False):
+        return
 
     @functools.wraps(original)
     def _remote(self: Any, *args: Any, **options: Any) -> Any:
-        identity = prepare(self, options)
+        decision = _decision
+        identity = None if decision is None else prepare(decision, self, options)
         handle = original(self, *args, **options)
         if identity is not None:
-            captured_actors.append((identity.role, identity.rank, weakref.ref(handle)))
+            alive = [each for each in captured_actors if each[2]() is not None]
+            captured_actors[:] = [*alive, (identity.role, identity.rank, weakref.ref(handle))]
         return handle
 
     _remote.__verl_profiler__ = True  # type: ignore[attr-defined]
     owner._remote = _remote  # type: ignore[attr-defined]
 
 
-def _of_actor(
-    plan: Plan, before_trainer: Callable[[], bool] | None, actor: Any, options: dict[str, Any]
-) -> Any:
+def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
+    plan, before_trainer = decision.plan, decision.before_trainer
     try:
         class_name = actor.__ray_metadata__.class_name
         environment = (options.get("runtime_env") or {}).get("env_vars") or {}
@@ -84,13 +103,13 @@ def _of_actor(
     return identity if capture is not None else None
 
 
-def _of_task(plan: Plan, _function: Any, options: dict[str, Any]) -> None:
+def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> None:
     asked = options.get("runtime_env")
     # A user's own task may ask for nsys itself.
     if (asked or {}).get("_nsight"):
         return
     try:
-        made = runtime_env_for(plan, None, asked)
+        made = runtime_env_for(decision.plan, None, asked)
         if made is not asked:
             from ray._private.utils import get_runtime_env_info
 

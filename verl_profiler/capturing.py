@@ -123,9 +123,11 @@ _current: Process | None = None
 def current() -> Process | None:
     """Return the captures of this process, or None where nothing is to be captured."""
     global _current
-    if _current is None:
-        active = recorder.active()
-        plan = active.carried.captures if active is not None else None
+    active = recorder.active()
+    plan = active.carried.captures if active is not None else None
+    # One that runs is ended by whoever began it, also after recording has stopped.
+    if _current is None or (active is not None and _current.plan is not plan):
+        _current = None
         if plan is None or os.environ.get("VERL_PROFILER_CAPTURES_OFF"):
             return None
         from verl_profiler import roles

@@ -75,43 +75,49 @@ def prepare(config: Any) -> Any:
             _put_into_runtime_env(config, tq_tracing.carry(settings.transfer_queue, v1=v1))
             tq_tracing.wrap_main()
     if not settings.events.enabled and capture is None:
+        _forget()
         return config
     clock = take_anchor()
     directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
-    plan = None
-    if capture is not None:
-        try:
-            with open_dict(config):
-                plan = make_plan(config, capture, nsight, directory)
-        except ConfigError:
-            run_directory.discard(directory)
-            raise
-    carried = Carried(
-        str(directory),
-        settings.output_dir,
-        settings.events,
-        clock,
-        settings.memory_saver.sample_interval_s,
-        captures=plan,
-        nvtx=nsight.nvtx,
-    )
-    text = carried.encode()
-    # A driver that another recorded run started inherits that run's settings; they end here.
-    os.environ.pop(ENVIRONMENT_VARIABLE, None)
-    recorder.stop("another run")
+    try:
+        with open_dict(config):
+            plan = None if capture is None else make_plan(config, capture, nsight, directory)
+            carried = Carried(
+                str(directory),
+                settings.output_dir,
+                settings.events,
+                clock,
+                settings.memory_saver.sample_interval_s,
+                captures=plan,
+                nvtx=nsight.nvtx,
+            )
+            text = carried.encode()
+            _put_into_runtime_env(config, {ENVIRONMENT_VARIABLE: text})
+            if settings.events.engine_timing:
+                _ask_engine_for_times(config)
+    except Exception:
+        run_directory.discard(directory)
+        raise
+    _forget()
     from verl_profiler.plugin import activate
 
     os.environ[ENVIRONMENT_VARIABLE] = text
-    with open_dict(config):
-        _put_into_runtime_env(config, {ENVIRONMENT_VARIABLE: text})
-        if settings.events.engine_timing:
-            _ask_engine_for_times(config)
     _hook_ray_init()
     activate("driver")
     recorder.say(f"recording to {directory}")
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
     return config
+
+
+def _forget() -> None:
+    """End what an earlier run left: in this process, or by inheritance from a recorded driver."""
+    global _ray_started
+    _ray_started = False
+    hook_creation(None)
+    for variable in (ENVIRONMENT_VARIABLE, OFF):
+        os.environ.pop(variable, None)
+    recorder.stop("another run")
 
 
 def _prepare_captures(config: Any, capture: captures.Capture, plan: Plan) -> None:
@@ -136,15 +142,21 @@ def end(*, failed: bool) -> None:
     active = recorder.active()
     if active is None:
         return
-    directory, plan = active.directory, active.carried.captures
-    recorder.stop("exit")
+    try:
+        recorder.stop("exit")
+        _end(active.directory, active.carried.captures, failed=failed)
+    except Exception as error:  # noqa: BLE001  the command's own result stands
+        recorder.say(f"WARNING the end of the recording failed: {error!r}")
+
+
+def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
     if failed and not _ray_started:
         run_directory.discard(directory)
         recorder.say("the run failed before it started; nothing was recorded")
-    else:
-        recorder.say(f"events are in {directory}")
-        if plan is not None and _ray_started and not os.environ.get(OFF):
-            _collect(directory, plan)
+        return
+    recorder.say(f"events are in {directory}")
+    if plan is not None and _ray_started and not os.environ.get(OFF):
+        _collect(directory, plan)
 
 
 def _collect(directory: Path, plan: Plan) -> None:
@@ -152,8 +164,11 @@ def _collect(directory: Path, plan: Plan) -> None:
     from verl_profiler import collecting
 
     try:
-        fetch = collecting.Fetch(directory)
-        found = collecting.collect(directory, patience_s=plan.collect_timeout_s, fetch=fetch)
+        raw = Path(plan.directory)
+        fetch = collecting.Fetch(directory, raw)
+        found = collecting.collect(
+            directory, patience_s=plan.collect_timeout_s, fetch=fetch, raw=raw
+        )
         for line in [*collecting.account(found), *fetch.account()]:
             recorder.say(line)
     except Exception as error:  # noqa: BLE001  training has ended well; the files are still there
@@ -231,9 +246,11 @@ def _ask_engine_for_times(config: Any) -> None:
 
 def _hook_ray_init() -> None:
     """Make `ray.init` also set a worker process set-up hook, for processes without verl."""
+    global _ray_started
     import ray
 
     if ray.is_initialized():
+        _ray_started = True
         recorder.say(
             "WARNING Ray was initialized before the profiler; processes that do not inherit "
             f"{ENVIRONMENT_VARIABLE} record nothing. Call verl_profiler.prepare before ray.init. "
@@ -247,9 +264,12 @@ def _hook_ray_init() -> None:
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         global _ray_started
-        _ray_started = True
-        worker_hook.add(args, kwargs)
+        try:
+            worker_hook.add(args, kwargs)
+        except Exception as error:  # noqa: BLE001  the run starts all the same
+            recorder.say(f"WARNING processes without verl are not recorded: {error!r}")
         result = original(*args, **kwargs)
+        _ray_started = True
         if not worker_hook.is_through_client(args, kwargs):
             _compare_clocks(ray)
         return result

@@ -1,0 +1,173 @@
+"""The driver's part: several runs in one driver, failures, and what they leave behind."""
+
+import os
+import sys
+import types
+
+import pytest
+
+from verl_profiler import actors, clock_exchange, launch, recorder, run_directory
+from verl_profiler.capture_plan import Plan, RoleCapture
+
+omegaconf = pytest.importorskip("omegaconf")
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """A Ray of one node that starts when it is asked to, or fails to."""
+    module = types.ModuleType("ray")
+    module.failure = None
+
+    def init(**_options):
+        if module.failure is not None:
+            raise module.failure
+
+    module.init = init
+    module.is_initialized = lambda: False
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setattr(clock_exchange, "start", lambda _ray: None)
+    return module
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """Prepare a run that captures nothing; return its directory."""
+
+    def prepared():
+        config = {"profiler": {"output_dir": str(tmp_path / "run")}}
+        launch.prepare(omegaconf.OmegaConf.create(config))
+        return recorder.active().directory
+
+    yield prepared
+    recorder.stop()
+
+
+def test_a_run_whose_ray_did_not_start_leaves_no_directory(ray, prepare):
+    """Nothing was recorded, and nothing is to be collected."""
+    ray.failure = ConnectionError("no cluster")
+    directory = prepare()
+    with pytest.raises(ConnectionError):
+        ray.init()
+    launch.end(failed=True)
+
+    assert not directory.exists()
+
+
+def test_each_run_of_a_driver_is_started_or_not_for_itself(ray, prepare):
+    """The first one's Ray says nothing about the second."""
+    first = prepare()
+    ray.init()
+    launch.end(failed=False)
+    second = prepare()
+    launch.end(failed=True)
+
+    assert (True, False) == (first.exists(), second.exists())
+
+
+def test_preparing_twice_is_the_last_one(ray, prepare, tmp_path):
+    """For example in a notebook; the first run's directory stays, closed."""
+    directories = [prepare(), prepare()]
+
+    assert [tmp_path / "run", tmp_path / "run-2"] == directories
+    assert recorder.active().directory == directories[1]
+    assert '"end_reason":"another run"' in next((tmp_path / "run/processes").iterdir()).read_text()
+
+
+def test_a_run_that_is_not_recorded_ends_the_recording_before_it(ray, prepare, tmp_path):
+    """Its events would else lie in the directory of another run."""
+    prepare()
+    node = {"output_dir": str(tmp_path / "run"), "events": {"enabled": False}}
+    launch.prepare(omegaconf.OmegaConf.create({"profiler": node}))
+
+    assert recorder.active() is None
+    assert "VERL_PROFILER_SETTINGS" not in os.environ
+
+
+def test_a_failing_end_raises_nothing(ray, prepare, monkeypatch, capsys):
+    """Training has ended; its result may not depend on us."""
+    prepare()
+
+    def fail(_directory):
+        raise OSError("gone")
+
+    monkeypatch.setattr(run_directory, "discard", fail)
+    launch.end(failed=True)
+
+    assert "gone" in capsys.readouterr().err
+
+
+def test_a_preparation_that_fails_leaves_no_directory(ray, prepare, monkeypatch, tmp_path):
+    """Whatever fails."""
+    monkeypatch.setattr(launch, "_put_into_runtime_env", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare()
+
+    assert not (tmp_path / "run").exists()
+    assert "VERL_PROFILER_SETTINGS" not in os.environ
+
+
+def plan(name):
+    options = {"trace": name}
+    roles = {"engine": RoleCapture(None, options)}
+    return Plan("nsys", (1,), False, "/raw", "/journal", "error", roles)
+
+
+class Handle:
+    """What the creation of an actor returns."""
+
+
+@pytest.fixture
+def created(monkeypatch):
+    """Create an engine and a task in this process; return the options that Ray gets."""
+    actor = pytest.importorskip("ray.actor")
+    function = pytest.importorskip("ray.remote_function")
+    got = []
+
+    def _remote(_self, *_args, **options):
+        got.append(options)
+        return Handle()
+
+    monkeypatch.setattr(actor.ActorClass, "_remote", _remote)
+    monkeypatch.setattr(function.RemoteFunction, "_remote", _remote)
+    engine = types.SimpleNamespace(
+        __ray_metadata__=types.SimpleNamespace(class_name="SGLangHttpServer")
+    )
+
+    def create(rank=0, class_name=None):
+        if class_name:
+            engine.__ray_metadata__.class_name = class_name
+        handle = actor.ActorClass._remote(engine, name=f"sglang_server_{rank}_0")
+        return handle, (got[-1].get("runtime_env") or {}).get("_nsight")
+
+    yield create
+    actors.hook_creation(None)
+
+
+def test_a_second_run_captures_with_its_own_plan(created):
+    """And one without captures captures nothing."""
+    found = []
+    for each in (plan("first"), plan("second"), None):
+        actors.hook_creation(each)
+        found.append(created()[1])
+
+    assert [{"trace": "first"}, {"trace": "second"}, None] == found
+
+
+def test_captured_actors_are_those_that_are_alive_and_of_this_run(created):
+    """A run that restarts its engines for two weeks keeps no list of them."""
+    actors.hook_creation(plan("first"))
+    for _ in range(50):
+        created()
+    kept, _ = created()
+
+    assert [kept] == [reference() for _, _, reference in actors.captured_actors]
+    actors.hook_creation(plan("second"))
+    assert [] == actors.captured_actors
+
+
+def test_a_failed_check_of_an_earlier_run_is_forgotten(ray, prepare, monkeypatch):
+    """`on_missing: warn` switched that run's captures off."""
+    monkeypatch.setenv(actors.OFF, "1")
+    prepare()
+
+    assert actors.OFF not in os.environ
