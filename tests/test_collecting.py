@@ -2,13 +2,22 @@
 
 import gzip
 import json
+import os
+import stat
+import sys
+import time
+import types
 
+import msgspec
 import pytest
 
-from verl_profiler import collecting, fetching
+from verl_profiler import collecting, fetching, plugin, recorder
+from verl_profiler.capture_plan import UNDER_NSYS, Plan
 from verl_profiler.cli import main
 from verl_profiler.collecting import account, collect
 from verl_profiler.errors import ReadingError
+from verl_profiler.file_modes import umask
+from verl_profiler.settings import ENVIRONMENT_VARIABLE
 
 
 @pytest.fixture
@@ -269,10 +278,11 @@ def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
     journal(run, 2)
     looks = []
 
-    def fetch():
+    def fetch(_left_s):
         looks.append(1)
         if len(looks) == 3:
             report(run, "actor_h1_11.1.nsys-rep")
+        return False
 
     (found,) = collect(run, patience_s=60, fetch=fetch)
 
@@ -285,9 +295,11 @@ def test_what_was_placed_does_not_come_again(run, monkeypatch):
     report(run, "actor_h1_11.1.nsys-rep")
     collect(run)
     asked = {}
-    monkeypatch.setattr(fetching, "fetch_from_nodes", lambda folders: asked.update(folders) or [])
+    monkeypatch.setattr(
+        fetching.Nodes, "fetch", lambda _self, folders, _left_s: asked.update(folders)
+    )
     fetch = collecting.Fetch(run)
-    fetch()
+    fetch(1.0)
 
     assert {"actor_h1_11.1.nsys-rep": 6} == asked[run / "nsight" / "raw"]
     assert {"actor_h1_11.1.nsys-rep", "actor_h1_11.jsonl"} == set(asked[run / "nsight" / "journal"])
@@ -322,3 +334,245 @@ def test_one_disk_of_two_nodes_is_noticed(tmp_path):
     (tmp_path / "mark").touch()
 
     assert [] == list(fetching._read_files(str(tmp_path), "mark", {}))
+
+
+HOSTILE = [
+    {"capture": []},
+    {"capture": {}, "role": "actor"},
+    {"capture": 1, "role": "../../escaped", "host": "h1", "pid": 1},
+    {"capture": 1, "role": "actor", "rank": "x", "host": None, "pid": [1]},
+    {"capture": 1, "role": "actor", "rank": 0, "host": "h1", "pid": 1, "step": {"a": 1}},
+    {"capture": 1, "role": "actor", "rank": 0, "host": "h1", "pid": 1, "begin_ns": "soon"},
+    {"capture": 10**400, "role": "actor", "rank": 10**30, "host": "h1", "pid": 1},
+    {"capture": 1, "role": "actor", "rank": 0, "host": "h\ud800", "pid": 1, "tool": ["nsys"]},
+    [{"capture": 1}],
+    None,
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+def test_a_line_of_another_form_costs_only_itself(run, line):
+    """A journal may be damaged, and a run may come from anywhere."""
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    (run / "nsight/journal/zz.jsonl").write_text(
+        json.dumps(line) + "\n" + "[" * 100_000 + "\n" + '{"capture": NaN}\n'
+    )
+    found = collect(run)
+
+    assert "actor_0.step2.nsys-rep" in [capture.file for capture in found]
+    assert not list(run.parent.rglob("escaped*"))
+    json.dumps([capture.step for capture in found])
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [{"file": "../../../etc/passwd"}, {"step": "2"}, {"pid": None}, {"source": 5}, {"tool": "x"}, {"number": []}],
+)  # fmt: skip
+def test_metadata_of_another_form_are_left_alone(run, fact):
+    """Whoever wrote them; the capture is counted from its journal."""
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    collect(run)
+    path = run / "nsight" / "actor_0.step2.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fact))
+
+    assert ["actor"] == [capture.role for capture in collect(run)]
+
+
+@pytest.mark.timeout(60)
+def test_pipes_in_a_run_do_not_hang_the_command(run, capsys):
+    """Named as what it reads and writes."""
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    names = ["journal/x.jsonl", "a.json", "captures.json", "raw/x_step1_rank0_pid1_.json.gz"]
+    names += ["raw/actor_h2_1.nsys-rep", "actor_0.step2.json"]
+    for name in names:
+        os.mkfifo(run / "nsight" / name)
+    os.mkfifo(run / "run.json")
+
+    assert 0 == main(["collect", str(run)])
+    assert "1 of 1 captures gathered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "settings", [None, [], {"nsight": []}, {"nsight": {"directory": 5}}, {"nsight": {"directory": "\0"}}]
+)  # fmt: skip
+def test_a_run_json_of_another_form_names_no_folder(run, settings):
+    """The folder is then the one in the run directory."""
+    (run / "run.json").write_text(json.dumps({"settings": settings, "cwd": ["x"]}))
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+
+    assert "actor_0.step2.nsys-rep" == collect(run)[0].file
+
+
+def test_a_run_that_cannot_be_written_is_a_message(run):
+    """No traceback; the reports stay where they are."""
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    (run / "nsight" / "captures.json").mkdir()
+    with pytest.raises(ReadingError, match="not-collected"):
+        collect(run)
+
+
+def test_reports_follow_the_umask(run):
+    """nsys writes them without one."""
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    (run / "nsight/raw/actor_h1_11.1.nsys-rep").chmod(0o666)
+    before = os.umask(0o027)
+    try:
+        collect(run)
+    finally:
+        os.umask(before)
+
+    home = run / "nsight"
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in home.iterdir() if path.is_file()}
+    assert {0o640} == modes
+
+
+def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, carried):
+    """nsys takes it away, and every file of the process would be writable for everybody."""
+    plan = Plan("nsys", (1,), False, "/raw", "/journal", "error", {}, umask=0o027)
+    carried = msgspec.structs.replace(carried, captures=plan)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+    before = os.umask(0)
+    found = []
+    try:
+        for under_nsys in ("0", "1"):
+            monkeypatch.setenv(UNDER_NSYS, under_nsys)
+            plugin.activate("driver")
+            recorder.stop()
+            found.append(umask())
+    finally:
+        os.umask(before)
+
+    assert [0, 0o027] == found
+
+
+def node_id(host):
+    return host.encode().ljust(28, b"\0").hex()
+
+
+class FakeRay:
+    """Nodes that answer, are silent, or fail; connected or not."""
+
+    def __init__(self, *hosts, connected=True):
+        self.hosts = hosts
+        self.connected = connected
+        self.module = types.ModuleType("ray")
+        for name in ("is_initialized", "get_runtime_context", "nodes", "remote", "wait", "get"):
+            setattr(self.module, name, getattr(self, name))
+        self.module.cancel = lambda *_args, **_options: None
+
+    def is_initialized(self):
+        return self.connected
+
+    def get_runtime_context(self):
+        assert self.connected, "a cluster was started"
+        return types.SimpleNamespace(get_node_id=lambda: node_id("here"))
+
+    def nodes(self):
+        assert self.connected, "a cluster was started"
+        return [
+            {"NodeID": node_id(host), "NodeManagerHostname": host, "Alive": host != "gone"}
+            for host in ("here", *self.hosts)
+        ]
+
+    def remote(self, **_options):
+        def made(_function):
+            def with_options(scheduling_strategy, **_options):
+                node = bytes.fromhex(scheduling_strategy.node_id).rstrip(b"\0").decode()
+                return types.SimpleNamespace(
+                    remote=lambda folder, *_: Pieces(node, os.path.basename(folder))
+                )
+
+            return types.SimpleNamespace(options=with_options)
+
+        return made
+
+    def wait(self, pieces, timeout):
+        if pieces[0].node.startswith("silent"):
+            time.sleep(timeout)
+            return [], pieces
+        return pieces, []
+
+    def get(self, reference, timeout=None):
+        return reference
+
+
+class Pieces:
+    """What a task on a node yields: one report."""
+
+    def __init__(self, node, folder):
+        self.node = node
+        self.left = [("actor_h1_11.1.nsys-rep", b"report", True)] if folder == "raw" else []
+
+    def __next__(self):
+        if self.node.startswith("failing"):
+            raise RuntimeError("died of token=sECRet\nsomewhere")
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    pytest.importorskip("ray.util.scheduling_strategies")
+
+    def use(*hosts, **options):
+        monkeypatch.setitem(sys.modules, "ray", FakeRay(*hosts, **options).module)
+
+    return use
+
+
+@pytest.mark.timeout(60)
+def test_silent_nodes_share_one_deadline_and_are_named(run, ray):
+    """Each of them took two minutes, one after the other, whatever `collect_timeout_s` was."""
+    ray("silent-1", "silent-2", "gone", "good", "failing")
+    journal(run, 2)
+    fetch = collecting.Fetch(run)
+    (found,) = collect(run, patience_s=1, fetch=fetch, fetch_s=1)
+    said = fetch.account()
+
+    assert "actor_0.step2.nsys-rep" == found.file
+    assert ["gone", "silent-1", "silent-2", "failing"] == [line.split()[1] for line in said]
+    assert "no answer within 1 s" in said[1]
+    assert "sECRet" not in "".join(said)
+
+
+def test_collecting_starts_no_cluster(run, ray):
+    """The command may have shut Ray down before; `ray.nodes()` would start another one."""
+    ray("node", connected=False)
+    journal(run, 2)
+    report(run, "actor_h1_11.1.nsys-rep")
+    fetch = collecting.Fetch(run)
+    (found,) = collect(run, fetch=fetch)
+
+    assert "actor_0.step2.nsys-rep" == found.file
+    assert "Ray has been shut down" in fetch.account()[0]
+
+
+def test_a_node_that_sends_is_waited_for_beyond_the_deadline(run, ray, monkeypatch):
+    """A report of some gigabytes; a node that was silent for a while is given up even so."""
+    ray("good")
+    journal(run, 2)
+    monkeypatch.setattr(fetching, "_SILENCE_S", 30)
+    pieces = [("actor_h1_11.1.nsys-rep", b"r", False)] * 20
+    pieces.append(("actor_h1_11.1.nsys-rep", b"e", True))
+
+    def advance(self):
+        if not self.left or "raw" not in self.folder:
+            raise StopIteration
+        time.sleep(0.1)
+        return pieces[-self.left.pop()]
+
+    def begin(self, node, folder):
+        self.node, self.folder, self.left = node, folder, list(range(1, 22))
+
+    monkeypatch.setattr(Pieces, "__init__", begin)
+    monkeypatch.setattr(Pieces, "__next__", advance)
+    (found,) = collect(run, fetch=collecting.Fetch(run), fetch_s=1)
+
+    assert 21 == found.size_bytes

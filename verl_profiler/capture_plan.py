@@ -112,6 +112,7 @@ class Plan(msgspec.Struct, frozen=True):
         on_missing: See `NsightSettings`.
         roles: Role of a process → its capture.
         collect_timeout_s: See `NsightSettings`.
+        umask: The driver's, for processes that nsys starts without one.
     """
 
     tool: Literal["nsys", "torch"]
@@ -122,6 +123,7 @@ class Plan(msgspec.Struct, frozen=True):
     on_missing: Literal["error", "warn"]
     roles: dict[str, RoleCapture]
     collect_timeout_s: float = 60.0
+    umask: int = 0o022
 
     def of(self, role: str, rank: int | None) -> RoleCapture | None:
         """Return the capture of this process, or None if it is not captured."""

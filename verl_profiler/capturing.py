@@ -110,9 +110,9 @@ class Process:
         folder = Path(self.plan.journal)
         path = folder / f"{self.role}_{socket.gethostname()}_{os.getpid()}.jsonl"
         with contextlib.suppress(OSError):
-            # Modes are named: a process that nsys started has no umask.
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o666)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
 

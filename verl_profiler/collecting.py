@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import os
 import re
 import shutil
 import time
@@ -20,11 +21,23 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from verl_profiler import fetching
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import RUN_FILE
+from verl_profiler.file_modes import restrict
 from verl_profiler.leftovers import being_written, tools_of
 from verl_profiler.planning import raw_directory
+from verl_profiler.reading.files import (
+    is_regular,
+    parse_json,
+    read_bounded,
+    read_object,
+    reason_of,
+)
 
 __all__ = ["Fetch", "Found", "account", "collect", "raw_of", "read_journal"]
 
@@ -33,12 +46,17 @@ _NSYS, _TORCH = ".nsys-rep", ".json.gz"
 _WRITING = (".qdstrm", ".nsys-rep.tmp")
 _AGAIN_S = 1.0
 _SMALL_TRACE = 4096
+# A capture takes two lines of 200 bytes.
+_JOURNAL_LIMIT_BYTES = 64 << 20
+_NAME = re.compile(r"[\w.:-]*")
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
-_VERL_TRACE = re.compile(r"(?P<label>.*?)_step(?P<step>\d+)_rank(?P<rank>\d+)\S*_pid(?P<pid>\d+)_")
+_VERL_TRACE = re.compile(
+    r"(?P<label>.*?)_step(?P<step>\d{1,9})_rank(?P<rank>\d{1,9})\S*_pid(?P<pid>\d{1,9})_"
+)
 # With profile_discrete verl lets SGLang's schedulers trace themselves; sglang 0.5.12 names the traces
 # after the moment at which they began.
 _ENGINE_TRACE = re.compile(
-    r"agent_loop_rollout_replica_(?P<replica>\d+)/(?P<begin>\d+\.\d+)-TP-(?P<rank>\d+).*"
+    r"agent_loop_rollout_replica_(?P<replica>\d{1,9})/(?P<begin>\d{1,10}\.\d+)-TP-(?P<rank>\d{1,9}).*"
 )
 
 
@@ -114,27 +132,35 @@ class _Place:
 
 
 def collect(
-    run: Path, *, patience_s: float = 0.0, fetch: Callable[[], None] | None = None
+    run: Path,
+    *,
+    patience_s: float = 0.0,
+    fetch: Callable[[float], bool] | None = None,
+    fetch_s: float = 10.0,
+    raw: Path | None = None,
 ) -> list[Found]:
     """Move the reports of a run to their places and write their metadata.
 
     Args:
         run: The run directory.
-        patience_s: How long to wait for reports that nsys is still writing.
-        fetch: Brings what other nodes have by now; called before each look.
+        patience_s: How long to wait for reports that nsys is still writing, and for other nodes.
+        fetch: Brings what other nodes have by now, within the seconds that it is given; returns
+            whether more may come.  Called before each look.
+        fetch_s: How long to wait for other nodes at least.
+        raw: Where the tools wrote; None for what run.json says.
 
     Returns:
         Every capture that the journals know, and every report that they do not.
 
     Raises:
-        ReadingError: If the run captured nothing.
+        ReadingError: If the run captured nothing, or its directory cannot be written.
     """
     home = run / "nsight"
-    raw = raw_of(run)
-    deadline = time.monotonic() + patience_s
+    raw = raw_of(run) if raw is None else raw
+    begun = time.monotonic()
+    deadline, last_fetch = begun + patience_s, begun + max(patience_s, fetch_s)
     while True:
-        if fetch is not None:
-            fetch()
+        more = fetch is not None and fetch(last_fetch - time.monotonic())
         if not home.is_dir():
             raise ReadingError(
                 f"{run} has no captures.\nCaptures are made with trainer.profile_steps=[…] and for "
@@ -146,18 +172,41 @@ def collect(
         place = _Place(home, raw, being_written(raw), known)
         missing = [c for c in captures if c.end_ns and c.tool == "nsys" and not _report(c, place)]
         waiting = missing or [tool for tool in tools_of(run, raw) if not tool.in_use]
-        if not waiting or time.monotonic() >= deadline:
+        if not more and (not waiting or time.monotonic() >= deadline):
             break
-        time.sleep(_AGAIN_S)
+        if not more:
+            time.sleep(_AGAIN_S)
+    try:
+        return _put(captures, place)
+    except OSError as error:
+        raise ReadingError(
+            f"The captures of {run} cannot be gathered: {reason_of(error)}.\n"
+            "Make its nsight folder writable, or copy the run.",
+            "not-collected",
+        ) from None
+
+
+def _put(captures: list[Found], place: _Place) -> list[Found]:
+    """Put the reports into their places; return all captures."""
+    home = place.home
     for capture in captures:
         _settle(capture, place, captures)
     captures += _verl_traces(place, captures)
     captures += _strangers(place)
     files = {capture.file for capture in captures}
     captures += [said for said in _metadata(home) if said.file not in files]
-    summary = [asdict(capture) for capture in captures]
-    (home / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+    _write_json(home / SUMMARY, [asdict(capture) for capture in captures])
     return captures
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Write a file whole; what is in its place may be a link or a pipe, and is replaced."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with contextlib.suppress(FileNotFoundError):
+        part.unlink()
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+    part.replace(path)
 
 
 class Fetch:
@@ -165,32 +214,39 @@ class Fetch:
 
     Args:
         run: The run directory.
+        raw: Where the tools wrote; None for what run.json says.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, raw: Path | None = None) -> None:
         self._run = run
-        self._problems: list[str] = []
+        self._raw = raw_of(run) if raw is None else raw
+        self._nodes = fetching.Nodes()
 
-    def __call__(self) -> None:
-        """Bring what is finished by now and did not come before."""
-        from verl_profiler.fetching import fetch_from_nodes
+    def __call__(self, left_s: float) -> bool:
+        """Bring what is finished by now and did not come before.
 
+        Args:
+            left_s: How long it may take; a node that sends files then may go on.
+
+        Returns:
+            Whether more may come.
+        """
         home = self._run / "nsight"
         # Placed reports have other names here.
         placed = {said.source: said.size_bytes for said in _metadata(home)}
         folders = {}
-        for folder in (home / "journal", raw_of(self._run)):
+        for folder in (home / "journal", self._raw):
             here = {
                 str(path.relative_to(folder)): path.stat().st_size
                 for path in folder.rglob("*")
-                if path.is_file()
+                if is_regular(path)
             }
             folders[folder.absolute()] = here | placed
-        self._problems = fetch_from_nodes(folders)
+        return self._nodes.fetch(folders, left_s)
 
     def account(self) -> list[str]:
         """Return lines for people: which nodes could not give their reports."""
-        return [f"WARNING {problem} (not-fetched)" for problem in self._problems]
+        return [f"WARNING {problem} (not-fetched)" for problem in self._nodes.problems()]
 
 
 def read_journal(folder: Path) -> list[Found]:
@@ -198,38 +254,56 @@ def read_journal(folder: Path) -> list[Found]:
     captures = []
     for file in sorted(folder.glob("*.jsonl")):
         by_number: dict[int, Found] = {}
-        for text in file.read_text(errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-                number = line["capture"]
-            except (ValueError, KeyError, TypeError):
-                continue
-            found = by_number.get(number)
-            if found is None:
-                keys = ("role", "rank", "host", "pid", "step", "task")
-                facts = {key: line.get(key) for key in keys}
-                found = by_number[number] = Found(
-                    **facts,
-                    number=number,
-                    begin_ns=None,
-                    end_ns=None,
-                    tool=line.get("tool", "nsys"),
-                )
-            found.begin_ns = line.get("begin_ns", found.begin_ns)
-            found.end_ns = line.get("end_ns", found.end_ns)
-            found.silent = bool(line.get("silent"))
+        with contextlib.suppress(OSError):
+            for text in read_bounded(file, _JOURNAL_LIMIT_BYTES).splitlines():
+                with contextlib.suppress(ValueError):
+                    _take_line(parse_json(text), by_number)
         captures += by_number.values()
     return sorted(captures, key=lambda capture: (capture.begin_ns or 0, capture.label))
+
+
+def _take_line(line: Any, by_number: dict[int, Found]) -> None:
+    """Add what a line of a journal says; one with other types or names is left out."""
+    if not isinstance(line, dict):
+        return
+    number = line.get("capture")
+    if not isinstance(number, int):
+        return
+    found = by_number.get(number)
+    if found is None:
+        facts = {"number": number, "begin_ns": None, "end_ns": None, "tool": "nsys"}
+        facts |= {key: line.get(key) for key in ("role", "rank", "host", "pid", "step", "task")}
+        found = _found({**facts, "tool": line.get("tool", "nsys")})
+        if found is None:
+            return
+        by_number[number] = found
+    for key in ("begin_ns", "end_ns"):
+        if isinstance(line.get(key), int):
+            setattr(found, key, line[key])
+    found.silent = bool(line.get("silent"))
+
+
+def _found(facts: dict[str, Any]) -> Found | None:
+    """Return a capture, or None where its facts are not those that this package writes."""
+    try:
+        found = msgspec.convert(facts, Found)
+    except (msgspec.ValidationError, TypeError):
+        return None
+    # They become names of files.
+    names = found.role, found.host, *([found.file] if found.file is not None else [])
+    in_folder = all(_NAME.fullmatch(name) for name in names)
+    return found if in_folder and found.tool in ("nsys", "torch") else None
 
 
 def raw_of(run: Path) -> Path:
     """Return where the tools of this run wrote; run.json may say another folder."""
     directory, cwd = None, ""
-    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
-        launch = json.loads((run / RUN_FILE).read_text())
+    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
+        launch = read_object(run / RUN_FILE)
         directory = (launch["settings"].get("nsight") or {}).get("directory")
         cwd = launch.get("cwd") or ""
-    return raw_directory(run, directory, cwd)
+        return raw_directory(run, directory, cwd)
+    return raw_directory(run, None)
 
 
 def _candidates(capture: Found, suffix: str) -> Iterator[str]:
@@ -244,7 +318,7 @@ def _report(capture: Found, place: _Place) -> tuple[Path, str] | None:
     """Return a capture's file and its tool's name for it; an earlier collection may have placed it."""
     suffix = _TORCH if capture.tool == "torch" else _NSYS
     for name in _candidates(capture, suffix):
-        if name not in place.unfinished and (place.raw / name).is_file():
+        if name not in place.unfinished and is_regular(place.raw / name):
             return place.raw / name, name
     said = place.known.get(capture.key)
     return (place.home / str(said.file), said.source) if said is not None else None
@@ -269,12 +343,13 @@ def _move(capture: Found, report: Path, home: Path) -> None:
         stem = f"{capture.label}.step{capture.step}.{number}"
     if report != target:
         shutil.move(report, target)
+        restrict(target)
     capture.file, capture.size_bytes = target.name, target.stat().st_size
     if not capture.size_bytes:
         capture.problem = "empty: the disk may be full, or the process was killed while it wrote"
     elif suffix == _TORCH and _is_idle(target):
         capture.problem = "empty: this process ran no operation of torch in the step"
-    (home / f"{stem}.json").write_text(json.dumps(asdict(capture), indent=2) + "\n")
+    _write_json(home / f"{stem}.json", asdict(capture))
 
 
 def _is_idle(trace: Path) -> bool:
@@ -303,7 +378,7 @@ def _cause(capture: Found, place: _Place, captures: list[Found]) -> str:
         return (
             f"{place.raw} is not on this machine; run `verl-profiler collect` on {capture.host} too"
         )
-    begun = {path.name for path in place.raw.glob(f"{capture.process}*")}
+    begun = {path.name for path in place.raw.iterdir() if path.name.startswith(capture.process)}
     if any(name.endswith(_WRITING) for name in begun) or begun & place.unfinished:
         return "nsys is still writing, or was killed while it wrote; collect again later"
     others = [c for c in captures if c.process == capture.process and c.file]
@@ -322,14 +397,15 @@ def _verl_traces(place: _Place, captures: list[Found]) -> list[Found]:
     """Place the traces that verl's and SGLang's own torch profilers wrote, by what their names say."""
     found = []
     # The names end in the time of the trace.
-    for file in sorted(place.raw.glob(f"*{_TORCH}"), key=lambda file: file.name.rsplit("_", 1)[-1]):
+    traces = filter(is_regular, place.raw.glob(f"*{_TORCH}"))
+    for file in sorted(traces, key=lambda file: file.name.rsplit("_", 1)[-1]):
         match = _VERL_TRACE.match(file.name)
         if match is not None:
             role = match["label"].split("_")[0]
             role = role if role in ("actor", "critic", "ref") else "actor"
             said = int(match["rank"]), "", int(match["pid"]), int(match["step"]), match["label"]
             found.append((file, Found(role, *said, 0, None, None, "torch")))
-    for file in sorted(place.raw.glob(f"*/*{_TORCH}")):
+    for file in sorted(filter(is_regular, place.raw.glob(f"*/*{_TORCH}"))):
         match = _ENGINE_TRACE.fullmatch(str(file.relative_to(place.raw)))
         if match is not None:
             begin_ns = int(float(match["begin"]) * 1e9)
@@ -354,10 +430,10 @@ def _strangers(place: _Place) -> list[Found]:
     """Return reports that no journal knows: of processes that died before they wrote a line."""
     found = []
     for file in sorted(place.raw.glob(f"*{_NSYS}")) if place.raw.is_dir() else []:
-        if file.name in place.unfinished:
+        if file.name in place.unfinished or not is_regular(file):
             continue
         match = re.match(
-            r"(?P<role>[a-z_]+)_(?P<host>.+)_(?P<pid>\d+)(\.\d+)?\.nsys-rep", file.name
+            r"(?P<role>[a-z_]+)_(?P<host>[\w.-]+)_(?P<pid>\d{1,9})(\.\d+)?\.nsys-rep", file.name
         )
         if match is None:
             continue
@@ -377,9 +453,9 @@ def _metadata(home: Path) -> Iterator[Found]:
     """Yield what is written down beside the reports that are in their places."""
     for path in sorted(home.glob("*.json")):
         # Whatever else lies there is not ours.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            said = Found(**json.loads(path.read_text()))
-            if said.file and (home / said.file).exists():
+        with contextlib.suppress(OSError, ValueError):
+            said = _found(read_object(path))
+            if said is not None and said.file and is_regular(home / said.file):
                 yield said
 
 

@@ -24,6 +24,7 @@ from verl_profiler.capture_plan import (
 )
 from verl_profiler.captures import Capture, select, world_size
 from verl_profiler.errors import ConfigError
+from verl_profiler.file_modes import umask
 
 __all__ = ["captures_per_process", "make_plan", "raw_directory", "remarks"]
 
@@ -76,6 +77,7 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
         settings.on_missing,
         roles,
         settings.collect_timeout_s,
+        umask(),
     )
 
 

@@ -50,6 +50,10 @@ def activate(role: str | None = None) -> bool:
         carried = Carried.decode(text)
         if recorder.active() is not None:
             return True
+        if carried.captures is not None:
+            from verl_profiler.file_modes import restore_umask
+
+            restore_umask(carried.captures.umask)
         if role is not None:
             identity = Identity(role, None)
             recorder.start(carried, lambda: identity, _describe)

@@ -25,6 +25,9 @@ from verl_profiler.errors import ReadingError
 
 __all__ = ["add_arguments", "run"]
 
+# Other nodes may have to start a process first.
+_FETCH_S = 30.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
@@ -64,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
         )
     fetch = collecting.Fetch(args.directory) if args.ray else None
     with _cluster() if args.ray else contextlib.nullcontext():
-        captures = collecting.collect(args.directory, patience_s=args.wait, fetch=fetch)
+        captures = collecting.collect(
+            args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
+        )
     lines = _left_over(args.directory, ending=args.end_left_over)
     if lines and args.end_left_over:
         # Asked to end, an agent may have written what it had.
