@@ -7,6 +7,8 @@ import random
 import socket
 import subprocess
 import sys
+import threading
+import time
 from datetime import datetime, timezone
 from types import SimpleNamespace
 
@@ -407,3 +409,194 @@ def test_a_failing_ray_ends_the_exchange_and_nothing_else(monkeypatch, nodes):
 
     assert not clock_exchange._thread.is_alive()
     assert {} == clock_exchange.account()
+
+
+class Cluster:
+    """A Ray whose nodes come, go, fail and recover; `rounds` has who lives and who fails in each."""
+
+    def __init__(self, rounds):
+        self._rounds = iter(rounds)
+        self.failing = ()
+        self.done = threading.Event()
+
+    def is_initialized(self):
+        return not self.done.is_set()
+
+    def nodes(self):
+        try:
+            alive, self.failing = next(self._rounds)
+        except StopIteration:
+            self.done.set()
+            return []
+        if alive is None:
+            raise RuntimeError("the head restarts")
+        return [{"Alive": True, "NodeID": name, "NodeManagerAddress": name} for name in alive]
+
+
+@pytest.fixture
+def exchanged(monkeypatch):
+    """Compare the clocks of a cluster through its rounds; return who was asked, made and ended."""
+    said = []
+
+    class Peer:
+        def __init__(self, ray, name, _address):
+            self.who, self.ray = (f"boot-{name}", name), ray
+            said.append(("made", name))
+            if name in ray.failing:
+                raise TimeoutError
+
+        def connect(self):
+            pass
+
+        def ask(self):
+            said.append(("asked", self.who[1]))
+            if self.who[1] in self.ray.failing:
+                raise TimeoutError
+            return self.who, now()
+
+        def end(self):
+            said.append(("ended", self.who[1]))
+
+    def run(rounds, **patches):
+        monkeypatch.setattr(clock_exchange, "_FIRST_S", ())
+        for name, value in {"_EVERY_S": 0.0, "_Peer": Peer, **patches}.items():
+            monkeypatch.setattr(clock_exchange, name, value)
+        monkeypatch.setattr(clock_exchange, "exchange", lambda ask: (ask()[0], [now(), 0, 1]))
+        monkeypatch.setattr(clock_exchange, "_thread", None)
+        cluster = Cluster(rounds)
+        clock_exchange.start(cluster)
+        assert cluster.done.wait(30)
+        clock_exchange.stop()
+        return said
+
+    return run
+
+
+def test_a_node_that_fails_and_recovers_is_compared_again(exchanged):
+    """Three failures over two weeks ended it for life."""
+    said = exchanged(([("ab", "b")] + [("ab", "")] * 4) * 5)
+
+    # Each time it is left alone for one round; four of the failures are at a question.
+    assert 5 * 3 + 4 == said.count(("asked", "b"))
+    assert 5 * 5 == said.count(("asked", "a"))
+    assert {"boot-a", "boot-b"} == set(clock_exchange._samples)
+
+
+def test_a_failing_node_is_asked_less_and_less_often(exchanged):
+    """An actor is made for each try."""
+    said = exchanged([("ab", "b")] * 50, _EVERY_S=0.001)
+
+    assert 2 <= said.count(("made", "b")) <= 12
+    assert 50 == said.count(("asked", "a"))
+
+
+def test_a_failing_head_ends_nothing(exchanged):
+    """It restarts, and the nodes are the same."""
+    said = exchanged([("ab", ""), (None, ""), ("ab", "")])
+
+    assert 2 == said.count(("asked", "b"))
+
+
+def test_nodes_that_left_are_let_go(exchanged):
+    """Their actors' handles too; what they said stays in the header."""
+    said = exchanged([("ab", ""), ("ac", ""), ("a", "")])
+
+    assert said.index(("ended", "b")) < said.index(("made", "c"))
+    assert ("ended", "c") in said
+    assert {"boot-a", "boot-b", "boot-c"} == set(clock_exchange._samples)
+
+
+def test_a_cluster_that_grows_and_shrinks_for_weeks_stays_small(exchanged):
+    """Each new node has a boot of its own."""
+    exchanged([(("a", f"n{number}"), "") for number in range(1000)])
+
+    assert len(clock_exchange._samples) <= clock_exchange._PEERS
+    assert "boot-n999" in clock_exchange._samples
+
+
+def test_a_second_run_begins_with_no_samples(exchanged):
+    """The first one's are in its own header."""
+    exchanged([("ab", "")])
+    exchanged([("ac", "")])
+
+    assert {"boot-a", "boot-c"} == set(clock_exchange._samples)
+
+
+ACTOR = """
+import os, resource, sys, threading, time
+from types import SimpleNamespace
+sys.modules["ray.util.scheduling_strategies"] = SimpleNamespace(
+    NodeAffinitySchedulingStrategy=lambda *_, **__: None
+)
+from verl_profiler.clock_exchange import _actor
+ray = SimpleNamespace(remote=lambda made: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made)))
+who, port = _actor(ray, "node").listen("127.0.0.1", b"t" * 16)
+usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(port, flush=True)
+for line in sys.stdin:
+    if line.strip() == "few":
+        used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, usual[1]))
+    if line.strip() == "many":
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    print(threading.active_count(), len(os.listdir("/proc/self/fd")), flush=True)
+"""
+
+
+@pytest.fixture
+def actor():
+    """A clock in a process of its own: its port, and a function that gives it an order."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ACTOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def order(word):
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+            return tuple(map(int, process.stdout.readline().split()))
+
+        yield int(process.stdout.readline()), order
+        process.kill()
+
+
+def asked(port, token=b"t" * 16):
+    with clock_exchange._connected("127.0.0.1", port, token) as connection:
+        connection.settimeout(20)
+        connection.sendall(b"?")
+        return len(connection.recv(8))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_the_clock_survives_a_moment_without_descriptors(actor):
+    """accept() fails with EMFILE; the thread that waited there was gone for good."""
+    port, order = actor
+    order("few")
+    waiting = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(3)]
+    time.sleep(0.3)
+    order("many")
+
+    assert 8 == asked(port)
+    for connection in waiting:
+        connection.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_strangers_cost_no_thread_and_few_descriptors(actor):
+    """Whoever reaches the port; the driver is answered beside them."""
+    port, order = actor
+    threads, descriptors = order("count")
+    with clock_exchange._connected("127.0.0.1", port, b"t" * 16) as known:
+        strangers = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
+        for stranger in strangers[::2]:
+            stranger.sendall(b"t" * 15)
+        for _ in range(20):
+            known.sendall(b"?")
+            assert 8 == len(known.recv(8))
+        # All have been taken, and most of them closed, when a later one was answered.
+        assert 8 == asked(port)
+        then = order("count")
+        for stranger in strangers:
+            stranger.close()
+
+    assert threads == then[0]
+    assert then[1] < descriptors + 30

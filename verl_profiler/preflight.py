@@ -95,7 +95,8 @@ def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         try:
             answers[host] = ray.get(reference, timeout=_PATIENCE_S)
         except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
-            answers[host] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+            said = f"{type(error).__name__}: {error}".strip().splitlines()
+            answers[host] = {"failed": said[0] if len(said) == 1 else f"{said[0]} … {said[-1]}"}
     return answers
 
 
