@@ -89,7 +89,7 @@ class Step:
     stalled_too: tuple[str, ...] = ()
     save_us: int = 0
     testing_us: int = 0
-    pause_us: int = SECOND
+    pause_us: int = 20_000
 
 
 @dataclass
@@ -169,7 +169,7 @@ def tables_of(events: list[dict[str, Any]], hosts: Mapping[str, str] | None = No
             "name": name,
             "role": ROLES.get(name.rpartition("_")[0], name.rpartition("_")[0]),
             "rank": int(name.rpartition("_")[2]),
-            "host": (hosts or {}).get(name, "one"),
+            "host": (hosts or {}).get(name),
             "replica": int(name.rpartition("_")[2]) if name.startswith("engine") else None,
         }
         for name in names
