@@ -117,6 +117,11 @@ def convert(
 def cache_folder(source: Source) -> Path | None:
     """Return where what is made of a run is kept; None when nothing can be written there."""
     folder = source.root / ".cache" / f"events-{FORMAT_VERSION}"
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        # duckdb takes UTF-8 only.
+        return None
     return folder if source.whole and (_stamp(folder) or _writable(folder)) else None
 
 

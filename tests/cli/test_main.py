@@ -5,7 +5,6 @@ import signal
 import threading
 
 import duckdb
-import pytest
 
 from verl_profiler.cli import main, summary
 
@@ -37,13 +36,30 @@ def test_an_interrupt_during_a_query_is_no_error(monkeypatch, capsys):
     assert ("", "") == capsys.readouterr()
 
 
-def test_other_errors_of_that_type_are_told(monkeypatch):
-    """Nothing is taken for an interrupt that is none."""
+def failing(_):
+    raise RuntimeError("no\x1b[2J thread\nFORGED")
 
-    def failing(_):
-        raise RuntimeError("can't start new thread")
 
+def test_an_error_of_ours_is_told_in_plain_lines(monkeypatch, capsys):
+    """What it was, how to see where it was; a status that no other end has."""
     monkeypatch.setattr(summary, "run", failing)
 
-    with pytest.raises(RuntimeError, match="new thread"):
-        main(["summary", "nowhere"])
+    assert 3 == main(["summary", "nowhere"])
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert [
+        "verl-profiler summary: error in verl-profiler itself: RuntimeError: no\\x1b[2J thread",
+        "Please report it with the output of: verl-profiler --traceback summary … (internal-error)",
+    ] == err.splitlines()
+
+
+def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
+    """Of errors of ours and of the user's."""
+    monkeypatch.setattr(summary, "run", failing)
+
+    assert 3 == main(["--traceback", "summary", "nowhere"])
+    assert "in failing" in capsys.readouterr().err
+    assert 2 == main(["--traceback", "why", "/nowhere"])
+    err = capsys.readouterr().err
+    assert "in _run" in err
+    assert "(no-such-run)" in err

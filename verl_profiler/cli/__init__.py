@@ -8,13 +8,15 @@ where only the core dependencies are installed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
-import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from verl_profiler.errors import VerlProfilerError
+from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
+from verl_profiler.errors import ReadingError, VerlProfilerError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -40,31 +42,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
     0: done. 1: nothing to report, or what was run has failed. 2: the command cannot be carried out
-    as given. 130: interrupted.
+    as given. 3: an error in this package. 130: interrupted; 128 + N: ended by signal N.
     """
-    parser = _parser()
-    args = parser.parse_args(arguments)
-    if args.command is None:
-        parser.print_help()
-        return 2
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return args.run(args)
-    except VerlProfilerError as error:
-        if args.traceback:
-            raise
-        print(f"verl-profiler {args.command}: {error}", file=sys.stderr)
-        return error.exit_code
+        with tidy_ends(), guarded():
+            return _run(words)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) is gone; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of a pipe (`| head`) is gone.
         return 0
     except KeyboardInterrupt:
         return 130
-    except RuntimeError as error:
+    except ReadingError as error:
+        # The output itself cannot be written.
+        with contextlib.suppress(OSError):
+            print_error(f"verl-profiler: {error}")
+        return error.exit_code
+
+
+def _run(words: Sequence[str]) -> int:
+    args = _parser().parse_args(words)
+    if args.command is None:
+        _parser().print_help()
+        return 2
+    try:
+        status = args.run(args)
+        # While an error of it can still be told.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except VerlProfilerError as error:
+        if args.traceback:
+            traceback.print_exc()
+        message = named(f"verl-profiler {args.command}: {error}", words)
+        print(message, file=sys.stderr)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  the last resort
         # What duckdb makes of a Ctrl-C during a query.
-        if str(error) != "Query interrupted":
-            raise
-        return 130
+        if isinstance(error, RuntimeError) and str(error) == "Query interrupted":
+            raise KeyboardInterrupt from None
+        if args.traceback:
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        print_error(
+            f"verl-profiler {args.command}: error in verl-profiler itself: {what}",
+            f"Please report it with the output of: verl-profiler --traceback {args.command} … "
+            "(internal-error)",
+        )
+        return 3
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,9 +11,11 @@ Exit status 0: all is well.  1: something would be missing; the lines marked `!`
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+from dataclasses import asdict, replace
 from pathlib import Path
+
+from verl_profiler.cli.output import print_json
+from verl_profiler.render.visible import shown
 
 __all__ = ["add_arguments", "run"]
 
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is not None:
         from verl_profiler import dry_run
 
-        print("\n".join(dry_run.explain(args.config)))
+        print("\n".join(shown(dry_run.explain(args.config))))
         return 0
     from verl_profiler import doctor
 
@@ -54,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if args.ray:
         findings += doctor.examine_cluster()
     if args.json:
-        json.dump([finding.as_dict() for finding in findings], sys.stdout, indent=2)
-        print()
+        print_json([finding.as_dict() for finding in findings])
     else:
         for finding in findings:
-            print(finding.text())
+            print(replace(finding, **shown(asdict(finding))).text())
     return 0 if all(finding.good for finding in findings) else 1

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import shown, visible
 
 __all__ = ["add_arguments", "run"]
 
@@ -81,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
             if capture.file and capture.tool == "nsys" and not capture.problem:
                 export(args.directory / "nsight" / capture.file)
     if args.json:
-        json.dump([asdict(capture) for capture in captures], sys.stdout, indent=2)
-        print()
+        print_json([asdict(capture) for capture in captures])
     else:
         for capture in captures:
             if capture.file:
-                print(f"{capture.size_bytes / 1e6:8.1f} MB  {capture.file}")
-        print("\n".join(collecting.account(captures)))
+                print(visible(f"{capture.size_bytes / 1e6:8.1f} MB  {capture.file}"))
+        print("\n".join(shown(collecting.account(captures))))
     for line in [*(fetch.account() if fetch is not None else ()), *lines]:
-        print(line, file=sys.stderr if args.json else sys.stdout)
+        print(visible(line), file=sys.stderr if args.json else sys.stdout)
     return 1 if any(capture.problem for capture in captures) else 0
 
 

@@ -12,7 +12,6 @@ The exit status is 1 when a --fail-if holds: a change has to be beyond the limit
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import check_steps, step_range
-from verl_profiler.cli.output import target_of, write_whole
+from verl_profiler.cli.output import print_json, target_of, write_whole
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows, Steps
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run", "side"]
 
-_SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)")
+_SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 # What is compared unless conditions ask for more, by what is over or in the steps.  Every further
 # figure makes all of them less certain, so each of these says something that the others do not.
@@ -122,16 +123,15 @@ def run(args: argparse.Namespace) -> int:
         verdicts,
     )
     if args.json:
-        json.dump({"format": 1, **document}, sys.stdout, indent=1)
-        print()
+        print_json({"format": 1, **document})
     else:
-        sys.stdout.write(diff_text(document, everything=args.all))
+        sys.stdout.write(diff_text(shown(document), everything=args.all))
     if target is not None:
         from verl_profiler.report.diff_page import diff_page
 
         write_whole(target, [diff_page(document)])
         # Standard output may be the JSON.
-        print(f"Wrote {target}", file=sys.stderr)
+        print_error(f"Wrote {target}")
     return int(any(verdict["holds"] for verdict in verdicts))
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
-import sys
 from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import replacing, target_of
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import visible
 
 __all__ = ["add_arguments", "run"]
 
@@ -70,20 +71,20 @@ def run(args: argparse.Namespace) -> int:
         check_steps(opened, args.steps)
         first_ns = origin_ns(opened.tables, args.steps)
         if not first_ns:
-            print("\n".join(["nothing to export:", *opened.problems]), file=sys.stderr)
+            print_error("nothing to export:", *opened.problems)
             return 1
         for path in (path for each in args.runs for path in find_guests(each)):
             try:
                 guests.append(read_guest(path, found=True))
             except ReadingError as error:
-                print(f"not merged: {error}", file=sys.stderr)
+                print_error(f"not merged: {error}")
         with replacing(target) as file, _packed(file, target) as stream:
             trace = kind(stream, first_ns)
             folders = write_run(opened.tables, args.steps, trace)
             for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
             trace.close()
-    print(f"Wrote {target}")
+    print(visible(f"Wrote {target}"))
     if not args.chrome_json:
         print("Open it in https://ui.perfetto.dev")
     return 0

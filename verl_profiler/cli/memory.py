@@ -10,7 +10,6 @@ A console log is read for verl's own memory lines, which it has with VERL_LOGGIN
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, check_steps, is_run
+from verl_profiler.cli.output import print_json
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
     from verl_profiler.reader import Run
@@ -63,16 +65,15 @@ def run(args: argparse.Namespace) -> int:
         }
     empty = not any(content["tables"].values())
     if args.json:
-        json.dump(content, sys.stdout, indent=1, default=str)
-        print()
+        print_json(content)
     elif empty:
         hint = (
             "nothing to report: no memory was read. A run needs profiler.events.families.memory, "
             "a log needs VERL_LOGGING_LEVEL=DEBUG."
         )
-        print("\n".join([hint, *content["problems"]]), file=sys.stderr)
+        print_error(hint, *content["problems"])
     else:
-        sys.stdout.write(memory_text(content))
+        sys.stdout.write(memory_text(shown(content)))
     return 1 if empty else 0
 
 

@@ -1,17 +1,36 @@
-"""Files that commands write: whole or not at all, and never over another without being told to."""
+"""What commands write: files whole or not at all and never over another unasked; JSON and CSV."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
+import math
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import visible
 
-__all__ = ["refuse_overwriting", "replacing", "target_of", "write_whole"]
+__all__ = [
+    "csv_text",
+    "json_text",
+    "print_json",
+    "refuse_overwriting",
+    "replacing",
+    "target_of",
+    "write_whole",
+]
+
+# A spreadsheet takes a cell that begins like this for a formula, also in its full width form.
+_FORMULA = re.compile(r"[=+\-@＝＋－＠]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def target_of(runs: Sequence[Path], out: Path | None, name: str, *, force: bool) -> Path:
@@ -33,15 +52,22 @@ def target_of(runs: Sequence[Path], out: Path | None, name: str, *, force: bool)
 
 
 def refuse_overwriting(target: Path, *, force: bool) -> None:
-    """Refuse a file that exists.
+    """Refuse a file that exists, also a link to none.
 
     Raises:
-        ReadingError: It exists, and `force` is False.
+        ReadingError: It exists, and `force` is False; or it is no regular file, such as a device.
     """
-    if target.exists() and not force:
+    if not os.path.lexists(target):
+        return
+    if not force:
         raise ReadingError(
             f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
             "output-exists",
+        )
+    if not target.is_symlink() and not target.is_file():
+        raise ReadingError(
+            f"{target} is no regular file and cannot be replaced.\nName another file with --out",
+            "cannot-write",
         )
 
 
@@ -52,31 +78,80 @@ def write_whole(target: Path, text: Iterable[str]) -> None:
         ReadingError: It cannot be written.
     """
     with replacing(target) as file:
-        file.writelines(piece.encode() for piece in text)
+        # A lone surrogate, as paths have that are not UTF-8, is written as its escape.
+        file.writelines(piece.encode(errors="backslashreplace") for piece in text)
 
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of `target` when all of it is written.
 
+    Its mode is what the umask gives any new file.  A link is replaced, not followed.
+
     Raises:
-        ReadingError: It cannot be written.
+        ReadingError: It cannot be written; what was there before is unchanged.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(
-            prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent
-        )
+        part = target.with_name(f".{target.stem[:80]}-{secrets.token_hex(6)}{target.suffix[:20]}")
+        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with os.fdopen(handle, "w+b") as file:
                 yield file
-            os.chmod(name, 0o644)
-            os.replace(name, target)
+            os.replace(part, target)
         except BaseException:
-            os.unlink(name)
+            os.unlink(part)
             raise
     except OSError as error:
         raise ReadingError(
-            f"{target} cannot be written: {error.strerror}.\nName another file with --out",
+            f"{target} cannot be written: {error.strerror or error}.\nName another file with --out",
             "cannot-write",
         ) from error
+
+
+def print_json(content: Any) -> None:
+    """Print a document on stdout."""
+    sys.stdout.write(json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """Write a document as JSON of ASCII letters, with null for numbers that JSON lacks."""
+    try:
+        text = json.dumps(content, indent=1, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(content), indent=1, default=str, allow_nan=False)
+    return text + "\n"
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(each) for each in content]
+    return content
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write rows as CSV, with every column that any of them has.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it; numbers stay
+    numbers.
+    """
+    listed = list(rows)
+    columns = list(dict.fromkeys(name for row in listed for name in row))
+    if not columns:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in listed)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = visible(str(value))
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

@@ -13,15 +13,16 @@ says.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_cache, add_steps, check_steps, check_worker, did_you_mean
+from verl_profiler.cli.output import csv_text, json_text, refuse_overwriting, replacing, write_whole
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -222,12 +223,12 @@ def _draw(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> 
             try:
                 figure = plot.figure(_of_run(sheets, label), choice)
             except NothingToDraw as reason:
-                print(f"verl-profiler plot: {name}: nothing to draw: {reason}", file=sys.stderr)
+                print_error(f"verl-profiler plot: {name}: nothing to draw: {reason}")
                 continue
             path = paths[name, label]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save(figure, path, form)
-            print(f"Wrote {path}")
+            with replacing(path) as file:
+                save(figure, file, form)
+            print(visible(f"Wrote {path}"))
             written += 1
     return 0 if written else 1
 
@@ -269,8 +270,11 @@ def _safe(label: str) -> str:
 
 
 def _refuse_overwriting(paths: Any, *, force: bool) -> None:
-    there = [path for path in paths if path.exists()]
-    if there and not force:
+    there = [path for path in paths if os.path.lexists(path)]
+    if force:
+        for path in there:
+            refuse_overwriting(path, force=True)
+    elif there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise ReadingError(
             f"{there[0]}{more} would be overwritten.\nAdd --force, or name another --out",
@@ -287,7 +291,7 @@ def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, Plo
     """Say which plots have no numbers; return True when none has any."""
     empty = [name for name, sheets in numbers.items() if not next(iter(sheets.values()))]
     for name in empty:
-        print(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}", file=sys.stderr)
+        print_error(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}")
     return len(empty) == len(numbers)
 
 
@@ -302,16 +306,15 @@ def _write_json(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespac
         "plots": numbers,
         "problems": opened.problems,
     }
-    text = json.dumps(content, indent=1, default=str) + "\n"
+    text = json_text(content)
     out: Path | None = args.out
     if out is None:
         sys.stdout.write(text)
     else:
         path = out / f"{args.name}.json" if out.is_dir() else out
         _refuse_overwriting([path], force=args.force)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        print(f"Wrote {path}")
+        write_whole(path, [text])
+        print(visible(f"Wrote {path}"))
     return 1 if _nothing(numbers, chosen) else 0
 
 
@@ -325,7 +328,7 @@ def _write_csv(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace
             raise ReadingError(
                 "--csv of all plots needs a folder to write to.\nAdd --out FOLDER", "output-format"
             )
-        sys.stdout.write(_as_csv(next(iter(next(iter(numbers.values())).values()))))
+        sys.stdout.write(csv_text(next(iter(next(iter(numbers.values())).values()))))
         return 1 if _nothing(numbers, chosen) else 0
     if out.suffix.lower() == ".csv" and not out.is_dir():
         if len(chosen) > 1:
@@ -340,17 +343,6 @@ def _write_csv(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace
         paths = {table: out / f"{table}.csv" for table in tables}
     _refuse_overwriting(paths.values(), force=args.force)
     for table, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_as_csv(tables[table]), encoding="utf-8", newline="")
-        print(f"Wrote {path}")
+        write_whole(path, [csv_text(tables[table])])
+        print(visible(f"Wrote {path}"))
     return 1 if _nothing(numbers, chosen) else 0
-
-
-def _as_csv(rows: Rows) -> str:
-    if not rows:
-        return ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

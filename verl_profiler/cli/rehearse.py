@@ -26,11 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.rehearsal.children import Children
 from verl_profiler.rehearsal.command import ENGINES, build
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
+from verl_profiler.render.visible import visible
 
 __all__ = ["add_arguments", "run"]
 
@@ -102,8 +104,11 @@ def run(args: argparse.Namespace) -> int:
             Children(command.arguments, {**os.environ, **command.variables}), file, clock
         )
     if status != 0:
-        print("\n".join(relevant_tail(tail)), file=sys.stderr)
-        print(f"\nThe trainer ended with status {status}.  Its console: {console}", file=sys.stderr)
+        print_error(
+            *(line.rstrip("\r\n") for line in relevant_tail(tail)),
+            "",
+            f"The trainer ended with status {status}.  Its console: {console}",
+        )
         return 1
     clock.say("the trainer has ended")
     if args.profiler != "none":
@@ -121,7 +126,7 @@ class _Clock:
 
     def say(self, message: str) -> None:
         self.last = time.monotonic()
-        print(f"{self.last - self.begin:4.0f} s  {message}", flush=True)
+        print(visible(f"{self.last - self.begin:4.0f} s  {message}"), flush=True)
 
 
 def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, deque[str]]:
@@ -221,14 +226,14 @@ def _summarize(output: Path) -> None:
     try:
         summary = importlib.import_module("verl_profiler.cli.summary")
     except ImportError as error:
-        print(f"No summary: {error}.  The events are in {_short(output)}", flush=True)
+        print(visible(f"No summary: {error}.  The events are in {_short(output)}"), flush=True)
         return
     summary.summarize(output, sys.stdout)
     try:
         report = importlib.import_module("verl_profiler.cli.report")
         written = report.write_report(output, force=True)
     except (ImportError, ReadingError) as error:
-        print(f"No report: {error}", flush=True)
+        print(visible(f"No report: {error}"), flush=True)
         return
     print(f"Wrote {_short(written)}", flush=True)
 
@@ -236,8 +241,8 @@ def _summarize(output: Path) -> None:
 def _short(path: Path) -> str:
     """Return a path relative to the current directory where it lies below it."""
     with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+        path = path.relative_to(Path.cwd())
+    return visible(str(path))
 
 
 def _positive(text: str) -> int:

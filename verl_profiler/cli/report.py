@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import target_of, write_whole
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if written is None:
         return 1
-    print(f"Wrote {written}")
+    print(visible(f"Wrote {written}"))
     return 0
 
 
@@ -105,7 +107,7 @@ def _write(
         check_steps(opened, steps)
         gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
-        print("\n".join(["nothing to report:", *gathered["problems"]]), file=sys.stderr)
+        print_error("nothing to report:", *gathered["problems"])
         return None
     write_whole(target, [page(gathered, made=_made())])
     return target

@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import (
@@ -21,7 +19,10 @@ from verl_profiler.cli.options import (
     check_steps,
     check_worker,
 )
+from verl_profiler.cli.output import print_json
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
     from verl_profiler.reader import Run
@@ -86,13 +87,12 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
     )
     if args.json:
         content = {"format": 1, "runs": opened.labels, **counts, "requests": rows}
-        json.dump(content, sys.stdout, indent=1, default=str)
-        print()
+        print_json(content)
     elif rows:
-        print(request_table(rows, counts, several=len(opened.labels) > 1))
+        print(request_table(shown(rows), counts, several=len(opened.labels) > 1))
     if not rows:
         kind = "validation" if args.validate else "training"
-        print(f"nothing to report: no {kind} request is there", file=sys.stderr)
+        print_error(f"nothing to report: no {kind} request is there")
         return 1
     return 0
 
@@ -120,7 +120,7 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
     if len(found) > 1:
         listed = ", ".join(
             f"{row['request_id']} (step {row['step']}{', validation' if row['validate'] else ''})"
-            for row in found[:5]
+            for row in shown(found[:5])
         )
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise ReadingError(
@@ -138,10 +138,9 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
     ]
     if args.json:
         content = {"format": 1, "request": request, "timeline": timeline}
-        json.dump(content, sys.stdout, indent=1, default=str)
-        print()
+        print_json(content)
     else:
-        print(request_lines(request, timeline, width=args.width or _terminal_width()))
+        print(request_lines(*shown((request, timeline)), width=args.width or _terminal_width()))
     return 0
 
 

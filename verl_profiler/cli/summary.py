@@ -8,12 +8,14 @@ verl-profiler summary logs/my-run logs/my-run-2 --json
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps, step_range
+from verl_profiler.cli.output import json_text
+from verl_profiler.cli.terminal import print_error
+from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
@@ -78,12 +80,12 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
             "tables": tables,
             "problems": opened.problems,
         }
-        json.dump(content, stream, indent=1, default=str)
-        stream.write("\n")
+        stream.write(json_text(content))
     else:
         if not tables["step_times"]:
-            print("\n".join(["nothing to report:", *opened.problems]), file=sys.stderr)
+            print_error("nothing to report:", *opened.problems)
             return 1
-        about["findings"] = finding_list(found)
-        stream.write(summary(tables, about, opened.problems))
+        tables, about, problems = shown((tables, about, opened.problems))
+        about["findings"] = finding_list(shown(found))
+        stream.write(summary(tables, about, problems))
     return 0 if tables["step_times"] else 1

@@ -13,9 +13,7 @@ can be run again while the log grows; other files are not, unless --force is giv
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_steps
+from verl_profiler.cli.output import csv_text, json_text, refuse_overwriting, replacing, write_whole
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.steps is not None:
         runs = _chosen(runs, args.steps)
     if not runs:
-        print("\n".join(["nothing to plot:", *problems]), file=sys.stderr)
+        print_error("nothing to plot:", *problems)
         return 1
     compared = None if args.recorded is None else _compared(runs, args, problems)
     if args.json or args.csv:
@@ -99,11 +100,11 @@ def run(args: argparse.Namespace) -> int:
     if compared is not None:
         from verl_profiler.report.timing_text import difference_table
 
-        print(f"\nThe log and the recorded spans of {args.recorded}:\n")
-        print(difference_table(compared))
+        print(f"\nThe log and the recorded spans of {visible(str(args.recorded))}:\n")
+        print(difference_table(shown(compared)))
     if problems:
         print("\nWhat to know about the log:")
-        print("\n".join(f"- {problem}" for problem in problems))
+        print("\n".join(visible(f"- {problem}") for problem in problems))
     return 0
 
 
@@ -141,27 +142,23 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
         _refuse_overwriting(
             [folder / f"{name}.png" for name in pictures], _mark(run), force=args.force
         )
-    print(f"Parsing log file: {', '.join(map(str, args.logs))}")
+    print(visible(f"Parsing log file: {', '.join(map(str, args.logs))}"))
     for run, folder in zip(runs, folders, strict=True):
-        print(f"\nRun {run.label}" if len(runs) > 1 else "", end="\n" * (len(runs) > 1))
+        print(f"\nRun {visible(run.label)}" if len(runs) > 1 else "", end="\n" * (len(runs) > 1))
         print(f"Found {len({name for line in run.lines for name in line.values})} metrics")
-        print("\n".join(run_facts(run)))
-        print(f"Output directory: {folder}\n\nGenerating plots...")
+        print("\n".join(map(visible, run_facts(run))))
+        print(f"Output directory: {visible(str(folder))}\n\nGenerating plots...")
         for name, picture in pictures.items():
             path = folder / f"{name}.png"
             try:
                 figure = picture.figure(run)
             except NothingToDraw as reason:
-                print(f"Not drawn: {path}: {reason}")
+                print(visible(f"Not drawn: {path}: {reason}"))
                 continue
-            _write(
-                lambda path=path, figure=figure, run=run: save(
-                    figure, path, "png", description=_mark(run)
-                ),
-                path,
-            )
-            print(f"Saved: {path}")
-        print(f"\n{summary_block(run)}\n\nAll plots saved to: {folder}")
+            with replacing(path) as file:
+                save(figure, file, "png", description=_mark(run))
+            print(visible(f"Saved: {path}"))
+        print(f"\n{summary_block(run)}\n\nAll plots saved to: {visible(str(folder))}")
 
 
 def _plotting() -> tuple[Mapping[str, Picture], Any]:
@@ -199,8 +196,11 @@ def _refuse_overwriting(paths: Sequence[Path], mark: str | None, *, force: bool)
     Raises:
         ReadingError: Another file is in the way.
     """
-    there = [path for path in paths if path.exists() and not _carries(path, mark)]
-    if there and not force:
+    there = [path for path in paths if os.path.lexists(path) and not _carries(path, mark)]
+    if force:
+        for path in there:
+            refuse_overwriting(path, force=True)
+    elif there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise ReadingError(
             f"{there[0]}{more} would be overwritten, and was not written by this command from the "
@@ -210,22 +210,10 @@ def _refuse_overwriting(paths: Sequence[Path], mark: str | None, *, force: bool)
 
 
 def _carries(path: Path, mark: str | None) -> bool:
-    if mark is None or not path.is_file():
+    if mark is None or path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
         return f"Description\0{mark}".encode("latin-1", "replace") in file.read(_HEAD_BYTES)
-
-
-def _write(write: Any, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write()
-    except OSError as error:
-        raise ReadingError(
-            f"{path} cannot be written: {error.strerror}.\n"
-            "Name another place with --output-dir or --out",
-            "cannot-write",
-        ) from error
 
 
 def _give(text: str, out: Path | None, *, force: bool) -> None:
@@ -233,8 +221,8 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
         sys.stdout.write(text)
         return
     _refuse_overwriting([out], None, force=force)
-    _write(lambda: out.write_text(text, encoding="utf-8", newline=""), out)
-    print(f"Wrote {out}")
+    write_whole(out, [text])
+    print(visible(f"Wrote {out}"))
 
 
 def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequence[str]) -> str:
@@ -262,7 +250,7 @@ def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequenc
         **({} if compared is None else {"logged_and_recorded": compared}),
         "problems": list(problems),
     }
-    return json.dumps(content, indent=1) + "\n"
+    return json_text(content)
 
 
 def _as_csv(runs: Sequence[LoggedRun]) -> str:
@@ -274,12 +262,7 @@ def _as_csv(runs: Sequence[LoggedRun]) -> str:
         for run in runs
         for row, line in zip(logged_steps(run), run.lines, strict=True)
     ]
-    text = io.StringIO()
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def _compared(runs: Sequence[LoggedRun], args: argparse.Namespace, problems: list[str]) -> Rows:

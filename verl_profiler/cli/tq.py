@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +26,10 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
 from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean, is_run
+from verl_profiler.cli.output import print_json
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Rows
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
     with reopen() as sources:
         if not any(_known(source) for source in sources):
-            print(_nothing(args.paths), file=sys.stderr)
+            print_error(*_nothing(args.paths))
             return 1
         _check(sources, args)
         if args.plot is not None:
@@ -174,7 +175,7 @@ def _offset(text: str) -> int:
 
 def _plot(sources: list[Source], args: argparse.Namespace) -> int:
     """Draw every plot that has something to show; return 1 when none has."""
-    from verl_profiler.cli.output import refuse_overwriting
+    from verl_profiler.cli.output import refuse_overwriting, replacing
     from verl_profiler.cli.plot import known_plots
     from verl_profiler.report.plots import Choice, NothingToDraw
     from verl_profiler.report.plots.canvas import save
@@ -194,11 +195,11 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
             try:
                 figure = plot.figure(sheets, choice)
             except NothingToDraw as reason:
-                print(f"verl-profiler tq: {name}: nothing to draw: {reason}", file=sys.stderr)
+                print_error(f"verl-profiler tq: {name}: nothing to draw: {reason}")
                 continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save(figure, path, "png")
-            print(f"Wrote {path}")
+            with replacing(path) as file:
+                save(figure, file, "png")
+            print(visible(f"Wrote {path}"))
             written += 1
     return 0 if written else 1
 
@@ -210,11 +211,13 @@ def _known(source: Source) -> bool:
     )
 
 
-def _nothing(paths: list[Path]) -> str:
+def _nothing(paths: list[Path]) -> tuple[str, str]:
     return (
-        f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.\n"
-        "Lines need TQ_TRACE_ENABLED=1 in the environment of the command that starts training, "
-        "VERL_LOGGING_LEVEL not above INFO, and a verl that uses TransferQueue"
+        f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.",
+        (
+            "Lines need TQ_TRACE_ENABLED=1 in the environment of the command that starts training, "
+            "VERL_LOGGING_LEVEL not above INFO, and a verl that uses TransferQueue"
+        ),
     )
 
 
@@ -285,8 +288,7 @@ def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
         "tables": tables,
         "problems": [text for source in sources for text in _problems(source, tables, "en")],
     }
-    json.dump(content, sys.stdout, indent=1, default=str)
-    print()
+    print_json(content)
 
 
 def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str) -> None:
@@ -297,7 +299,8 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
             mine = {
                 name: [row for row in rows if row["run"] == label] for name, rows in tables.items()
             }
-            print(tq_report(mine, label, _problems(source, mine, language), language=language))
+            problems = _problems(source, mine, language)
+            print(tq_report(*shown((mine, label, problems)), language=language))
 
 
 def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
@@ -305,9 +308,10 @@ def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) ->
     from verl_profiler.analysis.tq_calls import tq_calls
     from verl_profiler.report.text import align, seconds
 
+    rows = shown(rows)
     if not rows:
         reason = f"no call has a trace id that begins with {args.trace!r}"
-        print(f"nothing to report: {reason}", file=sys.stderr)
+        print_error(f"nothing to report: {reason}")
         return 1
     header = ["trace id", "calls", "spread", "in calls", "get", "put", "failed", "functions"]
     lines = [
@@ -338,7 +342,7 @@ def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) ->
         ]
         for source in sources
         for row in tq_calls(source.tables, args.steps, function=args.function)
-        if rows[0]["trace_id"] in row["trace_ids"] and row["run"] == rows[0]["run"]
+        if rows[0]["trace_id"] in shown(row["trace_ids"]) and visible(row["run"]) == rows[0]["run"]
     ]
     titles = ["begin", "took", "get", "compute", "put", "step", "function", "process", ""]
     print("\n" + align([titles, *calls], left=(6, 7, 8)))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.output import refuse_overwriting, write_whole
+from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.cli.tq import Source
@@ -148,9 +150,9 @@ def export(
         return _write(otlp_lines(given), args.out, "spans with a time of day")
     sent = send(given, args.endpoint)
     if not sent:
-        print("nothing to export: no call has a time of day", file=sys.stderr)
+        print_error("nothing to export: no call has a time of day")
         return 1
-    print(f"Sent {sent:,} spans to {args.endpoint}")
+    print(visible(f"Sent {sent:,} spans to {args.endpoint}"))
     return 0
 
 
@@ -161,7 +163,7 @@ def _experiments(source: Source, given: str | None) -> dict[str, str]:
 def _write(lines: Iterator[str], out: Path | None, what: str) -> int:
     first = next(lines, None)
     if first is None:
-        print(f"nothing to export: there are no {what}", file=sys.stderr)
+        print_error(f"nothing to export: there are no {what}")
         return 1
 
     def everything() -> Iterator[str]:
@@ -172,7 +174,7 @@ def _write(lines: Iterator[str], out: Path | None, what: str) -> int:
         sys.stdout.writelines(everything())
     else:
         write_whole(out, everything())
-        print(f"Wrote {out}")
+        print(visible(f"Wrote {out}"))
     return 0
 
 

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.terminal import control
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
@@ -73,13 +74,12 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(_lines(followed, live, followed.headers())))
         return 0 if live.steps else 1
     try:
-        sys.stdout.write(_HIDE_CURSOR + _CLEAR)
+        control(_HIDE_CURSOR + _CLEAR)
         _follow(followed, live, args.interval)
     except KeyboardInterrupt:
         pass
     finally:
-        sys.stdout.write(f"{_SHOW_CURSOR}\n")
-        sys.stdout.flush()
+        control(f"{_SHOW_CURSOR}\n")
     return 0
 
 
@@ -90,8 +90,7 @@ def _follow(followed: Run, live: Live, interval_s: float) -> None:
         if time.monotonic() - read_s > _HEADERS_EVERY_S:
             headers, read_s = followed.headers(), time.monotonic()
         lines = _lines(followed, live, headers)
-        sys.stdout.write(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
-        sys.stdout.flush()
+        control(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
         if not followed.behind_bytes:
             time.sleep(interval_s)
 

@@ -11,11 +11,13 @@ to trust them.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from verl_profiler.cli.options import check_steps
+from verl_profiler.cli.output import print_json
 from verl_profiler.cli.summary import add_arguments
+from verl_profiler.cli.terminal import print_error
+from verl_profiler.render.visible import shown
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         found = explanations(opened.tables, args.steps)
         problems = opened.problems
     if not found["critical_segments"]:
-        print("\n".join(["nothing to report: no step has an end", *problems]), file=sys.stderr)
+        print_error("nothing to report: no step has an end", *problems)
         return 1
     ranked = findings(found)
     if args.json:
@@ -47,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
             "tables": found,
             "problems": problems,
         }
-        json.dump(content, sys.stdout, indent=1, default=str)
-        print()
+        print_json(content)
     else:
-        sys.stdout.write(why(found, ranked))
+        sys.stdout.write(why(*shown((found, ranked))))
     return 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_profiler.rehearsal.environment import environment
+from verl_profiler.render.visible import visible
 
 __all__ = ["ENGINES", "Command", "build"]
 
@@ -30,10 +31,18 @@ class Command:
 
     def shell(self) -> str:
         """Return the command as a shell takes it."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
-        lines = ["env", *variables, shlex.join(self.arguments[:3])]
-        lines += [shlex.quote(argument) for argument in self.arguments[3:]]
+        variables = [f"{name}={_shell_word(value)}" for name, value in self.variables.items()]
+        lines = ["env", *variables, " ".join(map(_shell_word, self.arguments[:3]))]
+        lines += map(_shell_word, self.arguments[3:])
         return " \\\n    ".join(lines)
+
+
+def _shell_word(word: str) -> str:
+    """Quote a word for a shell; one with control characters as bash writes it."""
+    if visible(word) == word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{visible(escaped)}'"
 
 
 def build(

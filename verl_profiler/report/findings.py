@@ -10,7 +10,8 @@ from verl_profiler.analysis.explain import findings as explained
 from verl_profiler.analysis.explain.findings import EVIDENCE
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.report.text import printable, seconds, share
+from verl_profiler.render.visible import visible
+from verl_profiler.report.text import seconds, share
 
 __all__ = ["EVIDENCE", "RULES", "finding_list", "finding_texts", "findings"]
 
@@ -124,4 +125,4 @@ def finding_list(rows: Rows) -> str:
         for name, content in text["files"]:
             lines += [f"   {name}:", *(f"        {line}" for line in content.splitlines() if line)]
         lines += [f"   prove: {text['proof']}"] if text["proof"] else []
-    return "\n".join(["Findings", *map(printable, lines)]) if lines else ""
+    return "\n".join(["Findings", *map(visible, lines)]) if lines else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.render.visible import visible
 from verl_profiler.report.text import align, seconds, share
 from verl_profiler.tables import REQUEST_PARTS
 
@@ -19,7 +20,6 @@ _SHORT = {
     "token_merge": "merge",
     "postprocess": "post",
 }
-_UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), "?")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 # Inside what they are shown, and in which order when they begin at the same moment.
@@ -136,7 +136,7 @@ def _about(request: Mapping[str, Any]) -> str:
         facts.append(f"reward {request['reward']:.4g}")
     if _state(request):
         facts.append(_state(request))
-    return _plain(who) + "\n" + _plain(", ".join(facts))
+    return visible(who) + "\n" + visible(", ".join(facts))
 
 
 def _parts(request: Mapping[str, Any], width: int) -> str:
@@ -181,7 +181,7 @@ def _bars(request: Mapping[str, Any], timeline: Rows, width: int) -> str:
         name = "  " * max(_INSIDE.get(row["event"], _ELSEWHERE) - 1, 0) + row["event"]
         if row["event"] == "turn" and row["turn"] is not None:
             name += f" {row['turn']}"
-        what = _plain(str(row["what"])) if row["what"] else ""
+        what = visible(str(row["what"])) if row["what"] else ""
         if row["event"] == "engine_request":
             what = str(row["name"])
         notes = [what] if what else []
@@ -242,7 +242,7 @@ def _columns(lines: Sequence[Sequence[str]]) -> str:
     result = []
     for line in lines:
         cells = [
-            _plain(cell).rjust(width) if place in (1, 2) else _plain(cell).ljust(width)
+            visible(cell).rjust(width) if place in (1, 2) else visible(cell).ljust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         result.append("  ".join(cells).rstrip())
@@ -257,8 +257,3 @@ def _state(row: Mapping[str, Any]) -> str:
 
 def _text(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    """Take control characters out: names come from the run, and a terminal obeys them."""
-    return text.translate(_UNPRINTABLE)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.events import COMPUTING_ROLES
+from verl_profiler.render.visible import visible
 
-__all__ = ["align", "printable", "seconds", "share", "size", "summary"]
+__all__ = ["align", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -16,7 +17,6 @@ Rows = Sequence[Mapping[str, Any]]
 _BLOCKS = 5
 _PROBLEMS = 40
 _MANY = 40
-_UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 8232, 8233), "?")
 
 
 def seconds(value: float | None) -> str:
@@ -72,7 +72,7 @@ def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: 
         left: Columns that are set to the left.
         indent: Put before every line.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[visible(cell) for cell in row] for row in rows]
     flush_left = set(left)
     widths = [
         max(_width(row[column]) for row in cells if column < len(row))
@@ -136,7 +136,7 @@ def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
     parts.append(_count(about["events"], "event"))
-    return printable(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
+    return visible(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
 
 
 def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: bool) -> str:
@@ -155,7 +155,7 @@ def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: 
     slowest = _of(tables["slowest_requests"], row)
     if slowest:
         text += f"; slowest request {_slowest(slowest[0])}"
-    return printable(text + ".")
+    return visible(text + ".")
 
 
 def _slowest(request: Mapping[str, Any]) -> str:
@@ -214,7 +214,7 @@ def _step_block(
     total = (
         f"  {seconds(duration)}" if duration is not None else f"  ({seconds(row['seen_s'])} seen)"
     )
-    return printable(title + total) + "\n" + "\n".join(parts)
+    return visible(title + total) + "\n" + "\n".join(parts)
 
 
 def _request_lines(
@@ -462,7 +462,7 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
 def _problem_list(problems: Sequence[str]) -> str:
     if not problems:
         return "No problems found in the files."
-    shown = [f"  - {printable(problem)}" for problem in problems[:_PROBLEMS]]
+    shown = [f"  - {visible(problem)}" for problem in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
     return "Problems\n" + "\n".join(shown)
@@ -480,7 +480,7 @@ def _of(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, A
 
 
 def _fact(name: str, text: str) -> str:
-    return printable(f"  {name:<14}{text}").rstrip()
+    return visible(f"  {name:<14}{text}").rstrip()
 
 
 def _step_name(row: Mapping[str, Any], *, several: bool) -> str:
@@ -493,8 +493,3 @@ def _short(request_id: str | None) -> str:
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def printable(text: str) -> str:
-    """Take control characters out: names come from the run, and a terminal obeys them."""
-    return text.translate(_UNPRINTABLE)

@@ -8,6 +8,7 @@ from typing import Any
 from verl_profiler.analysis.logged_and_recorded import timer_differences
 from verl_profiler.analysis.logged_timers import logged_phases, logged_steps, metric_summary
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.visible import visible
 from verl_profiler.report.text import align, seconds
 from verl_profiler.step_lines import LoggedRun
 
@@ -38,7 +39,7 @@ def summary_block(run: LoggedRun) -> str:
         if row is None:
             continue
         note = _NOTES.get(row["metric"]) or _PLACES.get(row["place"], "")
-        lines += ["", f"{row['metric']}: {note}".rstrip()]
+        lines += ["", visible(f"{row['metric']}: {note}").rstrip()]
         lines += [
             f"  {f'{name}:':<8}{row[name.lower()]:.4f}"
             for name in ("Mean", "Std", "Min", "Max", "Median")

@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_profiler.report.text import align, printable, seconds, share
+from verl_profiler.render.visible import visible
+from verl_profiler.report.text import align, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
@@ -116,7 +117,7 @@ def tq_report(
         _steps(tables, language),
         _paths(tables["tq_paths"], language),
     ]
-    noted = [printable(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
+    noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -152,7 +153,7 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
         if moved
         else "No get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
     )
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(visible, lines))
 
 
 def _load(tables: Mapping[str, Rows]) -> str:
@@ -182,7 +183,7 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
     if not functions:
         return "\n".join([*lines, "没有找到完整的追踪数据。"])
     for row in functions:
-        lines += ["─" * _WIDTH, f"Function: {printable(row['func'])}", "─" * _WIDTH]
+        lines += ["─" * _WIDTH, f"Function: {visible(row['func'])}", "─" * _WIDTH]
         finished = row["calls"] - row["unfinished"]
         lines += [
             f"  调用次数:           {finished}",
@@ -218,7 +219,7 @@ def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
             first, *evidence = finding_lines(row, language)
-            lines += [printable(f"  ! {first}"), *(f"      {text}" for text in evidence)]
+            lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
         lines.append(f"      {words['advice']}{phrase(f'{kind}.advice', {}, language)}")
     return "\n".join(lines)
 
@@ -387,7 +388,7 @@ def _paths(paths: Rows, language: str) -> str:
         }
         lines.append(f"  {phrase('path', shown, language)}")
         lines += textwrap.wrap(
-            printable(" → ".join(row["path"])),
+            visible(" → ".join(row["path"])),
             100,
             initial_indent="    ",
             subsequent_indent="    ",

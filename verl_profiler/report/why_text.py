@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from verl_profiler.analysis.critical_path import UNEXPLAINED
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.what_if import CHANGES, UNCHANGED
+from verl_profiler.render.visible import visible
 from verl_profiler.report.findings import finding_list
-from verl_profiler.report.text import align, printable, seconds, share
+from verl_profiler.report.text import align, seconds, share
 
 __all__ = ["why"]
 
@@ -36,7 +37,7 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     for run in runs:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
-            blocks.append(printable(f"run {run}"))
+            blocks.append(visible(f"run {run}"))
         blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
         blocks += [_residuals(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]

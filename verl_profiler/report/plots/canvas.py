@@ -6,8 +6,7 @@ import math
 import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -15,6 +14,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from verl_profiler.render.visible import visible
 from verl_profiler.report.style import GRID, INK, MUTED
 
 __all__ = [
@@ -79,8 +79,6 @@ SEQUENCE: Colormap = LinearSegmentedColormap.from_list(
     "verl_profiler", ["#D6E6F2", "#8FBBDD", "#4B8CC2", "#1B5A95", "#0B2A4F"]
 )
 
-_UNPRINTABLE = dict.fromkeys((*range(32), *range(127, 160), 8232, 8233), "?")
-
 
 def settings() -> Any:
     """Return a context in which figures look as they should."""
@@ -136,7 +134,7 @@ def sheet(
     return figure, [axes for row in made for axes in row]
 
 
-def save(figure: Figure, path: Path, form: str, *, description: str | None = None) -> None:
+def save(figure: Figure, file: IO[bytes], form: str, *, description: str | None = None) -> None:
     """Write a figure; the same figure gives the same bytes.
 
     A PNG file carries the description, if there is one, near its beginning.
@@ -149,12 +147,12 @@ def save(figure: Figure, path: Path, form: str, *, description: str | None = Non
     with settings(), warnings.catch_warnings():
         # A name in a script that the font does not have is drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(path, format=form, dpi=150, metadata=metadata)
+        figure.savefig(file, format=form, dpi=150, metadata=metadata)
 
 
 def plain(text: object) -> str:
-    """Take control characters out of a name that comes from the run."""
-    return str(text).translate(_UNPRINTABLE).encode("utf-8", "replace").decode("utf-8")
+    """Escape what is no visible character of a name that comes from the run; XML lacks most of it."""
+    return visible(str(text))
 
 
 def short(text: object, width: int = 28) -> str:

@@ -1,0 +1,360 @@
+"""How commands end: by signals, closed pipes, full disks and poor encodings; and what they leave."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hostile_names import SMALL_RUN
+
+from verl_profiler.cli import main
+from verl_profiler.cli.output import csv_text, json_text, replacing, write_whole
+from verl_profiler.errors import ReadingError
+
+MAIN = "import sys; from verl_profiler.cli import main; sys.exit(main())"
+LOGS = Path(__file__).parents[1] / "data" / "console_logs"
+
+
+def command(*words, **options):
+    """Run a command of its own process; scratch files go to TMPDIR."""
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, words)],
+        capture_output=True,
+        check=False,
+        timeout=120,
+        **options,
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of its own, that a test may change."""
+    return Path(shutil.copytree(SMALL_RUN, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_scratch_files(number, run, tmp_path):
+    """In the middle of reading a run: here, of an event file that does not end."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    slow = (
+        "import sys, time\n"
+        "from verl_profiler import reader\n"
+        "def wait(*_, **__):\n"
+        "    print('reading', flush=True)\n"
+        "    time.sleep(60)\n"
+        "reader.find_sources = wait\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", slow + MAIN, "summary", str(run)],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    # Whatever guards stdout: what is printed comes through at once.
+    assert b"reading\n" == child.stdout.readline()
+    assert list(scratch.iterdir()), "the test's place is not where scratch files go"
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+
+    assert [] == list(scratch.iterdir())
+    assert (128 + number, b"") == (child.returncode, err)
+
+
+def test_a_signal_while_a_file_is_written_leaves_no_part_of_it(tmp_path):
+    """Neither under its name nor beside it."""
+    target = tmp_path / "out" / "report.html"
+    slow = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from verl_profiler.cli import output, summary\n"
+        "def pieces():\n"
+        "    yield 'half'\n"
+        "    print('writing', flush=True)\n"
+        "    time.sleep(60)\n"
+        f"summary.run = lambda args: output.write_whole(Path({str(target)!r}), pieces())\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", slow + MAIN, "summary", "x"], stdout=subprocess.PIPE
+    )
+    assert b"writing\n" == child.stdout.readline()
+    assert list(target.parent.iterdir())
+    child.terminate()
+
+    assert 143 == child.wait(timeout=60)
+    assert [] == list(target.parent.iterdir())
+    child.stdout.close()
+
+
+@pytest.mark.parametrize("words", [("summary",), ("summary", "--json"), ("requests", "--json")])
+def test_a_reader_that_leaves_is_no_error(words, run):
+    """`| head -1`; also when all of the output fits into the buffer and is written at the end."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *words, str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdout.close()
+    err = child.stderr.read()
+    child.stderr.close()
+
+    assert (0, b"") == (child.wait(timeout=60), err)
+
+
+def test_output_that_cannot_be_written_is_an_error_in_one_line(run):
+    """A full disk behind `> file`."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, "summary", str(run)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+
+    assert 2 == done.returncode
+    assert (
+        b"standard output cannot be written: No space left on device. (cannot-write)" in done.stderr
+    )
+    assert 1 == done.stderr.count(b"\n")
+
+
+def test_closed_streams_are_no_error(run):
+    """`>&-`, as some job managers start things."""
+    done = subprocess.run(
+        f"{sys.executable} -c '{MAIN}' summary {run} >&- 2>&-", shell=True, check=False, timeout=60
+    )
+
+    assert 0 == done.returncode
+
+
+@pytest.mark.parametrize(
+    "words", ["summary RUN", "requests RUN --request 31d0b664", "tq RUN --lang zh", "plot --list"]
+)
+def test_a_terminal_of_ascii_gets_ascii(words, run):
+    """Bars and arrows as something alike, everything else as its escape."""
+    words = [str(run) if word == "RUN" else word for word in words.split()]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = command(*words, env=environment)
+
+    assert (0, b"") == (done.returncode, done.stderr)
+    assert done.stdout.isascii()
+    assert not re.search(rb"\\u25[0-9a-f]{2}", done.stdout), "a bar of escapes"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "summary RUN",
+        "summary RUN --json",
+        "why RUN",
+        "requests RUN",
+        "report RUN",
+        "plot slowest_requests RUN --out OUT.svg",
+        "watch RUN --once",
+        "memory RUN",
+        "tq RUN",
+        "diff RUN@1 RUN@2",
+        "export perfetto RUN",
+        "summary MISSING",
+    ],
+)
+def test_a_path_that_is_not_utf_8(words, run, tmp_path):
+    """Names are bytes; shown are those that are no text as escapes."""
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff\xfen"))
+    run.rename(odd)
+    names = {"RUN": odd, "OUT.svg": odd / "x.svg", "MISSING": odd / "missing"}
+    words = [
+        str(names.get(word.partition("@")[0], word)) + "".join(word.partition("@")[1:])
+        for word in words.split()
+    ]
+    done = command(*words)
+
+    assert (2 if "missing" in words[-1] else 0) == done.returncode, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"internal-error" not in done.stderr
+    (done.stdout + done.stderr).decode("utf-8")
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_modes_that_the_umask_gives(umask, expected, tmp_path):
+    """A report names paths, hosts and settings."""
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "text.html", ["text"])
+        with replacing(tmp_path / "below" / "bytes") as file:
+            file.write(b"bytes")
+    finally:
+        os.umask(before)
+
+    modes = [
+        stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("text.html", "below/bytes")
+    ]
+    assert [expected, expected] == modes
+    assert 0o777 & ~umask == stat.S_IMODE((tmp_path / "below").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report RUN --out PLACE/report.html",
+        "export perfetto RUN --out PLACE/t.pftrace",
+        "plot tool_latencies RUN --out PLACE/plot.png",
+        "plot tool_latencies RUN --csv --out PLACE/plot.csv",
+        "plot tool_latencies RUN --json --out PLACE/plot.json",
+        "tq RUN --export jsonl --out PLACE/tq.jsonl",
+        "diff RUN@1 RUN@2 --html PLACE/diff.html",
+        "timing LOG --csv --out PLACE/timing.csv",
+    ],
+)
+def test_nothing_is_overwritten_or_followed_unasked(words, run, tmp_path, capsys):
+    """A link, also to nothing, counts as a file; with --force the link is replaced."""
+    place = tmp_path / "place"
+    place.mkdir()
+    named = {"RUN": run, "LOG": LOGS / "verl-0.9.1-real.log", "PLACE": place}
+    arguments = [
+        re.sub("RUN|LOG|PLACE", lambda found: str(named[found[0]]), word) for word in words.split()
+    ]
+    target = Path(arguments[-1])
+    victim = tmp_path / "victim"
+    target.symlink_to(victim)
+
+    assert 2 == main(arguments)
+    assert not victim.exists()
+    victim.write_text("kept")
+    assert 2 == main(arguments)
+    assert 0 == main([*arguments, "--force"]), capsys.readouterr().err
+    assert "kept" == victim.read_text()
+    assert not target.is_symlink()
+    assert [target] == list(place.iterdir())
+
+
+def test_a_device_is_not_replaced(run, tmp_path):
+    """Not even with --force: root would lose it."""
+    fifo = tmp_path / "fifo.html"
+    os.mkfifo(fifo)
+
+    assert 2 == main(["report", str(run), "--out", str(fifo), "--force"])
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report RUN --out TARGET --force",
+        "plot tool_latencies RUN --out TARGET --format png --force",
+        "timing LOG --output-dir PLACE",
+    ],
+)
+def test_a_full_disk_leaves_no_half_file(words, run, tmp_path, monkeypatch, capsys):
+    """And what was there before."""
+    place = tmp_path / "place"
+    place.mkdir()
+    target = place / "target.png"
+    target.write_text("before")
+    named = {"RUN": run, "LOG": LOGS / "verl-0.9.1-real.log", "PLACE": place, "TARGET": target}
+    fdopen = os.fdopen
+
+    class Full(io.BufferedRandom):
+        def write(self, _content):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(
+        os,
+        "fdopen",
+        lambda handle, *rest: Full(fdopen(handle, "w+b", buffering=0)) if rest else None,
+    )
+
+    assert 2 == main([str(named.get(word, word)) for word in words.split()])
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+    assert [target] == list(place.iterdir())
+    assert "before" == target.read_text()
+
+
+def test_json_has_null_where_a_number_is_none():
+    """As JSON has no NaN."""
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = json_text({"a": [float("inf"), (1.5, {"b": float("nan")})], "c": "NaN"})
+    assert {"a": [None, [1.5, {"b": None}]], "c": "NaN"} == json.loads(text, parse_constant=refuse)
+
+
+def test_a_spreadsheet_finds_no_formula():
+    """Names get an apostrophe, as OWASP advises; numbers stay numbers."""
+    values = [
+        "=1+1",
+        "+cmd",
+        "-cmd",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        "＝1+1",
+        "-1.5e3",
+        "+7",
+        "a=b",
+        "",
+    ]
+    rows = list(csv.reader(io.StringIO(csv_text([{"=name": each, "n": -1.5} for each in values]))))
+
+    assert ["'=name", "n"] == rows[0]
+    assert [
+        "'=1+1",
+        "'+cmd",
+        "'-cmd",
+        "'@SUM(A1)",
+        r"\t=1",
+        r"\r=1",
+        "'＝1+1",
+        "-1.5e3",
+        "+7",
+        "a=b",
+        "",
+    ] == [row[0] for row in rows[1:]]
+    assert {"-1.5"} == {row[1] for row in rows[1:]}
+
+
+def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path):
+    """Not a traceback."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ReadingError, match="cannot be written"):
+        write_whole(tmp_path / "file" / "report.html", ["text"])
+
+
+def test_watch_gives_the_cursor_back_when_it_is_ended(run):
+    """A job manager ends what runs in a terminal with SIGTERM."""
+    import pty
+    import select
+
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "watch", str(run), "--interval", "0.1"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written, deadline = b"", time.monotonic() + 60
+    while b"\x1b[J" not in written and time.monotonic() < deadline:
+        if select.select([ours], [], [], 1)[0]:
+            written += os.read(ours, 1 << 16)
+    child.terminate()
+    assert 143 == child.wait(timeout=60)
+    while select.select([ours], [], [], 0.2)[0]:
+        try:
+            written += os.read(ours, 1 << 16)
+        except OSError:
+            break
+    os.close(ours)
+
+    assert written.rstrip().endswith(b"\x1b[?25h")

@@ -1,0 +1,181 @@
+"""Every command on a run whose every name does what a terminal would obey; held on raw bytes."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hostile_names import TOKEN, hostile_log, hostile_run, printed_by
+
+from verl_profiler.cli import COMMANDS, main
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """What stands for each word of a command line."""
+    folder = tmp_path_factory.mktemp("hostile")
+    run = hostile_run(folder)
+    again = folder / f"again{TOKEN.replace('/', '')}"
+    shutil.copytree(run, again)
+    archive = shutil.make_archive(str(folder / "archive"), "gztar", folder, run.name)
+    log = hostile_log(DATA / "console_logs" / "verl-0.9.1-real.log", folder / f"{run.name}.log")
+    memory = folder / f"memory{run.name}.log"
+    memory.write_text(
+        "step:1 - timing_s/step:1.0\n"
+        f"Before {TOKEN.splitlines()[0]}, memory allocated (GB): 1.00, memory reserved (GB): 2.00\n"
+        "step:2 - timing_s/step:1.0\n"
+    )
+    tq = folder / f"tq{run.name}.log"
+    os.system(f"zcat '{DATA / 'tq' / 'console.log.gz'}' > '{folder / 'tq.log'}'")
+    hostile_log(folder / "tq.log", tq)
+    return {
+        "RUN": run,
+        "AGAIN": again,
+        "ARCHIVE": archive,
+        "LOG": log,
+        "MEMORY": memory,
+        "TQ": tq,
+        "OUT": folder / f"out{TOKEN.replace('/', '')}",
+        "NOWHERE": folder / f"nowhere{TOKEN.replace('/', '')}",
+        "EVIL": f"evil{TOKEN}",
+    }
+
+
+# Command lines by their words; the status that they end with.
+WORDS = [
+    ("summary RUN", 0),
+    ("summary RUN --json", 0),
+    ("summary RUN --steps 1 --no-cache", 0),
+    ("summary RUN AGAIN", 0),
+    ("summary ARCHIVE", 0),
+    ("summary RUN --step 77", 2),
+    ("summary NOWHERE", 2),
+    ("summary LOG", 1),
+    ("why RUN", 0),
+    ("why RUN AGAIN --step 1", 0),
+    ("why RUN --json", 0),
+    ("why NOWHERE", 2),
+    ("report RUN --out OUT/report.html", 0),
+    ("report RUN --out OUT/report.html", 2),
+    ("report RUN --out OUT/logged.html --log LOG", 0),
+    ("report RUN --out OUT/x.html --log TQ", 2),
+    ("requests RUN", 0),
+    ("requests RUN AGAIN --validate", 0),
+    ("requests RUN --json", 0),
+    ("requests RUN --request 31d0b664 --width 60", 0),
+    ("requests RUN --request 31d0b664 --json", 0),
+    ("requests RUN --request EVIL", 2),
+    ("requests RUN --request 3", 2),
+    ("requests RUN --worker 77", 2),
+    ("plot --list", 0),
+    ("plot all RUN --json", 0),
+    ("plot tool_latencies RUN --csv", 0),
+    ("plot all RUN --csv --out OUT/csv", 0),
+    ("plot tool_latencies RUN --out OUT/plot.svg", 0),
+    ("plot tool_latencies RUN --out OUT/plot.svg", 2),
+    ("plot tool_latencies RUN AGAIN --out OUT", 0),
+    ("plot EVIL RUN", 2),
+    ("plot tool_latencies RUN --worker 1", 2),
+    ("diff RUN AGAIN --all --warmup 0", 0),
+    ("diff RUN@1 AGAIN@2 --json", 0),
+    ("diff RUN@1 AGAIN@2 --html OUT/diff.html", 0),
+    ("diff RUN AGAIN --warmup 0 --fail-if EVIL", 2),
+    ("diff RUN AGAIN --warmup 2", 2),
+    ("watch RUN", 0),
+    ("watch RUN --once", 0),
+    ("watch NOWHERE", 2),
+    ("timing LOG --output-dir OUT/timing", 0),
+    ("timing LOG --json", 0),
+    ("timing LOG --csv", 0),
+    ("timing LOG --csv --out OUT/timing.csv", 0),
+    ("timing LOG --output-dir OUT/compared --run RUN", 0),
+    ("timing LOG TQ --separate --output-dir OUT/separate", 0),
+    ("timing TQ", 1),
+    ("timing NOWHERE", 2),
+    ("tq RUN", 0),
+    ("tq TQ", 0),
+    ("tq RUN TQ --lang zh", 0),
+    ("tq TQ --json", 0),
+    ("tq RUN --trace 3", 1),
+    ("tq TQ --trace 2", 0),
+    ("tq TQ --trace EVIL", 1),
+    ("tq TQ --function EVIL", 2),
+    ("tq TQ --plot OUT/tq", 0),
+    ("tq RUN --export prometheus", 0),
+    ("tq RUN --export jsonl", 0),
+    ("tq RUN --export jsonl --index EVIL", 0),
+    ("tq RUN --export otel --project EVIL", 0),
+    ("tq RUN --export jsonl --out OUT/tq.jsonl", 0),
+    ("tq LOG", 0),
+    ("memory RUN", 0),
+    ("memory RUN AGAIN", 0),
+    ("memory RUN --json", 0),
+    ("memory MEMORY", 0),
+    ("memory LOG", 1),
+    ("memory RUN LOG", 2),
+    ("export perfetto RUN --out OUT/timeline.pftrace", 0),
+    ("export perfetto RUN --chrome-json --out OUT/timeline.json.gz", 0),
+    ("export perfetto RUN --merge NOWHERE --out OUT/merged", 2),
+    ("export EVIL RUN", 2),
+    ("collect RUN", 1),
+    ("collect RUN --json", 1),
+    ("collect NOWHERE", 2),
+    ("check --output-dir NOWHERE", None),
+    ("check --output-dir NOWHERE --json", None),
+    ("rehearse --print-command --output NOWHERE EVIL", 0),
+    ("rehearse --output RUN", 2),
+    ("EVIL", 2),
+    ("summary RUN --steps EVIL", 2),
+]
+
+
+def test_every_command_is_tried():
+    """A new command needs a line above."""
+    assert set(COMMANDS) <= {words.split()[0] for words, _ in WORDS}
+
+
+@pytest.mark.parametrize(("words", "expected"), WORDS, ids=[words for words, _ in WORDS])
+def test_no_name_reaches_the_terminal_as_it_is(words, expected, places, capfdbinary):
+    """Neither what a terminal obeys nor a line that is not ours, on stdout and stderr."""
+    arguments = []
+    for word in words.split():
+        name, *below = word.split("/")
+        name, at, steps = name.partition("@")
+        place = places.get(name, name)
+        arguments.append("/".join([f"{place}{at}{steps}", *below]))
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    out, err = capfdbinary.readouterr()
+
+    assert [] == printed_by(out)
+    assert [] == printed_by(err)
+    if expected is not None:
+        assert expected == status, err.decode()
+    if "--json" in words and expected == 0:
+        json.loads(out)
+    if words in SHOWN:
+        assert b"x1b[2J" in out or b"u001b[2J" in out, (
+            "the test's names are not in what it looks at"
+        )
+
+
+# What shows names for certain.
+SHOWN = {
+    "summary RUN",
+    "summary RUN --json",
+    "why RUN",
+    "requests RUN --request 31d0b664 --width 60",
+    "plot tool_latencies RUN --csv",
+    "watch RUN --once",
+    "timing LOG --csv",
+    "tq RUN",
+    "tq TQ",
+    "tq RUN --export prometheus",
+    "tq RUN --export jsonl",
+    "memory RUN",
+}

@@ -1,0 +1,158 @@
+"""What a command prints on, and how it ends: no name is obeyed, no signal leaves files behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO, cast
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.render.visible import visible, visible_lines
+
+__all__ = ["control", "guarded", "named", "print_error", "tidy_ends"]
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class _Guarded:
+    """A text stream that escapes whatever a terminal would obey, and whatever its encoding lacks."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self.raw = stream
+        self._name = name
+
+    def write(self, text: str) -> int:
+        with self._told():
+            self.raw.write(_encodable(visible_lines(text), self.raw))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with self._told():
+            self.raw.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Name the stream in an error of writing, such as that of a full disk."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.discard()
+            raise ReadingError(
+                f"{self._name} cannot be written: {error.strerror}.", "cannot-write"
+            ) from error
+
+    def discard(self) -> None:
+        """Drop what is still to be written: Python would complain about it at exit."""
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.raw.fileno())
+            os.close(null)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Guard stdout and stderr; what is left of them is written at the end.
+
+    Raises:
+        BrokenPipeError: Whoever read the output is gone.
+        ReadingError: It cannot be written, for example because a disk is full.
+    """
+    with contextlib.ExitStack() as stack:
+        # Closed streams are None.
+        null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        streams = [
+            _Guarded(sys.stdout or null, "standard output"),
+            _Guarded(sys.stderr or null, "standard error"),
+        ]
+        stack.enter_context(contextlib.redirect_stdout(cast("TextIO", streams[0])))
+        stack.enter_context(contextlib.redirect_stderr(cast("TextIO", streams[1])))
+        try:
+            yield
+            for stream in streams:
+                stream.flush()
+        except BrokenPipeError:
+            for stream in streams:
+                with contextlib.suppress(OSError):
+                    stream.raw.flush()
+                    continue
+                stream.discard()
+            raise
+
+
+def control(text: str) -> None:
+    """Write control sequences of ours, and text that is `visible` already, past the guard."""
+    stream = getattr(sys.stdout, "raw", sys.stdout)
+    stream.write(_encodable(text, stream))
+    stream.flush()
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Replace the characters that the stream's encoding lacks."""
+    if text.isascii() or not stream.encoding:
+        return text
+    return text.encode(stream.encoding, "verl_profiler.lookalike").decode(stream.encoding)
+
+
+def print_error(*lines: str) -> None:
+    """Print lines to stderr; a line is a line, whatever is in it."""
+    print("\n".join(map(visible, lines)), file=sys.stderr)
+
+
+def named(message: str, arguments: Iterable[str]) -> str:
+    """Return a message of several lines in which names from the command line have no newlines."""
+    hidden = {
+        form
+        for argument in arguments
+        for form in (argument, str(Path(argument)), argument.rpartition("@")[0])
+        if "\n" in form
+    }
+    for form in sorted(hidden, key=len, reverse=True):
+        message = message.replace(form, visible(form))
+    return message
+
+
+@contextlib.contextmanager
+def tidy_ends() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as an exception does, so that its files are removed.
+
+    A second one ends it at once.  Signals that are ignored, as under nohup, stay so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    number: int | None = None
+
+    def end(received: int, _frame: FrameType | None) -> None:
+        nonlocal number
+        number = received
+        signal.signal(received, signal.SIG_DFL)
+        raise SystemExit(128 + received)
+
+    taken = [each for each in _ENDING if signal.getsignal(each) is signal.SIG_DFL]
+    for each in taken:
+        signal.signal(each, end)
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        # duckdb makes an error of its own of a signal during a query.
+        if number is None:
+            raise
+        raise SystemExit(128 + number) from None
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)

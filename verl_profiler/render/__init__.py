@@ -1,0 +1,1 @@
+"""How text, figures and pages are made, whatever they show."""
