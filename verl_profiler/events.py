@@ -95,6 +95,17 @@ _MOVE_FIELDS = (
     "host_used_after_bytes",
 )
 
+_TRANSFER_FIELDS = (
+    "size_bytes",
+    "rows",
+    "fields",
+    "untensored_fields",
+    "partition",
+    "trace_id",
+    "call",
+    "func",
+)
+
 EVENTS: dict[str, Event] = {
     # trainer
     "step": Event("trainer", None, "One training step, verl's `timing_s/step`."),
@@ -185,6 +196,7 @@ EVENTS: dict[str, Event] = {
             "engine_request_id",
             "prompt_tokens",
             "response_tokens",
+            "finish_reason",
             "cached_tokens",
             "queue_s",
             "prefill_s",
@@ -244,13 +256,13 @@ EVENTS: dict[str, Event] = {
         "transfer_queue",
         None,
         "Data goes into the queue.",
-        ("size_bytes", "rows", "fields", "partition", "trace_id", "call", "func"),
+        _TRANSFER_FIELDS,
     ),
     "tq_get": Event(
         "transfer_queue",
         None,
         "Data comes out of the queue.",
-        ("size_bytes", "rows", "fields", "partition", "trace_id", "call", "func"),
+        _TRANSFER_FIELDS,
     ),
     "tq_meta": Event("transfer_queue", None, "A question to the controller.", ("op", "rows")),
     "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows",)),

@@ -1,0 +1,125 @@
+"""docs/privacy.md has every field that is written, and is what the tables make."""
+
+import dataclasses
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verl_profiler import capturing, plugin, recorder, run_directory
+from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.clock import take_anchor
+from verl_profiler.collecting import Found
+from verl_profiler.event_fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, page
+from verl_profiler.events import EVENTS
+from verl_profiler.recorder import Identity
+from verl_profiler.settings import parse
+
+ROOT = Path(__file__).parents[1]
+REHEARSAL = ROOT / "tests" / "data" / "rehearsal_run.tar.gz"
+
+
+def unknown(value, known, prefix=""):
+    """Return the paths of an object that a table does not have."""
+    found = set()
+    for key, each in value.items():
+        path = f"{prefix}{key}"
+        if path in known or f"{prefix}*" in known:
+            continue
+        if f"{path}.*" in known:
+            continue
+        if isinstance(each, dict) and any(name.startswith(f"{path}.") for name in known):
+            found |= unknown(each, known, f"{path}.")
+        else:
+            found.add(path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The files of a recorded rehearsal: name and JSON objects."""
+    with tarfile.open(REHEARSAL) as archive:
+        members = [member for member in archive if member.isfile()]
+        return {
+            member.name: [json.loads(line) for line in archive.extractfile(member)]
+            if member.name.endswith(".jsonl")
+            else [json.load(archive.extractfile(member))]
+            for member in members
+        }
+
+
+def test_the_page_is_what_the_tables_make():
+    """`python -m verl_profiler.event_fields > docs/privacy.md` writes it."""
+    assert page() == (ROOT / "docs" / "privacy.md").read_text()
+
+
+def test_every_field_of_the_vocabulary_has_a_row_and_every_row_an_event():
+    """A sentence, and no `|` in it, which would end the cell."""
+    named = {name for event in EVENTS.values() for name in event.fields} - IDENTITY.keys()
+
+    assert named == FIELDS.keys()
+    for table in (LINE, IDENTITY, FIELDS, HEADER, RUN, CAPTURE):
+        assert [] == [name for name, field in table.items() if "|" in field.doc or not field.doc]
+
+
+def test_the_unit_in_a_name_is_the_unit_of_its_row():
+    """`_s`, `_ns` and `_bytes`."""
+    units = {"_s": "s", "_ns": "ns", "_bytes": "bytes"}
+    for table in (FIELDS, HEADER, RUN, CAPTURE):
+        for name, field in table.items():
+            match = re.search(r"_(s|ns|bytes)$", name)
+            if match:
+                assert units[match[0]] == field.unit, name
+
+
+def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
+    """Of its events, headers and run.json."""
+    found = set()
+    for name, objects in recorded.items():
+        for each in objects:
+            if name.endswith("run.json"):
+                found |= unknown(each, RUN)
+            elif "/processes/" in name:
+                found |= unknown(each, HEADER)
+            else:
+                allowed = {*IDENTITY, *EVENTS[each["event"]].fields}
+                found |= each.keys() - LINE.keys()
+                found |= {(each["event"], key) for key in each.get("extra", {}).keys() - allowed}
+
+    assert set() == found
+
+
+def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monkeypatch):
+    """A header with everything, run.json, a journal, a list of captures."""
+    monkeypatch.setattr(
+        "verl_profiler.clock_exchange._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
+    )
+    recorder.start(carried, lambda: Identity("trainer", 0), plugin._describe)
+    recorder.record("step", 1, 2, {}, 1)
+    recorder.stop()
+    header = json.loads((Path(carried.directory) / "processes/trainer_0.json").read_bytes())
+    settings = parse({"output_dir": str(tmp_path / "x")})
+    run = run_directory.make(str(tmp_path / "x"), take_anchor(), settings, {"memory": {"a": 1}})
+    plan = Plan("torch", (1,), False, "/raw", str(tmp_path), "error", {"a": RoleCapture(None)})
+    capturing.Process(plan, "a", 0).closed()
+    (journal,) = tmp_path.glob("*.jsonl")
+
+    assert set() == unknown(header, HEADER)
+    assert set() == unknown(json.loads((run / "run.json").read_bytes()), RUN)
+    assert set() == json.loads(journal.read_text()).keys() - CAPTURE.keys()
+    assert set() == {field.name for field in dataclasses.fields(Found)} - CAPTURE.keys()
+    assert "clock_exchange" in header
+
+
+def test_what_is_read_of_the_training_is_in_the_table():
+    """`launch._training` picks these keys."""
+    omegaconf = pytest.importorskip("omegaconf")
+    from verl_profiler import launch
+
+    picked = launch._training(omegaconf.OmegaConf.create({}))
+
+    assert set() == unknown({"training": picked}, RUN)
+    assert msgspec.json.encode(picked)
