@@ -16,7 +16,7 @@ import pytest
 
 from verl_profiler import context, instrument, ranges
 from verl_profiler.capture_probes import PROBES as CAPTURE_PROBES
-from verl_profiler.probes import all_probes
+from verl_profiler.probes import Probe, all_probes
 
 PROBED = [*all_probes(), *CAPTURE_PROBES]
 
@@ -320,3 +320,82 @@ def test_nothing_of_a_call_outlives_it(
     assert [] == named(alive(watched))
     assert context.current_request.get() is None
     assert context.current_engine_call.get() is None
+
+
+class Owner:
+    """A host's object that holds what it runs, or what it raised."""
+
+    async def coroutine(self):
+        await asyncio.sleep(0)
+
+    async def items(self):
+        yield 1
+
+    def generator(self):
+        yield 1
+
+    def plain(self):
+        try:
+            raise Stop
+        except Stop as error:
+            self.kept = error
+            raise
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "items", "generator", "plain"])
+def test_an_object_that_holds_its_own_call_is_collected(kind, recording, manual_gc):
+    """The wrapper's frame is part of the circle; bare, the collector frees it."""
+    method = instrument.wrap(Probe("event", "rollout", ("x:y",)), getattr(Owner, kind))
+
+    def begin():
+        owner = Owner()
+        if kind == "plain":
+            with contextlib.suppress(Stop):
+                method(owner)
+        else:
+            owner.kept = method(owner)
+            if kind == "generator":
+                next(owner.kept)
+            else:
+                first = owner.kept if kind == "coroutine" else owner.kept.__anext__()
+                with contextlib.suppress(StopIteration):
+                    first.send(None)
+        return weakref.ref(owner)
+
+    owner = begin()
+    gc.collect()
+
+    assert owner() is None
+
+
+def test_a_task_that_outlives_a_request_keeps_no_answer_of_it(recording):
+    """SGLang starts such tasks with its first request, and they copy its context."""
+    generate = probe_of("engine_request")
+    answers = probe_of("generate_request")
+    ended = asyncio.Event()
+    watched, left = [], []
+
+    async def items():
+        answer = Anything(meta_info={"cached_tokens": 1})
+        watched.append(weakref.ref(answer))
+        yield answer
+
+    async def serve(**_):
+        left.append(asyncio.create_task(ended.wait()))
+        return len(await instrument.wrap(answers, items)().__anext__())
+
+    async def use():
+        await instrument.wrap(generate, serve)(request_id="r", prompt_ids=[1])
+        await asyncio.sleep(0.01)
+        gc.collect()
+        free = watched[0]() is None
+        ended.set()
+        await left[0]
+        return free
+
+    assert asyncio.run(use())
+
+
+def probe_of(name):
+    (probe,) = [probe for probe in PROBED if probe.name == name]
+    return probe

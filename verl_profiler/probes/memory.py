@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_profiler import memory_reading, memory_sampler
 from verl_profiler.probes import Call, Probe
+from verl_profiler.probes.values import plain
 
 __all__ = ["PROBES"]
 
@@ -19,7 +20,7 @@ def _read_memory(call: Call) -> None:
     from verl.utils.device import get_torch_device  # the probed function's own import
 
     device = get_torch_device()
-    extra: dict[str, Any] = {"at": str(call.arguments["head"])}
+    extra: dict[str, Any] = {"at": plain(call.arguments["head"])}
     for field, reading in (
         ("allocated_bytes", "memory_allocated"),
         ("reserved_bytes", "memory_reserved"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from verl_profiler import context
 from verl_profiler.probes import Call, Probe
+from verl_profiler.probes.values import number, plain
 
 __all__ = ["PROBES"]
 
@@ -29,7 +30,7 @@ def _begin_timer(call: Call) -> None:
     if not context.process.is_trainer or context.current_request.get() is not None:
         call.event = None
         return
-    call.event = str(call.arguments["name"])
+    call.event = str(plain(call.arguments["name"]))
     # The counter may move on before the timer ends; a phase belongs to the step it began in.
     call.step = context.process.current_step()
 
@@ -56,12 +57,8 @@ def _end_sample_wait(call: Call, result: Any) -> None:
 
 
 def _log_metrics(call: Call) -> None:
-    metrics = {
-        str(key): value if isinstance(value, (bool, int, float)) else value.item()
-        for key, value in call.arguments["data"].items()
-        if isinstance(value, (bool, int, float)) or getattr(value, "size", 0) == 1
-    }
-    call.extra = {"metrics": metrics}
+    metrics = {str(plain(key)): number(value) for key, value in call.arguments["data"].items()}
+    call.extra = {"metrics": {name: value for name, value in metrics.items() if value is not None}}
     call.step = int(call.arguments["step"])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_profiler.probes import Call, Probe
+from verl_profiler.probes.values import plain
 
 __all__ = ["PROBES", "end_get", "size_bytes"]
 
@@ -53,7 +54,7 @@ def _fields_of(data: Any) -> dict[str, Any]:
 def _partition(metadata: Any, fallback: Any = None) -> dict[str, Any]:
     partitions = getattr(metadata, "partition_ids", None)
     name = partitions[0] if partitions else fallback
-    return {} if name is None else {"partition": str(name)}
+    return {} if name is None else {"partition": plain(name)}
 
 
 def _begin_put(call: Call) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["LONGEST", "plain", "scalar"]
+__all__ = ["LONGEST", "number", "plain", "scalar"]
 
 LONGEST = 200
 """Characters of a text that are kept: names come from a model's output, ids from a user's code."""
@@ -29,6 +29,10 @@ def plain(value: Any) -> bool | int | float | str | None:
     if kind is int:
         # `str` refuses integers of more than 4,300 digits.
         return value if value in _INTEGERS else _cut(hex(value))
+    if isinstance(value, int):
+        return plain(int(value))
+    if isinstance(value, float):
+        return float(value)
     return _cut(str.__str__(value if isinstance(value, str) else str(value)))
 
 
@@ -37,13 +41,26 @@ def _cut(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
+def number(value: Any) -> float | None:
+    """Return a number, or an array of one, as a plain one; None for anything else."""
+    if not isinstance(value, (int, float)):
+        if getattr(value, "size", 0) != 1:
+            return None
+        value = value.item()
+    if isinstance(value, int) and value not in _INTEGERS:
+        try:
+            value = float(value)
+        except OverflowError:
+            return None
+    found = plain(value)
+    return found if isinstance(found, (int, float)) else None
+
+
 def scalar(value: Any) -> int | str:
     """Return a sample's index or step as a plain int or str, whatever holds it."""
     value = getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "size", 1) == 1:
         value = item()
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = int(value)
     found = plain(value)
     return found if isinstance(found, (int, str)) else str(found)

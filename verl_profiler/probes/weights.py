@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_profiler import context, memory_reading, memory_sampler
 from verl_profiler.probes import Call, Probe
+from verl_profiler.probes.values import plain
 
 __all__ = ["PROBES"]
 
@@ -85,10 +86,10 @@ def _read(call: Call, when: str) -> None:
         extra[name if stem in ("total", "devices") else f"{stem}_{when}_bytes"] = value
 
 
-def _tags(arguments: Mapping[str, Any]) -> list[str]:
+def _tags(arguments: Mapping[str, Any]) -> list[Any]:
     """Return what is moved; verl names it in the call, or in the request object for SGLang."""
     tags = arguments.get("tags") or getattr(arguments.get("obj"), "tags", None)
-    return list(tags) if tags else ["all"]
+    return [plain(tag) for tag in tags] if tags else ["all"]
 
 
 def _replica_devices(server_args: Any) -> tuple[int, ...] | None:
