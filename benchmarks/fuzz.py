@@ -136,6 +136,10 @@ def run_command(arguments):
         text, complaints = raw_out.read().decode(), raw_errors.read().decode()
         out.detach()
         errors.detach()
+    if status == 3 and arguments[0] != "--traceback":
+        # It failed, and caught that: once more, to see where.
+        yield from run_command(["--traceback", *arguments])
+        return
     if status not in (0, 1, 2):
         yield f"exit status {status}", complaints
     if "Traceback (most recent call last)" in complaints:
