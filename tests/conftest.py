@@ -30,8 +30,11 @@ def _leaves_nothing_behind():
     if instrument.status.installed:
         left.append(f"probes: {instrument.status.installed}")
         instrument.uninstall()
-    if any(thread.name == "verl-profiler writer" for thread in threading.enumerate()):
-        left.append("a writer thread")
+    if any(
+        thread.name in ("verl-profiler writer", "verl-profiler memory")
+        for thread in threading.enumerate()
+    ):
+        left.append("a thread of the recorder")
     if ranges.is_on():
         left.append("NVTX ranges")
         ranges.switch_off()

@@ -1,9 +1,12 @@
 """Readings of memory: what cannot be read is left out, and nothing is touched that is not in use."""
 
 import sys
+import threading
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from reading_back import lines_of
 
 from verl_profiler import context, memory_reading, memory_sampler, recorder
 from verl_profiler.probes.weights import PROBES
@@ -194,35 +197,28 @@ def test_a_resume_through_the_adapter_names_its_tags(recording):
 
 def test_samples_are_taken_only_when_asked_for(carried):
     """Without an interval the writer has nothing more to do than before."""
-    active = recorder.start(carried, lambda: Identity("actor", 0))
+    recorder.start(carried, lambda: Identity("actor", 0))
+    threads = threading.active_count()
     memory_sampler.begin()
 
-    assert None is active.before_flush
+    assert threads == threading.active_count()
     recorder.stop()
 
 
-def test_samples_come_at_their_interval(carried, monkeypatch):
-    """One when due, none before."""
-    import msgspec
-
-    asked = msgspec.structs.replace(carried, memory_sample_interval_s=2.0)
-    monkeypatch.setattr(recorder.Recorder, "start_writer", lambda self: None)
+def test_a_sample_has_the_process_its_host_and_the_step(carried):
+    """However often sampling is begun, there is one sampler."""
+    asked = msgspec.structs.replace(carried, memory_sample_interval_s=60.0)
     active = recorder.start(asked, lambda: Identity("actor", 0))
-    moment = 0
-    monkeypatch.setattr(memory_sampler, "now", lambda: moment)
     context.process.step = 4
-    memory_sampler.begin()
-    sample = active.before_flush
-    assert sample is not None
-    for moment in (1, 1_999_999_999, 2_000_000_001):  # noqa: B007  read by the clock above
-        sample()
-    memory_sampler.begin()
-
-    assert active.before_flush is sample
-    taken = events(active)
-    assert [("memory_sample", 4)] * 2 == [(item[0], item[4]) for item in taken]
-    assert {"rss_bytes", "host_used_bytes"} == set(taken[0][3])
+    for _ in range(3):
+        memory_sampler.begin()
+    while not active.account()["events"]:
+        pass
     recorder.stop()
+
+    (sample,) = lines_of(carried.directory)
+    assert ("memory_sample", 4) == (sample["event"], sample["step"])
+    assert {"rss_bytes", "host_used_bytes"} == set(sample["extra"])
 
 
 @pytest.mark.parametrize(

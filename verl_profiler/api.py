@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import msgspec
+
 from verl_profiler import context, recorder
 from verl_profiler.clock import now, take_anchor
+from verl_profiler.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
+from verl_profiler.recording import values
 from verl_profiler.settings import Carried, EventSettings
 
 if TYPE_CHECKING:
@@ -30,21 +36,116 @@ if TYPE_CHECKING:
 
 __all__ = ["LogManager", "log_manager", "span", "start", "stop"]
 
+# Keys of a line that a caller must not give.
+_OWN_KEYS = ("timestamp", "duration_sec")
+# Bytes of the keys that a caller adds to a line.
+_KEYS_LIMIT = 4096
+# Thirty years; what is longer is a time of day.
+_LONGEST_S = 1e9
+
+_current_request = context.current_request.get
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _record(event: str, begin_ns: int, fields: dict[str, Any], error: BaseException | None) -> None:
-    active = recorder.active()
-    if active is None:
-        return
-    end, cpu = active.begin_section()
-    request = context.current_request.get()
-    extra = dict(fields) if request is None else {**request.full_identity(), **fields}
-    if error is not None:
-        extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
-        extra["error"] = type(error).__name__
-    recorder.record(event, begin_ns, end, extra, None if request is None else request.step)
-    active.end_section(end, cpu)
+def _record(
+    active: recorder.Recorder,
+    event: str,
+    begin_ns: int,
+    fields: dict[str, Any],
+    error: BaseException | None,
+) -> None:
+    end = now()
+    cpu = 0 if end % SAMPLED else time.thread_time_ns()
+    try:
+        request = _current_request()
+        if request is None:
+            step: Any = context.process.current_step()
+            extra = fields.copy()
+        else:
+            step = request.step
+            extra = {**request.full_identity(), **fields}
+        if error is not None:
+            extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
+            extra["error"] = type(error).__name__
+        if active.steps is None or step in active.steps:
+            _append(active, extra, (_name(event), begin_ns, end), (step,))
+    except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
+        active.refuse(_reason(problem))
+    if cpu:
+        active.add_cpu(cpu)
+    active.wrapper_ns += now() - end
+
+
+class _BadArgumentError(ValueError):
+    """An argument of which no event can be made; its text holds none of the caller's."""
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem) if isinstance(problem, _BadArgumentError) else type(problem).__name__
+
+
+def _append(
+    active: recorder.Recorder, extra: dict[str, Any], head: tuple[Any, ...], tail: tuple[Any, ...]
+) -> None:
+    """Hand over an event of which the caller can change nothing any more."""
+    kept = values.snapshot(extra)
+    if kept is extra:
+        active.append((*head, extra, *tail))
+    elif isinstance(kept, msgspec.Raw):
+        active.append_long((*head, kept, *tail), len(memoryview(kept)))
+
+
+def _name(event: Any) -> str:
+    if type(event) is str and len(event) <= EVENT_NAME_LIMIT:
+        return event
+    if not issubclass(type(event), str):
+        raise _BadArgumentError("the event's name is not text")
+    return values.text(event, EVENT_NAME_LIMIT)
+
+
+def _step(step: Any) -> int:
+    try:
+        whole = type(step) is float and step.is_integer()
+        number = int(step) if whole else int(operator.index(step))
+    except Exception:  # noqa: BLE001  a conversion of the caller's
+        raise _BadArgumentError("its step is not a whole number") from None
+    if not -STEP_LIMIT <= number < STEP_LIMIT:
+        raise _BadArgumentError("its step does not fit into 32 bits")
+    return number
+
+
+def _nanoseconds(duration: Any) -> int:
+    try:
+        seconds = float("nan") if issubclass(type(duration), (str, bytes)) else float(duration)
+    except Exception:  # noqa: BLE001  a conversion of the caller's
+        seconds = float("nan")
+    if not 0 <= seconds < _LONGEST_S:
+        raise _BadArgumentError("its duration is not a number of seconds from 0")
+    return round(seconds * 1e9)
+
+
+def _workid(workid: Any) -> int | str | None:
+    if workid is None or type(workid) is int:
+        return workid
+    if issubclass(type(workid), str):
+        return values.text(workid, EVENT_NAME_LIMIT)
+    try:
+        return int(operator.index(workid))
+    except Exception:  # noqa: BLE001  a conversion of the caller's
+        raise _BadArgumentError("its workid is neither a whole number nor text") from None
+
+
+def _path(log_path: Any) -> Path:
+    try:
+        path = os.fsdecode(log_path)
+        # The writer thread may run in another directory later.
+        path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    except Exception:  # noqa: BLE001  a conversion of the caller's, a directory that is gone
+        path = "\0"
+    if "\0" in path:
+        raise _BadArgumentError("its log_path is not a path")
+    return Path(path)
 
 
 class _Span:
@@ -66,8 +167,9 @@ class _Span:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if recorder.active() is not None:
-            _record(self._event, self._begin_ns, self._fields, error)
+        active = recorder._active
+        if active is not None:
+            _record(active, self._event, self._begin_ns, self._fields, error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -135,7 +237,7 @@ class LogManager:
         step: int | None = None,
         **extra_keys: Any,
     ) -> None:
-        """Record an event that ends now.
+        """Record an event that ends now.  Never raises: an event that cannot be recorded is counted.
 
         Args:
             log_path: The file; None for this process's own file of the step.  A path under the
@@ -152,17 +254,29 @@ class LogManager:
         active = recorder.active()
         if active is None:
             return
-        request = context.current_request.get()
-        identity = {} if request is None else request.full_identity()
-        if step is None:
-            step = context.process.current_step() if request is None else request.step
-        if not active.wants(step):
-            return
-        begin = None if duration is None else end - round(duration * 1e9)
-        path = None if log_path is None else str(self._place(Path(log_path), active))
-        active.append(
-            (event, begin, end, {**identity, **(extra or {})}, step, workid, path, extra_keys)
-        )
+        try:
+            request = _current_request()
+            if step is None:
+                step = context.process.current_step() if request is None else request.step
+            number = _step(step)
+            if not active.wants(number):
+                return
+            begin = None if duration is None else end - _nanoseconds(duration)
+            path = None if log_path is None else self._place(_path(log_path), active)
+            if not isinstance(extra, (Mapping, type(None))):
+                raise _BadArgumentError("its extra is not a dict")
+            if any(key in _OWN_KEYS for key in extra_keys):
+                raise _BadArgumentError(f"{' and '.join(_OWN_KEYS)} are the recorder's own keys")
+            more = msgspec.Raw(values.encode(extra_keys, _KEYS_LIMIT)) if extra_keys else None
+            identity = {} if request is None else request.full_identity()
+            _append(
+                active,
+                {**identity, **(extra or {})},
+                (_name(event), begin, end),
+                (number, _workid(workid), path, more),
+            )
+        except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
+            active.refuse(_reason(problem))
 
     @staticmethod
     def _place(path: Path, active: recorder.Recorder) -> Path:

@@ -4,15 +4,15 @@ The caller's thread appends one tuple to a deque and returns.  Everything else (
 process, timestamps, JSON, files) happens in the writer thread, at most `flush_interval_s` later.
 Nothing here raises into the host, holds a lock across host code, or calls fsync.
 
-A file only ever holds whole lines: the process owns it alone (see `_claim_name`), and a write that
-the disk cuts short is taken back before it is tried again.
+Every event that is taken is written or counted: `Recorder.account`.  A file only ever holds whole
+lines: the process owns it alone (see `ProcessHeader.claim`).
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
+import operator
 import os
 import signal
 import socket
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,9 @@ import msgspec
 from verl_profiler import context
 from verl_profiler.clock import Anchor, Readings, Timestamps, anchor_for_this_boot, now
 from verl_profiler.events import FORMAT_VERSION, process_name
+from verl_profiler.recording import values
+from verl_profiler.recording.process_header import Mark, ProcessHeader, fallback_directory
+from verl_profiler.recording.writer import EventFiles
 from verl_profiler.settings import Carried
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "Identity",
     "Recorder",
     "active",
+    "after_fork",
     "before_stop",
     "record",
     "say",
@@ -52,9 +56,22 @@ _COST_INTERVAL_S = 10.0
 # A thread's CPU clock costs 0.9 µs, a third of a wrapper: it is read where the time in ns is a
 # multiple of this, which is as good as by chance.
 SAMPLED = 17
-# Lines encoded before the writer lets other threads run.
-_CHUNK = 256
-_OPEN_FILES = 4
+# Events between two writes, in which other threads run: more where many wait, since a busy host
+# gives the interpreter back only after some milliseconds.
+_BATCH = 256
+_BATCH_PART = 16
+_BATCH_BYTES = 1 << 20
+# Bytes that wait for a disk, per event of `max_pending`; and bytes of long values in the queue.
+_BYTES_PER_EVENT = 512
+_LONG_VALUES_BYTES = 64 << 20
+# The end of recording: without progress for so long, the disk is taken to hang; a slow one has more.
+_STALL_S = 2.0
+_CLOSE_S = 10.0
+_STRAGGLER_S = 0.01
+# Larger numbers are no steps; readers hold them in 32 bits.
+STEP_LIMIT = 1 << 31
+EVENT_NAME_LIMIT = 200
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(frozen=True)
@@ -72,48 +89,28 @@ class _Line(msgspec.Struct, omit_defaults=True):
     timestamp: str
     event: str
     duration_sec: float | None = None
-    extra: dict[str, Any] | None = None
+    extra: Any = None
     workid: Any = None
-    step: Any = None
+    step: int | None = None
 
 
-def _plain(value: Any) -> Any:
-    """Encode what JSON does not know: str subclasses and scalars by value, the rest by repr."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    item = getattr(value, "item", None)
-    if callable(item):
-        with contextlib.suppress(Exception):
-            return item()
-    return repr(value)[:200]
+_encode = msgspec.json.Encoder().encode
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+class _Ended:
+    """Stands in for the queue once recording has ended: it counts what comes too late."""
 
+    def __init__(self) -> None:
+        self.count = 0
 
-class _StepFile:
-    """One open event file and how much of it is whole lines."""
+    def __len__(self) -> int:
+        # An empty queue sends the wrappers to `Recorder.append`.
+        return 0
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self.fd = os.open(path, flags, 0o644)
-        self.size = os.fstat(self.fd).st_size
-
-    def write(self, data: bytes) -> None:
-        """Append all of `data` or none of it."""
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self.fd, view) :]
-        except OSError:
-            os.ftruncate(self.fd, self.size)
-            raise
-        self.size += len(data)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+    def append(self, _item: tuple[Any, ...]) -> None:
+        # CPython 3.10 to 3.12 switch threads at calls and backward jumps only: no count is lost here
+        # or at the recorder's other counters.
+        self.count += 1
 
 
 class Recorder:
@@ -135,52 +132,91 @@ class Recorder:
         self.wrapper_ns = 0
         self.wrapper_cpu_ns = 0
         self.steps = frozenset(carried.events.steps) if carried.events.steps is not None else None
-        self.queue: deque[tuple[Any, ...]] = deque()
+        self._taken: deque[tuple[Any, ...]] = deque()
+        self.queue: Any = self._taken
         self.limit = carried.events.max_pending
         self._thread: threading.Thread | None = None
-        self.dropped = 0
         self.carried = carried
-        self.directory = Path(carried.directory)
+        self.anchor: Anchor = anchor_for_this_boot(carried.clock)
+        self._identify = identify
+        self._describe = describe
+        self._announced = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin anew: at the start, and in a forked child."""
+        self.pid = os.getpid()
+        self.directory = Path(self.carried.directory)
         self.fallback: str | None = None
         self.identity: Identity | None = None
         self.name: str | None = None
-        self.anchor: Anchor = anchor_for_this_boot(carried.clock)
+        self.wrapper_ns = self.wrapper_cpu_ns = self._writer_ns = self._writer_cpu_ns = 0
+        self._taken = self.queue = deque()
+        self._late = _Ended()
+        self._queue_full = 0
+        self._bad_events = 0
+        self._bad_paths = 0
+        self._own_events = 0
+        # Encoded lines by path; a list loses what is written or kept.
+        self._batch: dict[Path, tuple[list[bytes], bool]] = {}
+        self._write_errors = 0
+        self._complained: set[str] = set()
+        self._files = EventFiles(self.limit, self.limit * _BYTES_PER_EVENT, self._complain)
+        self._header = ProcessHeader()
+        self._header_ns = 0
         self._readings = Readings()
-        # Called by the writer thread before each of its flushes.
-        self.before_flush: Callable[[], None] | None = None
-        self._identify = identify
-        self._describe = describe
         self._timestamps = Timestamps(self.anchor)
-        self._files: dict[Path, _StepFile] = {}
-        self._unwritten: dict[Path, list[bytes]] = {}
-        self._unwritten_events = 0
-        self._counts = {"events": 0, "bytes": 0, "write_errors": 0, "dropped_at_write": 0}
-        self._writer_ns = 0
-        self._writer_cpu_ns = 0
+        self._step_paths: dict[int | None, Path] = {}
         self._cost: dict[int, list[int]] = {}
-        self._cost_reported_ns = now()
         # What had been spent and lost when costs were reported last.
         self._spent_then: dict[str, int] = {}
         self._dropped_then = 0
-        self._step_paths: dict[Any, Path] = {}
-        self._started_ns = now()
+        self._started_ns = self._cost_reported_ns = self._complete_ns = now()
+        self._longest_flush_ns = self._flush_began_ns = 0
         self._started = _iso_now()
-        self._header_ns = 0
-        self._announced = False
-        self._complained = False
-        self._closing = False
+        self._thread = None
+        self._starting = threading.Lock()
         self._wake = threading.Event()
-        self._flush_lock = threading.Lock()
-        self.pid = os.getpid()
+        self._closing = False
+        self._hurry = False
+        self._end_reason: str | None = None
+        self._finished = False
 
     def append(self, item: tuple[Any, ...]) -> None:
         """Take one event; the only work done in the caller's thread."""
-        if len(self.queue) >= self.limit:
-            self.dropped += 1
+        queue = self.queue
+        # One that holds something has its writer running.
+        if 0 < len(queue) < self.limit:
+            queue.append(item)
+        else:
+            self._append_first_or_drop(item)
+
+    def _append_first_or_drop(self, item: tuple[Any, ...]) -> None:
+        if self._closing:
+            self._late.append(item)
             return
-        self.queue.append(item)
-        if self._thread is None:
+        if len(self.queue) < self.limit:
+            self.queue.append(item)
+        else:
+            self._queue_full += 1
+        thread = self._thread
+        if thread is None or not thread.is_alive():
             self.start_writer()
+
+    def append_long(self, item: tuple[Any, ...], size: int) -> None:
+        """Take one event whose values have `size` bytes, unless too many of these wait."""
+        if len(self.queue) * size > _LONG_VALUES_BYTES:
+            self._queue_full += 1
+        else:
+            self.append(item)
+
+    def refuse(self, problem: str) -> None:
+        """Count an event that cannot be recorded, and print the first of each kind."""
+        self._bad_events += 1
+        self._complain(
+            problem,
+            f"an event is not recorded: {problem}. Further ones are only counted. (event-refused)",
+        )
 
     def begin_section(self) -> tuple[int, int]:
         """Begin work of the profiler's own in a thread of the host.
@@ -205,56 +241,132 @@ class Recorder:
         """Whether events of this step are kept."""
         return self.steps is None or step in self.steps
 
+    def account(self) -> dict[str, Any]:
+        """Return what became of all events so far.
+
+        Returns:
+            `events`: lines written, of `bytes` bytes, `own_events` of all events came from the
+            recorder itself.  `dropped`, by reason in `dropped_by`.  `waiting`: taken, and neither
+            written nor dropped so far.  `write_errors`: failed attempts.
+            Events offered and own events together are events, dropped and waiting together.
+        """
+        dropped = self._dropped_by()
+        return {
+            "events": self._files.events,
+            "own_events": self._own_events,
+            "bytes": self._files.bytes,
+            "dropped": sum(dropped.values()),
+            "dropped_by": dropped,
+            "waiting": 0 if self._hung() else self._waiting(),
+            "write_errors": self._write_errors + self._files.errors,
+        }
+
+    def _hung(self) -> bool:
+        return self._hurry and not self._finished
+
+    def _waiting(self) -> int:
+        return len(self._taken) + self._batch_events() + self._files.waiting
+
+    def _batch_events(self) -> int:
+        return sum(len(lines) for lines, _ in list(self._batch.values()))
+
+    def _dropped_by(self) -> dict[str, int]:
+        counts = Counter(self._files.dropped)
+        counts["queue_full"] += self._queue_full
+        counts["bad_event"] += self._bad_events
+        counts["bad_path"] += self._bad_paths
+        # What a hung disk holds up has no later chance once the process ends.
+        counts["late"] += self._late.count + (self._waiting() if self._hung() else 0)
+        return {reason: count for reason, count in sorted(counts.items()) if count}
+
+    @property
+    def dropped(self) -> int:
+        """Events that were not and will not be written."""
+        return sum(self._dropped_by().values())
+
     def start_writer(self) -> None:
         """Start the writer thread; a forked child does so with its first event."""
-        if self._thread is None and not self._closing:
-            self._thread = threading.Thread(
-                target=self._run, name="verl-profiler writer", daemon=True
-            )
-            with contextlib.suppress(RuntimeError):
-                self._thread.start()
+        if not self._starting.acquire(blocking=False):
+            return
+        try:
+            thread = self._thread
+            if (thread is None or not thread.is_alive()) and not self._closing:
+                thread = threading.Thread(
+                    target=self._run, name="verl-profiler writer", daemon=True
+                )
+                thread.start()
+                self._thread = thread
+        except RuntimeError:
+            # No more threads; the next event, or the end, tries again.
+            self._thread = None
+        finally:
+            self._starting.release()
 
     def close(self, reason: str) -> None:
-        """Write what is left and end the header.  Safe to call twice."""
-        if self._closing:
-            return
-        self._closing = True
-        self._wake.set()
+        """Write what is left and end the header, in bounded time.  Safe to call twice."""
+        if not self._closing:
+            self._end_reason = reason
+            self._closing = True
+            self.queue = self._late
+            self._wake.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-            thread.join(timeout=5)
+        if thread is None:
+            self._finish_here()
+        elif thread is not threading.current_thread():
+            self._await_end(thread)
+            if not thread.is_alive() and not self._finished:
+                self._finish_here()
+        if not self._finished:
+            self._complain(
+                "end",
+                f"{self._waiting():,} events were not written: the disk gave no answer within "
+                f"{_STALL_S:.0f} s (events-lost)",
+            )
+
+    def _await_end(self, thread: threading.Thread) -> None:
+        """Wait for the writer as long as it makes progress."""
+        begin = changed = now()
+        seen: Any = None
+        while thread.is_alive():
+            thread.join(timeout=0.05)
+            progress = (len(self._taken), self._files.events, self._files.errors, self._header_ns)
+            if progress != seen:
+                seen, changed = progress, now()
+            if now() - changed > _STALL_S * 1e9 or now() - begin > (_CLOSE_S + _STALL_S) * 1e9:
+                self._hurry = True
+                return
+            if now() - begin > _CLOSE_S * 1e9:
+                self._hurry = True
+
+    def _finish_here(self) -> None:
         try:
-            # An interrupted flush of the writer thread may still hold the lock.
-            if self._flush_lock.acquire(timeout=2):
-                try:
-                    self._write_out(final=True)
-                    self._report_cost(final=True)
-                    self._write_header(ended=reason)
-                finally:
-                    self._flush_lock.release()
+            self._finish()
         except Exception as error:  # noqa: BLE001  the host is exiting; it must not see us fail
-            self._complain(f"the last events could not be written: {error!r}")
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+            self._complain("end", f"the last events could not be written: {error!r} (events-lost)")
 
     def _run(self) -> None:
-        interval = self.carried.events.flush_interval_s
-        while not self._closing:
-            self._wake.wait(interval)
-            if self._closing:
-                return
+        failures = 0
+        while not self._finished and failures < 3:
             try:
-                if self.before_flush is not None:
-                    self.before_flush()
-                with self._flush_lock:
+                self._wait_for_next_flush()
+                if self._closing:
+                    self._finish()
+                else:
                     self._write_out()
-            except Exception as error:  # noqa: BLE001  a fault here must not end the thread
-                self._counts["write_errors"] += 1
-                self._complain(f"events could not be written: {error!r}")
+            except BaseException as error:  # noqa: BLE001  also what is thrown into the thread from outside
+                failures += self._closing
+                self._write_errors += 1
+                self._complain("flush", f"a flush failed: {error!r} (writer-failed)")
+
+    def _wait_for_next_flush(self) -> None:
+        interval_ns = self.carried.events.flush_interval_s * 1e9
+        # Flushes begin at that distance, however long each one takes.
+        passed_ns = now() - self._flush_began_ns if self._flush_began_ns else 0
+        self._wake.wait(max(interval_ns - passed_ns, interval_ns / 10) / 1e9)
 
     def _write_out(self, *, final: bool = False) -> None:
         begin, cpu = now(), time.thread_time_ns()
+        self._flush_began_ns = begin
         try:
             self._flush(final=final)
         finally:
@@ -264,110 +376,156 @@ class Recorder:
     def _flush(self, *, final: bool = False) -> None:
         if self.name is None and not self._settle_identity(final=final):
             return
-        lines: dict[Path, list[bytes]] = self._unwritten
-        self._unwritten = {}
-        kept = self._unwritten_events
-        self._unwritten_events = 0
-        encoded = 0
+        self._files.retry()
+        # Left behind by a flush that something interrupted.
+        self._write_batch()
+        until = now()
         # No longer than what is there now: a busy host must not keep the writer in here.
-        for _ in range(len(self.queue)):
-            try:
-                item = self.queue.popleft()
-            except IndexError:
-                break
-            path, line, step = self._encode(item)
-            if line is None:
-                continue
-            lines.setdefault(path, []).append(line)
-            cost = self._cost.setdefault(step if isinstance(step, int) else 0, [0, 0])
-            cost[0] += 1
-            cost[1] += len(line)
-            encoded += 1
-            if encoded % _CHUNK == 0:
-                time.sleep(0)
-        for path, chunk in lines.items():
-            self._write(path, chunk, kept + encoded)
+        left = len(self._taken)
+        while left > 0 and not self._hurry:
+            left -= self._encode_batch(left)
+            self._write_batch()
+        if not self._files.waiting and not left:
+            self._complained.difference_update(("disk", "memory"))
+            late_ns = until - self._complete_ns - round(self.carried.events.flush_interval_s * 1e9)
+            self._longest_flush_ns = max(self._longest_flush_ns, late_ns)
+            self._complete_ns = until
         if final:
             return
         if now() - self._cost_reported_ns > _COST_INTERVAL_S * 1e9:
             self._report_cost()
         if now() - self._header_ns > _HEADER_INTERVAL_S * 1e9:
+            self._files.forget_deleted()
             self._write_header()
+        self._header.update(self._mark())
 
-    def _encode(self, item: tuple[Any, ...]) -> tuple[Path, bytes | None, Any]:
+    def _encode_batch(self, left: int) -> int:
+        """Encode some of the next `left` events; return how many were taken from the queue."""
+        taken, batch = self._taken, self._batch
+        most = min(left, max(_BATCH, len(taken) // _BATCH_PART))
+        full = self._files.refuses and self._files.is_full
+        size = count = 0
+        while count < most and size < _BATCH_BYTES:
+            count += 1
+            item = taken.popleft()
+            if full:
+                self._files.drop(1)
+                continue
+            try:
+                path, owned, line, step = self._encode(item)
+                cost = self._cost.get(step)
+                if cost is None:
+                    cost = self._cost[step] = [0, 0]
+                cost[0] += 1
+                cost[1] += len(line)
+                lines = batch.get(path)
+                if lines is None:
+                    lines = batch[path] = ([], owned)
+                size += len(line)
+                lines[0].append(line)
+            except Exception as error:  # noqa: BLE001  a fault of one event must not cost another
+                self.refuse(f"{type(error).__name__} in the writer")
+            except BaseException:
+                # Thrown into the thread from outside.
+                self._bad_events += 1
+                raise
+        if full:
+            time.sleep(0)
+        return count
+
+    def _write_batch(self) -> None:
+        """Write the encoded lines; other threads run meanwhile."""
+        for path, (lines, owned) in self._batch.items():
+            if lines:
+                self._files.append(path, lines, owned=owned)
+        self._batch.clear()
+
+    def _encode(self, item: tuple[Any, ...]) -> tuple[Path, bool, bytes, int]:
         event, begin_ns, end_ns, extra, step = item[:5]
+        if type(step) is not int and step is not None:
+            step = operator.index(step)
+        if type(event) is not str:
+            event = values.text(event)
         microseconds = self._timestamps.microseconds
         end = microseconds(end_ns)
         duration = None if begin_ns is None else (end - microseconds(begin_ns)) / 1e6
         rank = self.identity.rank if self.identity is not None else None
-        path = self._path_of(step)
-        more: dict[str, Any] | None = None
+        path, owned = self._path_of(step), True
+        more: Any = None
         if len(item) > 5:
             workid, explicit_path, more = item[5:]
             rank = rank if workid is None else workid
-            path = path if explicit_path is None else Path(explicit_path)
-        line = _Line(self._timestamps.text(end), event, duration, extra or None, rank, step)
+            if explicit_path is not None:
+                path, owned = Path(explicit_path), False
+        fields = extra or None
+        if (
+            fields is not None
+            and type(fields) is not msgspec.Raw
+            and not _PLAIN.issuperset(map(type, fields.values()))
+        ):
+            fields = msgspec.Raw(values.encode(fields))
+        line = _Line(self._timestamps.text(end), event, duration, fields, rank, step)
         try:
-            if more:
-                builtins = msgspec.to_builtins(line, enc_hook=_plain)
-                data = _encode({**builtins, **more})
-            else:
-                data = _encode(line)
-        except Exception:  # noqa: BLE001  keys that are no strings, cycles: keep what can be kept
-            line.extra = {"unencodable": repr(extra)[:200]}
-            try:
-                data = _encode(line)
-            except Exception:  # noqa: BLE001
-                self._counts["dropped_at_write"] += 1
-                return path, None, step
-        return path, data + b"\n", step
+            data = _encode(line)
+        except Exception:  # noqa: BLE001  lone surrogates, keys that are no strings
+            data = b""
+        if not 0 < len(data) <= values.EXTRA_LIMIT:
+            line.event = values.text(event, EVENT_NAME_LIMIT)
+            if fields is not None and type(fields) is not msgspec.Raw:
+                line.extra = msgspec.Raw(values.encode(fields))
+            data = _encode(line)
+        if more:
+            data = data[:-1] + b"," + _encode(more)[1:]
+        return path, owned, data + b"\n", step or 0
 
-    def _path_of(self, step: Any) -> Path:
+    def _path_of(self, step: int | None) -> Path:
         path = self._step_paths.get(step)
         if path is None:
             if len(self._step_paths) > 64:
                 self._step_paths.clear()
-            number = step if isinstance(step, int) else 0
-            path = self.directory / f"step_{number}" / f"{self.name}.jsonl"
+            number = step or 0
+            if not -STEP_LIMIT <= number < STEP_LIMIT:
+                raise ValueError(f"{number} is no step")
+            # Nothing but whole numbers from 0 is a folder of a run.
+            path = self.directory / f"step_{max(number, 0)}" / f"{self.name}.jsonl"
             self._step_paths[step] = path
         return path
 
-    def _write(self, path: Path, lines: list[bytes], pending: int) -> None:
-        data = b"".join(lines)
-        try:
-            file = self._files.pop(path, None)
-            if file is None:
-                while len(self._files) >= _OPEN_FILES:
-                    self._files.pop(next(iter(self._files))).close()
-                file = _StepFile(path)
-            # Last used last, so that the files of finished steps are the ones that are closed.
-            self._files[path] = file
-            file.write(data)
-        except OSError as error:
-            self._counts["write_errors"] += 1
-            if pending <= self.limit:
-                self._unwritten[path] = lines
-                self._unwritten_events += len(lines)
-                advice = "they are kept in memory and tried again"
-            else:
-                self._counts["dropped_at_write"] += len(lines)
-                advice = "too many wait already, so they are dropped"
-            self._complain(f"cannot write to {path}: {error.strerror or error}; {advice}")
-            return
-        self._complained = False
-        self._counts["events"] += len(lines)
-        self._counts["bytes"] += len(data)
+    def _finish(self) -> None:
+        """Write what is left, count what cannot be written, and end the header."""
+        self._write_out(final=True)
+        if threading.active_count() > 2:
+            # A thread of the host may have got hold of the queue just before it was taken away.
+            time.sleep(_STRAGGLER_S)
+            self._write_out(final=True)
+        self._report_cost(final=True)
+        lost = self._waiting()
+        self._late.count += lost - self._files.waiting
+        self._taken.clear()
+        self._batch.clear()
+        self._files.give_up("disk")
+        self._files.close()
+        self._complete_ns = now()
+        self._finished = True
+        if lost:
+            self._complain(
+                "end",
+                f"{lost:,} events could not be written before the process ended (events-lost)",
+            )
+        self._write_header(ended=self._end_reason)
+        self._header.close()
 
     def _report_cost(self, *, final: bool = False) -> None:
-        """Say per step what the profiler did since the last report."""
-        if self.name is None:
+        """Write per step what the profiler did since the last report."""
+        # While a disk refuses, the account waits too.
+        if self.name is None or self._files.waiting:
             return
         self._cost_reported_ns = now()
         costs, self._cost = self._cost, {}
         events = sum(count for count, _ in costs.values())
         if not events:
             return
-        dropped = self.dropped + self._counts["dropped_at_write"]
+        dropped = self.dropped
         spent_then, self._spent_then = self._spent_then, self._spent()
         lost, self._dropped_then = dropped - self._dropped_then, dropped
         for position, (step, (count, size)) in enumerate(sorted(costs.items())):
@@ -375,17 +533,16 @@ class Recorder:
             extra = {
                 "events": count,
                 "bytes": size,
-                # Drops have no step of their own; they are said once.
+                # Drops have no step of their own; they are reported once.
                 "dropped": lost if position == 0 else 0,
                 **{
                     name: round((spent_ns - spent_then.get(name, 0)) * share / 1e9, 9)
                     for name, spent_ns in self._spent_then.items()
                 },
             }
-            moment = now()
-            path, line, _ = self._encode(("profiler_cost", None, moment, extra, step))
-            if line is not None:
-                self._write(path, [line], 0)
+            path, owned, line, _ = self._encode(("profiler_cost", None, now(), extra, step))
+            self._own_events += 1
+            self._files.append(path, [line], owned=owned)
         if not final and now() - self._header_ns > _HEADER_INTERVAL_S * 1e9:
             self._write_header()
 
@@ -402,56 +559,59 @@ class Recorder:
         identity = self._identify()
         if identity is None:
             waited_s = (now() - self._started_ns) / 1e9
-            if not self.queue or (waited_s < _IDENTITY_PATIENCE_S and not final):
+            if not self._taken or (waited_s < _IDENTITY_PATIENCE_S and not final):
                 return False
             identity = Identity("process", None)
-        self.identity = identity
+        if not self._claim_name(identity):
+            return False
         if identity.replica is not None:
             context.process.replica = identity.replica
-        self._claim_name(identity)
+        self._write_header()
         return True
 
-    def _claim_name(self, identity: Identity) -> None:
-        """Take the first free name in `processes/`; the header's creation is the claim."""
+    def _claim_name(self, identity: Identity) -> bool:
         base = process_name(identity.role, identity.rank, socket.gethostname(), self.pid)
-        for directory in (self.directory, self._fallback_directory()):
+        try:
+            self.name = self._header.claim(self.directory, base)
+        except OSError as error:
             try:
-                (directory / "processes").mkdir(parents=True, exist_ok=True)
-                for number in range(1, 10_000):
-                    name = base if number == 1 else f"{base}-{number}"
-                    try:
-                        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-                        os.close(os.open(directory / "processes" / f"{name}.json", flags, 0o644))
-                    except FileExistsError:
-                        continue
-                    if directory != self.directory:
-                        self.fallback = f"{self.directory} cannot be written on this host"
-                        self.directory = directory
-                        self._step_paths.clear()
-                        self._complain(
-                            f"{self.carried.directory} cannot be written on "
-                            f"{socket.gethostname()}; the events of this process go to {directory}.\n"
-                            "Copy that folder's contents into the run directory afterwards"
-                        )
-                    self.name = name
-                    self._write_header()
-                    return
-            except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    continue
-        self.name = base
-        self._complain(f"no header could be written for {base}")
+                directory = fallback_directory(self.carried.directory, self.carried.clock)
+                self.name = self._header.claim(directory, base)
+            except OSError:
+                self._complain(
+                    "claim",
+                    f"{self.directory} cannot be written ({error.strerror or error}), nor can "
+                    f"{tempfile.gettempdir()}; the events of {base} are kept in memory (not-writable)",
+                )
+                return False
+            self.fallback = f"{self.directory} cannot be written on this host"
+            self.directory = directory
+            self._complain(
+                "fallback",
+                f"{self.carried.directory} cannot be written on {socket.gethostname()}; the events "
+                f"of this process go to {directory}.\n"
+                "Copy that folder's contents into the run directory afterwards. (not-writable)",
+            )
+        self.identity = identity
+        self._step_paths.clear()
+        return True
 
-    def _fallback_directory(self) -> Path:
-        run = Path(self.carried.directory).name
-        return Path(tempfile.gettempdir()) / "verl_profiler" / run
+    def _mark(self) -> Mark:
+        return Mark(
+            self._timestamps.text(self._timestamps.microseconds(self._complete_ns)),
+            self._files.events,
+            self._files.bytes,
+            self._waiting(),
+            self.dropped,
+        )
 
     def _write_header(self, ended: str | None = None) -> None:
         self._header_ns = now()
         identity = self.identity
         if identity is None or self.name is None:
             return
-        announcement = None
+        account = self.account()
+        account.pop("waiting")
         header: dict[str, Any] = {
             "format": FORMAT_VERSION,
             "name": self.name,
@@ -471,10 +631,7 @@ class Recorder:
                 "last_monotonic_ns": now(),
             },
             "counters": {
-                "events": self._counts["events"],
-                "bytes": self._counts["bytes"],
-                "dropped": self.dropped + self._counts["dropped_at_write"],
-                "write_errors": self._counts["write_errors"],
+                **account,
                 **{name: spent_ns / 1e9 for name, spent_ns in self._spent().items()},
             },
             "started": self._started,
@@ -483,53 +640,38 @@ class Recorder:
             "end_reason": ended,
             "directory": str(self.directory),
             "fallback": self.fallback,
+            "flush_interval_s": self.carried.events.flush_interval_s,
+            "longest_flush_s": round(self._longest_flush_ns / 1e9, 6),
         }
+        announcement = None
         try:
             header.update(self._describe())
             announcement = header.pop("announcement", None)
-            target = self.directory / "processes" / f"{self.name}.json"
-            partial = target.with_suffix(".json.part")
-            partial.write_bytes(_encode(header))
-            partial.replace(target)
-        except OSError as error:
-            self._counts["write_errors"] += 1
-            self._complain(f"the header of {self.name} could not be written: {error}")
+            self._header.write(header, self._mark())
+        except Exception as error:  # noqa: BLE001  the events are worth more than the header
+            self._write_errors += 1
+            self._complain("header", f"the header of {self.name} could not be written: {error} (disk-refuses)")
         if announcement and not self._announced and self.carried.events.announce:
             self._announced = True
             say(f"{self.name}: {announcement}")
 
-    def _complain(self, text: str) -> None:
-        """Print one line, and not again until a write has worked."""
-        if not self._complained:
-            self._complained = True
-            say(f"WARNING {self.name or 'process'}: {text}")
+    def _complain(self, kind: str, problem: str) -> None:
+        """Print the first problem of a kind; that of a disk again once it has taken a write."""
+        if kind not in self._complained:
+            self._complained.add(kind)
+            say(f"WARNING {self.name or 'process'}: {problem}")
 
     def forked(self) -> None:
         """Forget the parent's events, files and thread; called in a forked child."""
-        self.queue = deque()
-        self._files = {}
-        self._unwritten = {}
-        self._unwritten_events = 0
-        self._counts = dict.fromkeys(self._counts, 0)
-        self._cost = {}
-        self._step_paths = {}
-        self.before_flush = None
-        self._thread = None
-        self._flush_lock = threading.Lock()
-        self._wake = threading.Event()
-        self.dropped = self._dropped_then = 0
-        self.wrapper_ns = self.wrapper_cpu_ns = self._writer_ns = self._writer_cpu_ns = 0
-        self._spent_then = {}
-        self.pid = os.getpid()
-        self._started_ns = now()
-        self._started = _iso_now()
         parent = self.identity
+        self._files.close()
+        self._header.close()
+        self._begin()
         # A child is not the actor that its parent is; the parent's name says where it comes from.
         role = f"{parent.role}_child" if parent is not None else "child"
-        self.identity = None
-        self.name = None
         self._announced = True
-        self._identify = lambda: Identity(role, None)
+        # One that records nothing leaves no file.
+        self._identify = lambda: Identity(role, None) if self._taken else None
 
 
 def _iso_now() -> str:
@@ -546,6 +688,7 @@ def say(text: str) -> None:
 _active: Recorder | None = None
 _exit_hooks = False
 _before_stop: list[Callable[[], None]] = []
+_after_fork: list[Callable[[], None]] = []
 
 
 def active() -> Recorder | None:
@@ -560,7 +703,7 @@ def record(
     extra: dict[str, Any] | None = None,
     step: int | None = None,
 ) -> None:
-    """Record one event; without an active recorder do nothing.
+    """Record one event; without an active recorder do nothing.  Never raises.
 
     Args:
         event: Its name.
@@ -572,10 +715,13 @@ def record(
     recorder = _active
     if recorder is None:
         return
-    if step is None:
-        step = context.process.current_step()
-    if recorder.wants(step):
-        recorder.append((event, begin_ns, end_ns, extra, step))
+    try:
+        if step is None:
+            step = context.process.current_step()
+        if recorder.steps is None or step in recorder.steps:
+            recorder.append((event, begin_ns, end_ns, extra, step))
+    except Exception as error:  # noqa: BLE001  a step that cannot be hashed, a trainer that raises
+        recorder.refuse(f"its step: {type(error).__name__}")
 
 
 def start(
@@ -605,9 +751,15 @@ def stop(reason: str = "stopped") -> None:
 
 
 def before_stop(callback: Callable[[], None]) -> None:
-    """Call this once more before recording ends, to close what is open."""
+    """Call this once more before recording ends, to close what is open; not in a forked child."""
     if callback not in _before_stop:
         _before_stop.append(callback)
+
+
+def after_fork(callback: Callable[[], None]) -> None:
+    """Call this in each forked child, to forget what belongs to its parent."""
+    if callback not in _after_fork:
+        _after_fork.append(callback)
 
 
 def _install_exit_hooks() -> None:
@@ -616,7 +768,7 @@ def _install_exit_hooks() -> None:
         return
     _exit_hooks = True
     atexit.register(stop, "exit")
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_forked)
     with contextlib.suppress(ValueError, OSError):
         # Only where nobody else handles it; Ray installs a handler of its own, then atexit runs.
         if (
@@ -626,9 +778,23 @@ def _install_exit_hooks() -> None:
             signal.signal(signal.SIGTERM, _on_sigterm)
 
 
-def _after_fork() -> None:
+def _forked() -> None:
+    # What the parent has open, it ends itself.
+    _before_stop.clear()
+    context.process.reset()
+    for callback in _after_fork:
+        with contextlib.suppress(Exception):
+            callback()
     if _active is not None:
         _active.forked()
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.register_after_fork(_active, _stop_with_multiprocessing)
+
+
+def _stop_with_multiprocessing(_recorder: Recorder) -> None:
+    """Its children end without `atexit`."""
+    sys.modules["multiprocessing.util"].Finalize(None, stop, args=("exit",), exitpriority=0)
 
 
 def _on_sigterm(number: int, _frame: Any) -> None:

@@ -1,0 +1,780 @@
+"""What goes wrong around a recorder: every event taken is written once or counted, nothing is raised."""
+
+import asyncio
+import ctypes
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import msgspec
+import pytest
+from reading_back import headers_of, lines_of
+
+from verl_profiler import log_manager, memory_sampler, recorder, span
+from verl_profiler.recorder import Identity
+
+PATIENCE_S = 30
+
+
+def until(condition):
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+def with_events(carried, **changes):
+    return msgspec.structs.replace(
+        carried, events=msgspec.structs.replace(carried.events, **changes)
+    )
+
+
+def start(carried):
+    return recorder.start(carried, lambda: Identity("agent_loop", 0))
+
+
+def header_of(directory):
+    (header,) = headers_of(directory).values()
+    return header
+
+
+def numbers(directory):
+    return [line["extra"]["n"] for line in lines_of(directory)]
+
+
+def run_child(carried, body, *arguments):
+    """Run `body` in a process of its own that records as `worker_0`; return it finished."""
+    code = textwrap.dedent(
+        """
+        import multiprocessing, os, signal, sys, threading, time
+        from verl_profiler import context, log_manager, recorder, span
+        from verl_profiler.recorder import Identity
+        from verl_profiler.settings import Carried
+
+        carried = Carried.decode(sys.argv[1])
+        active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+        """
+    ) + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-c", code, carried.encode(), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+class Disk:
+    """Stands in for `os.write` of event lines: refuses, hangs, or counts."""
+
+    def __init__(self, monkeypatch):
+        self.refuses = False
+        self.hangs = threading.Event()
+        self.hangs.set()
+        self.refused = 0
+        self.lines_per_write = []
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor, data):
+        data = bytes(data)
+        if data.startswith(b'{"timestamp"'):
+            self.lines_per_write.append(data.count(b"\n"))
+            self.hangs.wait(PATIENCE_S)
+            if self.refuses:
+                self.refused += 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return self._write(descriptor, data)
+
+
+# A full disk
+
+
+def test_a_disk_that_is_full_for_many_flushes_loses_nothing(carried, monkeypatch):
+    """Through several accounts of the costs, which are lines of the same files."""
+    monkeypatch.setattr(recorder, "_COST_INTERVAL_S", 0.02)
+    disk = Disk(monkeypatch)
+    start(carried)
+    recorder.record("turn", 0, 1, {"n": 0}, 1)
+    until(lambda: list(carried_files(carried)))
+    disk.refuses = True
+    for n in range(1, 60):
+        recorder.record("turn", 0, 1, {"n": n}, n % 3)
+        refused = disk.refused
+        until(lambda refused=refused: disk.refused > refused)
+    disk.refuses = False
+    recorder.stop()
+
+    assert list(range(60)) == sorted(numbers(carried.directory))
+    assert 0 == header_of(carried.directory)["counters"]["dropped"]
+
+
+def carried_files(carried):
+    return [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(carried.directory)
+        for name in names
+        if name.endswith(".jsonl")
+    ]
+
+
+def test_more_than_may_wait_for_a_disk_is_counted(carried, monkeypatch, capsys):
+    """The first `max_pending` are kept."""
+    disk = Disk(monkeypatch)
+    disk.refuses = True
+    start(with_events(carried, max_pending=1000))
+    for begin in range(0, 3000, 500):
+        for n in range(begin, begin + 500):
+            recorder.record("turn", 0, 1, {"n": n}, 1)
+        refused = disk.refused
+        until(lambda refused=refused: disk.refused > refused + 1)
+    disk.refuses = False
+    recorder.stop()
+
+    kept = numbers(carried.directory)
+    counters = header_of(carried.directory)["counters"]
+    assert list(range(1000)) == kept[:1000]
+    assert 3000 == len(kept) + counters["dropped"]
+    assert counters["dropped"] >= 1500
+    assert "dropped and counted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("disk", ["file size limit", "small file system"])
+def test_a_disk_that_is_really_full_and_then_has_room(carried, tmp_path, disk):
+    """The kernel cuts writes where it likes; afterwards every line is there, once and whole."""
+    room = tmp_path / "room"
+    room.mkdir()
+    if disk == "small file system":
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(room)],
+            capture_output=True,
+            check=False,
+        )
+        if mounted.returncode != 0:
+            pytest.skip(f"cannot mount a file system: {mounted.stderr!r}")
+        fill = "filler.write_bytes(b'x' * (250 << 10))"
+        free = "filler.unlink()"
+    else:
+        fill = "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))"
+        free = "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))"
+    try:
+        finished = run_child(
+            msgspec.structs.replace(carried, directory=str(room)),
+            f"""
+            import pathlib, resource
+            recorder._COST_INTERVAL_S = 0.05
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            filler = pathlib.Path({str(room)!r}, "filler")
+            {fill}
+            for n in range(1000):
+                recorder.record("turn", 0, 1, {{"n": n}}, 1)
+                time.sleep(0.0005)
+            {free}
+            recorder.stop()
+            """,
+        )
+        assert list(range(1000)) == numbers(room), finished.stderr
+        counters = header_of(room)["counters"]
+        assert counters["write_errors"] > 3
+        assert 0 == counters["dropped"]
+    finally:
+        if disk == "small file system":
+            subprocess.run(["umount", str(room)], check=True)
+
+
+def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(carried, monkeypatch):
+    """It goes on where it stopped."""
+    write, truncate = os.write, os.ftruncate
+    torn = []
+
+    def half(descriptor, data):
+        data = bytes(data)
+        if not torn and data.count(b"\n") > 100:
+            torn.append(write(descriptor, data[: len(data) // 2]))
+            raise OSError(errno.EIO, "Input/output error")
+        return write(descriptor, data)
+
+    def failing(descriptor, size):
+        if len(torn) == 1:
+            torn.append(size)
+            raise OSError(errno.EIO, "Input/output error")
+        return truncate(descriptor, size)
+
+    active = start(with_events(carried, flush_interval_s=0.2))
+    monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "ftruncate", failing)
+    for n in range(1049):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+    until(lambda: torn and not active.queue)
+    recorder.stop()
+
+    assert list(range(1049)) == numbers(carried.directory)
+
+
+def test_a_disk_that_hangs_at_the_end_is_reported(carried, monkeypatch, capsys):
+    """In bounded time, with the number of events."""
+    disk = Disk(monkeypatch)
+    active = start(carried)
+    monkeypatch.setattr(recorder, "_STALL_S", 0.2, raising=False)
+    disk.hangs.clear()
+    for n in range(1000):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+    recorder.stop()
+    said = capsys.readouterr().err
+    writer = active._thread
+    disk.hangs.set()
+    writer.join(PATIENCE_S)
+
+    assert "1,000 events were not written" in said
+    kept = numbers(carried.directory)
+    assert 1000 == len(kept) + header_of(carried.directory)["counters"]["dropped"]
+
+
+# Bad events
+
+
+class Unprintable:
+    """Its representation raises, ends the thread, or never comes."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.called = False
+
+    def __repr__(self):
+        self.called = True
+        if self.error is None:
+            time.sleep(PATIENCE_S)
+            return ""
+        raise self.error
+
+    __str__ = __repr__
+    __getattr__ = __repr__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), None],
+    ids=["ValueError", "SystemExit", "KeyboardInterrupt", "CancelledError", "slow"],
+)
+@pytest.mark.parametrize("way", ["record", "span", "log"])
+def test_code_of_the_callers_objects_is_not_run(carried, error, way):
+    """So it can neither raise, nor end the writer, nor hold it up."""
+    start(carried)
+    bad = Unprintable(error)
+    for n in range(3):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+    if way == "record":
+        recorder.record("turn", 0, 1, {"n": 3, "bad": bad, "in": [bad]}, 1)
+    elif way == "span":
+        with span("turn", n=3, bad=bad):
+            pass
+    else:
+        log_manager.log(None, "turn", extra={"n": 3, "bad": bad, "in": {"x": bad}}, step=1)
+    for n in range(4, 500):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+    recorder.stop()
+
+    lines = lines_of(carried.directory)
+    assert list(range(500)) == sorted(line["extra"]["n"] for line in lines)
+    (line,) = [line for line in lines if line["extra"]["n"] == 3]
+    assert "Unprintable" in line["extra"]["bad"]
+    assert not bad.called
+
+
+NOT_RECORDED = {
+    "NaN": {"duration": float("nan")},
+    "infinite": {"duration": float("inf")},
+    "negative": {"duration": -1},
+    "text duration": {"duration": "0.25"},
+    "list extra": {"extra": ["a"]},
+    "text extra": {"extra": "a"},
+    "path of int": {"log_path": 5},
+    "path with NUL": {"log_path": "step_1/a\0b.jsonl"},
+    "unhashable step": {"step": [1]},
+    "text step": {"step": "first"},
+    "huge step": {"step": 1 << 31},
+    "event of int": {"event": 5},
+    "workid of list": {"workid": [0]},
+    "key of ours": {"timestamp": "yesterday"},
+}
+
+
+@pytest.mark.parametrize("steps", [None, (1,)])
+@pytest.mark.parametrize("case", NOT_RECORDED)
+def test_a_bad_event_is_counted_and_costs_no_other(carried, capsys, case, steps):
+    """The first of its kind is printed; the host sees nothing."""
+    start(with_events(carried, steps=steps))
+    for n in range(500):
+        log_manager.log(log_path=None, event="turn", extra={"n": n}, step=1)
+        if n in (250, 251):
+            log_manager.log(**{"log_path": None, "event": "e", "step": 1, **NOT_RECORDED[case]})
+    recorder.stop()
+
+    counters = header_of(carried.directory)["counters"]
+    assert list(range(500)) == numbers(carried.directory)
+    assert 2 == counters["dropped"]
+    assert {"bad_event": 2} == counters["dropped_by"]
+    assert 1 == capsys.readouterr().err.count("WARNING")
+
+
+def test_a_bad_step_of_a_probe_costs_no_other(carried):
+    """A trainer that raises, a step that cannot be hashed."""
+    start(with_events(carried, steps=(1,)))
+    recorder.record("turn", 0, 1, {"n": 0}, 1)
+    recorder.record("turn", 0, 1, {"n": 1}, [1])
+    recorder.record("turn", 0, 1, {"n": 2}, 1)
+    recorder.stop()
+
+    assert [0, 2] == numbers(carried.directory)
+    assert 1 == header_of(carried.directory)["counters"]["dropped"]
+
+
+@pytest.mark.parametrize("bad", [("e", "a", 1, None, 1), ("e", 0, 1, ["a"], 1), (5, 0, 1, None, 1)])
+def test_a_bad_event_of_a_probe_costs_no_other(carried, bad):
+    """The writer drops it alone."""
+    start(carried)
+    for n in range(300):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+        if n == 100:
+            recorder.record(*bad)
+    recorder.stop()
+
+    assert list(range(300)) == numbers(carried.directory)
+    assert 1 == header_of(carried.directory)["counters"]["dropped"]
+
+
+def test_numbers_of_other_libraries_are_numbers(carried):
+    """`step=np.int64(7)` is step 7."""
+    numpy = pytest.importorskip("numpy")
+    start(carried)
+    log_manager.log(
+        None,
+        "turn",
+        duration=numpy.float32(0.5),
+        extra={"n": numpy.int64(3), "x": numpy.float32(1.5), "one": numpy.ones(1)},
+        workid=numpy.int32(4),
+        step=numpy.int64(7),
+    )
+    recorder.record("turn", 0, 1, {"n": numpy.int64(4)}, numpy.int64(7))
+    recorder.stop()
+
+    logged, recorded = lines_of(carried.directory)
+    assert {"step_7"} == {os.path.basename(os.path.dirname(f)) for f in carried_files(carried)}
+    assert {"n": 3, "x": 1.5, "one": 1.0} == logged["extra"]
+    assert (0.5, 4, 7) == (logged["duration_sec"], logged["workid"], logged["step"])
+    assert (7, {"n": 4}) == (recorded["step"], recorded["extra"])
+
+
+def test_paths_of_bytes_and_a_pipe(carried, tmp_path):
+    """Bytes are a path; a pipe without a reader is none and holds nobody up."""
+    os.mkfifo(tmp_path / "pipe")
+    start(carried)
+    log_manager.log(os.fsencode(tmp_path / "a.jsonl"), "e", step=1)
+    log_manager.log(tmp_path / "pipe", "e", step=1)
+    log_manager.log(tmp_path, "e", step=1)
+    recorder.record("turn", 0, 1, {"n": 0}, 1)
+    recorder.stop()
+
+    assert "e" == json.loads((tmp_path / "a.jsonl").read_text())["event"]
+    assert [0] == numbers(carried.directory)
+    assert {"bad_path": 2} == header_of(carried.directory)["counters"]["dropped_by"]
+
+
+def deep():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+LARGE = {
+    "text": lambda: "x" * 15_000_000,
+    "texts": lambda: ["\u0001" * 9000] * 100,
+    "many keys": lambda: {f"key {n}": n for n in range(100_000)},
+    "long keys": lambda: {"k" * 100_000: 1},
+    "wide": lambda: [[["x" * 100] * 100] * 100] * 100,
+    "deep": deep,
+    "integer": lambda: 10**5000,
+    "bytes": lambda: b"x" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("way", ["record", "log", "keys"])
+@pytest.mark.parametrize("case", LARGE)
+def test_no_line_is_longer_than_64_kib(carried, case, way):
+    """What is cut is there in part; everything else is whole."""
+    start(carried)
+    value = LARGE[case]()
+    if way == "record":
+        recorder.record("turn", 0, 1, {"n": 0, "large": value, "after": "x"}, 1)
+    elif way == "log":
+        log_manager.log(None, "turn", extra={"n": 0, "large": value, "after": "x"}, step=1)
+    else:
+        extra = {"n": 0, "large": "x" * 50_000, "after": "x"}
+        log_manager.log(None, "turn", extra=extra, step=1, large=value)
+    recorder.record("turn", 0, 1, {"n": 1}, 1)
+    recorder.stop()
+
+    (file,) = carried_files(carried)
+    with open(file, "rb") as lines:
+        assert max(map(len, lines)) <= 64 * 1024
+    first, last = lines_of(carried.directory)
+    assert [0, 1] == [first["extra"]["n"], last["extra"]["n"]]
+    if case == "text":
+        cut = first["large" if way == "keys" else "extra"]
+        cut = cut if way == "keys" else cut["large"]
+        assert cut.startswith("xx")
+        assert cut.endswith("(15,000,000 characters)")
+
+
+def test_a_lone_surrogate_costs_no_field(carried):
+    """Nor does one in the event's name."""
+    start(carried)
+    recorder.record("turn", 0, 1, {"n": 0, "text": "a\ud800b", "k\udfff": 1}, 1)
+    log_manager.log(None, "e\ud800", extra={"n": 1, "text": "ü\ud800"}, step=1, more="\ud800")
+    recorder.stop()
+
+    first, second = lines_of(carried.directory)
+    assert {"n": 0, "text": "a\\ud800b", "k\\udfff": 1} == first["extra"]
+    assert ("e\\ud800", {"n": 1, "text": "ü\\ud800"}) == (second["event"], second["extra"])
+
+
+@pytest.mark.parametrize("way", ["span", "log"])
+def test_nothing_of_the_callers_outlives_its_event(carried, way):
+    """An event that waits to be written holds no exception, batch or result."""
+
+    class Batch(dict):
+        pass
+
+    start(with_events(carried, flush_interval_s=60))
+    kept = Batch(tokens=[1, 2])
+    gone = weakref.ref(kept)
+    if way == "span":
+        with span("tool", batch=kept) as running:
+            running.add(again=kept)
+        del running
+    else:
+        log_manager.log(None, "tool", extra={"batch": kept}, step=1, again=kept)
+    del kept
+
+    assert None is gone()
+    recorder.stop()
+    (line,) = lines_of(carried.directory)
+    assert {"tokens": [1, 2]} == line["extra"]["batch"]
+
+
+# The writer
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_the_writer_survives_what_is_thrown_into_it(carried, kind):
+    """As debuggers and time limits do; 20 times, wherever the thread is."""
+    active = start(carried)
+    for n in range(2000):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+        if n % 100 == 0:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(active._thread.ident), ctypes.py_object(kind)
+            )
+            time.sleep(0.003)
+    recorder.stop()
+
+    written = numbers(carried.directory)
+    assert len(set(written)) == len(written)
+    assert 2000 == len(written) + header_of(carried.directory)["counters"]["dropped"]
+    assert len(written) > 1900
+
+
+def test_what_is_encoded_is_written_soon(carried, monkeypatch):
+    """A kill costs a batch, not all that a busy host left waiting."""
+    disk = Disk(monkeypatch)
+    start(with_events(carried, flush_interval_s=60))
+    for n in range(20_000):
+        recorder.record("turn", 0, 1, {"n": n}, 1)
+    recorder.stop()
+
+    assert max(disk.lines_per_write) <= 2000
+    assert list(range(20_000)) == numbers(carried.directory)
+
+
+@pytest.mark.parametrize("ending", ["recorder.stop()", "sys.exit()"])
+def test_threads_that_record_to_the_end(carried, ending):
+    """What they recorded while a recorder was active is written or counted."""
+    finished = run_child(
+        with_events(carried, max_pending=20_000),
+        f"""
+        import atexit
+        counts = {{}}
+
+        def work(name):
+            n = 0
+            while recorder.active() is not None:
+                recorder.record("turn", 0, 1, {{"n": n}}, 1)
+                n += 1
+                counts[name] = n
+            while True:
+                counts[name] == n
+
+        # The first to be registered runs last.
+        atexit.unregister(recorder.stop)
+        atexit.register(lambda: print(sum(counts.values())))
+        atexit.register(recorder.stop, "exit")
+        for name in range(2):
+            threading.Thread(target=work, args=(name,), daemon=True).start()
+        time.sleep(0.3)
+        {ending}
+        """,
+    )
+    offered = int(finished.stdout)
+    written = len(lines_of(carried.directory))
+    dropped = header_of(carried.directory)["counters"]["dropped"]
+
+    # Each thread may have been in the middle of one.
+    assert 0 <= offered - written - dropped <= 2, finished.stderr
+    assert written > 0
+
+
+def test_the_account_is_whole_at_every_quiet_moment(carried):
+    """Offered and own events are written, dropped or waiting."""
+    active = start(with_events(carried, flush_interval_s=60, max_pending=1000))
+    for n in range(1500):
+        log_manager.log(None, "turn", extra={"n": n}, step=1)
+    log_manager.log(None, "turn", duration="x")
+    waiting = active.account()
+    recorder.stop()
+    ended = active.account()
+
+    assert (1000, 0, {"bad_event": 1, "queue_full": 500}) == (
+        waiting["waiting"],
+        waiting["events"],
+        waiting["dropped_by"],
+    )
+    assert 1501 + ended["own_events"] == ended["events"] + ended["dropped"]
+    assert 0 == ended["waiting"]
+    counters = header_of(carried.directory)["counters"]
+    assert len(lines_of(carried.directory, own=True)) == counters["events"] == ended["events"]
+
+
+# How far the files go
+
+
+def test_the_header_of_a_killed_process_is_up_to_date(carried):
+    """Its last events are in the files, and the header proves it."""
+    run_child(
+        carried,
+        """
+        from verl_profiler.clock import now
+        for n in range(100):
+            recorder.record("turn", now(), now(), {"n": n}, 1)
+        print("recorded", flush=True)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    lines = lines_of(carried.directory, own=True)
+    header = header_of(carried.directory)
+    size = sum(os.path.getsize(file) for file in carried_files(carried))
+
+    assert None is header["ended"]
+    assert max(line["timestamp"] for line in lines) < header["complete_until"]
+    assert (100, size) == (header["written_events"], header["written_bytes"])
+    assert (0, 0) == (header["waiting_events"], header["dropped_events"])
+    assert 0.01 == header["flush_interval_s"]
+
+
+def test_while_a_disk_refuses_the_files_are_not_complete(carried, monkeypatch):
+    """What waits is in the header."""
+    disk = Disk(monkeypatch)
+    active = start(carried)
+    recorder.record("turn", 0, 1, {"n": 0}, 1)
+    until(lambda: active.account()["events"])
+    until(lambda: header_of(carried.directory)["written_events"])
+    disk.refuses = True
+    recorder.record("turn", 0, 1, {"n": 1}, 1)
+    until(lambda: header_of(carried.directory)["waiting_events"])
+    first = header_of(carried.directory)
+    refused = disk.refused
+    until(lambda: disk.refused > refused + 5)
+    then = header_of(carried.directory)
+    disk.refuses = False
+    until(lambda: not active.account()["waiting"])
+    until(lambda: not header_of(carried.directory)["waiting_events"])
+    later = header_of(carried.directory)
+    recorder.stop()
+
+    assert 1 == then["waiting_events"]
+    assert first["complete_until"] == then["complete_until"] < later["complete_until"]
+    assert 2 == later["written_events"]
+
+
+# Forks
+
+
+def test_a_forked_child_has_forgotten_its_parents_step_and_ends(carried):
+    """What is open in the parent ends there; others' memories are cleared by their callbacks."""
+    finished = run_child(
+        carried,
+        """
+        context.process.step = 7
+        recorder.before_stop(lambda: recorder.record("request", 0, 1, {"of": "parent"}))
+        recorder.after_fork(lambda: print("forgotten", flush=True))
+        recorder.record("turn", 0, 1, {"of": "parent"})
+        pid = os.fork()
+        if pid == 0:
+            recorder.record("turn", 0, 1, {"of": "child"})
+            recorder.stop("child done")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        recorder.stop()
+        """,
+    )
+    got = [
+        (line["extra"]["of"], line["event"], line["step"]) for line in lines_of(carried.directory)
+    ]
+
+    assert sorted(got) == [
+        ("child", "turn", 0),
+        ("parent", "request", 7),
+        ("parent", "turn", 7),
+    ], finished.stderr
+    assert "forgotten\n" == finished.stdout
+
+
+def test_a_child_of_multiprocessing_writes_what_it_has(carried):
+    """It ends without `atexit`; one that records nothing leaves no header."""
+    run_child(
+        carried,
+        """
+        def work(count):
+            for n in range(count):
+                recorder.record("turn", 0, 1, {"n": n}, 1)
+
+        for count in (3, 0):
+            child = multiprocessing.get_context("fork").Process(target=work, args=(count,))
+            child.start()
+            child.join()
+        recorder.stop()
+        """,
+    )
+
+    assert [0, 1, 2] == numbers(carried.directory)
+    children = [h for h in headers_of(carried.directory).values() if "child" in h["role"]]
+    assert ["exit"] == [header["end_reason"] for header in children]
+
+
+# Where files go
+
+
+@pytest.fixture
+def unwritable(tmp_path, monkeypatch, carried):
+    """A run directory that cannot be made, and a temporary folder of the test's own."""
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return msgspec.structs.replace(carried, directory=str(tmp_path / "file" / "run"))
+
+
+def record_one(carried, n):
+    active = start(carried)
+    recorder.record("turn", 0, 1, {"n": n}, 1)
+    recorder.stop()
+    return active.directory
+
+
+def test_fallback_folders_of_two_launches_are_two(unwritable):
+    """Also where both runs have the same name; processes of one launch share theirs."""
+    other = msgspec.structs.replace(
+        unwritable, clock=msgspec.structs.replace(unwritable.clock, wall_ns=1)
+    )
+    folders = [record_one(each, n) for n, each in enumerate((unwritable, other, unwritable))]
+
+    assert folders[0] == folders[2] != folders[1]
+    assert [0, 2] == sorted(numbers(folders[0]))
+    assert 0o700 == stat.S_IMODE(folders[0].stat().st_mode)
+
+
+@pytest.mark.parametrize("planted", ["link", "open folder", "file"])
+def test_a_fallback_folder_that_another_user_prepared_is_not_used(unwritable, tmp_path, planted):
+    """Nothing is appended to a file behind a link."""
+    folder = record_one(unwritable, 0)
+    shutil.rmtree(folder)
+    bait = tmp_path / "bait"
+    bait.mkdir()
+    if planted == "link":
+        folder.symlink_to(bait)
+    elif planted == "file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    used = record_one(unwritable, 1)
+
+    assert used not in (folder, bait)
+    assert [] == list(bait.iterdir())
+    assert [1] == numbers(used)
+
+
+def test_an_event_file_that_is_a_link_is_not_followed(carried, tmp_path):
+    """The file of a process's own name is its own."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    folder = tmp_path / "run" / "step_1"
+    folder.mkdir()
+    (folder / "worker_0.jsonl").symlink_to(victim)
+    record_one(carried, 0)
+
+    assert "mine\n" == victim.read_text()
+    assert 1 == header_of(carried.directory)["counters"]["dropped"]
+
+
+@pytest.mark.parametrize("mask", [0o027, 0o002, 0o077])
+def test_file_modes_follow_the_umask(carried, mask):
+    """As those of every other program."""
+    before = os.umask(mask)
+    try:
+        record_one(carried, 0)
+    finally:
+        os.umask(before)
+    modes = {
+        stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode)
+        for folder, _, names in os.walk(carried.directory)
+        for name in names
+    }
+    folders = {
+        stat.S_IMODE(os.stat(os.path.join(carried.directory, name)).st_mode)
+        for name in os.listdir(carried.directory)
+    }
+
+    assert {0o666 & ~mask} == modes
+    assert {0o777 & ~mask} == folders
+
+
+# Samples
+
+
+def test_samples_do_not_wait_for_flushes(carried):
+    """An interval below that of the flushes is kept."""
+    asked = msgspec.structs.replace(
+        with_events(carried, flush_interval_s=60), memory_sample_interval_s=0.05
+    )
+    active = start(asked)
+    memory_sampler.begin()
+    begin = time.monotonic()
+    until(lambda: len(active.queue) >= 8)
+    passed = time.monotonic() - begin
+    recorder.stop()
+
+    samples = [line for line in lines_of(carried.directory) if line["event"] == "memory_sample"]
+    assert len(samples) >= 8
+    # Not more often than asked either.
+    assert len(samples) <= 2 + passed / 0.05
+    assert not any("memory" in thread.name for thread in threading.enumerate())

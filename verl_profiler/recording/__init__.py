@@ -1,0 +1,1 @@
+"""One process's events, from the call to the file."""

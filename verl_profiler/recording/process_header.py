@@ -1,0 +1,153 @@
+"""The header of one process: a claim on its name, an account of itself, and how far its files go.
+
+The header is replaced whole every few seconds.  Its last fields have a fixed width and are
+overwritten in place after every flush, so that the header of a killed process is up to date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verl_profiler.clock import Anchor
+
+__all__ = ["Mark", "ProcessHeader", "fallback_directory"]
+
+_NAMES = 10_000
+_WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Mark(msgspec.Struct):
+    """How far the files of a process go.
+
+    Args:
+        complete_until: Every event taken before is in the files or counted as dropped; ISO-8601 with
+            microseconds, on the axis of the process's events.
+        written_events: Lines written.
+        written_bytes: Their bytes.
+        waiting_events: Events taken, neither written nor dropped.
+        dropped_events: Events dropped.
+    """
+
+    complete_until: str
+    written_events: int = 0
+    written_bytes: int = 0
+    waiting_events: int = 0
+    dropped_events: int = 0
+
+    def encode(self) -> bytes:
+        """Return the last fields of the JSON object, always of the same length."""
+        return (
+            f',"complete_until":"{self.complete_until:<32.32}"'
+            f',"written_events":{self.written_events:>16}'
+            f',"written_bytes":{self.written_bytes:>20}'
+            f',"waiting_events":{self.waiting_events:>12}'
+            f',"dropped_events":{self.dropped_events:>16}}}'
+        ).encode()
+
+
+class ProcessHeader:
+    """One header file.  Only one thread at a time may use it."""
+
+    def __init__(self) -> None:
+        self.directory: Path | None = None
+        self.name: str | None = None
+        self._fd: int | None = None
+        self._offset = 0
+        self._marked = b""
+
+    def claim(self, directory: Path, base: str) -> str:
+        """Take the first free name in `processes/`; the file's creation is the claim.
+
+        Returns:
+            `base`, or `base` with a number if that is taken.
+
+        Raises:
+            OSError: If no file can be made there.
+        """
+        folder = directory / "processes"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _numbered(base):
+            try:
+                flags = _WRITE_FLAGS | os.O_CREAT | os.O_EXCL
+                os.close(os.open(folder / f"{name}.json", flags, 0o666))
+            except FileExistsError:
+                continue
+            self.directory, self.name = directory, name
+            return name
+        raise FileExistsError(f"{folder} has {_NAMES:,} headers of {base}")
+
+    def write(self, content: dict[str, Any], mark: Mark) -> None:
+        """Replace the header.
+
+        Raises:
+            OSError: If it cannot be written; the old one stays.
+        """
+        if self.directory is None or self.name is None:
+            return
+        target = self.directory / "processes" / f"{self.name}.json"
+        partial = target.with_suffix(".json.part")
+        body = msgspec.json.encode(content)[:-1]
+        marked = mark.encode()
+        fd = os.open(partial, _WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            data = memoryview(body + marked)
+            while data:
+                data = data[os.write(fd, data) :]
+            partial.replace(target)
+        except OSError:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._offset, self._marked = fd, len(body), marked
+
+    def update(self, mark: Mark) -> None:
+        """Overwrite the last fields; does nothing before the first `write`."""
+        marked = mark.encode()
+        if self._fd is None or marked == self._marked or len(marked) != len(self._marked):
+            return
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, marked, self._offset)
+            self._marked = marked
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = None
+
+
+def fallback_directory(wanted: str, clock: Anchor | None) -> Path:
+    """Make the folder for a host on which the run directory cannot be written.
+
+    The processes of one launch and user share it.  Its name cannot be guessed before the launch, and a
+    folder that is a link, of another user, or writable for others is not used.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    if clock is not None:
+        launch = hashlib.sha256(f"{wanted}\0{clock}".encode("utf-8", "replace")).hexdigest()[:16]
+        path = Path(tempfile.gettempdir()) / f"verl_profiler_{os.getuid()}_{launch}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = path.lstat()
+        private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and private:
+            return path
+    return Path(tempfile.mkdtemp(prefix="verl_profiler_"))
+
+
+def _numbered(base: str) -> Iterator[str]:
+    yield base
+    for number in range(2, _NAMES):
+        yield f"{base}-{number}"

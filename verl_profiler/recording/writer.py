@@ -1,0 +1,270 @@
+"""Append lines to the event files of one process; what the disk refuses waits, within a budget.
+
+A file of this process's own only ever holds whole lines: a write that the disk cuts short is taken
+back to the last whole line, or, where that fails too, continued where it stopped.  No line is
+written twice.  Only one thread at a time may use an `EventFiles`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["EventFiles"]
+
+_OPEN_FILES = 4
+# Bytes of lines that are tried again in one write.
+_BATCH_BYTES = 1 << 20
+# What will not change by waiting, for a path that the caller chose.
+_LASTING = frozenset(
+    {
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+
+
+class _File:
+    """One open event file and how much of it is whole lines."""
+
+    def __init__(self, path: Path, *, owned: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Opening a named pipe must not wait for its reader.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        self.owned = owned
+        self.fd = os.open(path, flags | (os.O_NOFOLLOW if owned else 0), 0o666)
+        found = os.fstat(self.fd)
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "not a regular file")
+        self.size = found.st_size
+
+    def write(self, lines: list[bytes]) -> OSError | None:
+        """Append lines; on an error leave in `lines` what is not in the file."""
+        data = b"".join(lines)
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += os.write(self.fd, memoryview(data)[sent:])
+        except BaseException as error:
+            # Also one that is thrown into the thread from outside.
+            self._take_back(lines, sent)
+            if isinstance(error, OSError):
+                return error
+            raise
+        self.size += len(data)
+        lines.clear()
+        return None
+
+    def _take_back(self, lines: list[bytes], sent: int) -> None:
+        if self.owned:
+            with contextlib.suppress(OSError):
+                sent = os.fstat(self.fd).st_size - self.size
+        whole = count = 0
+        for line in lines:
+            if whole + len(line) > sent:
+                break
+            whole += len(line)
+            count += 1
+        del lines[:count]
+        self.size += whole
+        torn = sent - whole
+        if torn <= 0 or not lines:
+            return
+        if not self.owned:
+            # Others may have appended since; the piece is left as a line of its own.
+            lines[0] = b"\n" + lines[0]
+            return
+        try:
+            os.ftruncate(self.fd, self.size)
+        except OSError:
+            lines[0] = lines[0][torn:]
+            self.size += torn
+
+    def was_deleted(self) -> bool:
+        try:
+            return os.fstat(self.fd).st_nlink == 0
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class EventFiles:
+    """The open files, and the lines that wait for them.
+
+    Args:
+        limit: Lines that wait at most.
+        limit_bytes: Their bytes at most.
+        complain: Called with a kind and a text where something could not be written.
+
+    Attributes:
+        events: Lines written.
+        bytes: Their bytes.
+        errors: Failed attempts to open, write or close.
+        dropped: Lines given up, by reason: `disk` (more than may wait) or `bad_path`.
+        waiting: Lines that wait to be tried again.
+    """
+
+    def __init__(self, limit: int, limit_bytes: int, complain: Callable[[str, str], None]) -> None:
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._complain = complain
+        self._files: dict[Path, _File] = {}
+        self._kept: dict[Path, tuple[deque[bytes], bool]] = {}
+        self._kept_bytes = 0
+        # Whether the disk has refused a write since the last `retry`; others would fail as well.
+        self._refuses = False
+        self.events = 0
+        self.bytes = 0
+        self.errors = 0
+        self.waiting = 0
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further lines for a disk that refuses would be dropped."""
+        return self.waiting >= self._limit or self._kept_bytes >= self._limit_bytes
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the disk has refused the process's own files since the last `retry`."""
+        return self._refuses
+
+    def append(self, path: Path, lines: list[bytes], *, owned: bool = True) -> None:
+        """Write lines, or keep them where the disk refuses.
+
+        Args:
+            path: The file.
+            lines: Whole lines, with their ends; emptied.
+            owned: Whether only this process writes the file; others choose their own path.
+        """
+        if path not in self._kept and not (owned and self._refuses):
+            self._try(path, lines, owned)
+        if lines:
+            self._keep(path, lines, owned)
+
+    def retry(self) -> None:
+        """Try to write what waits."""
+        self._refuses = False
+        for path, (kept, owned) in list(self._kept.items()):
+            while kept and not (owned and self._refuses):
+                batch = self._take(kept)
+                before = len(batch)
+                self._try(path, batch, owned)
+                if batch:
+                    kept.extendleft(reversed(batch))
+                    self.waiting += len(batch)
+                    self._kept_bytes += sum(map(len, batch))
+                    if len(batch) == before:
+                        break
+            if not kept:
+                del self._kept[path]
+
+    def forget_deleted(self) -> None:
+        """Close the files that somebody has deleted, so that they are made again."""
+        for path, file in list(self._files.items()):
+            if file.was_deleted():
+                self._close(self._files.pop(path))
+
+    def drop(self, count: int) -> None:
+        """Count lines for which there is no room while the disk refuses."""
+        self.dropped["disk"] += count
+        self._complain(
+            "memory",
+            f"{self.waiting:,} events wait for the disk already, so further ones are dropped and "
+            "counted (events-lost)",
+        )
+
+    def give_up(self, reason: str) -> None:
+        """Count all that waits as dropped."""
+        self.dropped[reason] += self.waiting
+        self._kept.clear()
+        self.waiting = self._kept_bytes = 0
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._files:
+            self._close(self._files.popitem()[1])
+
+    def _take(self, kept: deque[bytes]) -> list[bytes]:
+        batch: list[bytes] = []
+        size = 0
+        while kept and size < _BATCH_BYTES:
+            line = kept.popleft()
+            batch.append(line)
+            size += len(line)
+        self.waiting -= len(batch)
+        self._kept_bytes -= size
+        return batch
+
+    def _try(self, path: Path, lines: list[bytes], owned: bool) -> None:
+        count, size = len(lines), sum(map(len, lines))
+        try:
+            error = self._open(path, owned).write(lines)
+        except (OSError, ValueError) as failed:
+            error = failed
+        finally:
+            self.events += count - len(lines)
+            self.bytes += size - sum(map(len, lines))
+        if error is None:
+            return
+        self.errors += 1
+        code = error.errno if isinstance(error, OSError) else errno.EINVAL
+        reason = getattr(error, "strerror", None) or error
+        if not owned and code in _LASTING:
+            self.dropped["bad_path"] += len(lines)
+            lines.clear()
+            self._complain("bad_path", f"cannot write to {path}: {reason}; its events are dropped (events-lost)")
+            return
+        # A file of ours that cannot be opened says nothing about the others.
+        self._refuses = self._refuses or (owned and code not in _LASTING)
+        self._complain(
+            "disk", f"cannot write to {path}: {reason}; its events are kept in memory for now (disk-refuses)"
+        )
+
+    def _open(self, path: Path, owned: bool) -> _File:
+        file = self._files.pop(path, None)
+        if file is None:
+            while len(self._files) >= _OPEN_FILES:
+                self._close(self._files.pop(next(iter(self._files))))
+            file = _File(path, owned=owned)
+        file.owned = file.owned and owned
+        # Last used last, so that the files of finished steps are the ones that are closed.
+        self._files[path] = file
+        return file
+
+    def _keep(self, path: Path, lines: list[bytes], owned: bool) -> None:
+        kept, _ = self._kept.setdefault(path, (deque(), owned))
+        for number, line in enumerate(lines):
+            if self.is_full:
+                self.drop(len(lines) - number)
+                break
+            kept.append(line)
+            self.waiting += 1
+            self._kept_bytes += len(line)
+        if not kept:
+            del self._kept[path]
+        lines.clear()
+
+    def _close(self, file: _File) -> None:
+        try:
+            file.close()
+        except OSError as error:
+            # Some network file systems report a failed write only here.
+            self.errors += 1
+            self._complain("close", f"the last events may be lost: {error.strerror or error} (events-lost)")
