@@ -107,7 +107,7 @@ def _name(event: Any) -> str:
 def _step(step: Any) -> int:
     try:
         whole = type(step) is float and step.is_integer()
-        number = int(step) if whole else int(operator.index(step))
+        number = int(step) if whole else int(operator.index(step))  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001  a conversion of the caller's
         raise _BadArgumentError("its step is not a whole number") from None
     if not -STEP_LIMIT <= number < STEP_LIMIT:

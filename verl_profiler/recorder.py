@@ -650,7 +650,9 @@ class Recorder:
             self._header.write(header, self._mark())
         except Exception as error:  # noqa: BLE001  the events are worth more than the header
             self._write_errors += 1
-            self._complain("header", f"the header of {self.name} could not be written: {error} (disk-refuses)")
+            self._complain(
+                "header", f"the header of {self.name} could not be written: {error} (disk-refuses)"
+            )
         if announcement and not self._announced and self.carried.events.announce:
             self._announced = True
             say(f"{self.name}: {announcement}")

@@ -229,12 +229,16 @@ class EventFiles:
         if not owned and code in _LASTING:
             self.dropped["bad_path"] += len(lines)
             lines.clear()
-            self._complain("bad_path", f"cannot write to {path}: {reason}; its events are dropped (events-lost)")
+            self._complain(
+                "bad_path",
+                f"cannot write to {path}: {reason}; its events are dropped (events-lost)",
+            )
             return
         # A file of ours that cannot be opened says nothing about the others.
         self._refuses = self._refuses or (owned and code not in _LASTING)
         self._complain(
-            "disk", f"cannot write to {path}: {reason}; its events are kept in memory for now (disk-refuses)"
+            "disk",
+            f"cannot write to {path}: {reason}; its events are kept in memory for now (disk-refuses)",
         )
 
     def _open(self, path: Path, owned: bool) -> _File:
@@ -267,4 +271,6 @@ class EventFiles:
         except OSError as error:
             # Some network file systems report a failed write only here.
             self.errors += 1
-            self._complain("close", f"the last events may be lost: {error.strerror or error} (events-lost)")
+            self._complain(
+                "close", f"the last events may be lost: {error.strerror or error} (events-lost)"
+            )
