@@ -778,3 +778,27 @@ def test_samples_do_not_wait_for_flushes(carried):
     # Not more often than asked either.
     assert len(samples) <= 2 + passed / 0.05
     assert not any("memory" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("thrown", [SystemExit, RuntimeError])
+def test_what_is_thrown_in_while_kept_lines_are_written_again_costs_none(
+    tmp_path, monkeypatch, thrown
+):
+    """They were kept because the disk was full; the second try is interrupted, the third works."""
+    from verl_profiler.recording.writer import EventFiles
+
+    files = EventFiles(100, 10_000, lambda *_: None)
+    path = tmp_path / "worker_0.jsonl"
+    write = os.write
+    errors = [OSError(errno.ENOSPC, "full"), thrown("from outside")]
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
+    files.append(path, [b"1\n", b"2\n"])
+    with pytest.raises(thrown):
+        files.retry()
+    assert 2 == files.waiting
+
+    monkeypatch.setattr(os, "write", write)
+    files.retry()
+
+    assert (b"1\n2\n", 2, 0) == (path.read_bytes(), files.events, files.waiting)
+    files.close()

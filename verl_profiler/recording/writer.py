@@ -165,13 +165,15 @@ class EventFiles:
             while kept and not (owned and self._refuses):
                 batch = self._take(kept)
                 before = len(batch)
-                self._try(path, batch, owned)
-                if batch:
+                try:
+                    self._try(path, batch, owned)
+                finally:
+                    # Also where something was thrown into the thread.
                     kept.extendleft(reversed(batch))
                     self.waiting += len(batch)
                     self._kept_bytes += sum(map(len, batch))
-                    if len(batch) == before:
-                        break
+                if len(batch) == before:
+                    break
             if not kept:
                 del self._kept[path]
 
