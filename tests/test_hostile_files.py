@@ -1,19 +1,42 @@
 """Files from anywhere: a plain message instead of a traceback, a hang or a full memory."""
 
+import contextlib
 import io
 import json
 import os
+import random
+import sqlite3
 import time
-from contextlib import redirect_stderr, redirect_stdout
+import tracemalloc
+import zlib
+from contextlib import closing, redirect_stderr, redirect_stdout
 
+import nsys_database
 import pytest
-from hostile import HEADER, LINES, RUN, VALUES, paths_of, small_run, text_with
+from hostile import (
+    CAPTURE,
+    HEADER,
+    LINES,
+    RUN,
+    TORCH,
+    VALUES,
+    paths_of,
+    small_run,
+    text_with,
+)
 
+from verl_profiler import nsys_export
 from verl_profiler.cli import main
+from verl_profiler.errors import ReadingError
 from verl_profiler.following import Run
 from verl_profiler.live import Live
+from verl_profiler.nsys_export import take_captures
 from verl_profiler.reader import load
+from verl_profiler.report.chrome_trace import ChromeTrace
+from verl_profiler.report.guest_traces import read_guest, write_guest
 from verl_profiler.report.live_text import frame
+from verl_profiler.report.perfetto import PerfettoTrace
+from verl_profiler.tables import Tables
 
 # A command that takes longer than this hangs.
 BOUND_S = 20
@@ -203,3 +226,198 @@ def test_summary_takes_any_value_in_run_json(tmp_path):
         (source,) = find_sources([run], tmp_path, problems)
         json.dumps(source.launch, allow_nan=False).encode()
         assert all(len(problem) < 2000 for problem in problems), place
+
+
+def test_any_value_in_a_list_of_captures(tmp_path):
+    """167 of 510 ended in a traceback once."""
+    run = small_run(tmp_path)
+    (run / "nsight").mkdir()
+    tables = Tables.of()
+    for place, text in list(hostile_texts([CAPTURE, CAPTURE]))[::5]:
+        (run / "nsight" / "captures.json").write_text(text)
+        problems = take_captures(tables, [("small", run)], tmp_path)
+        captures = tables.rows("SELECT * FROM captures")
+        assert len(captures) == 2 or problems or text == "[]", place
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_of_captures_is_an_ordinary_file(tmp_path, kind):
+    run = small_run(tmp_path)
+    (run / "nsight").mkdir()
+    kind(run / "nsight" / "captures.json")
+    capture = {**CAPTURE, "file": "a.sqlite", "problem": ""}
+
+    problems = take_captures(Tables.of(), [("small", run)], tmp_path)
+    assert "captures.json cannot be read" in problems[0]
+    (run / "nsight" / "captures.json").rename(run / "nsight" / "a.sqlite")
+    (run / "nsight" / "captures.json").write_text(json.dumps([capture]))
+    problems = take_captures(Tables.of(), [("small", run)], tmp_path)
+    assert "a.sqlite" in problems[0]
+    with pytest.raises(ReadingError, match=r"a\.sqlite"):
+        read_guest(run / "nsight" / "a.sqlite")
+
+
+def test_a_capture_does_not_lead_elsewhere(tmp_path):
+    run = small_run(tmp_path)
+    (run / "nsight").mkdir()
+    nsys_database.write(tmp_path / "outside.sqlite", ranges=[(1, 2, "push", "secret", 3)])
+    capture = {**CAPTURE, "file": "../../outside.sqlite"}
+    (run / "nsight" / "captures.json").write_text(json.dumps([capture]))
+    tables = Tables.of()
+
+    assert "file cannot be right" in take_captures(tables, [("small", run)], tmp_path)[0]
+    assert tables.rows("SELECT * FROM capture_ranges") == []
+
+
+# What SQLite may hold in a column of whole numbers.
+ODD = [
+    None,
+    "text",
+    b"\xff\x00",
+    0.5,
+    -1,
+    2**63 - 1,
+    -(2**63),
+    1e300,
+    "",
+    "x" * 100_000,
+    '\r\n,"\0',
+]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_any_value_in_an_export_of_nsys(tmp_path, value):
+    """Each column in turn; what is possible is read, and the rest is said."""
+    run = small_run(tmp_path)
+    (run / "nsight").mkdir()
+    (run / "nsight" / "captures.json").write_text(
+        json.dumps([{**CAPTURE, "file": "a.sqlite", "problem": ""}])
+    )
+    path = run / "nsight" / "a.sqlite"
+    nsys_database.write(
+        path,
+        ranges=[(10, 90, "push", "gemm", 8), (20, 80, "start", "gen", 8)],
+        kernels=[(15, 20, 30, "k", 8)],
+        copies=[(40, 45)],
+    )
+    good = path.read_bytes()
+    with closing(sqlite3.connect(path)) as connection:
+        columns = [
+            (table, row[1])
+            for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE sql NOT NULL")
+            for row in connection.execute(f"PRAGMA table_info({table})")
+            if (table, row[1]) != ("StringIds", "id")
+        ]
+    tables = Tables.of()
+    for table, column in columns:
+        path.write_bytes(good)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", [value])
+        take_captures(tables, [("small", run)], tmp_path)
+        tables.rows("SELECT * FROM capture_ranges, capture_work")
+        with contextlib.suppress(ReadingError):
+            write_guest(read_guest(path), tables, {}, PerfettoTrace(io.BytesIO(), 0))
+
+
+def test_damaged_exports_of_nsys_are_named(tmp_path):
+    chance = random.Random(3)
+    path = tmp_path / "a.sqlite"
+    nsys_database.write(path, ranges=[(n, n + 5, "push", f"r{n}", 8) for n in range(100)])
+    good = path.read_bytes()
+    for _ in range(60):
+        content = bytearray(good)
+        for _ in range(chance.randint(1, 200)):
+            content[chance.randrange(100, len(content))] = chance.randrange(256)
+        path.write_bytes(content)
+        with contextlib.suppress(ReadingError):
+            nsys_export.read(path)
+
+
+@pytest.mark.timeout(60)
+def test_an_export_of_nsys_cannot_ask_for_hours(tmp_path, monkeypatch):
+    """A view in the place of a table is none; a table without keys is searched once per row."""
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE StringIds (id, value)")
+        connection.execute(
+            "CREATE TABLE NVTX_EVENTS (start, end, eventType, rangeId, category, "
+            "color, text, globalTid, endGlobalTid, textId, domainId, uint64Value, int64Value)"
+        )
+        counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)"
+        connection.execute(f"INSERT INTO StringIds {counted} SELECT 'x' || i, i FROM n")
+        connection.execute(
+            f"INSERT INTO NVTX_EVENTS (start, end, eventType, textId) {counted} "
+            "SELECT i, i + 1, 59, 'y' || i FROM n"
+        )
+
+    monkeypatch.setattr(nsys_export, "_STEPS_FROM", 5_000_000)
+    monkeypatch.setattr(nsys_export, "_STEPS_PER_BYTE", 1)
+    with pytest.raises(ReadingError, match="interrupted"):
+        nsys_export.read(path)
+
+
+def test_any_value_in_a_trace_of_torch(tmp_path):
+    """182 of 4,320 ended in a traceback once."""
+    path = tmp_path / "trace.json"
+    tables = Tables.of()
+    for _, text in list(hostile_texts(TORCH))[::3]:
+        path.write_text(text)
+        for kind in (PerfettoTrace, ChromeTrace):
+            with contextlib.suppress(ReadingError):
+                guest = read_guest(path)
+                write_guest(guest, tables, {}, kind(io.BytesIO(), 1))
+
+
+def test_every_event_of_a_trace_takes_any_value(tmp_path):
+    path = tmp_path / "trace.json"
+    events = TORCH["traceEvents"]
+    texts = [
+        text_with(event, place, value)
+        for event in events
+        for place in paths_of(event)
+        for name, value in VALUES.items()
+        if name
+        not in (
+            "310 digits",
+            "object of huge numbers",
+            "5000 digits",
+            "overflow",
+            "minus overflow",
+            "NaN",
+            "Infinity",
+            "surrogate",
+            "not JSON",
+            "nested",
+        )
+    ]
+    good = [json.dumps(event) for event in events]
+    path.write_text(
+        '{"baseTimeNanoseconds": 1795234281000000000, "traceEvents": ['
+        + ",".join([*good, *texts])
+        + "]}"
+    )
+    guest = read_guest(path)
+    written = io.BytesIO()
+    write_guest(guest, Tables.of(), {}, PerfettoTrace(written, 1))
+
+    assert guest.left_out > 100
+    assert {"main", "9 2", "0 7"} <= guest.threads.keys()
+
+
+@pytest.mark.timeout(60)
+def test_a_compressed_trace_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    packer = zlib.compressobj(wbits=31)
+    path.write_bytes(
+        packer.compress(b'{"traceEvents": [')
+        + b"".join(packer.compress(b" " * (1 << 20)) for _ in range(200))
+        + packer.flush()
+    )
+    tracemalloc.start()
+    try:
+        with pytest.raises(ReadingError, match="expands to more than"):
+            read_guest(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 300 << 20

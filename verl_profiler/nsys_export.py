@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -20,12 +20,15 @@ from typing import Any, TextIO
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events import process_name
+from verl_profiler.reading.descriptions import CAPTURE, Faults, checked
+from verl_profiler.reading.files import read_json, reason_of, status_of_regular
 from verl_profiler.schemas import SCHEMAS
 from verl_profiler.tables import Tables
 
 __all__ = ["Export", "export", "read", "take_captures"]
 
 SUMMARY = "captures.json"
+_NEEDED = {"role", "rank", "host", "pid", "step", "file", "problem"}
 # Event types of NVTX_EVENTS.
 _CATEGORY, _PUSH_POP, _START_END, _DOMAIN = 33, 59, 60, 75
 # Work of a GPU: table → what it is, and the column with its name.
@@ -37,6 +40,20 @@ _WORK = {
 }
 # The process in a `globalTid` or `globalPid`: the same bits in both.
 _PROCESS = "0x0000FFFFFF000000"
+_TABLES = {
+    "NVTX_EVENTS",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "TARGET_INFO_CUDA_DEVICE",
+    "TARGET_INFO_SESSION_START_TIME",
+    *_WORK,
+}
+# The places of names in rows of ranges and of work.
+_RANGE_TEXTS, _WORK_TEXTS = frozenset((0, 1, 2, 4)), frozenset((0, 1, 2))
+# Steps of SQLite's machine per byte of the file: ordinary exports take a few, and a file whose
+# tables lack their keys may take their square.
+_STEPS_PER_BYTE, _STEPS_FROM, _STEPS = 20, 20_000_000, 100_000
+_NAME_LIMIT = 4_096
+_UNPRINTED = {0: " ", 10: " ", 13: " "}
 
 
 @dataclass
@@ -49,12 +66,14 @@ class Export:
             end_ns; pid and tid are those of the call that launched it.
         problems: What is missing in it, in plain words.
         dated: Whether it says at what time of day it began; otherwise all times count from there.
+        left_out: Rows with values that cannot be right.
     """
 
     ranges: list[tuple[Any, ...]] = field(default_factory=list)
     work: list[tuple[Any, ...]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     dated: bool = True
+    left_out: int = 0
 
 
 def export(report: Path) -> Path:
@@ -94,38 +113,92 @@ def read(path: Path) -> Export:
         ReadingError: If the file is not an export of nsys.
     """
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
+        size_bytes = status_of_regular(path).st_size
+    except OSError as error:
+        raise ReadingError(f"{path} cannot be read: {reason_of(error)}.", "unreadable") from error
+    try:
+        # Immutable: no journal or lock beside it is looked for.
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            _guard(connection, size_bytes)
             return _read(connection)
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise ReadingError(f"{path} is not an export of nsys: {error}.", "unreadable") from None
+
+
+def _guard(connection: sqlite3.Connection, size_bytes: int) -> None:
+    """Bound what a database may ask for: its schema is code."""
+    left = [(_STEPS_FROM + _STEPS_PER_BYTE * size_bytes) // _STEPS]
+
+    def step() -> int:
+        left[0] -= 1
+        return left[0] < 0
+
+    connection.text_factory = lambda content: content.decode("utf-8", "replace")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.set_progress_handler(step, _STEPS)
 
 
 def _read(connection: sqlite3.Connection) -> Export:
     columns = {
         name: {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')}
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        if name in _TABLES
     }
     found = Export()
     start_ns = 0
     if "TARGET_INFO_SESSION_START_TIME" in columns:
         row = connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
-        start_ns = row[0] if row else 0
+        start_ns = row[0] if row and type(row[0]) is int and row[0] > 0 else 0
     found.dated = bool(start_ns)
     if not found.dated:
         found.problems.append("it has no wall-clock start, so it cannot be joined with the events")
     if "NVTX_EVENTS" in columns:
-        found.ranges = list(_ranges(connection, start_ns))
+        rows = _ranges(connection, start_ns)
+        found.ranges = list(_possible(rows, _RANGE_TEXTS, (7,), found))
     else:
         found.problems.append("it has no NVTX ranges")
     for table, (kind, name) in _WORK.items():
         if table in columns:
-            found.work += _work(connection, columns, table, kind, name, start_ns)
+            rows = _work(connection, columns, table, kind, name, start_ns)
+            found.work += _possible(rows, _WORK_TEXTS, (7, 8), found)
     if not found.work:
         found.problems.append("it has no work of a GPU")
+    if found.left_out:
+        found.problems.append("it has rows whose values cannot be right, which are left out")
     return found
+
+
+def _possible(
+    rows: Iterable[tuple[Any, ...]],
+    texts: frozenset[int],
+    needed: tuple[int, ...],
+    found: Export,
+) -> Iterator[tuple[Any, ...]]:
+    """Yield rows whose values are what their columns hold: SQLite takes any value in any column.
+
+    Args:
+        rows: As a query gives them.
+        texts: The places of names; whole numbers of 64 bits are in all others.
+        needed: The places that must not be NULL.
+        found: Counts the others.
+    """
+    for row in rows:
+        if all(
+            value is None or (type(value) is int) or place in texts
+            for place, value in enumerate(row)
+        ) and all(row[place] is not None for place in needed):
+            yield tuple(
+                value if place not in texts or value is None else _text(value)
+                for place, value in enumerate(row)
+            )
+        else:
+            found.left_out += 1
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_NAME_LIMIT].translate(_UNPRINTED)
 
 
 def _ranges(connection: sqlite3.Connection, start_ns: int) -> Iterator[tuple[Any, ...]]:
@@ -204,14 +277,14 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
     with contextlib.ExitStack() as stack:
         ranges, work = (csv.writer(stack.enter_context(_opened(path))) for path in files.values())
         for label, root in roots:
-            for capture in _summary(root / "nsight" / SUMMARY):
+            for capture in _summary(root / "nsight" / SUMMARY, problems):
                 row = _capture_row(label, capture)
                 captures.append(row)
                 if capture["problem"]:
                     whose = f"{row['name']} in step {capture['step']}"
                     problems.append(f"capture of {whose}: {capture['problem']}")
                 path = root / "nsight" / str(capture["file"]).replace(".nsys-rep", ".sqlite")
-                if path.suffix != ".sqlite" or not path.is_file():
+                if path.suffix != ".sqlite" or not os.path.lexists(path):
                     continue
                 try:
                     found = read(path)
@@ -242,15 +315,28 @@ def _opened(path: Path) -> TextIO:
     return path.open("w", newline="", encoding="utf-8", errors="replace")
 
 
-def _summary(path: Path) -> list[dict[str, Any]]:
-    """Return the captures that `verl-profiler collect` listed; anything else is left out."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Return the captures that `verl-profiler collect` listed; what is no capture is left out."""
+    if not os.path.lexists(path):
         return []
-    needed = {"role", "rank", "host", "pid", "step", "file", "problem"}
-    listed = content if isinstance(content, list) else []
-    return [entry for entry in listed if isinstance(entry, dict) and needed <= entry.keys()]
+    shown = f"nsight/{SUMMARY}"
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        problems.append(f"{shown} cannot be read ({reason_of(error)}); captures are missing")
+        return []
+    listed = content if isinstance(content, list) else [content]
+    faults = Faults()
+    entries = [checked(each, CAPTURE, shown, faults) for each in listed if isinstance(each, dict)]
+    captures = [
+        entry
+        for entry in entries
+        if entry.keys() >= _NEEDED and None not in (entry["role"], entry["host"], entry["pid"])
+    ]
+    problems += faults.sentences()
+    if len(captures) < len(listed):
+        problems.append(f"{shown}: {len(listed) - len(captures)} entries are no captures")
+    return captures
 
 
 def _capture_row(label: str, capture: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,12 @@ class Tables:
         typed = ", ".join(f"'{column}': '{kind}'" for column, kind in SCHEMAS[name].items())
         self.connection.execute(
             f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
-            + scan("read_csv", [path], f"header = false, nullstr = '', columns = {{{typed}}}")
+            + scan(
+                "read_csv",
+                [path],
+                "auto_detect = false, delim = ',', quote = '\"', escape = '\"', header = false, "
+                f"nullstr = '', columns = {{{typed}}}",
+            )
         )
         self._made.add(name)
 

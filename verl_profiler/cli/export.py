@@ -83,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
             folders = write_run(opened.tables, args.steps, trace)
             for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
+                if guest.left_out:
+                    print(
+                        f"{guest.title}: {guest.left_out} events cannot be right and were left out",
+                        file=sys.stderr,
+                    )
             trace.close()
     print(visible(f"Wrote {target}"))
     if not args.chrome_json:
