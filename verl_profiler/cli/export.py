@@ -84,9 +84,8 @@ def run(args: argparse.Namespace) -> int:
             for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
                 if guest.left_out:
-                    print(
-                        f"{guest.title}: {guest.left_out} events cannot be right and were left out",
-                        file=sys.stderr,
+                    print_error(
+                        f"{guest.title}: {guest.left_out} events cannot be right and were left out"
                     )
             trace.close()
     print(visible(f"Wrote {target}"))
