@@ -518,7 +518,13 @@ def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
         ({"counters": {"write_errors": 2}}, "worker_0 had 2 write errors"),
         ({"probes": {"missed": {"turn": "gone"}}}, "probe turn is off in worker_0: gone"),
         ({"probes": {"errors": {"turn": 4}}}, "probe turn failed 4 times in worker_0"),
-        ({"ended": None}, "1 of 1 processes did not end in order"),
+        ({"ended": None}, "1 of 1 processes were killed; up to 0.5 s of events each may be lost"),
+        (
+            {"counters": {"dropped": 3, "dropped_by": {"disk": 2, "bad_event": 1, "late": 0}}},
+            "dropped 3 events because its disk refused them, they could not be encoded; its sums",
+        ),
+        ({"dropped_events": 4}, "worker_0 dropped 4 events because its queue was full"),
+        ({"written_events": 5}, "worker_0 wrote 5 events and 1 were found"),
         ({"format": 9}, "has format 9; this version of verl-profiler reads format 1"),
         ({"fallback": "disk full"}, "could not write into the run directory: worker_0 (disk full)"),
         (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from verl_profiler.alignment import aheads
@@ -26,9 +25,15 @@ _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
 # The wall clock against the monotonic one: NTP slews up to 500 ppm; anything above is a jump.
 _JUMP_S = 0.05
 _SLEW = 0.0005
-# Headers are written again every 15 s, and later where the process was busy.
-_SILENCE_S = 60.0
 _RANK_LIMIT = 100_000
+# The reasons that headers have for dropped events.
+_DROPPED = {
+    "queue_full": "its queue was full",
+    "disk": "its disk refused them",
+    "bad_event": "they could not be encoded",
+    "bad_path": "their file could not be opened",
+    "late": "they came after its end or could not be written within the time that the end has",
+}
 
 
 @dataclass
@@ -79,7 +84,7 @@ class Process:
 
     def row(self) -> dict[str, Any]:
         """Return the process as a row of the table."""
-        return asdict(self)
+        return {**asdict(self), "header": json.loads(self.header) if self.header else None}
 
 
 def processes(source: Source) -> dict[str, Process]:
@@ -117,7 +122,6 @@ def process_problems(
     yield from _losses(found.values())
     yield from _probe_problems(found)
     yield from _clock_jumps(found)
-    yield from _ends(found)
 
 
 def _describe(process: Process, header: dict[str, Any]) -> None:
@@ -137,9 +141,10 @@ def _describe(process: Process, header: dict[str, Any]) -> None:
     process.boot_id = _text(clock.get("boot_id")) or None
     process.clock_shared = clock.get("shared") if isinstance(clock.get("shared"), bool) else None
     process.uncertainty_ns = _integer(clock.get("uncertainty_ns"))
-    process.recorded_events = _integer(counters.get("events"))
+    # The last fields of a header are written after every flush, the counters every 15 s.
+    process.recorded_events = _larger(counters.get("events"), header.get("written_events"))
     process.size_bytes = _integer(counters.get("bytes"))
-    process.dropped = _integer(counters.get("dropped"))
+    process.dropped = _larger(counters.get("dropped"), header.get("dropped_events"))
     process.write_errors = _integer(counters.get("write_errors"))
     process.wrapper_s = _number(counters.get("wrapper_s"))
     process.writer_s = _number(counters.get("writer_s"))
@@ -259,9 +264,12 @@ def _missing_files(
 def _losses(found: Iterable[Process]) -> Iterator[str]:
     for process in found:
         if process.dropped:
+            counters = _object(_object(json.loads(process.header or "{}")).get("counters"))
+            reasons = [key for key, count in _object(counters.get("dropped_by")).items() if count]
+            why = ", ".join(_DROPPED.get(key, str(key)) for key in reasons or ["queue_full"])
             yield (
-                f"{process.name} dropped {process.dropped} events because its queue was full; its "
-                "sums are too small"
+                f"{process.name} dropped {process.dropped} events because {why}; its sums are too "
+                "small"
             )
         if process.write_errors:
             yield f"{process.name} had {process.write_errors} write errors"
@@ -321,46 +329,9 @@ def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
             yield jump_s
 
 
-def _ends(found: dict[str, Process]) -> Iterator[str]:
-    headers = [process for process in found.values() if process.has_header]
-    killed = [process for process in headers if process.ended is None]
-    if not killed:
-        return
-    seen = {process.name: _instant(process.updated) for process in headers}
-    last = max((moment for moment in seen.values() if moment is not None), default=None)
-    early = [
-        process.name
-        for process in killed
-        if last is not None
-        and (moment := seen[process.name]) is not None
-        and (last - moment).total_seconds() > _SILENCE_S
-    ]
-    for name in early:
-        yield (
-            f"{name} was killed or stuck: it was last heard of at {seen[name]:%H:%M:%S}, the run at "
-            f"{last:%H:%M:%S} UTC"
-        )
-    others = len(killed) - len(early)
-    if others:
-        yield (
-            f"{others} of {len(headers)} processes did not end in order (the run goes on, or they "
-            "were killed at its end, as Ray does); up to half a second is missing of each"
-        )
-
-
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} others"
-
-
-def _instant(text: str | None) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(
-        timezone.utc
-    )
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -374,6 +345,10 @@ def _text(value: Any) -> str | None:
 def _integer(value: Any) -> int | None:
     valid = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
     return value if valid else None
+
+
+def _larger(*values: Any) -> int | None:
+    return max((each for each in map(_integer, values) if each is not None), default=None)
 
 
 def _small(value: Any) -> int | None:

@@ -39,6 +39,7 @@ from verl_profiler.conversion import cache_folder, convert
 from verl_profiler.event_query import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
+from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.schemas import FIELDS, SCHEMAS
 from verl_profiler.shelf import EventPart, Shelf, event_parts, parts_query
@@ -224,6 +225,7 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
     if not total.get("events"):
         yield "no events were found"
         return
+    yield from end_problems(tables)
     rows = tables.rows(
         "SELECT step, event, status, error FROM event_fields "
         "WHERE family = 'trainer' AND role = 'trainer' AND status IS NOT NULL ORDER BY end_us"

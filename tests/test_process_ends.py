@@ -1,0 +1,168 @@
+"""What killed processes took with them: said where headers and events show it, and only there."""
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from verl_profiler.reader import load
+from verl_profiler.reading.process_ends import end_problems
+
+START = datetime(2026, 11, 21, 2, 33, 20, tzinfo=timezone.utc)
+LATER = START + timedelta(days=1)
+
+
+def at(seconds):
+    return (START + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+
+
+def write_process(run, name, *, events=((1.0, "turn"),), complete=None, ended=None, **header):
+    """Write a process with events that ended at these seconds; `complete` is its header's."""
+    folder = run / "step_1"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"timestamp": at(end), "event": event, "duration_sec": 0.01, "workid": 0, "step": 1}
+        for end, event in events
+    ]
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "run.json").write_text(json.dumps({"format": 1}))
+    (run / "processes").mkdir(exist_ok=True)
+    content = {
+        "format": 1,
+        "name": name,
+        "role": {"worker": "agent_loop"}.get(name.split("_")[0], name.split("_")[0]),
+        "host": "n",
+        "pid": 7,
+        "counters": {"events": len(lines)},
+        "started": at(0),
+        "updated": at(0.5),
+        "ended": None if ended is None else at(ended),
+    }
+    if complete is not None:
+        content.update(
+            flush_interval_s=0.5,
+            longest_flush_s=0.25,
+            complete_until=at(complete),
+            written_events=len(lines),
+            waiting_events=0,
+        )
+    (run / "processes" / f"{name}.json").write_text(json.dumps({**content, **header}))
+
+
+def problems(run, now=LATER):
+    with load(run, cache=False) as opened:
+        return list(end_problems(opened.tables, now))
+
+
+def test_who_was_killed_after_the_last_work_has_lost_nothing(tmp_path):
+    """As Ray ends its actors; so a healthy run has no problem."""
+    write_process(tmp_path, "trainer_0", events=[(9.0, "step")], ended=9.5)
+    write_process(tmp_path, "worker_0", events=[(8.9, "turn")], complete=9.2)
+    write_process(tmp_path, "actor_0", events=[(1.0, "update_actor")], complete=9.0)
+
+    with load(tmp_path, cache=False) as opened:
+        assert [] == opened.problems
+
+
+def test_what_timers_write_is_no_work(tmp_path):
+    """A trainer that waits for the cluster to end still writes what it costs."""
+    for event in ("profiler_cost", "event_loop_lag", "memory_sample"):
+        write_process(tmp_path, "trainer_0", events=[(9.0, "step"), (15.0, event)], ended=15.5)
+        write_process(tmp_path, "worker_0", events=[(8.9, "turn")], complete=9.2)
+
+        assert [] == problems(tmp_path), event
+
+
+@pytest.mark.parametrize(
+    ("complete", "bound"),
+    [(8.9, "up to 0.1 s"), (8.5, "up to 0.5 s"), (8.0, "up to 0.8 s"), (3.0, "up to 0.8 s")],
+)
+def test_no_more_is_said_to_be_missing_than_can_be(tmp_path, complete, bound):
+    """The time to the last work of others, at most an interval and the longest delay of a flush."""
+    write_process(tmp_path, "trainer_0", events=[(9.0, "step")], ended=9.5)
+    write_process(tmp_path, "worker_0", complete=complete)
+    write_process(tmp_path, "worker_1", complete=9.4)
+
+    (text,) = problems(tmp_path)
+    assert text.startswith("1 of 3 processes were killed while others worked; ")
+    assert f"{bound} of events each may be lost (worker_0)" in text
+
+
+def test_its_own_work_proves_nothing_about_a_process(tmp_path):
+    """What it wrote is there."""
+    write_process(tmp_path, "trainer_0", events=[(1.0, "step")], ended=9.5)
+    write_process(tmp_path, "worker_0", events=[(5.0, "turn")], complete=4.9)
+
+    assert [] == problems(tmp_path)
+
+
+def test_events_that_waited_for_a_disk_are_counted(tmp_path):
+    """They died with the process."""
+    write_process(tmp_path, "trainer_0", events=[(1.0, "step")], ended=9.5)
+    write_process(tmp_path, "worker_0", complete=4.0, waiting_events=1234)
+
+    assert [
+        "worker_0 was killed while 1,234 events waited to be written; they are lost"
+    ] == problems(tmp_path)
+
+
+def test_a_process_that_fell_silent_is_named(tmp_path):
+    """With its last sign of life, the run's, and the bound."""
+    write_process(tmp_path, "trainer_0", events=[(100.0, "step")], ended=100.5, updated=at(100))
+    write_process(tmp_path, "worker_0", complete=10.0, updated=at(5))
+
+    (text,) = problems(tmp_path)
+    assert text == (
+        "worker_0 was killed or hung: its last sign of life is of 02:33:30, the run's of 02:35:00 "
+        "UTC; up to 0.8 s of events may be lost"
+    )
+
+
+def test_a_run_that_goes_on_has_lost_nothing(tmp_path):
+    """Its processes have no end yet; a minute after the last sign of any it counts as killed."""
+    write_process(tmp_path, "trainer_0", events=[(9.0, "step")], complete=9.1)
+    write_process(tmp_path, "worker_0", complete=8.8)
+
+    assert [] == problems(tmp_path, START + timedelta(seconds=30))
+    assert 1 == len(problems(tmp_path, START + timedelta(seconds=100)))
+
+
+def test_other_hosts_clocks_are_corrected_before_they_are_compared(tmp_path):
+    """Two boots of one wall clock, of which one was an hour ahead, would show an hour of loss."""
+    clock = {"boot_id": "b", "monotonic_ns": 10**9, "uncertainty_ns": 10}
+    wall_ns = int(START.timestamp()) * 10**9
+    write_process(
+        tmp_path,
+        "trainer_0",
+        events=[(9.0, "step")],
+        ended=9.5,
+        clock={**clock, "wall_ns": wall_ns},
+    )
+    ahead = {**clock, "wall_ns": wall_ns + 2 * 10**9, "uncertainty_ns": 1000}
+    write_process(tmp_path, "worker_0", events=[(3.0, "turn")], complete=11.1, clock=ahead)
+    assert [] == problems(tmp_path)
+
+    write_process(tmp_path, "worker_0", events=[(3.0, "turn")], complete=10.9, clock=ahead)
+    assert 1 == len(problems(tmp_path))
+
+
+def test_the_table_has_the_header_as_json(tmp_path):
+    """An object that SQL can look into, not a text."""
+    write_process(tmp_path, "worker_0", complete=4.0)
+
+    with load(tmp_path, cache=False) as opened:
+        (row,) = opened.rows("SELECT header->>'$.longest_flush_s' AS longest FROM processes")
+    assert "0.25" == row["longest"]
+
+
+def test_headers_of_older_versions_give_one_line(tmp_path):
+    """They show nothing about the end; so nothing is claimed."""
+    write_process(tmp_path, "trainer_0", events=[(9.0, "step")], ended=9.5)
+    for number in range(5):
+        write_process(tmp_path, f"worker_{number}")
+
+    (text,) = problems(tmp_path)
+    assert text == (
+        "5 of 6 processes were killed; up to 0.5 s of events each may be lost (their headers, of an "
+        "older version, do not show whether any is)"
+    )
