@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from verl_profiler import instrument, plugin, recorder, worker_hook
+from verl_profiler import instrument, plugin, recorder, span, worker_hook
+from verl_profiler.recorder import Identity
 from verl_profiler.settings import ENVIRONMENT_VARIABLE
 
 
@@ -73,3 +75,26 @@ def test_a_reason_in_the_header_holds_no_credential():
 
     assert "sECRet" not in header
     assert "ValueError" in json.loads(header)["probes"]["missed"]["turn"]
+
+
+def test_the_message_of_an_exception_is_not_recorded(carried):
+    """It may hold a prompt or a credential; its type is enough."""
+    recorder.start(carried, lambda: Identity("agent_loop", 0), plugin._describe)
+    with pytest.raises(ValueError, match="sECRet"), span("mine"):
+        raise ValueError("sECRet")
+    recorder.stop()
+
+    files = [path for path in Path(carried.directory).rglob("*") if path.is_file()]
+    assert [] == [path.name for path in files if b"sECRet" in path.read_bytes()]
+    assert any(b'"error":"ValueError"' in path.read_bytes() for path in files)
+
+
+def test_a_header_without_paths(carried, monkeypatch):
+    """`profiler.record_command: false` holds for headers too."""
+    carried = msgspec.structs.replace(carried, record_command=False)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+    plugin.activate("driver")
+    recorder.stop()
+
+    (header,) = (Path(carried.directory) / "processes").iterdir()
+    assert carried.directory.encode() not in header.read_bytes()

@@ -153,3 +153,22 @@ def test_a_folder_that_cannot_be_made_is_noticed(tmp_path):
     (tmp_path / "raw").touch()
 
     assert look("torch", str(tmp_path / "raw"), {})["directory"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes folders of other users")
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_folder_that_another_user_made_beforehand_is_refused(tmp_path, linked):
+    """In a place where everybody may write; reports hold command lines and environments."""
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    place = everybodys / "nsight"
+    if linked:
+        place.symlink_to(tmp_path)
+        os.chown(place, 12345, 12345, follow_symlinks=False)
+    else:
+        place.mkdir()
+        os.chown(place, 12345, 12345)
+
+    assert "another user" in look("torch", str(place / "raw"), {})["directory"]
+    assert look("torch", str(everybodys / "own" / "raw"), {})["directory"] is None

@@ -5,7 +5,10 @@ import os
 import stat
 import threading
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from verl_profiler import run_directory
 from verl_profiler.clock import take_anchor
@@ -88,10 +91,10 @@ LAUNCH = {
 }
 
 
-def launched(path, monkeypatch, settings=LAUNCH["settings"]):
+def launched(path, monkeypatch, node=LAUNCH["settings"]):
     monkeypatch.setattr(run_directory.sys, "orig_argv", LAUNCH["command"])
     monkeypatch.setenv("WANDB_API_KEY", "abcsECRet7")
-    directory = run_directory.make(str(path), CLOCK, settings, LAUNCH["training"])
+    directory = run_directory.make(str(path), CLOCK, node, LAUNCH["training"])
     return json.loads((directory / "run.json").read_bytes())
 
 
@@ -138,3 +141,25 @@ def test_run_json_follows_the_umask(tmp_path):
         modes += [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "run.json")]
 
     assert [0o700, 0o600, 0o775, 0o664] == modes
+
+
+@given(
+    key=st.sampled_from(["api_key", "token", "HF_TOKEN", "password", "a.client_secret", "cookie"]),
+    secret=st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=2),
+    before=st.lists(st.sampled_from(["python", "-m", "x", "a=1", "--lr", "b={c:d}"])),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_byte_of_a_secret_is_written(tmp_path, monkeypatch, key, secret, before):
+    """As an override, as the word after a flag, as a setting, as a variable's value."""
+    secret = f"Zq9{secret}9qZ"
+    flag = f"--{key.replace('.', '-')}"
+    words = [*before, f"+{key}={secret}", *before, "x", flag, secret, f"name={secret}"]
+    node = {"environment": {key: secret, "URL": f"https://u:{secret}".split("/x")[0] + "@h"}}
+    monkeypatch.setattr(run_directory.sys, "orig_argv", words)
+    monkeypatch.setattr(run_directory.os, "environ", {"MY_API_KEY": secret})
+    monkeypatch.setattr(run_directory, "versions", dict)
+    launch = run_directory._launch("x", CLOCK, node, {"model": f"m?{key}={secret}"})
+    written = msgspec.json.encode(launch)
+
+    assert msgspec.json.encode(secret)[1:-1] not in written
+    assert b"9qZ" not in written

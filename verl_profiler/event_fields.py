@@ -125,7 +125,7 @@ FIELDS = {
     "size_bytes": _bytes("Size of the data; not the data."),
     "tags": Field("list", "", "What is released or resumed: `kv_cache`, `weights`, …"),
     "tokens": _count("Number of tokens; not the tokens."),
-    "tool": _text("Name of the tool; neither its arguments nor its result."),
+    "tool": _text("Name of the tool as the model wrote it; neither its arguments nor its result."),
     "tool_calls": _count("Number of tool calls."),
     "total_bytes": _bytes("Memory of the device, or of the devices together."),
     "trace_id": _text("Random id that samples of one submitted batch have in common."),
@@ -195,7 +195,7 @@ HEADER = {
     "updated": _text("When the header was written, UTC."),
     "ended": _text("When recording ended, UTC."),
     "end_reason": _text("Why it ended."),
-    "directory": _text("The run directory, absolute."),
+    "directory": _text("The run directory, absolute. ¹"),
     "fallback": _text("Where events went when the run directory could not be written."),
     "flush_interval_s": _seconds("`profiler.events.flush_interval_s`."),
     "longest_flush_s": _seconds("Longest time between two writes beyond that."),
@@ -278,6 +278,7 @@ Exceptions, each by your own choice:
 - Events of your own code (`span`, `log_manager.log`) hold what your code passes, unmasked.
 - Captures of nsys and of the torch profiler are made by those tools, and hold what they record: command lines, environment variables, names of kernels and modules.
 - The lines of TransferQueue tracing go to the console log.
+- Hydra writes the overrides of the command, unmasked, to its own output directory (`hydra.run.dir`, or `outputs/…/.hydra`).
 
 ## Credentials
 

@@ -90,6 +90,7 @@ def prepare(config: Any) -> Any:
                 settings.memory_saver.sample_interval_s,
                 captures=plan,
                 nvtx=nsight.nvtx,
+                record_command=settings.record_command,
             )
             text = carried.encode()
             _put_into_runtime_env(config, {ENVIRONMENT_VARIABLE: text})

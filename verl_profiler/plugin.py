@@ -54,11 +54,12 @@ def activate(role: str | None = None) -> bool:
             from verl_profiler.file_modes import restore_umask
 
             restore_umask(carried.captures.umask)
+        describe = _describe if carried.record_command else _describe_without_paths
         if role is not None:
             identity = Identity(role, None)
-            recorder.start(carried, lambda: identity, _describe)
+            recorder.start(carried, lambda: identity, describe)
         else:
-            recorder.start(carried, roles.identify, _describe)
+            recorder.start(carried, roles.identify, describe)
             families = carried.events.active_families()
             _place_probes(families)
             _trace_transfers(families)
@@ -145,6 +146,10 @@ def _describe() -> dict[str, Any]:
         },
         "announcement": _announcement(status),
     }
+
+
+def _describe_without_paths() -> dict[str, Any]:
+    return {**_describe(), "directory": None}
 
 
 def _announcement(status: Any) -> str:

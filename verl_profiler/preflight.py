@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -126,12 +127,27 @@ def look(
     seen: dict[str, Any] = {"python": sys.executable, "directory": None, "options": {}}
     try:
         os.makedirs(directory, exist_ok=True)
+        seen["directory"] = _foreign(directory)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         seen["directory"] = error.strerror or str(error)
     if tool == "nsys":
         seen.update(_look_for_nsys(_agent_path() if path is None else path, commands))
     return seen
+
+
+def _foreign(directory: str) -> str | None:
+    """Return who else could read or replace the reports, or None.
+
+    Where everybody may write, as in /tmp, another user can make a folder of that name beforehand.
+    """
+    path = os.path.abspath(directory)
+    while path != (parent := os.path.dirname(path)):
+        everybodys = os.stat(parent).st_mode & stat.S_IWOTH
+        if everybodys and os.lstat(path).st_uid not in (os.getuid(), 0):
+            return f"{path} belongs to another user"
+        path = parent
+    return None
 
 
 def _look_for_nsys(path: str, commands: dict[str, list[str]]) -> dict[str, Any]:

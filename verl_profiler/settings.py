@@ -137,6 +137,7 @@ class Carried(msgspec.Struct, frozen=True):
         memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
         captures: What is captured; None for nothing.
         nvtx: `profiler.nsight.nvtx`: where our events open ranges.
+        record_command: `profiler.record_command`: whether headers hold paths.
     """
 
     directory: str
@@ -146,6 +147,7 @@ class Carried(msgspec.Struct, frozen=True):
     memory_sample_interval_s: float | None = None
     captures: Plan | None = None
     nvtx: Literal["auto", "on", "off"] = "auto"
+    record_command: bool = True
 
     def encode(self) -> str:
         """Return the one-line form."""
