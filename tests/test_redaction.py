@@ -54,6 +54,7 @@ def test_keys_of_training_stay_readable(key):
         ("https://ghp@github.com/x", "https://***@github.com/x"),
         ("git+https://github.com/x/y@main", None),
         ("http://host:8080/path@v1", None),
+        ("https://user:0000000000/0@host/path", "https://***@host/path"),
         ("tcp://10.0.0.1:6379", None),
         (
             "https://s3/x?X-Amz-Credential=AK%2F1&X-Amz-Signature=abc&part=1",
@@ -127,9 +128,10 @@ def test_credentials_that_are_known_by_value_are_masked_everywhere():
     assert ["x", "name=***-1"] == mask_command(["x", "name=abcdefgh-1"], known=["abcdefgh"])
 
 
+# A `/` after a port-like number begins a path in every URL parser.
 SECRETS = st.text(
     string.ascii_letters + string.digits + "_-+/.!$%^*~", min_size=12, max_size=40
-).filter(lambda text: text[0].isalnum() and text[-1].isalnum())
+).filter(lambda text: text[0].isalpha() and text[-1].isalnum())
 KEYS = st.sampled_from([key for key in SECRET_KEYS if "[" not in key])
 
 

@@ -69,7 +69,7 @@ _BEARER = re.compile(
 )
 # An `@` belongs to the user information up to the last one before the path.
 _USER = re.compile(
-    r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#:@\"'<>]*:(?!\d+[/?#])(?:(?!://)[^\s\"'<>])*)@"
+    r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#:@\"'<>]*:(?!\d{1,5}[/?#])(?:(?!://)[^\s\"'<>])*)@"
 )
 _HOOK = re.compile(r"(?i)(?<=://hooks\.slack\.com/)[^\s\"'<>]+")
 # A key, where it is not the middle of one, and what divides it from its value.
