@@ -157,6 +157,40 @@ def test_installing_twice_wraps_once(host, recording, carried):
     assert 1 == len(lines_of(carried.directory))
 
 
+def foreign(function):
+    """As another plugin wraps a method."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("method", ["plain", "static", "of"])
+def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, carried, method):
+    """It goes on calling ours, which cannot be taken from under it; later it may put ours back."""
+    before = vars(host.Host)[method]
+    kind = type(before) if method != "plain" else lambda function: function
+    probes = [probe(f"Host.{method}")]
+    instrument.install(probes)
+    ours = vars(host.Host)[method]
+    setattr(host.Host, method, kind(foreign(foreign(getattr(ours, "__func__", ours)))))
+    instrument.uninstall()
+    instrument.install(probes)
+    assert {"seen": [f"probed_host:Host.{method}"]} == instrument.status.installed
+    one = host.Host()
+    one.result = 1
+    getattr(one, method)(1)
+    setattr(host.Host, method, ours)
+    getattr(one, method)(1)
+    instrument.uninstall()
+    recorder.stop()
+
+    assert 2 == len(lines_of(carried.directory))
+    assert before is vars(host.Host)[method]
+
+
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
 def test_the_result_is_the_same_object(host, recording, method):
     """Never a copy or a proxy."""

@@ -34,7 +34,16 @@ from verl_profiler.loop_lag import WORTH_NAMING_NS, note_blocking_call, watch_ru
 from verl_profiler.probes import Call, Probe
 from verl_profiler.recorder import SAMPLED
 
-__all__ = ["Status", "install", "resolve", "status", "uninstall", "wrap"]
+__all__ = [
+    "FAILURES",
+    "Status",
+    "install",
+    "resolve",
+    "stands_below",
+    "status",
+    "uninstall",
+    "wrap",
+]
 
 
 @dataclass
@@ -54,6 +63,7 @@ class Status:
 
 @dataclass(frozen=True)
 class _Place:
+    probe: Probe
     owner: Any
     attribute: str
     original: Any
@@ -64,14 +74,15 @@ _NOTHING: dict[str, Any] = {}
 # What a hook may raise; values of the host's may raise anything from `__str__` or `__len__`.
 # KeyboardInterrupt and SystemExit are not among them: a signal handler of the host's raises them
 # wherever the thread is.
-_FAILURES = (Exception, asyncio.CancelledError)
+FAILURES = (Exception, asyncio.CancelledError)
 # Looked up once: these are read on every probed call.
 _current_request = context.current_request.get
 _get_running_loop = asyncio._get_running_loop
 
 status = Status()
 _places: dict[tuple[int, str], _Place] = {}
-_hooked: set[tuple[int, str]] = set()
+# Others' wrappers on top of one of ours that are looked through.
+_MOST_WRAPPERS = 50
 
 
 def install(probes: Iterable[Probe]) -> None:
@@ -89,13 +100,31 @@ def install(probes: Iterable[Probe]) -> None:
 
 
 def uninstall() -> None:
-    """Put every original back, the very same object."""
-    for place in reversed(_places.values()):
-        if inspect.getattr_static(place.owner, place.attribute, None) is place.wrapper:
+    """Put every original back, the very same object.
+
+    A wrapper of ours below another plugin's stays, and is found again by the next `install`.
+    """
+    for key, place in reversed(list(_places.items())):
+        current = inspect.getattr_static(place.owner, place.attribute, None)
+        if current is place.wrapper:
             setattr(place.owner, place.attribute, place.original)
-    _places.clear()
-    _hooked.clear()
+        elif stands_below(place.wrapper, current):
+            continue
+        del _places[key]
     status.clear()
+
+
+def stands_below(wrapper: Any, function: Any) -> bool:
+    """Whether a wrapper is the function or below it, as `__wrapped__` of decorators shows."""
+    wrapper = getattr(wrapper, "__func__", wrapper)
+    for _ in range(_MOST_WRAPPERS):
+        function = getattr(function, "__func__", function)
+        if function is wrapper:
+            return True
+        function = getattr(function, "__wrapped__", None)
+        if function is None:
+            break
+    return False
 
 
 def _is_initializing(module: ModuleType) -> bool:
@@ -123,9 +152,12 @@ def _place(probe: Probe, module: ModuleType) -> None:
         if found is None:
             continue
         owner, attribute, original = found
-        key = (id(owner), attribute)
-        place = _places.get(key)
-        if place is not None and place.wrapper is original:
+        if any(
+            place.probe.targets == probe.targets and stands_below(place.wrapper, original)
+            for place in _places.values()
+        ):
+            if target not in status.installed.setdefault(probe.name, []):
+                status.installed[probe.name].append(target)
             return
         function = (
             original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
@@ -138,7 +170,7 @@ def _place(probe: Probe, module: ModuleType) -> None:
         if isinstance(original, (staticmethod, classmethod)):
             wrapper = type(original)(wrapper)
         setattr(owner, attribute, wrapper)
-        _places[key] = _Place(owner, attribute, original, wrapper)
+        _places[id(owner), attribute] = _Place(probe, owner, attribute, original, wrapper)
         status.installed.setdefault(probe.name, []).append(target)
         return
     if not probe.optional:
@@ -371,7 +403,7 @@ def _enter(
             # What the hook took counts as ours, not as the host's.
             call.begin_ns = end = now()
             active.wrapper_ns += end - begin
-    except _FAILURES as error:
+    except FAILURES as error:
         if call is not None:
             _unbind(call)
         _failed(probe, error)
@@ -439,7 +471,7 @@ def _leave(
         if cpu:
             active.add_cpu(cpu)
         active.wrapper_ns += now() - end
-    except _FAILURES as failure:
+    except FAILURES as failure:
         if call.binding is not None:
             _unbind(call)
         _failed(probe, failure)
@@ -463,7 +495,7 @@ def _item(probe: Probe, call: Call | None, item: Any) -> None:
     section = active.begin_section()
     try:
         probe.item(call, item)
-    except _FAILURES as error:
+    except FAILURES as error:
         _failed(probe, error)
     active.end_section(*section)
 
@@ -480,7 +512,7 @@ def _failed(probe: Probe, error: BaseException) -> None:
     if status.errors[probe.name] > 1:
         return
     # At the recursion limit, or with an exception whose text cannot be had, this fails too.
-    with contextlib.suppress(*_FAILURES):
+    with contextlib.suppress(*FAILURES):
         lines = "".join(traceback.format_exception(error)).rstrip()
         recorder.say(
             f"WARNING probe {probe.name!r} failed; training is not affected, further failures "

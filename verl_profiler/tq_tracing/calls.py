@@ -159,6 +159,12 @@ class FunctionCall(_Traced):
         self._range: Any = None
         self._token: Token[FunctionCall | None] | None = None
 
+    def _leave_context(self) -> None:
+        # Tasks that began meanwhile keep this object; a token keeps its whole context.
+        token, self._token = self._token, None
+        if token is not None:
+            context.restore(token, self)
+
     def begin(self) -> FunctionCall:
         """Say so, and enter the first stage."""
         self._token = current.set(self)
@@ -166,7 +172,7 @@ class FunctionCall(_Traced):
             self._say(f"{self._before}pid={os.getpid()} | ", "FUNCTION_START", "", self.begin_ns)
             self._open("GET" if self.bridged else "COMPUTE")
         except BaseException:
-            current.reset(self._token)
+            self._leave_context()
             raise
         return self
 
@@ -206,8 +212,7 @@ class FunctionCall(_Traced):
 
     def end(self, _result: Any, error: BaseException | None) -> None:
         """Close what is open and say how the time was spent."""
-        if self._token is not None:
-            current.reset(self._token)
+        self._leave_context()
         if self.stage is not None:
             self._close(error)
         self._ended = True
@@ -316,23 +321,37 @@ class ClientCall(_Traced):
         fields = f"batch_size={shape} | "
         if stage == "PUT":
             fields += f"data_size_mb={size_bytes / _MB:.2f} | "
-        self._token = current_client.set(self)
+        self._token: Token[ClientCall | None] | None = current_client.set(self)
         self.begin_ns = now()
-        self._say("", f"TQ_CLIENT_{stage}_START", fields, self.begin_ns, self._who)
+        try:
+            self._say("", f"TQ_CLIENT_{stage}_START", fields, self.begin_ns, self._who)
+        except BaseException as error:
+            self._leave_context()
+            self._leave_function(error)
+            raise
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Say how long it took and how fast it was."""
         end = now()
-        current_client.reset(self._token)
+        self._leave_context()
         try:
             if self.stage == "GET" and result is not None:
                 self.size_bytes = size_of(result).total
             self._say_end(end, error)
         finally:
-            if self._entered is not None:
-                self._entered.end_operation(error)
+            self._leave_function(error)
         if error is None:
             metrics.add_operation(self.stage, end - self.begin_ns, self.size_bytes)
+
+    def _leave_context(self) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            context.restore(token, self)
+
+    def _leave_function(self, error: BaseException | None) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.end_operation(error)
 
     def ids(self) -> dict[str, str]:
         """Return what the event of this operation says of its data and its function."""

@@ -2,7 +2,7 @@
 
 Putting a line together and writing it takes tens of microseconds, and a call has a dozen of them.  The
 caller's thread only appends what it is made of, with the time; what is pending is written every 50 ms
-and at exit.
+and at exit.  Where the log stands still (a full pipe) lines are dropped, and counted in the log.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ __all__ = ["are_shown", "configure", "flush", "say", "stop"]
 
 NAME = "verl_profiler.transfer_queue"
 _INTERVAL_S = 0.05
+# Lines that may wait.
+_MOST = 50_000
 
 _log = logging.getLogger(NAME)
 _pending: deque[tuple[float, Callable[..., str], tuple[Any, ...]]] = deque()
+_dropped = 0
 _stopped = threading.Event()
+_guard = threading.Lock()
 _writing = threading.Lock()
 _writer: threading.Thread | None = None
 _hooked = False
@@ -46,6 +50,9 @@ def are_shown() -> bool:
 
 def say(make: Callable[..., str], *arguments: Any) -> None:
     """Print the line that `make(*arguments)` returns, soon, from another thread."""
+    if len(_pending) >= _MOST:
+        _drop()
+        return
     _pending.append((time.time(), make, arguments))
     if _writer is None:
         _start()
@@ -53,6 +60,7 @@ def say(make: Callable[..., str], *arguments: Any) -> None:
 
 def flush() -> None:
     """Write what is pending; also called by the recorder before it stops."""
+    global _dropped
     if _pending and not _log.hasHandlers():
         # verl sets one up when it is imported; its format.
         handler = logging.StreamHandler()
@@ -62,9 +70,27 @@ def flush() -> None:
         # A line that comes meanwhile is written too; the host's thread may be faster than ours.
         while _pending:
             moment, make, arguments = _pending.popleft()
-            record = _log.makeRecord(NAME, logging.INFO, "", 0, make(*arguments), (), None)
-            record.created, record.msecs = moment, moment % 1 * 1000
-            _log.handle(record)
+            try:
+                _print(logging.INFO, moment, make(*arguments))
+            except Exception:  # noqa: BLE001  the lines behind it are printed
+                _drop()
+        with _guard:
+            dropped, _dropped = _dropped, 0
+        if dropped:
+            text = f"{dropped} lines could not be printed and are missing here. (tq-lines-dropped)"
+            _print(logging.WARNING, time.time(), text)
+
+
+def _drop() -> None:
+    global _dropped
+    with _guard:
+        _dropped += 1
+
+
+def _print(level: int, moment: float, text: str) -> None:
+    record = _log.makeRecord(NAME, level, "", 0, text, (), None)
+    record.created, record.msecs = moment, moment % 1 * 1000
+    _log.handle(record)
 
 
 def stop() -> None:
@@ -80,7 +106,10 @@ def stop() -> None:
 
 def _start() -> None:
     global _writer, _hooked
-    _writer = threading.Thread(target=_run, name="verl-profiler tq lines", daemon=True)
+    with _guard:
+        if _writer is not None:
+            return
+        _writer = threading.Thread(target=_run, name="verl-profiler tq lines", daemon=True)
     with contextlib.suppress(RuntimeError):
         _writer.start()
     if not _hooked:
@@ -92,12 +121,13 @@ def _start() -> None:
 
 def _run() -> None:
     while not _stopped.wait(_INTERVAL_S):
-        if _pending:
+        if _pending or _dropped:
             with contextlib.suppress(Exception):
                 flush()
 
 
 def _forked() -> None:
-    global _stopped, _writing, _writer
-    _stopped, _writing, _writer = threading.Event(), threading.Lock(), None
+    global _stopped, _writing, _guard, _writer, _dropped
+    _stopped, _writer, _dropped = threading.Event(), None, 0
+    _writing, _guard = threading.Lock(), threading.Lock()
     _pending.clear()

@@ -67,6 +67,7 @@ def _forked() -> None:
     global _lock, _stopped, _publisher
     _lock, _stopped, _publisher = threading.Lock(), threading.Event(), None
     _sums.clear()
+    _Trainer.reset()
 
 
 def add_function(
@@ -109,7 +110,10 @@ def _add(**amounts: int) -> None:
 
 def _start_publisher() -> None:
     global _publisher
-    _publisher = threading.Thread(target=_publish, name="verl-profiler tq metrics", daemon=True)
+    with _lock:
+        if _publisher is not None or _run is None:
+            return
+        _publisher = threading.Thread(target=_publish, name="verl-profiler tq metrics", daemon=True)
     with contextlib.suppress(RuntimeError):
         _publisher.start()
 
@@ -160,11 +164,13 @@ class _Trainer:
     entries: dict[bytes, dict[str, int]] = {}  # noqa: RUF012  one process, one trainer
     logged: dict[str, int] = {}  # noqa: RUF012
     step: Any = None
+    reading: threading.Thread | None = None
 
     @classmethod
     def reset(cls) -> None:
         """Forget everything."""
         cls.entries, cls.logged, cls.step, cls.own_key = {}, {}, None, b""
+        cls.reading = None
 
     @classmethod
     def read(cls) -> None:
@@ -183,9 +189,13 @@ class _Trainer:
     @classmethod
     def take(cls) -> tuple[dict[str, int], int]:
         """Return the sums since the last time, and how many processes have any."""
-        reading = threading.Thread(target=cls.read, name="verl-profiler tq read", daemon=True)
-        reading.start()
-        reading.join(_PATIENCE_S)
+        # One that still waits for a store that does not answer is enough.
+        if cls.reading is None or not cls.reading.is_alive():
+            cls.reading = threading.Thread(
+                target=cls.read, name="verl-profiler tq read", daemon=True
+            )
+            cls.reading.start()
+        cls.reading.join(_PATIENCE_S)
         entries = list(cls.entries.values())
         with _lock:
             if _sums:

@@ -7,6 +7,7 @@ Where nothing is traced they only call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -22,7 +23,7 @@ from typing import Any
 import wrapt
 
 from verl_profiler import recorder
-from verl_profiler.instrument import resolve
+from verl_profiler.instrument import FAILURES, resolve, stands_below
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.transfer_queue import end_get
 from verl_profiler.tq_tracing import calls, lines, metrics
@@ -156,10 +157,15 @@ def uninstall() -> None:
     """Take the wrappers off; for tests."""
     global _on
     _on = False
-    for owner, attribute, original, wrapper in reversed(_places):
-        if inspect.getattr_static(owner, attribute, None) is wrapper:
+    left = []
+    for place in reversed(_places):
+        owner, attribute, original, wrapper = place
+        current = inspect.getattr_static(owner, attribute, None)
+        if current is wrapper:
             setattr(owner, attribute, original)
-    _places.clear()
+        elif stands_below(wrapper, current):
+            left.append(place)
+    _places[:] = reversed(left)
     _failures.clear()
     metrics.stop()
     lines.stop()
@@ -192,8 +198,9 @@ def _put_on(target: Target, module: ModuleType) -> None:
                 _miss(target, f"{module.__name__} has no {target.path.partition(':')[2]}")
             return
         owner, attribute, original = found
-        # A package that re-exports a function may have taken the wrapped one.
-        if any(original is wrapper for *_, wrapper in _places):
+        # A package that re-exports a function may have taken the wrapped one; another plugin's
+        # wrapper may stand on it.
+        if any(stands_below(wrapper, original) for *_, wrapper in _places):
             return
         wrapper = (
             _bridge(original)
@@ -270,7 +277,7 @@ def _begin(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     section = _begin_section()
     try:
         return _BEGINNINGS[target.kind](target, args, kwargs)
-    except Exception as error:  # noqa: BLE001
+    except FAILURES as error:
         _failed(target, error)
         return None
     finally:
@@ -283,7 +290,7 @@ def _end(target: Target, call: Any, result: Any, error: BaseException | None) ->
     section = _begin_section()
     try:
         call.end(result, error)
-    except Exception as failure:  # noqa: BLE001
+    except FAILURES as failure:
         _failed(target, failure)
     finally:
         _end_section(section)
@@ -300,9 +307,11 @@ def _end_section(section: tuple[int, int]) -> None:
         active.end_section(*section)
 
 
-def _failed(target: Target, error: Exception) -> None:
+def _failed(target: Target, error: BaseException) -> None:
     _failures[target.path] += 1
-    if _failures[target.path] == 1:
+    if _failures[target.path] > 1:
+        return
+    with contextlib.suppress(*FAILURES):
         lines = "".join(traceback.format_exception(error)).rstrip()
         recorder.say(
             f"WARNING TransferQueue tracing of {target.name} failed; training is not affected, "

@@ -1,0 +1,379 @@
+"""Tracing keeps nothing of a call, is bounded when its lines cannot be printed, and ends when it is told to."""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import re
+import sys
+import threading
+import time
+import types
+import weakref
+from contextvars import ContextVar, copy_context
+
+import pytest
+
+from verl_profiler.tq_tracing import calls, lines, metrics, placement
+from verl_profiler.tq_tracing.switches import Switches
+from verl_profiler.tq_tracing.trace_ids import Origin
+
+ALL = Switches(trace=True, detail=True, metrics=True)
+_batch: ContextVar[object] = ContextVar("batch")
+
+
+class Stop(Exception):
+    """What the host raises."""
+
+
+class Data:
+    """What the host moves."""
+
+
+class KVBatchMeta(Data):
+    """By its name the metadata of a batch."""
+
+    def __init__(self):
+        self.tags, self.partition_id, self.size = [{"global_steps": 7}], "train", 1
+
+
+class AgentLoopWorkerTQ(Data):
+    """By its name a worker of verl's."""
+
+
+class Printed(logging.Handler):
+    """Keeps what is printed; waits while it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def emit(self, record):
+        self.open.wait()
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def printed():
+    """The lines' handler."""
+    handler = Printed()
+    lines._log.addHandler(handler)
+    lines._log.propagate = False
+    yield handler
+    handler.open.set()
+    lines._log.removeHandler(handler)
+    lines._log.propagate = True
+
+
+@pytest.fixture
+def tracing(monkeypatch, printed):
+    """Everything on, on no target of verl's."""
+    monkeypatch.setattr(placement, "TARGETS", ())
+    placement.install(ALL, "run", records=False)
+    yield
+    printed.open.set()
+    placement.uninstall()
+
+
+def arguments_of(kind):
+    if kind == "rollout":
+        return (AgentLoopWorkerTQ(), Data(), types.MappingProxyType({"step": 3}))
+    if kind == "client_put":
+        return (Data(), Data(), KVBatchMeta())
+    return (Data(), KVBatchMeta(), Data())
+
+
+KINDS = sorted(placement._BEGINNINGS)
+
+
+@pytest.mark.parametrize("ending", ["return", "raise", "cancel", "closed", "dropped", "timeout"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_a_call_outlives_it(kind, ending, tracing):
+    """Without a garbage collection; what is to be printed holds texts and numbers."""
+    watched = []
+    target = placement.Target(kind, "m:f")
+
+    async def function(*arguments):
+        watched.extend(
+            weakref.ref(each) for each in arguments if not isinstance(each, types.MappingProxyType)
+        )
+        if ending == "raise":
+            error = Stop()
+            watched.append(weakref.ref(error))
+            try:
+                raise error
+            finally:
+                del error
+        if ending != "return":
+            await asyncio.Event().wait()
+        result = Data()
+        watched.append(weakref.ref(result))
+        return result
+
+    async def call():
+        outer = placement.around(placement.Target("direct", "m:outer"), use)
+        with contextlib.suppress(Stop):
+            await outer(KVBatchMeta())
+        # The loop holds what has woken this task.
+        await asyncio.sleep(0)
+        return [each() for each in watched]
+
+    async def use(_meta):
+        coroutine = placement.around(target, function)(*arguments_of(kind))
+        if ending in ("closed", "dropped"):
+            coroutine.send(None)
+            if ending == "closed":
+                coroutine.close()
+        elif ending == "cancel":
+            task = asyncio.ensure_future(coroutine)
+            del coroutine
+            await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                try:
+                    await task
+                finally:
+                    del task
+        elif ending == "timeout":
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(coroutine, 0.001)
+        else:
+            await coroutine
+
+    gc.disable()
+    try:
+        alive = asyncio.run(call())
+    finally:
+        gc.enable()
+
+    assert alive
+    assert {None} == set(alive)
+    assert {} == dict(placement._failures)
+
+
+def test_a_task_that_outlives_a_traced_call_keeps_nothing_of_its_caller(tracing):
+    """Such a task has the call in its context; the call must not have its caller's."""
+    left = []
+
+    async def begin(*_arguments):
+        left.append(asyncio.create_task(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+
+    async def caller():
+        await placement.around(placement.Target("direct", "m:f"), begin)(KVBatchMeta())
+        await placement.around(placement.Target("client_get", "m:f"), begin)(Data(), KVBatchMeta())
+        batch = Data()
+        _batch.set(batch)
+        return weakref.ref(batch)
+
+    async def use():
+        batch = await asyncio.create_task(caller())
+        lines.flush()
+        await asyncio.sleep(0)
+        gc.collect()
+        found = batch()
+        for task in left:
+            task.cancel()
+        return found
+
+    assert asyncio.run(use()) is None
+
+
+def test_a_log_that_stands_still_costs_lines_and_they_are_counted(tracing, printed, monkeypatch):
+    """A full pipe stops the thread that prints, not the host, and not for more than so much memory."""
+    monkeypatch.setattr(lines, "_MOST", 100)
+    printed.open.clear()
+    for number in range(1000):
+        lines.say("line {}".format, number)
+
+    assert len(lines._pending) <= 100
+    printed.open.set()
+    lines.flush()
+    deadline = time.monotonic() + 10
+    while not any("tq-lines-dropped" in text for text in printed.texts):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        lines.flush()
+    said = [int(found[1]) for text in printed.texts if (found := re.search(r"(\d+) lines", text))]
+    shown = [text for text in printed.texts if text.startswith("line")]
+
+    assert 1000 == sum(said) + len(shown)
+    assert sorted(shown, key=lambda text: int(text[5:])) == shown
+
+
+def test_a_line_that_cannot_be_put_together_costs_itself(tracing, printed):
+    """The ones behind it are printed."""
+
+    def broken():
+        raise Stop
+
+    lines.say(broken)
+    lines.say("next".format)
+    lines.flush()
+
+    assert "next" in printed.texts
+
+
+def test_threads_that_begin_together_start_one_writer(tracing, monkeypatch):
+    """A second one would never end."""
+    lines.stop()
+    metrics.stop()
+    metrics.start("run")
+    barrier = threading.Barrier(6)
+
+    def begin():
+        barrier.wait()
+        lines.say("x".format)
+        metrics.add_operation("GET", 1, 1)
+
+    threads = [threading.Thread(target=begin) for _ in range(6)]
+    make = threading.Thread.__init__
+
+    def slowly(self, *args, **kwargs):
+        time.sleep(0.02)
+        make(self, *args, **kwargs)
+
+    monkeypatch.setattr(threading.Thread, "__init__", slowly)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = [thread.name for thread in threading.enumerate() if "verl-profiler tq" in thread.name]
+
+    assert ["verl-profiler tq lines", "verl-profiler tq metrics"] == sorted(names)
+
+
+def test_no_thread_is_left_after_the_end(tracing):
+    """Whatever was started meanwhile."""
+    lines.say("x".format)
+    metrics.add_operation("GET", 1, 1)
+    placement.uninstall()
+
+    assert [] == [each.name for each in threading.enumerate() if "verl-profiler tq" in each.name]
+
+
+def test_a_store_that_does_not_answer_costs_one_thread(tracing, monkeypatch):
+    """Each step asks it again only when it has answered."""
+    answer = threading.Event()
+
+    class Store:
+        @staticmethod
+        def _internal_kv_initialized():
+            return True
+
+        @staticmethod
+        def _internal_kv_put(*_arguments, **_named):
+            """Take it."""
+
+        @staticmethod
+        def _internal_kv_list(*_arguments, **_named):
+            answer.wait(30)
+            return []
+
+    monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", Store)
+    monkeypatch.setattr(metrics, "_PATIENCE_S", 0.01)
+    metrics.add_operation("GET", 1, 1)
+    try:
+        for _ in range(5):
+            metrics._Trainer.take()
+        reading = [each for each in threading.enumerate() if each.name == "verl-profiler tq read"]
+    finally:
+        answer.set()
+        for thread in reading:
+            thread.join(5)
+
+    assert 1 == len(reading)
+
+
+def test_a_call_that_fails_to_begin_leaves_the_function_around_it_as_it_was(tracing, monkeypatch):
+    """Else the stages after it would be wrong, and the next call take it for its own."""
+    original = calls._Traced._say
+
+    def say(self, before, stage, *arguments, **named):
+        if stage == "TQ_CLIENT_GET_START":
+            raise Stop
+        original(self, before, stage, *arguments, **named)
+
+    monkeypatch.setattr(calls._Traced, "_say", say)
+    stages = []
+
+    def get(_self, _meta):
+        assert calls.current_client.get() is None
+
+    def function(_meta):
+        placement.around(placement.Target("client_get", "m:f"), get)(Data(), KVBatchMeta())
+        stages.append(calls.current.get().stage)
+
+    placement.around(placement.Target("direct", "m:f"), function)(KVBatchMeta())
+
+    assert ["COMPUTE"] == stages
+    assert {"m:f": 1} == dict(placement._failures)
+
+
+def test_calls_that_end_in_another_context_are_ended(tracing, printed):
+    """The garbage collector closes a dropped coroutine wherever the thread is."""
+
+    class Never:
+        def __await__(self):
+            yield
+
+    async def endless(*_arguments):
+        await Never()
+
+    for kind in ("direct", "client_get"):
+        run = placement.around(placement.Target(kind, "m:f"), endless)(Data(), KVBatchMeta())
+        copy_context().run(run.send, None)
+        run.close()
+    lines.flush()
+
+    assert {} == dict(placement._failures)
+    assert [1, 1] == [
+        sum(f"stage={stage}" in text for text in printed.texts)
+        for stage in ("FUNCTION_END", "TQ_CLIENT_GET_END")
+    ]
+
+
+def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(monkeypatch, printed):
+    """It still calls ours, which cannot be taken from under it."""
+    module = types.ModuleType("tq_host")
+    module.__spec__ = types.SimpleNamespace(_initializing=False)
+
+    def function(_meta):
+        """Nothing to do."""
+
+    module.function = function
+    monkeypatch.setitem(sys.modules, "tq_host", module)
+    monkeypatch.setattr(placement, "TARGETS", (placement.Target("direct", "tq_host:function"),))
+    placement.install(ALL, "run", records=False)
+    ours = module.function
+
+    @functools.wraps(ours)
+    def foreign(*args):
+        return ours(*args)
+
+    module.function = foreign
+    placement.uninstall()
+    placement.install(ALL, "run", records=False)
+    assert module.function is foreign
+    module.function(KVBatchMeta())
+    lines.flush()
+    ends = [text for text in printed.texts if "stage=FUNCTION_END" in text]
+    module.function = ours
+    placement.uninstall()
+
+    assert 1 == len(ends)
+    assert module.function is function
+
+
+def test_an_origin_holds_ids_alone():
+    """It lives as long as lines of its call wait to be printed."""
+    meta = KVBatchMeta()
+    origin = calls.origin_of(meta)
+    reference = weakref.ref(meta)
+    del meta
+
+    assert reference() is None
+    assert isinstance(origin, Origin)
