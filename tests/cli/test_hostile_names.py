@@ -158,6 +158,9 @@ def test_no_name_reaches_the_terminal_as_it_is(words, expected, places, capfdbin
         assert expected == status, err.decode()
     if "--json" in words and expected == 0:
         json.loads(out)
+    if "jsonl" in words or "otel" in words:
+        for line in out.splitlines() if "--out" not in words else ():
+            json.loads(line)
     if words in SHOWN:
         assert b"x1b[2J" in out or b"u001b[2J" in out, (
             "the test's names are not in what it looks at"

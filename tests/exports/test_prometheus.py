@@ -1,6 +1,8 @@
 """Prometheus: what its own parser and tools read, and what a scrape gets."""
 
+import http.client
 import shutil
+import socket
 import subprocess
 import urllib.request
 
@@ -96,6 +98,61 @@ def test_a_scrape_reads_the_run_anew(log_tables):
     named = labels(reason="missing")
     assert [1, 2] == [samples(each)["verl_tq_log_lines", named] for each in texts]
     assert "127.0.0.1" == server.server_address[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", 200),
+        ("[::1]:9464", 200),
+        ("10.1.2.3", 200),
+        ("LocalHost:9464", 200),
+        (socket.gethostname(), 200),
+        ("metrics.example:9464", 200),
+        ("rebound.example:9464", 403),
+        ("127.0.0.1.rebound.example", 403),
+        ("localhost.rebound.example:9464", 403),
+        ("localhost@rebound.example", 403),
+    ],
+)
+def test_only_names_of_this_machine_are_served(log_tables, host, status):
+    """A page that points its own name here (DNS rebinding) reads nothing."""
+    server, thread = serve(lambda: list(metrics(log_tables)), "127.0.0.1", 0, ["metrics.example"])
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        connection.request("GET", "/metrics", headers={"Host": host})
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=30)
+
+    assert status == answer.status
+    assert (status == 200) == (b"verl_tq_calls" in text)
+
+
+def test_a_run_that_cannot_be_read_is_an_answer(capfd):
+    """Not a traceback in the terminal, and an end of the connection."""
+
+    def read():
+        raise ReadingError("it is gone.", "no-such-run")
+
+    server, thread = serve(read, "127.0.0.1", 0)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=30)
+
+    assert (503, b"it is gone. (no-such-run)\n") == (answer.status, text)
+    assert "" == capfd.readouterr().err
 
 
 def test_an_address_in_use_is_an_error(log_tables):

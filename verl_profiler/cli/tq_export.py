@@ -24,6 +24,7 @@ _LOOPBACK = "127.0.0.1"
 # Option → the export that heeds it.
 _HEEDED = {
     "serve": "prometheus",
+    "allow_host": "prometheus",
     "endpoint": "otel",
     "project": "otel",
     "experiment": "otel",
@@ -48,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[HOST:]PORT",
         type=_address,
         help=f"prometheus: serve /metrics until Ctrl-C, to this machine alone (HOST: {_LOOPBACK})",
+    )
+    group.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        help="prometheus: a name that scrapers use for this machine, beside addresses, localhost and "
+        "its host name; may be given several times",
     )
     group.add_argument(
         "--endpoint",
@@ -81,7 +89,7 @@ def chosen(args: argparse.Namespace) -> str | None:
     for name, heeding in given.items():
         if heeding != form:
             raise ReadingError(
-                f"--export {form} does not heed --{name}; --export {heeding} does.",
+                f"--export {form} does not heed --{name.replace('_', '-')}; --export {heeding} does.",
                 "option-not-heeded",
             )
     if form is None and args.out is not None:
@@ -215,7 +223,7 @@ def _prometheus(
         return state["metrics"]
 
     host, port = args.serve
-    server, thread = serve(current, host, port)
+    server, thread = serve(current, host, port, args.allow_host or ())
     shown = f"[{host}]" if ":" in host else host
     print(f"Serving http://{shown}:{server.server_port}/metrics; Ctrl-C ends it", flush=True)
     try:

@@ -87,7 +87,7 @@ def json_lines(
     """
     seen: dict[str, int] = {}
     for document in documents(tables, steps, function=function):
-        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(document, separators=(",", ":"))
         if index is not None:
             name = hashlib.blake2b(text.encode(), digest_size=15).hexdigest()
             seen[name] = seen.get(name, 0) + 1

@@ -255,7 +255,7 @@ def otlp_lines(given: Iterator[ReadableSpan]) -> Iterator[str]:
                     for name in ("traceId", "spanId", "parentSpanId"):
                         if name in span:
                             span[name] = base64.b64decode(span[name]).hex()
-        yield json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n"
+        yield json.dumps(content, separators=(",", ":")) + "\n"
 
 
 def send(given: Iterator[ReadableSpan], endpoint: str, *, timeout_s: float = 10.0) -> int:

@@ -6,15 +6,19 @@ beginning to its present end, so they grow while the run does.
 
 from __future__ import annotations
 
+import ipaddress
+import re
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, in_steps
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.tq_selection import of_function
-from verl_profiler.errors import ReadingError
+from verl_profiler.errors import ReadingError, VerlProfilerError
+from verl_profiler.render.visible import visible
 from verl_profiler.tables import Tables
 
 try:
@@ -176,7 +180,7 @@ def _gauge(name: str, about: str, labels: tuple[str, ...], samples: Any) -> Metr
 
 def _filled(family: Any, samples: Any) -> Metric:
     for labels, value in samples:
-        family.add_metric([str(label) for label in labels], value)
+        family.add_metric([visible(str(label)) for label in labels], value)
     return family
 
 
@@ -186,7 +190,9 @@ def _histogram(name: str, about: str, labels: tuple[str, ...], rows: Rows) -> Me
     for row in rows:
         named = [row["run"], row["func"], row["stage"]][: len(labels)]
         buckets = list(zip(bounds, row["counts"], strict=True))
-        family.add_metric([str(label) for label in named], buckets, sum_value=row["total_s"])
+        family.add_metric(
+            [visible(str(label)) for label in named], buckets, sum_value=row["total_s"]
+        )
     return family
 
 
@@ -213,18 +219,51 @@ def _registry(read: Callable[[], list[Metric]]) -> CollectorRegistry:
     return registry
 
 
+def _checked(app: Any, names: set[str]) -> Any:
+    """Refuse requests to other names; an error of reading is an answer, not a traceback."""
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        status, text = "403 Forbidden", "This name is not served; add it with --allow-host.\n"
+        if _is_here(environ.get("HTTP_HOST", ""), names):
+            try:
+                return app(environ, start_response)
+            except VerlProfilerError as error:
+                status, text = "503 Service Unavailable", f"{error}\n"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [text.encode(errors="backslashreplace")]
+
+    return answer
+
+
+def _is_here(host: str, names: set[str]) -> bool:
+    """Whether a Host header names an address, or one of these names; none is of an old client."""
+    name = re.sub(r":\d*$", "", host.strip()).strip("[]").lower().rstrip(".")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return not name or name in names
+    return True
+
+
 def exposition(read: Callable[[], list[Metric]]) -> str:
     """Return the metrics as text, as Prometheus and its node exporter's textfile collector read it."""
     return prometheus_client.generate_latest(_registry(read)).decode()
 
 
-def serve(read: Callable[[], list[Metric]], host: str, port: int) -> tuple[Any, threading.Thread]:
+def serve(
+    read: Callable[[], list[Metric]], host: str, port: int, names: Iterable[str] = ()
+) -> tuple[Any, threading.Thread]:
     """Serve the metrics at `/metrics` until the server that is returned is shut down.
+
+    A request has to name an IP address, localhost, `host`, this machine or one of `names` as its
+    Host: a page in a browser could otherwise read the metrics through a name of its own that it
+    points here (DNS rebinding).
 
     Args:
         read: Called for each scrape.
         host: The address to listen at.
         port: The port; 0 for any that is free.
+        names: Further names that requests may use for this machine.
 
     Returns:
         The server, whose `server_port` says the port, and its thread.
@@ -232,8 +271,11 @@ def serve(read: Callable[[], list[Metric]], host: str, port: int) -> tuple[Any, 
     Raises:
         ReadingError: The address cannot be used.
     """
+    known = {each.lower() for each in ("localhost", host, socket.gethostname(), *names)}
     try:
-        return prometheus_client.start_http_server(port, host, _registry(read))
+        server, thread = prometheus_client.start_http_server(port, host, _registry(read))
+        server.set_app(_checked(server.get_app(), known))
+        return server, thread
     except OSError as error:
         raise ReadingError(
             f"{host}:{port} cannot be served: {error.strerror or error}.\n"
