@@ -1,10 +1,10 @@
 """Run anyone's pytest suite with and without the profiler, and compare the outcome of every test.
 
-    python benchmarks/foreign_tests.py ROOT FILE [FILE ...] [--timeout 300] [--journal done.jsonl]
+    python benchmarks/foreign_tests.py ROOT FILE [FILE ...] [--timeout 300] [--journal DONE] [--together N]
     python benchmarks/foreign_tests.py /src/verl $(cd /src/verl && find tests -name '*_on_cpu.py')
     python benchmarks/foreign_tests.py /src/TransferQueue tests/test_client.py -- -k put
 
-Each file runs in a pytest of its own, from ROOT: once as it is, and once with the plugin active as in a
+Each file (or --together so many) runs in a pytest of its own, from ROOT: once as it is, and once with the plugin active as in a
 worker of a run: VERL_PROFILER_SETTINGS is set, with every family of probes on, and the plugin is
 imported first.  Where a test ends differently, the file is run again, both ways: a test that ends both
 ways without the profiler is flaky, and no difference.  With --journal, files that are done are not
@@ -57,8 +57,8 @@ def outcomes(report):
     return found
 
 
-def run_file(args, file, *, active):
-    """Run one test file.
+def run_files(args, files, *, active):
+    """Run test files in one pytest.
 
     Returns:
         Outcomes by test (with one named `(file)` for pytest itself), and events and failures of probes
@@ -71,7 +71,7 @@ def run_file(args, file, *, active):
             key: value for key, value in os.environ.items() if key != "VERL_PROFILER_SETTINGS"
         }
         command = [sys.executable, "-m", "pytest", "-q", *(["-x"] if args.first else [])]
-        command += ["-p", "no:cacheprovider", f"--junitxml={report}", str(file), *args.pytest]
+        command += ["-p", "no:cacheprovider", f"--junitxml={report}", *files, *args.pytest]
         made = None
         if active:
             environment["VERL_PROFILER_SETTINGS"], made = settings(folder / "run")
@@ -115,17 +115,17 @@ def recorded(run):
     return {"events": events, "errors": dict(errors), "probes": len(installed)}
 
 
-def compare(args, file):
-    """Run one file both ways; return what came of it."""
-    plain, _ = run_file(args, file, active=False)
-    active, account = run_file(args, file, active=True)
+def compare(args, files):
+    """Run files both ways; return what came of it."""
+    plain, _ = run_files(args, files, active=False)
+    active, account = run_files(args, files, active=True)
     seen = {name: {outcome} for name, outcome in plain.items()}
     seen_active = {name: {outcome} for name, outcome in active.items()}
     for _ in range(AGAIN):
         if not different(seen, seen_active):
             break
         for names, is_active in ((seen, False), (seen_active, True)):
-            for name, outcome in run_file(args, file, active=is_active)[0].items():
+            for name, outcome in run_files(args, files, active=is_active)[0].items():
                 names.setdefault(name, set()).add(outcome)
     differences = {
         name: [sorted(seen.get(name, ())), sorted(seen_active.get(name, ()))]
@@ -133,7 +133,7 @@ def compare(args, file):
     }
     counts = Counter(outcome for name, outcome in active.items() if name != "(file)")
     return {
-        "file": str(file),
+        "files": files,
         "outcomes": counts,
         "status": plain["(file)"],
         "differences": differences,
@@ -160,47 +160,51 @@ def main():
     parser.add_argument("root", type=Path, help="where the suite's tests run")
     parser.add_argument("files", nargs="*", type=Path, help="test files, below it")
     parser.add_argument("--timeout", type=float, default=300, help="seconds a file may take")
+    parser.add_argument("--together", type=int, default=1, help="so many files in one pytest")
     parser.add_argument("--journal", type=Path, help="a line for each file that is done")
     parser.add_argument("--first", action="store_true", help="end a file at its first failure")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args(arguments[:place])
     args.pytest = arguments[place + 1 :]
-    done = {}
+    done = []
     if args.journal and args.journal.exists():
-        done = {row["file"]: row for row in map(json.loads, args.journal.read_text().splitlines())}
-    for file in args.files:
-        if str(file) in done:
-            continue
-        row = done[str(file)] = compare(args, file)
+        done = [json.loads(line) for line in args.journal.read_text().splitlines()]
+    known = {file for row in done for file in row["files"]}
+    left = [str(file) for file in args.files if str(file) not in known]
+    for place in range(0, len(left), args.together):
+        row = compare(args, left[place : place + args.together])
+        done.append(row)
         words = ", ".join(
             f"{count} {outcome}" for outcome, count in sorted(row["outcomes"].items())
         )
-        print(f"{file}: {words or row['status']}; {row.get('events', 0)} events", flush=True)
+        print(
+            f"{' '.join(row['files'])}: {words or row['status']}; {row.get('events', 0)} events",
+            flush=True,
+        )
         if args.journal:
             with args.journal.open("a") as journal:
                 journal.write(json.dumps(row) + "\n")
-    return report(done.values())
+    return report(done)
 
 
 def report(rows):
     """Print the sums and every difference; return the exit status."""
-    rows = list(rows)
     total = Counter()
     for row in rows:
         total.update(row["outcomes"])
         for name, (without, with_profiler) in row["differences"].items():
             print(
-                f"DIFFERENT {row['file']} {name}: {without} without, {with_profiler} with the profiler"
+                f"DIFFERENT {' '.join(row['files'])} {name}: {without} without, {with_profiler} with the profiler"
             )
         for probe, count in row.get("errors", {}).items():
-            print(f"  {row['file']}: probe {probe} failed {count} times")
-    recording = sum(1 for row in rows if row.get("events"))
+            print(f"  {' '.join(row['files'])}: probe {probe} failed {count} times")
     events = sum(row.get("events", 0) for row in rows)
+    files = sum(len(row["files"]) for row in rows)
     words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(total.items()))
     differences = sum(len(row["differences"]) for row in rows)
     print(
-        f"{len(rows)} files, {sum(total.values())} tests ({words}); {events} events recorded in {recording} "
-        f"files; {differences} differences"
+        f"{files} files, {sum(total.values())} tests ({words}); {events} events recorded; "
+        f"{differences} differences"
     )
     return 1 if differences else 0
 

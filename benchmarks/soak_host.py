@@ -489,7 +489,7 @@ class Loop:
             if len(self.tasks) < 64 and (loop.time() - begin) * self.soak.request_rate > begun:
                 begun += 1
                 self.start_one(rng)
-                if begun % 256 == 0:
+                if begun % 32 == 0:
                     self.compare(rng)
                 if begun % 16:
                     continue

@@ -375,18 +375,20 @@ def test_numbers_of_other_libraries_are_numbers(carried):
 
 
 def test_paths_of_bytes_and_a_pipe(carried, tmp_path):
-    """Bytes are a path; a pipe without a reader is none and holds nobody up."""
+    """Bytes are a path; a pipe without a reader, a folder and what lies below a file are none."""
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("")
     start(carried)
     log_manager.log(os.fsencode(tmp_path / "a.jsonl"), "e", step=1)
     log_manager.log(tmp_path / "pipe", "e", step=1)
     log_manager.log(tmp_path, "e", step=1)
+    log_manager.log(tmp_path / "file" / "b.jsonl", "e", step=1)
     recorder.record("turn", 0, 1, {"n": 0}, 1)
     recorder.stop()
 
     assert "e" == json.loads((tmp_path / "a.jsonl").read_text())["event"]
     assert [0] == numbers(carried.directory)
-    assert {"bad_path": 2} == header_of(carried.directory)["counters"]["dropped_by"]
+    assert {"bad_path": 3} == header_of(carried.directory)["counters"]["dropped_by"]
 
 
 def deep():

@@ -24,6 +24,7 @@ _BATCH_BYTES = 1 << 20
 _LASTING = frozenset(
     {
         errno.EACCES,
+        errno.EEXIST,
         errno.EINVAL,
         errno.EISDIR,
         errno.ELOOP,
