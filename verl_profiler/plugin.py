@@ -130,7 +130,6 @@ def _place_probes(families: Collection[str]) -> None:
 def _describe() -> dict[str, Any]:
     """Return the header's account of versions and probes."""
     from verl_profiler import instrument
-    from verl_profiler.redaction import mask_text
 
     status = instrument.status
     exchange = sys.modules.get("verl_profiler.clock_exchange")
@@ -139,13 +138,21 @@ def _describe() -> dict[str, Any]:
         "versions": _versions(),
         "probes": {
             "installed": dict(status.installed),
-            # The text of somebody else's exception.
-            "missed": {name: mask_text(reason) for name, reason in dict(status.missed).items()},
+            "missed": _reasons(dict(status.missed)),
             "hits": dict(status.hits),
             "errors": dict(status.errors),
         },
         "announcement": _announcement(status),
     }
+
+
+def _reasons(missed: dict[str, str]) -> dict[str, str]:
+    """Return why probes are not placed; the text may be that of somebody else's exception."""
+    if not missed:
+        return {}
+    from verl_profiler.redaction import mask_text
+
+    return {name: mask_text(reason) for name, reason in missed.items()}
 
 
 def _describe_without_paths() -> dict[str, Any]:

@@ -1,12 +1,19 @@
 """What all commands have in common."""
 
+import json
 import os
+import shutil
 import signal
 import threading
+from pathlib import Path
 
 import duckdb
+import pytest
 
+from verl_profiler import run_directory
 from verl_profiler.cli import main, summary
+
+SMALL = Path(__file__).parents[1] / "data" / "small_run"
 
 LONG = """
     SET threads = 1;
@@ -63,3 +70,16 @@ def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert "in _run" in err
     assert "(no-such-run)" in err
+
+
+@pytest.mark.parametrize("command", [["summary"], ["memory"], ["diff", str(SMALL)]])
+def test_a_run_that_recorded_no_command_is_read_as_any_other(command, tmp_path, capsys):
+    """`profiler.record_command: false` leaves keys of run.json out."""
+    run = tmp_path / "run"
+    shutil.copytree(SMALL, run)
+    launch = json.loads((run / "run.json").read_text())
+    run_directory._leave_out(launch)
+    (run / "run.json").write_text(json.dumps(launch))
+
+    assert 0 == main([command[0], str(run), *command[1:], "--no-cache"])
+    assert capsys.readouterr().out
