@@ -66,7 +66,7 @@ def test_the_second_reading_makes_nothing(run):
     assert first == answers(run)
     assert files == shelf(run)
     assert {name.rsplit("-", 1)[0] for name in files} == {
-        "engine_calls", "event_counts", "last_requests", "phases", "rank_spans", "request_blame",
+        "asynchronous", "engine_calls", "event_counts", "last_requests", "phases", "rank_spans", "request_blame",
         "lags", "requests", "reward_scores", "steps", "tool_blame",
         "tool_calls", "transfers", "turns",
     }  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from verl_profiler.aliases import FIELD_ALIASES
 from verl_profiler.schemas import FIELDS, REQUEST_PARTS
 
-__all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US", "from_rest"]
+__all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US", "SYNCHRONOUS", "from_rest"]
 
 # Clocks of different hosts: a request may end after the `gen` that waited for it by so much.
 GEN_TOLERANCE_US = 50_000
@@ -381,6 +381,23 @@ BLAME = """
     )
 """
 
+# A trainer that consumes what earlier steps dispatched: most requests end after the `gen` of their own
+# step.  A synchronous one may leave a few behind that it sampled beyond its need.
+_LATE_SHARE = 0.2
+_ASYNCHRONOUS = f"""
+WITH gens AS (
+    SELECT run, step, max(end_us) AS gen_end_us FROM phases
+    WHERE phase = 'gen' AND parent = 'step' GROUP BY run, step
+)
+SELECT run, count(*) AS requests,
+    count(*) FILTER (r.end_us > g.gen_end_us + {GEN_TOLERANCE_US}) AS later
+FROM requests AS r JOIN gens AS g USING (run, step)
+WHERE r.finished AND NOT r.validate
+GROUP BY run HAVING later > {_LATE_SHARE} * count(*)
+"""
+# Explanations that join on the step that dispatched a request hold for these runs only.
+SYNCHRONOUS = "run NOT IN (SELECT run FROM asynchronous)"
+
 # What a request's time after the step's first begin consists of, and the median request's.  Decoding
 # is tokens times time per token; each of the two is charged with what it adds.
 _REQUEST_BLAME = f"""
@@ -392,7 +409,7 @@ WITH calls AS (
     FROM engine_calls WHERE duration_us IS NOT NULL AND NOT validate GROUP BY ALL
 ), begins AS (
     SELECT run, step, min(begin_us) AS first_us
-    FROM requests WHERE finished AND NOT validate GROUP BY run, step
+    FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} GROUP BY run, step
 ), parts AS MATERIALIZED (
     SELECT r.run, r.step, r.name, r.request_id, r.sample, r.end_us,
         r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
@@ -451,7 +468,7 @@ _LAST_REQUESTS = f"""
 WITH gens AS (
     SELECT run, step, max_by(name, duration_us) AS trainer,
         max_by(begin_us, duration_us) AS gen_begin_us, max_by(end_us, duration_us) AS gen_end_us
-    FROM phases WHERE phase = 'gen' AND parent = 'step' GROUP BY run, step
+    FROM phases WHERE phase = 'gen' AND parent = 'step' AND {SYNCHRONOUS} GROUP BY run, step
 ), waits AS (
     SELECT g.run, g.step, max(p.end_us) AS wait_end_us FROM gens AS g JOIN phases AS p
         ON p.run = g.run AND p.step = g.step AND p.phase = 'sample_wait'
@@ -619,6 +636,7 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "engine_calls": (_ENGINE_CALLS, True),
     "phases": (_PHASES, True),
     "steps": (_STEPS, True),
+    "asynchronous": (_ASYNCHRONOUS, True),
     "last_requests": (_LAST_REQUESTS, True),
     "request_blame": (_REQUEST_BLAME, True),
     "tool_blame": (_TOOL_BLAME, True),

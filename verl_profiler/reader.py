@@ -262,6 +262,12 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
             f"in {rows[0]['requests']} requests the parts are longer than the whole, because "
             "calls ran at the same time; their shares are of the parts"
         )
+    for row in tables.rows("SELECT * FROM asynchronous ORDER BY run"):
+        yield (
+            f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests ended "
+            "after the gen of the step that dispatched them; critical path, replays, rollout tail, "
+            "stragglers and findings need steps that consume their own requests, and are left out"
+        )
     yield from _contradictions(tables)
     if several:
         rows = tables.rows(

@@ -282,6 +282,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "unfinished_requests": "BIGINT",
         "validation_requests": "BIGINT",
     },
+    "asynchronous": {"run": "VARCHAR", "requests": "BIGINT", "later": "BIGINT"},
     "last_requests": {
         "run": "VARCHAR",
         "step": "INTEGER",

@@ -149,6 +149,12 @@ class Writer:
 
 def run_of(*steps: Step, hosts: Mapping[str, str] | None = None) -> tuple[Tables, list[Truth]]:
     """Make the tables of a run of these steps, and what is true of each; `hosts` by process."""
+    events, truths = events_of(*steps)
+    return tables_of(events, hosts), truths
+
+
+def events_of(*steps: Step) -> tuple[list[dict[str, Any]], list[Truth]]:
+    """Make the events of a run of these steps, and what is true of each."""
     events: list[dict[str, Any]] = []
     truths = []
     begin = EPOCH
@@ -157,7 +163,7 @@ def run_of(*steps: Step, hosts: Mapping[str, str] | None = None) -> tuple[Tables
         truths.append(_write(writer, step))
         events += writer.events
         begin += truths[-1].duration_us + step.testing_us + step.pause_us
-    return tables_of(events, hosts), truths
+    return events, truths
 
 
 def tables_of(events: list[dict[str, Any]], hosts: Mapping[str, str] | None = None) -> Tables:

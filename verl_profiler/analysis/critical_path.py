@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.step_model import engine_interval
+from verl_profiler.derivations import SYNCHRONOUS
 from verl_profiler.events import EVENTS
 from verl_profiler.tables import Tables
 
@@ -106,7 +107,7 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
         step's begin), duration_s (they add up to the step's), owner (a key of `OWNERS`, or the
         trainer's timer), phase (the trainer's timer, None between timers), event (the innermost
         one), name (its process), request_id, turn, what (tool, server or operation).  Only steps
-        with an end.
+        with an end, of runs whose steps consume their own requests.
     """
     rows: Rows = []
     for (run, step), spans in _chains(tables, steps):
@@ -170,7 +171,8 @@ def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], lis
     for row in tables.rows(
         f"SELECT s.run, s.step, s.begin_us, s.end_us, p.name FROM steps AS s JOIN phases AS p "
         f"ON p.run = s.run AND p.step = s.step AND p.phase = 'step' "
-        f"WHERE s.finished AND {in_steps(steps, 's.step')} ORDER BY s.run, s.step, p.name"
+        f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        "ORDER BY s.run, s.step, p.name"
     ):
         chains.setdefault(
             (row["run"], row["step"]),

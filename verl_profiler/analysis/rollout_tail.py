@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.derivations import SYNCHRONOUS
 from verl_profiler.tables import Tables
 
 __all__ = ["POINTS", "requests_in_flight", "rollout_tail"]
@@ -123,6 +124,6 @@ def rollout_tail(
             workers, idle_us / nullif(workers * (last_us - first_us), 0) AS idle_share,
             l.request_id AS last_request_id, l.name AS last_name
         FROM ends AS e JOIN peaks USING (run, step) JOIN idle USING (run, step)
-        JOIN lasts AS l USING (run, step) ORDER BY e.run, e.step
+        JOIN lasts AS l USING (run, step) WHERE e.{SYNCHRONOUS} ORDER BY e.run, e.step
         """
     )

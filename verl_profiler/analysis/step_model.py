@@ -24,7 +24,7 @@ from itertools import accumulate, count, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from verl_profiler.derivations import GEN_TOLERANCE_US
+from verl_profiler.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -425,7 +425,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
             w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
         FROM steps AS s LEFT JOIN gens AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
         LEFT JOIN syncs AS y USING (run, step)
-        WHERE s.finished AND {_among(steps, "s.step")} ORDER BY s.run, s.step
+        WHERE s.finished AND s.{SYNCHRONOUS} AND {_among(steps, "s.step")} ORDER BY s.run, s.step
         """
     )
     rollouts = _rollouts(tables, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.derivations import SYNCHRONOUS
 from verl_profiler.tables import Tables
 
 __all__ = ["step_phases", "step_tail", "step_times"]
@@ -90,7 +91,7 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
         WITH ends AS (
             SELECT run, step, count(*) AS requests, min(begin_us) AS first_us,
                 quantile_disc(end_us, [0.8, 0.95, 0.99]) AS quantiles, max(end_us) AS last_us
-            FROM requests WHERE finished AND NOT validate AND {in_steps(steps)}
+            FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
             GROUP BY run, step
         ), gens AS (
             SELECT p.run, p.step, max(p.end_us) AS gen_end_us

@@ -7,7 +7,7 @@ equal parts to those that are not done yet; so all blame adds up to all waiting.
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.derivations import BLAME
+from verl_profiler.derivations import BLAME, SYNCHRONOUS
 from verl_profiler.tables import Tables
 
 __all__ = ["REASONS", "straggler_requests", "stragglers"]
@@ -67,10 +67,12 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             FROM told GROUP BY run, step, because
         ), others AS (
             SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
-            FROM requests WHERE finished AND NOT validate AND {in_steps(steps)} GROUP BY ALL
+            FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
+            GROUP BY ALL
             UNION ALL
             SELECT run, step, 'replica', '', engine_name, max(engine_end_us)
-            FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(steps)}
+            FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {SYNCHRONOUS}
+                AND {in_steps(steps)}
             GROUP BY ALL
             UNION ALL
             SELECT p.run, p.step, p.phase, p.begin_us::VARCHAR, r.name, max(r.end_us)

@@ -23,6 +23,7 @@ from verl_profiler.analysis.step_model import (
     Work,
     step_models,
 )
+from verl_profiler.derivations import SYNCHRONOUS
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -440,7 +441,8 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
         "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
         "SELECT run, step, count(*) AS calls FROM engine_calls WHERE NOT validate "
         f"AND {in_steps(steps)} GROUP BY run, step) AS c USING (run, step) "
-        f"WHERE s.finished AND {in_steps(steps, 's.step')} GROUP BY s.step ORDER BY s.step"
+        f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        "GROUP BY s.step ORDER BY s.step"
     )
     calls = sum(row["calls"] for row in counted)
     every = max(-(-len(counted) // _STEPS), -(-calls // _CALLS), 1)

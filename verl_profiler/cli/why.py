@@ -37,8 +37,10 @@ def run(args: argparse.Namespace) -> int:
         check_steps(opened, args.steps)
         found = explanations(opened.tables, args.steps)
         problems = opened.problems
+        finished = opened.rows("SELECT 1 FROM steps WHERE finished LIMIT 1")
     if not found["critical_segments"]:
-        print_error("nothing to report: no step has an end", *problems)
+        why_not = "no step can be explained" if finished else "no step has an end"
+        print_error(f"nothing to report: {why_not}", *problems)
         return 1
     ranked = findings(found)
     if args.json:

@@ -1,0 +1,68 @@
+"""Steps that consume what earlier steps dispatched: nothing is explained by the wrong requests."""
+
+import pytest
+from truth.synthetic import events_of, tables_of
+from truth.test_culprits import STEPS, healthy
+
+from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.report.findings import findings
+
+JOINED = (
+    "critical_path",
+    "critical_segments",
+    "rollout_tail",
+    "step_replays",
+    "step_tail",
+    "straggler_requests",
+    "what_if",
+)
+
+
+def run(ahead):
+    """Let each request be dispatched so many steps before the one that waits for it."""
+    events, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
+    return tables_of(
+        [
+            {**event, "step": event["step"] - ahead}
+            if event["role"] in ("agent_loop", "engine")
+            else event
+            for event in events
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_an_asynchronous_run_is_not_joined_by_dispatch_step(name):
+    """The same requests, one step older."""
+    assert ANALYSES[name](run(0))
+    assert [] == ANALYSES[name](run(1))
+
+
+def test_no_finding_is_made_up_for_an_asynchronous_run():
+    """Who waits for the ranks is known; nobody waits for the requests of its own step."""
+    rows = explanations(run(1))
+
+    assert [] == findings(rows)
+    assert not {"request", "tool", "worker", "replica"} & {
+        row["kind"] for row in rows["stragglers"]
+    }
+    assert "update_actor" in {row["kind"] for row in rows["stragglers"]}
+
+
+def test_a_few_requests_that_are_left_behind_do_not_make_a_run_asynchronous():
+    """A synchronous trainer that samples beyond its need does not wait for the last ones."""
+    events, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
+    late = [
+        {
+            **event,
+            "end_us": event["end_us"] + 5_000_000,
+            "duration_us": event["duration_us"] + 5_000_000,
+        }
+        if event["event"] == "request" and event["request_id"] in ("q0000", "q0001")
+        else event
+        for event in events
+    ]
+
+    assert [] == tables_of(late).rows("SELECT * FROM asynchronous")
+    assert ANALYSES["critical_path"](tables_of(late))
