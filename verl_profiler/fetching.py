@@ -98,7 +98,8 @@ class Nodes:
 def _cluster(ray: Any) -> tuple[str, list[dict[str, Any]]]:
     """Return the id of this node, and all nodes."""
     here = as_connected(ray.get_runtime_context)().get_node_id()
-    return here, as_connected(ray.nodes)()
+    # Never connects anew.
+    return here, ray.nodes()
 
 
 class _Node:
