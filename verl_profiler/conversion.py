@@ -1,12 +1,13 @@
 """Turn event files into Parquet parts, and keep them beside the run for the next time.
 
-    <run>/.cache/events-1/part-<fingerprint>.parquet     about 128 MiB of event files each
-    <run>/.cache/events-1/stamp.json                     what each part was made from
+    <run>/.cache/events-1/part-<fingerprint>-<checksum>.parquet     of about 128 MiB of event files
+    <run>/.cache/events-1/part-<fingerprint>.json                   what is wrong with those files
 
-A part is used again only if every file it was made from has the same size and modification time,
-the same process identity and clock shift, and the conversion is the same.  A run that is still
-written therefore converts its last part again, not all of it.  A directory that cannot be written
-costs the cache and nothing else.  The tables made from the events lie there too (`shelf`).
+A part is used again only if every file it was made from is the same one (inode), has the same size
+and times, the same process identity and clock shift, and the conversion is the same.  A run that is
+still written therefore converts its last part again, not all of it.  A part of which a file could
+not be read is not kept.  A directory that cannot be written costs the cache and nothing else.  The
+tables made from the events lie there too (`shelf`); `cache_folder` is how several commands share it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,15 @@ from typing import Any
 import duckdb
 
 from verl_profiler.aliases import vocabulary
-from verl_profiler.errors import ReadingError
-from verl_profiler.event_query import event_query
-from verl_profiler.events import FORMAT_VERSION
-from verl_profiler.parts import build_part, can_write
+from verl_profiler.event_query import PART_COLUMNS, event_query
+from verl_profiler.parts import Part, build_part
 from verl_profiler.processes import Process
+from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.scans import scan
+from verl_profiler.schemas import FIELDS
 from verl_profiler.sources import EventFile, Source
 
-__all__ = ["Converted", "cache_folder", "convert"]
+__all__ = ["Converted", "convert"]
 
 # Parts that another conversion made are made again; the number counts changes of `repair`.
 _CONVERSION = json.dumps([4, event_query([]), vocabulary()])
@@ -51,19 +52,21 @@ class Converted:
         counts: Events by process name.
         problems: Sentences about files and lines.
         original: The files are in a vocabulary of the original logger.
+        cache: Where what is made of the events may be kept; None where nothing may.
     """
 
-    parts: list[Path] = field(default_factory=list)
+    parts: list[Kept] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     original: bool = False
+    cache: CacheFolder | None = None
 
 
 def convert(
     connection: duckdb.DuckDBPyConnection,
     source: Source,
     processes: dict[str, Process],
-    scratch: Path,
+    scratch: CacheFolder,
     *,
     cache: bool,
 ) -> Converted:
@@ -78,51 +81,49 @@ def convert(
     """
     original = _is_original(source)
     result = Converted(original=original)
-    cached = cache_folder(source) if cache else None
-    known = {} if cached is None else _stamp(cached)
+    # What an archive brings along is not used; it is unpacked anew each time.
+    cached = None
+    if cache and source.whole and scratch.path not in source.root.parents:
+        cached = result.cache = CacheFolder.beside(source.root)
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    stamp: dict[str, Any] = {}
-
-    def part_of(group: list[EventFile]) -> tuple[Path, dict[str, Any]]:
+    for group in _groups(files, processes):
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
-        name = f"part-{_digest(prints)}.parquet"
-        part = known.get(name)
-        if cached is not None and part is not None and _usable(connection, cached / name, part):
-            return cached / name, part
-        for folder in (scratch,) if cached is None else (cached, scratch):
-            part = build_part(connection, group, processes, original, folder / name, scratch)
-            if part is not None:
-                return folder / name, part
-        raise ReadingError(
-            f"no room for the converted events in {scratch}.\n"
-            "Free some space, or set TMPDIR to a larger disk",
-            "no-space",
-        )
-
-    for path, part in map(part_of, _groups(files, processes)):
-        stamp[path.name] = part
-        result.problems += part["problems"]
-        for process, count in part["counts"].items():
+        name = f"part-{_digest(prints)}"
+        kept = None if cached is None else cached.find(name)
+        part = None if kept is None else _checked(connection, kept)
+        if kept is None or part is None:
+            build = partial(build_part, connection, group, processes, original)
+            kept, part = _built(build, name, result, scratch)
+        result.problems += part.problems
+        for process, count in part.counts.items():
             result.counts[process] = result.counts.get(process, 0) + count
-        if part["size_bytes"]:
-            result.parts.append(path)
-    if cached is not None and stamp != known and all(p.parent == cached for p in result.parts):
-        _write_stamp(cached, stamp)
+        if kept.path is not None:
+            result.parts.append(kept)
+    if result.cache is not None:
+        result.cache.retire("part")
     return result
 
 
-def cache_folder(source: Source) -> Path | None:
-    """Return where what is made of a run is kept; None when nothing can be written there."""
-    folder = source.root / ".cache" / f"events-{FORMAT_VERSION}"
+def _built(
+    build: Callable[[Draft, Path], Part], name: str, result: Converted, scratch: CacheFolder
+) -> tuple[Kept, Part]:
+    """Make a part, in the cache if it can be kept there."""
+    folder = result.cache or scratch
     try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        # duckdb takes UTF-8 only.
-        return None
-    return folder if source.whole and (_stamp(folder) or _writable(folder)) else None
+        with folder.new() as draft:
+            part = build(draft, scratch.path)
+            if part.complete or folder is scratch:
+                note = {"counts": part.counts, "problems": part.problems}
+                return draft.publish(name, note, empty=part.empty), part
+    except OSError as error:
+        if folder is scratch:
+            raise unwritable("the converted events", scratch, error) from error
+    # Nor is anything kept that is made of it.
+    result.cache = None
+    return _built(build, name, result, scratch)
 
 
 def _is_original(source: Source) -> bool:
@@ -165,10 +166,17 @@ def _groups(
 
 
 def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]:
+    # A cache that was copied along with its run, or comes from somebody else, is of other inodes.
+    inode = changed_ns = 0
+    with contextlib.suppress(OSError):
+        status = file.path.stat()
+        inode, changed_ns = status.st_ino, status.st_ctime_ns
     return [
         file.shown,
         file.size_bytes,
         file.modified_ns,
+        inode,
+        changed_ns,
         process.role,
         process.rank,
         process.host,
@@ -184,50 +192,31 @@ def _digest(prints: list[Any]) -> str:
     return hashlib.sha256(json.dumps([_VERSION, prints]).encode()).hexdigest()[:16]
 
 
-def _stamp(folder: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((folder / "stamp.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict) or content.get("version") != _VERSION:
-        return {}
-    parts = content.get("parts")
-    return parts if isinstance(parts, dict) else {}
-
-
-def _write_stamp(folder: Path, parts: dict[str, Any]) -> None:
-    """Name the parts that belong to the run as it is now, and remove the others."""
-    with contextlib.suppress(OSError):
-        partial = folder / f"stamp.{os.getpid()}.partial"
-        partial.write_text(json.dumps({"version": _VERSION, "parts": parts}), encoding="utf-8")
-        partial.replace(folder / "stamp.json")
-        for path in folder.glob("part-*.parquet"):
-            if path.name not in parts:
-                path.unlink()
-
-
-def _usable(connection: duckdb.DuckDBPyConnection, path: Path, part: Any) -> bool:
-    """Whether a cached part is whole."""
-    try:
-        size, counts = part["size_bytes"], part["counts"]
-        if not isinstance(part["problems"], list):
-            return False
-        if size == 0:
-            return True
-        if path.stat().st_size != size:
-            return False
-        row = connection.execute(f"SELECT count(*) FROM {scan('read_parquet', [path])}").fetchone()
-    except (OSError, KeyError, TypeError, duckdb.Error):
-        return False
-    return row is not None and row[0] == sum(counts.values())
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return can_write(folder)
+def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
+    """Return what a part from the cache holds; None if it is not a part of events."""
+    counts, problems = kept.note.get("counts"), kept.note.get("problems")
+    if not (
+        isinstance(counts, dict)
+        and all(type(count) is int for count in counts.values())
+        and isinstance(problems, list)
+        and all(isinstance(problem, str) for problem in problems)
+    ):
+        return None
+    if kept.path is None and counts:
+        return None
+    if kept.path is not None:
+        rows = f"FROM {scan('read_parquet', [kept.path])}"
+        try:
+            columns = {row[0]: row[1] for row in connection.execute(f"DESCRIBE {rows}").fetchall()}
+            counted = connection.execute(f"SELECT count(*) {rows}").fetchall()
+        except duckdb.Error:
+            return None
+        known = {**dict.fromkeys(FIELDS), **columns}
+        if counted != [(sum(counts.values()),)] or any(
+            known.get(name, "") not in (None, kind) for name, kind in PART_COLUMNS.items()
+        ):
+            return None
+    return Part(counts, problems, empty=kept.path is None)
 
 
 def _named_together(names: list[str], one: str, many: str) -> list[str]:

@@ -25,7 +25,7 @@ __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_
 # the processor's cache, nobody asks bloom filters, and ids are too many for a dictionary to pay.
 AS_PARQUET = (
     "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 61440, "
-    "WRITE_BLOOM_FILTER false, DICTIONARY_SIZE_LIMIT 1000, PARQUET_VERSION V2)"
+    "WRITE_BLOOM_FILTER false, DICTIONARY_SIZE_LIMIT 1000, PARQUET_VERSION V2, USE_TMP_FILE false)"
 )
 
 _NOT_STORED = ("run", "begin_us")

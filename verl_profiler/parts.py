@@ -10,8 +10,8 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ import duckdb
 from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import AS_PARQUET, event_query, list_files
 from verl_profiler.processes import Process
+from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.repair import LINE_LIMIT_BYTES, repair
 from verl_profiler.schemas import FIELDS
 from verl_profiler.sources import EventFile
 
-__all__ = ["build_part", "can_write"]
+__all__ = ["Part", "build_part"]
 
 # Fields become columns of a part if lines here have them; should more than `_MANY` of its events
 # turn out to have others, it is made again with these.
@@ -36,23 +37,54 @@ _KEY = re.compile(rb'"(\w+)":')
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./ ,:+@=%~-]+")
 
 
+@dataclass
+class Part:
+    """What a part holds, and what is wrong with its files.
+
+    Args:
+        counts: Events by process name.
+        problems: Sentences about files and lines.
+        complete: Every file could be read, whatever was in it.
+        empty: There are no events, and nothing was written.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    complete: bool = True
+    empty: bool = False
+
+
 def build_part(
     connection: duckdb.DuckDBPyConnection,
     group: list[EventFile],
     processes: dict[str, Process],
     original: bool,
-    target: Path,
+    target: Draft,
     scratch: Path,
-) -> dict[str, Any] | None:
-    """Write one part; return its entry in the stamp, or None if `target` cannot be written."""
-    problems: list[str] = []
+) -> Part:
+    """Write the events of some files as Parquet.
+
+    Args:
+        connection: Does the work.
+        group: The files.
+        processes: By name.
+        original: The files are in a vocabulary of the original logger.
+        target: The file to write.
+        scratch: A folder for repaired copies.
+
+    Raises:
+        OSError: `target` cannot be written.
+        ReadingError: The events do not fit into memory.
+    """
+    result = Part()
+    problems = result.problems
     paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
     repaired: set[int] = set()
 
     def mend(numbers: Iterable[int]) -> None:
         for number in numbers:
             file = group[number]
-            copy = scratch / f"repaired-{target.stem}-{number}.jsonl"
+            copy = scratch / f"repaired-{number}.jsonl"
             repaired.add(number)
             try:
                 running = processes[file.name].has_header and processes[file.name].ended is None
@@ -61,6 +93,7 @@ def build_part(
                 empty = not copy.stat().st_size
             except OSError as error:
                 problems.append(f"{file.shown} cannot be read: {error.strerror or error}")
+                result.complete = False
                 empty = True
             if empty:
                 paths.pop(number)
@@ -70,21 +103,19 @@ def build_part(
     mend([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
     fields = set(FIELDS) if original else _likely_fields(group, processes)
     counts: list[tuple[int, int, int, int]] = []
-    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial")
     while paths:
         rows = _listing(group, paths, processes, original)
-        list_files(connection, rows, scratch / f"{target.stem}.json")
+        list_files(connection, rows, scratch / "files.json")
         query = event_query(list(paths.values()), fields)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
+            connection.execute(f"COPY ({query}) TO '{quoted(target.path)}' {AS_PARQUET}")
             counts = connection.execute(
                 "SELECT file_id, count(*), count(*) FILTER (flawed), count(rest) "
-                f"FROM {scan('read_parquet', [partial])} GROUP BY file_id"
+                f"FROM {scan('read_parquet', [target.path])} GROUP BY file_id"
             ).fetchall()
             others = set[str]()
             if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
-                others = _other_fields(connection, partial, fields)
+                others = _other_fields(connection, target.path, fields)
         except duckdb.OutOfMemoryException as error:
             raise ReadingError(
                 f"the events do not fit into the memory limit: {_first_line(error)}\n"
@@ -95,10 +126,10 @@ def build_part(
             # The query itself is wrong, not the files.
             raise
         except (OSError, duckdb.Error) as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            if not can_write(target.parent):
-                return None
+            # Where the disk is full, no file is wrong.
+            if str(target.path) in str(error):
+                raise OSError(_first_line(error)) from error
+            target.try_to_write()
             unreadable = {
                 number
                 for number, path in paths.items()
@@ -111,6 +142,7 @@ def build_part(
             else:
                 for number in _named_in(error, paths) or set(paths):
                     problems.append(f"{group[number].shown} cannot be read ({_first_line(error)})")
+                    result.complete = False
                     paths.pop(number)
             continue
         if others:
@@ -118,22 +150,15 @@ def build_part(
             continue
         flawed = {number for number, _, faults, _ in counts if faults} - repaired
         if not flawed:
-            partial.replace(target)
             break
         mend(sorted(flawed))
-    with contextlib.suppress(OSError):
-        partial.unlink()
-    by_process: dict[str, int] = {}
     for number, count, *_ in counts if paths else []:
         name = group[number].name
-        by_process[name] = by_process.get(name, 0) + count
-    for leftover in scratch.glob(f"repaired-{target.stem}-*.jsonl"):
+        result.counts[name] = result.counts.get(name, 0) + count
+    for leftover in scratch.glob("repaired-*.jsonl"):
         leftover.unlink()
-    return {
-        "size_bytes": target.stat().st_size if paths else 0,
-        "counts": by_process,
-        "problems": problems,
-    }
+    result.empty = not paths
+    return result
 
 
 def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process]) -> set[str]:
@@ -230,16 +255,6 @@ def _changed(file: EventFile) -> bool:
         return file.path.stat().st_size != file.size_bytes
     except OSError:
         return False
-
-
-def can_write(folder: Path) -> bool:
-    """Try to write a page of bytes into a folder."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b"\0" * 4096)
-    except OSError:
-        return False
-    return True
 
 
 def _first_line(error: Exception) -> str:

@@ -35,10 +35,11 @@ except ImportError as error:
     ) from error
 
 from verl_profiler.analysis.clock_agreement import clock_agreement
-from verl_profiler.conversion import cache_folder, convert
+from verl_profiler.conversion import convert
 from verl_profiler.event_query import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.processes import Process, process_problems, processes
+from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.schemas import FIELDS, SCHEMAS
@@ -117,6 +118,7 @@ class Run:
         self.tables = Tables(connection)
         self.launches: dict[str, dict[str, Any]] = {}
         self.labels: list[str] = []
+        self._folders: list[CacheFolder] = []
         self.original: list[str] = []
         self._problems: list[str] = []
         self._checked = False
@@ -140,6 +142,8 @@ class Run:
     def close(self) -> None:
         """Give memory and temporary files back."""
         self.tables.connection.close()
+        for folder in self._folders:
+            folder.close()
         self._remove_scratch()
 
     # typing.Self is not in Python 3.10.
@@ -159,10 +163,12 @@ class Run:
         connection = self.tables.connection
         everyone: list[Process] = []
         parts: list[EventPart] = []
+        scratch = CacheFolder.of(self._scratch)
+        self._folders.append(scratch)
         for source in sources:
             found = processes(source)
             everyone += found.values()
-            converted = convert(connection, source, found, self._scratch, cache=cache)
+            converted = convert(connection, source, found, scratch, cache=cache)
             several = len(sources) > 1
             problems = [
                 *converted.problems,
@@ -176,10 +182,13 @@ class Run:
             self.launches[source.label] = source.launch
             if source.parquet:
                 _check_columns(connection, source)
-            parts += event_parts(connection, source.label, [*converted.parts, *source.parquet])
+            given = (Kept(_identity(path), path, {}) for path in source.parquet)
+            parts += event_parts(connection, source.label, [*converted.parts, *given])
+            if converted.cache is not None:
+                self._folders.append(converted.cache)
         if parts:
-            kept = len(sources) == 1 and cache and cache_folder(sources[0])
-            self.tables.shelf = Shelf(kept or self._scratch, self._scratch, parts)
+            kept = self._folders[-1] if len(sources) == 1 else scratch
+            self.tables.shelf = Shelf(kept, scratch, parts)
         self.tables.take("event_fields", parts_query(parts) or _no_events())
         self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
@@ -212,6 +221,12 @@ def _check_columns(connection: duckdb.DuckDBPyConnection, source: Source) -> Non
             f"{', '.join(missing[:5])}",
             "no-events",
         )
+
+
+def _identity(path: Path) -> str:
+    """Return what changes when a file does."""
+    status = path.stat()
+    return f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
 def _no_events() -> str:

@@ -7,10 +7,8 @@ tables of its last steps again, and no file is ever used for something else.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,8 @@ from pathlib import Path
 import duckdb
 
 from verl_profiler.derivations import DERIVATIONS, from_rest
-from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import AS_PARQUET, PART_COLUMNS
+from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
 from verl_profiler.reading.scans import listed, quoted, scan
 from verl_profiler.schemas import SCHEMAS
 
@@ -52,11 +50,13 @@ class EventPart:
 
 
 def event_parts(
-    connection: duckdb.DuckDBPyConnection, run: str, paths: Sequence[Path]
+    connection: duckdb.DuckDBPyConnection, run: str, kept: Sequence[Kept]
 ) -> list[EventPart]:
     """Describe the Parquet files of a run."""
-    if not paths:
+    identities = {each.path: each.identity for each in kept if each.path is not None}
+    if not identities:
         return []
+    paths = list(identities)
     rows = connection.execute(
         f"""
         SELECT file_name, path_in_schema, min(try_cast(stats_min AS BIGINT)),
@@ -83,12 +83,11 @@ def event_parts(
         span = None
         if end[0] is not None and end[2] and duration[2]:
             span = end[0] - (duration[1] or 0), end[1]
-        status = path.stat()
         parts.append(
             EventPart(
                 run=run,
                 path=path,
-                fingerprint=f"{run}:{path.name}:{status.st_size}:{status.st_mtime_ns}",
+                fingerprint=f"{run}:{identities[path]}",
                 steps=(step[0], step[1]) if step[0] is not None and step[2] else None,
                 without_step=step[3] != 0,
                 span_us=span,
@@ -129,16 +128,16 @@ class Shelf:
     """A folder of tables as Parquet files.
 
     Args:
-        folder: Where they lie.
+        cache: Where they are kept.
         scratch: Where they go when nothing can be written there.
         parts: All files of events.
     """
 
-    def __init__(self, folder: Path, scratch: Path, parts: Sequence[EventPart]) -> None:
+    def __init__(
+        self, cache: CacheFolder, scratch: CacheFolder, parts: Sequence[EventPart]
+    ) -> None:
         self.parts = parts
-        self._folder = folder
-        self._scratch = scratch
-        self._used: set[str] = set()
+        self._folders = list(dict.fromkeys((cache, scratch)))
 
     def of_steps(self, steps: tuple[int, int] | None, without_step: bool) -> list[EventPart]:
         """Return the parts that may hold events of these steps, or of none."""
@@ -164,54 +163,47 @@ class Shelf:
         name: str,
         query: str,
         made_from: Iterable[str],
-    ) -> Path:
-        """Return the file of a table, made now if it is not there.
+    ) -> tuple[str, Path]:
+        """Return a name of a table's rows, and their file, made now if it is not there.
 
         Args:
             connection: Makes it.
             name: The table.
             query: Its SQL.
             made_from: Whatever decides its rows.
+
+        Raises:
+            ReadingError: Its file cannot be written anywhere.
         """
         identity = json.dumps([duckdb.__version__, _ALL_SQL, name, *made_from])
         digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
-        file = f"{name}-{digest}.parquet"
-        self._used.add(file)
-        path = self._folder / file
-        if _readable(connection, path):
-            return path
-        for folder in dict.fromkeys((self._folder, self._scratch)):
-            path = folder / file
-            partial = path.with_suffix(f".{os.getpid()}.partial")
+        key = f"{name}-{digest}"
+        kept = self._folders[0].find(key)
+        if kept is not None and kept.path is not None and _holds(connection, kept.path, name):
+            return key, kept.path
+        while True:
+            folder = self._folders[0]
             try:
-                connection.execute(f"COPY ({query}) TO '{quoted(partial)}' {AS_PARQUET}")
-                partial.replace(path)
+                with folder.new() as draft:
+                    connection.execute(f"COPY ({query}) TO '{quoted(draft.path)}' {AS_PARQUET}")
+                    made = draft.publish(key, {}).path
             except (OSError, duckdb.IOException) as error:
-                with contextlib.suppress(OSError):
-                    partial.unlink()
-                failure = error
-                continue
-            self._folder = folder
-            return path
-        raise ReadingError(
-            f"no room for the table {name} in {self._folder}: {failure}\n"
-            "Free some space, or set TMPDIR to a larger disk",
-            "no-space",
-        )
+                if len(self._folders) == 1:
+                    raise unwritable(f"the table {name}", folder, error) from error
+                del self._folders[0]
+            else:
+                return key, made or folder.path
 
     def forget_others(self, name: str) -> None:
-        """Remove files of the table that were not asked for: the run has changed since."""
-        with contextlib.suppress(OSError):
-            for path in self._folder.glob(f"{name}-*.parquet"):
-                if path.name not in self._used:
-                    path.unlink()
+        """Remove files of the table that nobody asks for any more: the run has changed since."""
+        self._folders[0].retire(name)
 
 
-def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
-    if not path.exists():
-        return False
+def _holds(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> bool:
+    """Whether a file has the columns of a table."""
+    columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
     try:
-        connection.execute(f"SELECT count(*) FROM parquet_file_metadata({listed([path])})")
+        connection.execute(f"SELECT {columns} FROM {scan('read_parquet', [path])} LIMIT 0")
     except duckdb.Error:
         return False
     return True

@@ -80,7 +80,7 @@ class Tables:
         self.connection = connection
         self.shelf = shelf
         self._made: set[str] = set()
-        self._chunk_files: dict[str, list[Path]] = {}
+        self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
         self._making = threading.RLock()
 
     @classmethod
@@ -188,15 +188,17 @@ class Tables:
             self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
 
-    def _shelve(self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]) -> list[Path]:
-        """Make a view of files with the rows of these queries; return the files."""
-        paths = [
+    def _shelve(
+        self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]
+    ) -> list[tuple[str, Path]]:
+        """Make a view of files with the rows of these queries; return their names and files."""
+        files = [
             shelf.table(self.connection, name, query, made_from)
             for query, made_from in queries.items()
         ]
         shelf.forget_others(name)
-        self.take(name, f"SELECT * FROM {scan('read_parquet', paths)}")
-        return paths
+        self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
+        return files
 
     def _sources(self, query: str, number: int, chunk: _Chunk) -> str:
         """Return the SQL that puts the rows of a chunk in the place of all rows."""
@@ -219,7 +221,7 @@ class Tables:
             if name in _BY_STEPS:
                 rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
                 if name in self._chunk_files:
-                    file = self._chunk_files[name][number]
+                    _, file = self._chunk_files[name][number]
                     rows = f"SELECT * FROM {scan('read_parquet', [file])}"
                 sources += f", {name} AS NOT MATERIALIZED ({rows})"
         return sources
@@ -241,7 +243,7 @@ class Tables:
             chunk.condition(),
             *(part.fingerprint for part in parts),
             json.dumps([seen, replicas]),
-            *(files[number].name for name, files in self._chunk_files.items() if name in named),
+            *(files[number][0] for name, files in self._chunk_files.items() if name in named),
         ]
 
     def _chunks(self) -> list[_Chunk]:
