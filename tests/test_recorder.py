@@ -457,3 +457,21 @@ def test_the_clock_is_monotonic_time():
     first = now()
 
     assert now() >= first
+
+
+def test_a_header_takes_what_packages_use_for_their_versions(tmp_path, capfd):
+    """torch.__version__ is a subclass of str, which a JSON encoder refuses."""
+
+    class TorchVersion(str):
+        __slots__ = ()
+
+    describe = {"packages": {"torch": TorchVersion("2.13.0+cpu"), "odd": object()}}
+    settings = EventSettings(announce=False)
+    carried = Carried(str(tmp_path), str(tmp_path), settings)
+    recorder.start(carried, lambda: Identity("actor", 1), lambda: describe)
+    recorder.record("turn", 0, 1, None, 1)
+    recorder.stop()
+
+    (header,) = headers_of(tmp_path).values()
+    assert "2.13.0+cpu" == header["packages"]["torch"]
+    assert "could not be written" not in capfd.readouterr().err

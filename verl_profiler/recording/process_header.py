@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from verl_profiler.clock import Anchor
+from verl_profiler.recording.values import plain
 
 __all__ = ["Mark", "ProcessHeader", "fallback_directory"]
 
@@ -95,7 +96,8 @@ class ProcessHeader:
             return
         target = self.directory / "processes" / f"{self.name}.json"
         partial = target.with_suffix(".json.part")
-        body = msgspec.json.encode(content)[:-1]
+        # Versions of packages may be subclasses of str.
+        body = msgspec.json.encode(content, enc_hook=plain)[:-1]
         marked = mark.encode()
         fd = os.open(partial, _WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["EXTRA_LIMIT", "TEXT_LIMIT", "encode", "snapshot", "text"]
+__all__ = ["EXTRA_LIMIT", "TEXT_LIMIT", "encode", "plain", "snapshot", "text"]
 
 # Characters of one value; bytes of all fields of one event, which keeps a line below 64 KiB.
 TEXT_LIMIT = 8192
@@ -69,6 +69,11 @@ def encode(fields: Any, limit: int = EXTRA_LIMIT) -> bytes:
         if len(data) <= limit:
             return data
     return _encode({"unencodable": "too large"})
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold of a value, bounded; for what an encoder does not take."""
+    return _Bounded(*_ATTEMPTS[0]).plain(value)
 
 
 def text(value: str, limit: int = TEXT_LIMIT) -> str:
