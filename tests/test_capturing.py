@@ -162,3 +162,28 @@ def test_the_step_is_the_processs_own_where_nobody_says_it(captured, nvtx, tmp_p
 
     assert 5 == journal(tmp_path)[0]["step"]
     assert nvtx.calls
+
+
+def test_a_second_run_of_a_process_has_its_own_captures(captured, nvtx, tmp_path):
+    """With its own plan and its own journal, counted from one."""
+    captured()
+    capturing.start(None, 2)
+    capturing.stop()
+    recorder.stop()
+    captured(journal=str(tmp_path / "second"))
+    capturing.start(None, 2)
+    capturing.stop()
+
+    (file,) = (tmp_path / "second").iterdir()
+    assert [1, 1] == [json.loads(line)["capture"] for line in file.read_text().splitlines()]
+    assert 2 == len(journal(tmp_path))
+
+
+def test_a_capture_that_runs_when_recording_stops_is_ended(captured, nvtx):
+    """The tool would else write no report."""
+    captured()
+    capturing.start(None, 2)
+    recorder.stop()
+    capturing.stop()
+
+    assert ("end", 1) == nvtx.calls[-1]
