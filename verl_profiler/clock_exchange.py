@@ -259,7 +259,7 @@ def _actor(ray: Any, node_id: str) -> Any:
 
     # A class that is made here travels by value: the node need not have this package.
     class VerlProfilerClock:
-        """Tells the time of its node."""
+        """Reports the time of its node."""
 
         def read(self) -> int:
             import time
@@ -332,7 +332,7 @@ def _actor(ray: Any, node_id: str) -> Any:
         def answer(
             self, connection: Any, token: bytes, strangers: dict[Any, Any], known: list[Any]
         ) -> bool:
-            """Tell the time for every byte after the token; return whether the connection stays."""
+            """Send the time for every byte after the token; return whether the connection stays."""
             import hmac
             import socket
             import time

@@ -269,31 +269,31 @@ _BEGIN = """\
 <!-- Generated: python -m verl_profiler.event_fields > docs/privacy.md -->
 
 Everything that this package writes about a run, field by field.
-Recorded are times, counts, sizes, names and ids.
-Not recorded are prompts, responses, token ids, tool arguments and results, samples, weights, gradients, and messages of exceptions.
-This package sends nothing anywhere: all of it lies in the run directory; only the sums `tq/*` of `profiler.transfer_queue` go to the loggers that verl has been given.
+It records times, counts, sizes, names and ids.
+It does not record prompts, responses, token ids, tool arguments and results, samples, weights, gradients, or exception messages.
+All of it stays in the run directory; only the sums `tq/*` of `profiler.transfer_queue` go to the loggers configured in verl.
 
-Exceptions, each by your own choice:
+Exceptions, each opt-in:
 
-- Events of your own code (`span`, `log_manager.log`) hold what your code passes, unmasked.
-- Captures of nsys and of the torch profiler are made by those tools, and hold what they record: command lines, environment variables, names of kernels and modules.
-- The lines of TransferQueue tracing go to the console log.
+- Events of your own code (`span`, `log_manager.log`) contain what your code passes, unmasked.
+- Reports of nsys and of the torch profiler contain what those tools record: command lines, environment variables, names of kernels and modules.
+- TransferQueue tracing prints lines to the console log.
 - Hydra writes the overrides of the command, unmasked, to its own output directory (`hydra.run.dir`, or `outputs/…/.hydra`).
 
 ## Credentials
 
-Masked with `***` before anything is written to `run.json`, to headers and to the messages of gathering, and once more in the report:
+The following is replaced by `***` before `run.json`, headers and the messages of `collect` are written, and again in the report:
 
 - values of keys that name a credential (`api_key`, `HF_TOKEN`, `--password`, `Authorization`, `cookie`, `client_secret`, …), in command lines, overrides, settings, variables, JSON and headers;
 - user information in URLs (`https://user:password@host`), and tokens and signatures among their parameters;
 - what follows `Bearer`, and keys of a known form (`hf_…`, `sk-…`, `ghp_…`, `AKIA…`, JSON web tokens, private keys);
 - the values of such variables of the driver's environment, wherever a shell has put them.
 
-Keys of training with the same words stay readable: `max_tokens`, `eos_token`, `prompt_key`, `tokenizer`.
-A credential under a key that names none, and of no known form, is not recognized.
+Training keys that contain the same words stay readable: `max_tokens`, `eos_token`, `prompt_key`, `tokenizer`.
+A credential of no known form under an unrelated key is not recognized.
 
 `profiler.record_command=false` leaves out what is marked with ¹ below.
-`verl-profiler collect` then looks for reports under the run directory only, so use it without `profiler.nsight.directory`, or rely on the command's own gathering.
+A later `verl-profiler collect` then searches the run directory only; reports under `profiler.nsight.directory` are gathered at the end of the run itself.
 
 ## Files
 
@@ -305,9 +305,9 @@ A credential under a key that names none, and of no known form, is not recognize
 | `nsight/` | captures: journals, lists, and the tools' reports |
 | `.cache/` | made by reading commands: the same events as Parquet |
 
-Files and folders have the modes that the umask of the process leaves; gathered reports lose what the umask takes.
-A process that nsys starts has no umask; it gets the driver's.
-To keep a run to yourself, start it with `umask 077`.
+File and folder modes follow the umask of the process; gathered reports are restricted to it.
+nsys clears the umask of the processes that it starts; the driver's is restored there.
+To make a run private, start it under `umask 077`.
 """
 
 
