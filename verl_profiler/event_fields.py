@@ -270,13 +270,14 @@ _BEGIN = """\
 
 Everything that this package writes about a run, field by field.
 It records times, counts, sizes, names and ids.
-It does not record prompts, responses, token ids, tool arguments and results, samples, weights, gradients, or exception messages.
+It does not record prompts, responses, token ids, tool arguments and results, samples, weights, gradients, or messages of exceptions that calls end with.
 All of it stays in the run directory; only the sums `tq/*` of `profiler.transfer_queue` go to the loggers configured in verl.
 
-Exceptions, each opt-in:
+Exceptions:
 
 - Events of your own code (`span`, `log_manager.log`) contain what your code passes, unmasked.
 - Reports of nsys and of the torch profiler contain what those tools record: command lines, environment variables, names of kernels and modules.
+- A tool's name is recorded as the model wrote it, and the reason why a probe is not installed may quote an exception, masked.
 - TransferQueue tracing prints lines to the console log.
 - Hydra writes the overrides of the command, unmasked, to its own output directory (`hydra.run.dir`, or `outputs/…/.hydra`).
 
