@@ -74,27 +74,28 @@ def command_lines(mutant, clean, rng):
     cache = rng.choice(([], ["--no-cache"]))
     step = rng.choice(([], [], ["--steps", "1:2"]))
     plot = rng.choice(PLOTS)
+    # What is quick is drawn more often, so that many runs are read.
     table = (
-        (14, ["events"]),
-        (10, ["watch", "--once", run]),
-        (5, ["collect", run, *rng.choice(([], ["--json"]))]),
-        (5, ["timing", log, *rng.choice((["--json"], ["--csv"]))]),
+        (10, ["events"]),
+        (25, ["watch", "--once", run]),
+        (10, ["collect", run, *rng.choice(([], ["--json"]))]),
+        (12, ["timing", log, *rng.choice((["--json"], ["--csv"]))]),
         (1, ["timing", log, "--run", run, "--json"]),
         (0.3, ["timing", log, "--output-dir", out]),
-        (2, ["memory", log, *rng.choice(([], ["--json"]))]),
-        (2, ["tq", log, *rng.choice(([], ["--json"], ["--lang", "zh"]))]),
-        (2, ["summary", run, *cache, *step]),
-        (2, ["summary", run, "--json", *cache, *step]),
-        (1, ["why", run, *cache, *step, *rng.choice(([], ["--json"]))]),
-        (3, ["requests", run, *cache, *step, *rng.choice(([], ["--json"], ["--request", "r"]))]),
+        (3, ["memory", log, *rng.choice(([], ["--json"]))]),
+        (3, ["tq", log, *rng.choice(([], ["--json"], ["--lang", "zh"]))]),
+        (1, ["summary", run, *cache, *step]),
+        (1, ["summary", run, "--json", *cache, *step]),
+        (0.5, ["why", run, *cache, *step, *rng.choice(([], ["--json"]))]),
+        (2, ["requests", run, *cache, *step, *rng.choice(([], ["--json"], ["--request", "r"]))]),
         (2, ["tq", run, *cache, *step, *rng.choice(([], ["--json"]))]),
         (1, ["tq", run, *cache, "--export", rng.choice(("prometheus", "otel", "jsonl")), "--out", out]),
         (2, ["memory", run, *cache, *step, *rng.choice(([], ["--json"]))]),
-        (1, ["report", run, *cache, *step, "-o", out, *rng.choice(([], ["--log", log]))]),
-        (2, ["export", "perfetto", run, *cache, *step, "-o", out, *rng.choice(([], ["--chrome-json"]))]),
+        (0.5, ["report", run, *cache, *step, "-o", out, *rng.choice(([], ["--log", log]))]),
+        (1, ["export", "perfetto", run, *cache, *step, "-o", out, *rng.choice(([], ["--chrome-json"]))]),
         (1, ["plot", plot, run, *cache, rng.choice(("--json", "--csv"))]),
-        (1, ["plot", plot, run, *cache, "--out", f"{out}.svg"]),
-        (0.5, ["diff", *rng.sample([run, str(clean)], 2), *cache, *rng.choice(([], ["--json"]))]),
+        (0.5, ["plot", plot, run, *cache, "--out", f"{out}.svg"]),
+        (0.3, ["diff", *rng.sample([run, str(clean)], 2), *cache, *rng.choice(([], ["--json"]))]),
         (0.1, ["check", "--output-dir", run]),
     )  # fmt: skip
     count = rng.choice((1, 1, 2))
