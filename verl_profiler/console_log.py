@@ -11,7 +11,6 @@ are not UTF-8 are replaced, and a line without a prefix has no process.
 from __future__ import annotations
 
 import gzip
-import io
 import re
 import sys
 import zlib
@@ -21,12 +20,22 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.files import (
+    UnusableFileError,
+    expanded,
+    limited_lines,
+    open_regular,
+    reason_of,
+)
 
 __all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
 
 # The name under which a run directory keeps its console, if it does.
 CONSOLE = "console.log"
 STDIN = Path("-")
+_OWN_PIPES = Path("/dev/fd")
+# Step lines of runs with thousands of metrics have some 100 KB.
+LINE_LIMIT_BYTES = 1 << 20
 
 # Escape sequences, also where the escape byte was lost or written out: `cat -v`, syslog, JSON.
 _ANSI = re.compile(
@@ -43,7 +52,7 @@ _PREFIX = re.compile(
     r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ \t]?"
 )
 _REPEATED = re.compile(
-    r"\s*\[repeated (?P<times>\d{1,9})x across (?:the )?cluster\]"
+    r"\[repeated (?P<times>\d{1,9})x across (?:the )?cluster\]"
     r"(?:\s*\(Ray deduplicates logs by default\.[^)]*\))?"
 )
 
@@ -97,22 +106,36 @@ def file_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
     Raises:
         ReadingError: The file cannot be read.
     """
-    number = 0
+    number = long = 0
     try:
         with _opened(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, (line, cut) in enumerate(limited_lines(file, LINE_LIMIT_BYTES), 1):
+                long += cut
                 yield number, line.decode("utf-8", "replace")
+        if long:
+            problems.append(
+                f"{path}: {long} line{'s are' if long > 1 else ' is'} longer than "
+                f"{LINE_LIMIT_BYTES >> 20} MiB; what follows in them is not read."
+            )
+    except UnusableFileError as error:
+        if not number:
+            raise _unreadable(path, error) from error
+        problems.append(f"{path} {error} after line {number}; what follows is not read.")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problems.append(
             f"{path} is compressed and cannot be read after line {number} "
             f"({error or 'its end is missing'}); what follows is not shown."
         )
     except OSError as error:
-        raise ReadingError(
-            f"{path} cannot be read: {error.strerror or error}.\n"
-            "Name the file that the console was written to, or - to read it from a pipe",
-            "log-unreadable",
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ReadingError:
+    return ReadingError(
+        f"{path} cannot be read: {reason_of(error)}.\n"
+        "Name the file that the console was written to, or - to read it from a pipe",
+        "log-unreadable",
+    )
 
 
 def lines_of(raw: str, number: int) -> Iterator[ConsoleLine]:
@@ -136,12 +159,16 @@ def clean(text: str) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    file = cast("io.BufferedReader", sys.stdin.buffer) if path == STDIN else path.open("rb")
+    if path == STDIN:
+        file = sys.stdin.buffer
+    elif path.parent == _OWN_PIPES:
+        # `<(command)` of a shell: a pipe of this process, whose other end is open.
+        file = path.open("rb")
+    else:
+        file = open_regular(path)
     try:
-        if file.peek(2)[:2] == b"\x1f\x8b":
-            yield cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=file)))
-        else:
-            yield file
+        with expanded(file) as content:
+            yield cast("BinaryIO", content)
     finally:
         if path != STDIN:
             file.close()
@@ -178,8 +205,8 @@ def _prefixes(text: str) -> Iterator[re.Match[str]]:
     """
     first = True
     for match in _PREFIX.finditer(text):
-        before = text[: match.start()]
-        if (not before.strip("> \t")) if not match["process"] else (first or before[-1:].strip()):
+        # One without a name matches at the beginning only.
+        if first or text[match.start() - 1].strip():
             first = False
             yield match
 
@@ -189,4 +216,4 @@ def _counted(text: str) -> tuple[str, int]:
     match = _REPEATED.search(text) if "[repeated " in text else None
     if match is None:
         return text, 1
-    return text[: match.start()] + text[match.end() :], int(match["times"])
+    return text[: match.start()].rstrip() + text[match.end() :], int(match["times"])

@@ -24,12 +24,15 @@ __all__ = ["read_logs", "readings"]
 
 # verl writes GB for 2**30 bytes (verl 0.9.1 utils/profiler/performance.py).
 _UNIT = 1024**3
+_GB = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _READING = re.compile(
-    r"(?:[A-Z]+:(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}):)?\s*(?P<at>[^,]{1,200}), "
-    r"memory allocated \(GB\): (?P<allocated>[\d.]+), memory reserved \(GB\): (?P<reserved>[\d.]+)"
-    r"(?:, device memory used/total \(GB\): (?P<used>[\d.]+)/(?P<total>[\d.]+))?"
+    rf", memory allocated \(GB\): (?P<allocated>{_GB}), memory reserved \(GB\): (?P<reserved>{_GB})"
+    rf"(?:, device memory used/total \(GB\): (?P<used>{_GB})/(?P<total>{_GB}))?"
 )
-_STEP = re.compile(r"\bstep:(\d+) - ")
+# What stands before a reading: the logger's prefix, and where verl took it.
+_TIME = re.compile(r"[A-Z]:([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8},[0-9]{3}):")
+_BEFORE = 240
+_STEP = re.compile(r"\bstep:([0-9]{1,9}) - ")
 
 
 def read_logs(paths: Iterable[Path]) -> tuple[Tables, list[str]]:
@@ -65,7 +68,10 @@ def readings(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     step, moment_us, repeated = None, 0, 0
     for line in console_lines(path, problems):
         for match in _READING.finditer(line.text):
-            moment_us = max(moment_us + 1, _microseconds(match["time"]))
+            time, at = _place(line.text[max(match.start() - _BEFORE, 0) : match.start()])
+            if not at:
+                continue
+            moment_us = max(moment_us + 1, _microseconds(time))
             repeated += line.repeated - 1
             name = line.process or "console"
             waiting.append(
@@ -74,11 +80,10 @@ def readings(path: Path, problems: list[str]) -> list[dict[str, Any]]:
                     "name": name if line.pid is None else f"{name}_{line.pid}",
                     "role": name,
                     "end_us": moment_us,
-                    "at": match["at"].strip(),
+                    "at": at,
                     **{
                         f"{what}_bytes": None if text is None else round(float(text) * _UNIT)
                         for what, text in match.groupdict().items()
-                        if what not in ("time", "at")
                     },
                 }
             )
@@ -97,8 +102,20 @@ def readings(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def _place(before: str) -> tuple[str | None, str]:
+    """Return the time that a logger put before a reading, and what verl calls its place."""
+    time = None
+    for match in _TIME.finditer(before):
+        time, before = match[1], match.string[match.end() :]
+    at = before.rpartition(",")[2]
+    return (time if at == before else None), at.strip()
+
+
 def _microseconds(text: str | None) -> int:
     if text is None:
         return 0
-    moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=timezone.utc)
+    try:
+        moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return 0
     return round(moment.timestamp() * 1e6)

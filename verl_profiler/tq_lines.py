@@ -41,18 +41,17 @@ MIB = 1 << 20
 # A line without any of these is not looked at.
 _NEEDLES = ("[TQ-", "cost time", "step:")
 _MARK = re.compile(
-    r"\[TQ-(?:TRACE|DETAIL|LOG)\]|Task \S+ \(pid=\d+\) is (?:getting|writing)|step:\d+ - "
+    r"\[TQ-(?:TRACE|DETAIL|LOG)\]|Task \S+ \(pid=[0-9]{1,9}\) is (?:getting|writing)"
+    r"|step:[0-9]{1,9} - "
 )
 _WALL = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?")
 # Where the next line begins, when the line end between two is lost.
-_NEXT_LINE = re.compile(r"\s*(?:[A-Z]+:)?\d{4}-\d\d-\d\d[ T]\d\d:")
+_NEXT_LINE = re.compile(r"(?:[A-Z]{1,20}:)?\d{4}-\d\d-\d\d[ T]\d\d:")
 KIND = re.compile(r"\[TQ-(TRACE|DETAIL|LOG)\]")
-_COST = re.compile(
-    r"Task (\S+) \(pid=(\d+)\) is (getting|writing)\b"
-    r"(?:.*?len_samples=(\d+))?.*?, cost time: ([\d.]+(?:e[+-]?\d+)?)",
-    re.DOTALL,
-)
-STEP = re.compile(r"step:(\d+) - ")
+_TASK = re.compile(r"Task (\S+) \(pid=([0-9]{1,9})\) is (getting|writing)\b")
+_ROWS = re.compile(r"len_samples=([0-9]{1,12})")
+_COST = re.compile(r", cost time: ([0-9.]{1,40}(?:e[+-]?[0-9]{1,4})?)")
+STEP = re.compile(r"step:([0-9]{1,9}) - ")
 CLIENT = re.compile(r"TQ_CLIENT_(GET|PUT)_(START|END)")
 OPERATIONS = {
     "TQ_GET": "tq_get",
@@ -69,6 +68,8 @@ _UNITS = {
 }
 _NUMBERS = {"timestamp", "data_size_mb", "throughput_mbps", *_UNITS}
 _COUNTS = {"pid", "sampled", "step", "data_size_bytes"}
+# Above these a value cannot be right; other numbers end at 1e9, other counts at 2**31.
+_LIMITS = {"timestamp": 9e9, "data_size_mb": 1e12, "throughput_mbps": 1e12, "data_size_bytes": 1e18}
 _NAMES = {"trace_id", "func", "stage", "call", "status", "batch_size", "op"}
 
 
@@ -219,16 +220,23 @@ def read_cost(line: Line, order: int) -> Seen | None:
     Raises:
         Unreadable: Its time cannot be read, or the line has no end.
     """
-    matched = _COST.match(line.text)
-    if matched is None or not line.whole:
+    matched = _TASK.match(line.text)
+    rows = _ROWS.search(line.text, matched.end()) if matched else None
+    cost = _COST.search(line.text, rows.end() if rows else 0) if matched else None
+    if matched is None or cost is None or not line.whole:
         if "cost time" in line.text:
             raise Unreadable("no time that can be read")
         return None
-    func, pid, what, rows, cost = matched.groups()
+    func, pid, what = matched.groups()
     stage = "GET_END" if what == "getting" else "PUT_END"
-    values = {"func": func, "pid": int(pid), "stage": stage, "duration": _number("", cost)}
+    values = {
+        "func": func,
+        "pid": int(pid),
+        "stage": stage,
+        "duration": _number("duration", f"{cost[1]}s"),
+    }
     if rows:
-        values["batch_size"] = rows
+        values["batch_size"] = rows[1]
     return Seen(line, values, {}, order)
 
 
@@ -238,7 +246,7 @@ def _number(name: str, text: str) -> float:
         value = float(text.removesuffix(unit)) if text.endswith(unit) else math.nan
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or not 0 <= value < 1e12:
+    if not math.isfinite(value) or not 0 <= value < _LIMITS.get(name, 1e9):
         raise Unreadable(f"{name}={text[:30]}")
     return value
 
@@ -246,4 +254,7 @@ def _number(name: str, text: str) -> float:
 def _count_of(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise Unreadable(f"{name}={text[:30]}")
-    return int(text)
+    value = int(text)
+    if value >= _LIMITS.get(name, 1 << 31):
+        raise Unreadable(f"{name}={text[:30]}")
+    return value

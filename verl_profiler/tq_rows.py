@@ -13,6 +13,8 @@ from verl_profiler.tq_spans import Span, micros
 
 __all__ = ["Placing", "call_row", "cost_row", "process_of", "stage_rows", "transfer_row"]
 
+# Beyond it, sums would leave 64 bits.
+_SIZE_LIMIT = 10**18
 # Endings that are no failure.
 _FINE = {None, "ok", "not_collected"}
 
@@ -97,7 +99,7 @@ def _call_of(span: Span) -> str:
 
 
 def _rows_of(text: str | None) -> int | None:
-    matched = re.search(r"\d{1,18}", text or "")
+    matched = re.search(r"[0-9]{1,12}", text or "")
     return int(matched[0]) if matched else None
 
 
@@ -192,6 +194,8 @@ def transfer_row(event: str, span: Span, placing: Placing) -> dict[str, Any]:
         size = round(rate * duration * MIB)
     elif size is None and moved is not None:
         size = round(moved * MIB)
+    if size is not None and size >= _SIZE_LIMIT:
+        size = None
     length = None if duration is None else micros(duration)
     row = {**_who(span, placing), "event": event, "duration_us": length, "size_bytes": size}
     if length is None:

@@ -231,12 +231,12 @@ class Expanded(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def expanded(file: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES) -> Iterator[IO[bytes]]:
+def expanded(file: IO[bytes], from_bytes: int | None = None) -> Iterator[IO[bytes]]:
     """Give the content of an open file, decompressed if it is gzip's.
 
     Args:
         file: At its beginning; a buffered reader.
-        from_bytes: See `Expanded`.
+        from_bytes: See `Expanded`; `EXPANSION_FROM_BYTES` when None.
 
     Reading raises `OSError`, `EOFError` or `zlib.error` where the compressed data is damaged, and
     `UnusableFileError` where it is much larger than compressed data of a run is.
@@ -246,6 +246,7 @@ def expanded(file: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES) -> Iterato
         yield file
         return
     unpacked = gzip.GzipFile(fileobj=file)
+    from_bytes = EXPANSION_FROM_BYTES if from_bytes is None else from_bytes
     yield io.BufferedReader(Expanded(unpacked, file, from_bytes), 1 << 16)
 
 
