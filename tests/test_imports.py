@@ -10,7 +10,7 @@ import pytest
 from verl_profiler.clock import take_anchor
 from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
 
-READING = {"duckdb", "matplotlib", "jinja2", "pandas", "numpy"}
+READING = {"duckdb", "matplotlib", "jinja2", "pandas", "numpy", "scipy"}
 HOSTS = {"torch", "ray", "verl", "sglang", "vllm", "transfer_queue", "hydra", "omegaconf"}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.clock_agreement import clock_agreement
+from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.engine_parts import engine_parts
@@ -37,7 +38,6 @@ from verl_profiler.analysis.rewards import reward_times, rewards
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.step_durations import step_durations, step_trend
-from verl_profiler.analysis.step_figures import step_figures
 from verl_profiler.analysis.steps import step_phases, step_tail, step_times
 from verl_profiler.analysis.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.token_rates import replica_token_rates, request_token_rates, token_rates
@@ -103,7 +103,7 @@ __all__ = [
     "slowest_requests",
     "span_kernels",
     "step_durations",
-    "step_figures",
+    "step_metrics",
     "step_phases",
     "step_tail",
     "step_times",
@@ -134,7 +134,7 @@ ANALYSES = {
         step_phases,
         step_tail,
         step_durations,
-        step_figures,
+        step_metrics,
         step_trend,
         validation_times,
         event_shares,

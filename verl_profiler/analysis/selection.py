@@ -1,16 +1,33 @@
-"""Which steps an analysis looks at."""
+"""Which steps an analysis covers."""
 
 from __future__ import annotations
 
-__all__ = ["Rows", "Steps", "in_steps"]
-
+from collections.abc import Sequence
 from typing import Any
+
+__all__ = ["Rows", "Steps", "in_steps", "warm_up"]
 
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
 Rows = list[dict[str, Any]]
 
+# With fewer finished steps the first one counts, too.
+_LEAST = 3
+
 
 def in_steps(steps: Steps, column: str = "step") -> str:
     """Return the SQL condition for `steps`."""
     return "true" if steps is None else f"{column} BETWEEN {int(steps[0])} AND {int(steps[1])}"
+
+
+def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
+    """Return the steps that comparisons, findings and what-if leave out: the first of a run.
+
+    Workers, engines and caches warm up in it.  It counts where the user names steps, and where
+    fewer than two others have finished.
+
+    Args:
+        finished: The run's finished training steps.
+        steps: What the user asked for.
+    """
+    return [min(finished)] if steps is None and len(finished) >= _LEAST else []

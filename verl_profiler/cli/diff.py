@@ -1,12 +1,13 @@
-"""Say what changed from one run to another, and whether it is more than noise.
+"""Compare two runs, or two ranges of steps: what changed, and whether it is more than noise.
 
     verl-profiler diff logs/base logs/new
     verl-profiler diff logs/my-run@2:10 logs/my-run@11:20
     verl-profiler diff logs/base logs/new --fail-if 'step.p50 > +5%'
     verl-profiler diff logs/base logs/new --html changes.html
 
-RUN@N:M means the steps N to M.  Without it, all finished steps but the first, which warms up.
-The exit status is 1 when a --fail-if holds: a change has to be beyond the limit and more than noise.
+RUN@N:M means the steps N to M.  Without it, all finished steps but the first, which warms up, where
+at least two others remain.
+The exit status is 1 when a --fail-if holds: a change must be beyond the limit and significant.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +27,16 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
+    from verl_profiler.analysis.compare.comparison import Metric
+    from verl_profiler.analysis.compare.conditions import Condition
     from verl_profiler.analysis.selection import Rows, Steps
-    from verl_profiler.comparison import Change, Figure
-    from verl_profiler.conditions import Condition
 
 __all__ = ["add_arguments", "run", "side"]
 
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 # What is compared unless conditions ask for more, by what is over or in the steps.  Every further
-# figure makes all of them less certain, so each of these says something that the others do not.
+# metric costs all of them power, so each of these tells what the others do not.
 _ONCE = {"step": ("mean", "p50")}
 _MANY = {
     "request": ("p50", "p95", "max"),
@@ -44,6 +45,9 @@ _MANY = {
     "turn": ("count",),
 }
 _MANY_OTHERS = ("mean",)
+# What differs between any two runs and does not change a step.
+_NAMES = ("output_dir", "experiment_name", "project_name", "default_local_dir", "hydra.run.dir")
+_OVERRIDE = re.compile(r"[+~]*(?P<name>[\w.@/-]+)=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass
@@ -86,11 +90,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--warmup",
         metavar="STEPS",
         type=int,
-        default=1,
-        help="finished steps to leave out at the beginning of a run without @N:M (default: 1)",
+        help="finished steps to leave out at the start of a run without @N:M (default: the first, "
+        "where two others remain)",
     )
-    parser.add_argument("--all", action="store_true", help="show what did not change, too")
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    parser.add_argument(
+        "--all", action="store_true", help="show metrics without a significant change, too"
+    )
+    parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page as well")
     parser.add_argument("--force", action="store_true", help="replace the page if it exists")
     parser.add_argument(
@@ -104,26 +110,33 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.comparison import adjusted, change
-    from verl_profiler.conditions import condition
+    from verl_profiler.analysis.compare.comparison import adjusted, change
+    from verl_profiler.analysis.compare.conditions import condition
     from verl_profiler.report.diff_text import diff_text, gathered
 
     conditions = [condition(text) for text in args.fail_if]
     target = None
     if args.html is not None:
         target = target_of([args.b.path], args.html, "diff.html", force=args.force)
-    rows = [_rows(each, args.warmup, cache=not args.no_cache) for each in (args.a, args.b)]
-    changes = [change(figure) for figure in _figures(*rows)]
+    a, b = (_read(each, args.warmup, cache=not args.no_cache) for each in (args.a, args.b))
+    alone = _only_in_one(a.rows, b.rows)
+    _fill(a, b)
+    one_run = _same(args.a.path, args.b.path)
+    changes = [change(metric) for metric in _metrics(a.rows, b.rows, one_run=one_run)]
     adjusted(changes)
-    verdicts = _verdicts(conditions, *rows)
+    verdicts = _verdicts(conditions, a.rows, b.rows, one_run=one_run)
     document = gathered(
-        [each.shown for each in (args.a, args.b)],
-        [sorted({row["step"] for row in found}) for found in rows],
+        [
+            {"name": side.shown, "steps": read.steps, "warm_up": read.warm_up}
+            for side, read in ((args.a, a), (args.b, b))
+        ],
         changes,
+        _configuration(a.launch, b.launch),
+        alone,
         verdicts,
     )
     if args.json:
-        print_json({"format": 1, **document})
+        print_json({"format": 2, **document})
     else:
         sys.stdout.write(diff_text(shown(document), everything=args.all))
     if target is not None:
@@ -135,44 +148,142 @@ def run(args: argparse.Namespace) -> int:
     return int(any(verdict["holds"] for verdict in verdicts))
 
 
-def _rows(each: Side, warmup: int, *, cache: bool) -> Rows:
-    """Return the figures of one side's steps."""
-    from verl_profiler.analysis.step_figures import step_figures
+@dataclass
+class _Read:
+    """The metrics of one side.
+
+    Args:
+        rows: Those of `step_metrics` for the compared steps.
+        steps: The compared steps.
+        warm_up: The steps left out before them.
+        launch: The run's `run.json`; empty where there is none.
+    """
+
+    rows: Rows
+    steps: list[int]
+    warm_up: list[int]
+    launch: Mapping[str, Any]
+
+
+def _read(each: Side, warmup: int | None, *, cache: bool) -> _Read:
+    """Return the metrics of one side's steps."""
+    from verl_profiler.analysis.compare.step_metrics import step_metrics
+    from verl_profiler.analysis.selection import warm_up
     from verl_profiler.reader import load
 
     with load(each.path, cache=cache) as opened:
         check_steps(opened, each.steps, f"{each.path}@")
-        rows = step_figures(opened.tables, each.steps)
-    steps = sorted({row["step"] for row in rows})
-    left = steps if each.steps is not None else steps[max(warmup, 0) :]
+        rows = step_metrics(opened.tables, each.steps)
+        launch = next((found for found in opened.launches.values() if found), {})
+    finished = sorted({row["step"] for row in rows})
+    if warmup is None or each.steps is not None:
+        dropped = warm_up(finished, each.steps)
+    else:
+        dropped = finished[: max(warmup, 0)]
+    left = [step for step in finished if step not in dropped]
     if not left:
         raise ReadingError(
-            f"{each.shown} has {len(steps)} finished training steps"
-            f"{', and the first is left out as warm-up' if steps else ''}, so nothing is left to "
+            f"{each.shown} has {len(finished)} finished training steps"
+            f"{', all left out as warm-up' if finished else ''}, so nothing is left to "
             "compare.\nName steps, for example RUN@1:5, or give --warmup 0",
             "too-few-steps",
         )
-    return [row for row in rows if row["step"] in set(left)]
+    return _Read([row for row in rows if row["step"] in set(left)], left, dropped, launch)
 
 
-def _figures(first: Rows, second: Rows) -> list[Figure]:
+def _same(first: Path, second: Path) -> bool:
+    try:
+        return first.samefile(second)
+    except OSError:
+        return False
+
+
+def _names(rows: Rows) -> dict[str, bool]:
+    """Return the names that rows have, and whether each occurs once per step."""
+    return {row["name"]: row["value"] is not None for row in rows}
+
+
+def _only_in_one(first: Rows, second: Rows) -> list[dict[str, Any]]:
+    """List what only one side has, with how many there are per step."""
+    found = []
+    for letter, own, other in (("A", first, second), ("B", second, first)):
+        steps = len({row["step"] for row in own})
+        counts: dict[str, float] = {}
+        for row in own:
+            count = 1.0 if row["value"] is not None else row["count"]
+            counts[row["name"]] = counts.get(row["name"], 0.0) + count
+        missing = counts.keys() - _names(other)
+        found += [
+            {"run": letter, "name": name, "count": counts[name] / steps} for name in sorted(missing)
+        ]
+    return found
+
+
+def _fill(first: _Read, second: _Read) -> None:
+    """Give each side zeros for events that only the other has."""
+    from verl_profiler.analysis.compare.step_metrics import PER_EVENT
+
+    for own, other in ((first, second), (second, first)):
+        missing = {name for name, once in _names(other.rows).items() if not once}
+        missing -= _names(own.rows).keys()
+        empty = dict.fromkeys((*PER_EVENT, "value"))
+        own.rows += [
+            {**empty, "step": step, "name": name, "unit": "s", "total": 0.0, "count": 0.0}
+            for name in sorted(missing)
+            for step in own.steps
+        ]
+
+
+def _configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List what differs in two `run.json`: training, settings, versions, and overrides."""
+    a, b = _settings(first), _settings(second)
+    return [
+        {"name": name, "a": a.get(name), "b": b.get(name)}
+        for name in dict.fromkeys((*a, *b))
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a launch, by dotted name."""
+    found: dict[str, Any] = {}
+
+    def walk(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                walk(f"{name}.{key}", inner)
+        elif not name.endswith(_NAMES):
+            found[name] = value
+
+    for part in ("training", "settings", "versions"):
+        walk(part, launch.get(part, {}))
+    command = launch.get("command")
+    for argument in command if isinstance(command, list) else ():
+        match = _OVERRIDE.fullmatch(str(argument))
+        if match and not match["name"].endswith(_NAMES):
+            found[match["name"]] = match["value"]
+    return found
+
+
+def _metrics(first: Rows, second: Rows, *, one_run: bool) -> list[Metric]:
     """Return what is compared by default: whatever both sides have."""
     found = []
-    once = _once(first, second)
-    for name, single in once.items():
+    for name, single in _once(first, second).items():
         statistics = _ONCE.get(name, ("mean",)) if single else _MANY.get(name, _MANY_OTHERS)
-        found += [_figure(name, statistic, first, second) for statistic in statistics]
-    return found
+        found += [
+            _metric(name, statistic, first, second, one_run=one_run) for statistic in statistics
+        ]
+    return [metric for metric in found if metric.a and metric.b]
 
 
 def _once(first: Rows, second: Rows) -> dict[str, bool]:
     """Return the names in both, and whether each occurs once per step."""
-    singles = [{row["name"]: row["value"] is not None for row in rows} for rows in (first, second)]
-    return {name: single for name, single in singles[0].items() if name in singles[1]}
+    other = _names(second)
+    return {name: single for name, single in _names(first).items() if name in other}
 
 
-def _figure(name: str, statistic: str, first: Rows, second: Rows) -> Figure:
-    from verl_profiler.comparison import Figure
+def _metric(name: str, statistic: str, first: Rows, second: Rows, *, one_run: bool) -> Metric:
+    from verl_profiler.analysis.compare.comparison import Metric
 
     values: list[dict[int, float]] = []
     unit, single = "", False
@@ -182,39 +293,50 @@ def _figure(name: str, statistic: str, first: Rows, second: Rows) -> Figure:
             if row["name"] == name:
                 single = row["value"] is not None
                 unit = row["unit"] if statistic != "count" else ""
-                values[-1][row["step"]] = row["value"] if single else row[statistic]
+                value = row["value"] if single else row[statistic]
+                # A step without calls has no median of them.
+                if value is not None:
+                    values[-1][row["step"]] = value
     over_steps = statistic if single else "mean"
-    return Figure(f"{name}.{statistic}", unit, values[0], values[1], over_steps)
+    return Metric(f"{name}.{statistic}", unit, *values, over_steps, one_run)
 
 
-def _verdicts(conditions: Sequence[Condition], first: Rows, second: Rows) -> list[dict[str, Any]]:
-    from verl_profiler.comparison import ALPHA, change, smallest_p
-    from verl_profiler.conditions import statistic_of
+def _verdicts(
+    conditions: Sequence[Condition], first: Rows, second: Rows, *, one_run: bool
+) -> list[dict[str, Any]]:
+    from verl_profiler.analysis.compare.comparison import ALPHA, change
+    from verl_profiler.analysis.compare.conditions import statistic_of
 
     once = _once(first, second)
     verdicts = []
     for each in conditions:
         statistic_of(each, once)
-        found: Change = change(_figure(each.name, each.statistic, first, second))
-        chance = each.chance(found)
-        limit = ALPHA / len(conditions)
-        least = smallest_p(len(found.figure.a), len(found.figure.b))
-        if each.relative and each.exceeded(found) and least > limit:
+        metric = _metric(each.name, each.statistic, first, second, one_run=one_run)
+        if not metric.a or not metric.b:
             raise ReadingError(
-                f"{each.text!r}: {len(found.figure.a)} and {len(found.figure.b)} steps are too few to "
-                f"tell a change from noise with {len(conditions)} conditions.\nCompare more steps, at "
-                f"least 4 of each, or give a limit instead of a change, such as '{each.name}.{each.statistic} > {found.a:.3g}s'",
+                f"{each.text!r}: no step has enough of {each.name} for {each.statistic}; p90 needs "
+                "10 in a step, p95 20 and p99 100.\nTake p50, mean or max instead",
+                "too-few-steps",
+            )
+        found = change(metric)
+        if each.relative and each.exceeded(found) and found.p is None:
+            raise ReadingError(
+                f"{each.text!r}: {len(metric.a)} and {len(metric.b)} steps are too few to tell such "
+                f"a change from noise: mean and p50 over the steps need 3 of each, p90 10, p95 20, "
+                "p99 100, and max has no interval.\nCompare more steps, or give a limit instead of "
+                f"a change, such as '{each.name}.{each.statistic} > {found.a:.3g}"
+                f"{metric.unit if metric.unit == 's' else ''}'",
                 "too-few-steps",
             )
         verdicts.append(
             {
                 "condition": each.text,
-                "unit": found.figure.unit,
+                "unit": found.metric.unit,
                 "a": found.a,
                 "b": found.b,
                 "share": found.share,
-                "p": chance if each.relative else None,
-                "certain_p": limit,
+                "p": found.p if each.relative else None,
+                "significant_p": ALPHA / len(conditions),
                 "exceeded": each.exceeded(found),
                 "holds": each.fails(found, len(conditions)),
             }

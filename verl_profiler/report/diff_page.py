@@ -7,7 +7,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from verl_profiler.report.diff_text import HEADINGS, change_cells, conclusion, sides, verdict
+from verl_profiler.report.diff_text import (
+    HEADINGS,
+    NOTE,
+    change_cells,
+    conclusion,
+    differences,
+    groups,
+    sides,
+    verdict,
+)
 from verl_profiler.report.html import digest, part, template
 
 __all__ = ["diff_page"]
@@ -25,22 +34,17 @@ def diff_page(document: Mapping[str, Any]) -> str:
         document: What `diff_text.gathered` returns.
     """
     style = part("report.css")
-    figures = document["figures"]
-    reach = _reach(figures)
-    groups = [
-        ("Certain changes", [row for row in figures if row["certain"]]),
-        ("Not certain", [row for row in figures if not row["certain"]]),
-    ]
+    reach = _reach(document["metrics"])
     return template("diff.html").render(
         title=" and ".join(run["name"] for run in document["runs"]),
         lead=conclusion(document),
-        sides=sides(document),
+        sides=[*sides(document), *differences(document).splitlines()],
         verdicts=[verdict(each) for each in document["conditions"]],
         headings=HEADINGS,
+        note=NOTE,
         groups=[
             (title, [(change_cells(row), _interval(row, reach)) for row in rows])
-            for title, rows in groups
-            if rows
+            for title, rows in groups(document)
         ],
         width=_WIDTH,
         middle=_WIDTH / 2,
@@ -51,11 +55,11 @@ def diff_page(document: Mapping[str, Any]) -> str:
     )
 
 
-def _reach(figures: list[Mapping[str, Any]]) -> float:
+def _reach(metrics: list[Mapping[str, Any]]) -> float:
     """Return the change at the edge of the drawing."""
     shown = [
         abs(end / row["a"])
-        for row in figures
+        for row in metrics
         if row["a"] and row["low"] is not None
         for end in (row["low"], row["high"])
     ]
@@ -74,5 +78,5 @@ def _interval(row: Mapping[str, Any], reach: float) -> dict[str, Any] | None:
         "x": round(low, 1),
         "width": max(round(high - low, 1), 1),
         "point": round(point, 1),
-        "certain": row["certain"],
+        "significant": row["significant"],
     }

@@ -1,8 +1,11 @@
-"""One number per step and figure."""
+"""One number per step and metric."""
 
 import pytest
 
-from verl_profiler.analysis.step_figures import PER_EVENT, step_figures
+from verl_profiler.analysis.compare.step_metrics import PER_EVENT, step_metrics
+
+# So many values are needed; nothing at all still has a count and a total.
+LEAST = {"p90": 10, "p95": 20, "p99": 100, "count": 0, "total": 0}
 
 
 def test_what_occurs_once_and_what_occurs_often(tables, span, conversation):
@@ -15,7 +18,7 @@ def test_what_occurs_once_and_what_occurs_often(tables, span, conversation):
         *conversation("q"),
         *conversation("p", begin=1, scale=0.5),
     ]
-    rows = {row["name"]: row for row in step_figures(tables(events))}
+    rows = {row["name"]: row for row in step_metrics(tables(events))}
 
     assert [14, 11, 2, 1] == [
         rows[name]["value"] for name in ("step", "gen", "update_actor", "unaccounted")
@@ -29,7 +32,10 @@ def test_what_occurs_once_and_what_occurs_often(tables, span, conversation):
         rows[name]["value"] for name in ("response_tokens", "turns_per_request", "requests")
     ]
     assert pytest.approx(60 / 14) == rows["response_tokens_per_s"]["value"]
-    assert (0, 10) == (rows["tail_p80"]["value"], rows["rollout"]["value"])
+    assert 10 == rows["rollout"]["value"]
+    # Of two requests there is no slowest fifth, and no 95th percentile.
+    assert "tail_p80" not in rows
+    assert [None, None] == [rows["request"][statistic] for statistic in ("p95", "p99")]
 
 
 def test_steps_without_end_and_validation_are_left_out(tables, span, conversation):
@@ -40,18 +46,37 @@ def test_steps_without_end_and_validation_are_left_out(tables, span, conversatio
         *conversation("v", validate=True),
         *conversation("r", step=2),
     ]
-    rows = step_figures(tables(events))
+    rows = step_metrics(tables(events))
 
     assert {1} == {row["step"] for row in rows}
     assert {1} == {row["count"] for row in rows if row["name"] == "request"}
-    assert [] == step_figures(tables(events), (2, 2))
+    assert [] == step_metrics(tables(events), (2, 2))
+
+
+def test_steps_without_something_have_none_of_it(tables, span, conversation):
+    """A phase and calls of the first step only: zeros in the second, and no mean of nothing."""
+    events = [
+        span("step", 0, 14, name="trainer_0"),
+        span("save_checkpoint", 11, 13, name="trainer_0"),
+        *conversation("q"),
+        span("step", 20, 30, name="trainer_0", step=2),
+    ]
+    rows = {(row["name"], row["step"]): row for row in step_metrics(tables(events))}
+
+    assert [2, 0] == [rows["save_checkpoint", step]["value"] for step in (1, 2)]
+    assert [2, 0] == [rows["tool_call", step]["count"] for step in (1, 2)]
+    assert (None, 0) == (rows["tool_call", 2]["p50"], rows["tool_call", 2]["total"])
+    assert [1, 0] == [rows["requests", step]["value"] for step in (1, 2)]
+    assert ("rollout", 2) not in rows
 
 
 def test_every_row_has_a_value_or_statistics(rehearsed):
     """Of a real run, in a fixed order."""
-    rows = step_figures(rehearsed.tables)
+    rows = step_metrics(rehearsed.tables)
 
     for row in rows:
-        assert (row["value"] is None) != any(row[statistic] is None for statistic in PER_EVENT)
+        assert (row["value"] is None) == (row["count"] is not None)
+        for statistic, least in {**dict.fromkeys(PER_EVENT, 1), **LEAST}.items():
+            assert (row[statistic] is None) == (row["count"] is None or row["count"] < least)
     assert rows == sorted(rows, key=lambda row: (row["name"], row["step"]))
     assert {1, 2} == {row["step"] for row in rows}

@@ -1,0 +1,1 @@
+"""Compare two runs, or two ranges of steps: metrics, tests, conditions."""

@@ -1,0 +1,167 @@
+"""Whether two groups of steps differ by more than the noise that steps have anyway.
+
+A step is the unit: its requests wait for the same engines, so a thousand of them are not a thousand
+observations.  Steps are not independent either; `analysis.intervals` has what a difference and its
+interval are made of.  The headline metrics are tested apart from the others, however many those are:
+the step at 5 %; gen and tokens/s at 5 % where the step is significant, and at 1 % together where it
+is not.  All others share a false discovery rate (Benjamini and Hochberg) of 1 %.  Where nothing
+differs, anything is called significant in about 5 of 100 comparisons at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_profiler.analysis.intervals import Statistic, jump, mean_difference
+from verl_profiler.analysis.quantiles import least_values
+
+__all__ = ["ALPHA", "HEADLINE", "Change", "Metric", "adjusted", "change"]
+
+# The share of false alarms, and what an interval leaves out.
+ALPHA = 0.05
+# What the two other headline metrics share, and what all metrics outside the headline share.
+_OTHERS = 0.01
+HEADLINE = ("step.mean", "gen.mean", "response_tokens_per_s.mean")
+# Pairs of steps take out what both runs have in common.  They halve the degrees of freedom, so they
+# are used only where there are as many, and the runs correlate by as much.
+_PAIRS = 8
+_CORRELATION = 0.7
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is compared.
+
+    Args:
+        name: For example `gen.mean` or `request.p95`.
+        unit: 's', '/s' or ''.
+        a: The values of the first group's steps, by step.
+        b: Those of the second.
+        statistic: What a group's value is over its steps: 'mean', 'max' or 'p50' and the like.
+        one_run: Both groups are ranges of one run, so a drift through both is no change.
+    """
+
+    name: str
+    unit: str
+    a: dict[int, float]
+    b: dict[int, float]
+    statistic: str = "mean"
+    one_run: bool = False
+
+
+@dataclass
+class Change:
+    """How a metric differs.
+
+    Args:
+        metric: What.
+        a: The first group's value.
+        b: The second's.
+        difference: `b - a`.
+        low: The lower end of the difference's 95 % interval; None with too few steps, or
+            with `drift`.
+        high: The upper end.
+        p: The probability of a difference as large where there is none; None with too few steps.
+        detectable: The smallest difference that would be significant in four of five comparisons.
+        effective: How many independent steps the steps of A and of B are worth; of pairs, one number.
+        drift: The groups are ranges of one run, and a line through both explains the difference: `p`
+            is that of a jump beyond the line.
+        adjusted_p: `p`, with regard to the other metrics; see `adjusted`.
+    """
+
+    metric: Metric
+    a: float
+    b: float
+    difference: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    detectable: float | None = None
+    effective: tuple[float, ...] = ()
+    drift: bool = False
+    adjusted_p: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """`difference` as a share of `a`."""
+        return self.difference / self.a if self.a else None
+
+    @property
+    def significant(self) -> bool:
+        """Whether this is more than noise."""
+        return self.adjusted_p is not None and self.adjusted_p <= ALPHA
+
+
+def change(metric: Metric) -> Change:
+    """Compare a metric of two groups of steps."""
+    a, b = metric.a, metric.b
+    statistic = _statistic(metric.statistic)
+    values = [float(statistic(np.asarray(list(group.values()), float))) for group in (a, b)]
+    found = Change(metric, *values, values[1] - values[0])
+    if metric.statistic == "max":
+        # The maximum of few steps has no interval that could be trusted.
+        return found
+    of = None if metric.statistic == "mean" else statistic
+    if of is not None and min(len(a), len(b)) < least_values(_share(metric.statistic)):
+        return found
+    estimate = mean_difference(a, b, of, paired=_are_pairs(a, b))
+    if estimate is None:
+        return found
+    found.p, found.detectable = estimate.p, estimate.detectable
+    found.effective = estimate.effective
+    if metric.one_run and not a.keys() & b.keys():
+        beyond = jump(a, b, of)
+        if beyond is not None and beyond.p > estimate.p:
+            found.p, found.detectable = beyond.p, beyond.detectable
+            found.drift = estimate.p <= ALPHA < beyond.p
+    if not found.drift:
+        found.low, found.high = estimate.interval(1 - ALPHA)
+    return found
+
+
+def adjusted(changes: Sequence[Change]) -> None:
+    """Set `adjusted_p` of metrics that are tested at once."""
+    tested = {each.metric.name: each for each in changes if each.p is not None}
+    headline = [tested.pop(name) for name in HEADLINE if name in tested]
+    before = 0.0
+    for place, each in enumerate(headline):
+        # In order, as long as the one before is significant; or alone, at its part of the budget.
+        before = max(before, each.p or 0)
+        alone = (each.p or 0) * (1 if place == 0 else (len(headline) - 1) * ALPHA / _OTHERS)
+        each.adjusted_p = min(before, alone)
+    others = sorted(tested.values(), key=lambda each: -(each.p or 0))
+    lowest = 1.0
+    for place, each in enumerate(others):
+        rate = (each.p or 0) * len(others) / (len(others) - place)
+        lowest = min(lowest, rate * ALPHA / _OTHERS)
+        each.adjusted_p = lowest
+
+
+def _are_pairs(a: Mapping[int, float], b: Mapping[int, float]) -> bool:
+    if a.keys() != b.keys() or len(a) < _PAIRS:
+        return False
+    series = np.array([[each[step] for step in sorted(a)] for each in (a, b)], float)
+    if not np.ptp(series, axis=1).all():
+        return False
+    return bool(np.corrcoef(series)[0, 1] >= _CORRELATION)
+
+
+def _share(name: str) -> float:
+    return int(name[1:]) / 100
+
+
+def _statistic(name: str) -> Statistic:
+    if name == "mean":
+        return lambda values: values.mean(-1)
+    if name == "max":
+        return lambda values: values.max(-1)
+    share = _share(name)
+
+    def quantile(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.quantile(values, share, axis=-1)
+
+    return quantile

@@ -1,0 +1,118 @@
+"""One number per step and metric: what two runs, or two ranges of steps, are compared by.
+
+A step in which something did not happen has a count and a time of zero; it has no mean of it.
+"""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.quantiles import least_values
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.tables import Tables
+
+__all__ = ["PER_EVENT", "PER_STEP", "step_metrics"]
+
+# What a metric that occurs once per step is summed up by over the steps of a run, and what one
+# that occurs many times is summed up by within each step.
+PER_STEP = ("mean", "p50", "p90", "p95", "p99", "max")
+PER_EVENT = (*PER_STEP, "total", "count")
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+# name, unit and value of what a step has once.
+_ONCE = f"""
+SELECT step, 'step' AS name, 's' AS unit, duration_us / 1e6 AS value FROM chosen
+UNION ALL
+SELECT c.step, n.phase, 's', coalesce(sum(p.duration_us), 0) / 1e6
+FROM chosen AS c CROSS JOIN (
+    SELECT DISTINCT phase FROM phases
+    WHERE parent = 'step' AND step IN (SELECT step FROM chosen)
+) AS n LEFT JOIN phases AS p ON p.parent = 'step' AND p.step = c.step AND p.phase = n.phase
+GROUP BY c.step, n.phase
+UNION ALL
+SELECT step, 'unaccounted', 's', unaccounted_us / 1e6 FROM chosen
+UNION ALL
+SELECT step, unnest(['tail_p80', 'tail_p95', 'rollout']), 's',
+    unnest([
+        CASE WHEN requests >= {least_values(0.8)} THEN last_us - ends[1] END,
+        CASE WHEN requests >= {least_values(0.95)} THEN last_us - ends[2] END,
+        last_us - first_us
+    ]) / 1e6
+FROM (
+    SELECT step, quantile_cont(end_us, [0.8, 0.95]) AS ends, max(end_us) AS last_us,
+        min(begin_us) AS first_us, count(*) AS requests
+    FROM asked GROUP BY step
+)
+UNION ALL
+SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'response_tokens']), '',
+    unnest([
+        count(a.begin_us)::DOUBLE,
+        avg(a.turns),
+        CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.prompt_tokens)::DOUBLE END,
+        CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.response_tokens)::DOUBLE END
+    ])
+FROM chosen AS c LEFT JOIN asked AS a ON a.step = c.step
+WHERE EXISTS (SELECT 1 FROM asked) GROUP BY c.step
+UNION ALL
+SELECT a.step, 'response_tokens_per_s', '/s', sum(a.response_tokens) * 1e6 / any_value(c.duration_us)
+FROM asked AS a JOIN chosen AS c USING (step) GROUP BY a.step
+"""
+
+# name and length of what a step has many times.  An engine files its requests by the version of its
+# weights, so they are taken from the calls that they belong to.
+_MANY = """
+SELECT step, 'request' AS name, duration_us FROM asked
+UNION ALL
+SELECT step, CASE WHEN event IN (SELECT phase FROM phases) THEN concat(family, ':', event)
+    ELSE event END, duration_us
+FROM event_fields
+WHERE duration_us IS NOT NULL AND NOT validate AND event <> 'request'
+    AND family NOT IN ('trainer', 'engine', 'event_loop', 'profiler')
+UNION ALL
+SELECT step, concat('tool_call:', tool), duration_us FROM tool_calls WHERE NOT validate
+UNION ALL
+SELECT step, unnest(['engine_request', 'queue', 'prefill', 'decode', 'outside']),
+    unnest([engine_duration_us, queue_us, prefill_us, decode_us, outside_us])
+FROM engine_calls WHERE NOT validate
+"""
+
+
+def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
+    """List what each finished training step has, once or many times.
+
+    Returns:
+        One row per step and name: unit ('s', '/s' or '' for numbers).  What occurs once has `value`
+        (the step, its phases, tails, tokens).  What occurs many times (requests, calls) has the
+        statistics `mean`, `p50`, `p90`, `p95`, `p99`, `max`, `total` (s) and `count`, and no `value`;
+        `count` and `total` are 0 in steps without it, and a quantile is None where there are too few
+        (p95 needs 20, see `quantiles`).
+    """
+    quantiles = ", ".join(
+        f"CASE WHEN count >= {least_values(share)} THEN q[{place}] END AS {name}"
+        for place, (name, share) in enumerate(_QUANTILES.items(), 1)
+    )
+    return tables.rows(
+        f"""
+        WITH chosen AS (
+            SELECT * FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}
+        ), asked AS (
+            SELECT * FROM requests
+            WHERE finished AND NOT validate AND step IN (SELECT step FROM chosen)
+        ), often AS (
+            SELECT step, name, avg(duration_us) / 1e6 AS mean,
+                quantile_cont(duration_us / 1e6, {list(_QUANTILES.values())}) AS q,
+                max(duration_us) / 1e6 AS longest, sum(duration_us) / 1e6 AS total,
+                count(*)::DOUBLE AS count
+            FROM ({_MANY})
+            WHERE duration_us IS NOT NULL AND step IN (SELECT step FROM chosen)
+            GROUP BY step, name
+        )
+        SELECT step, name, unit, value, NULL AS mean, NULL AS p50, NULL AS p90, NULL AS p95,
+            NULL AS p99, NULL AS max, NULL AS total, NULL AS count
+        FROM ({_ONCE}) WHERE value IS NOT NULL
+        UNION ALL
+        SELECT c.step, n.name, 's', NULL, mean, {quantiles}, longest, coalesce(total, 0),
+            coalesce(count, 0)
+        FROM chosen AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
+            LEFT JOIN often AS o ON o.step = c.step AND o.name = n.name
+        ORDER BY name, step
+        """
+    )

@@ -1,0 +1,280 @@
+"""Intervals and tests for means over steps, which are not independent of each other.
+
+Steps of a training are autocorrelated: slow ones follow slow ones.  A test that takes them for
+independent finds changes where there are none.  Here a series of steps is an AR(1) process with an
+unknown autocorrelation: for each of a grid of autocorrelations the series is whitened and fitted by
+least squares, which gives a Student distribution, and these are mixed by how well they explain the
+series (the marginal likelihood under flat priors of the mean and of the logarithm of the variance).
+Few steps cannot show their autocorrelation, so there the prior counts, and intervals are wide.
+`benchmarks/bench_diff.py` measures coverage and false alarms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+__all__ = ["LEAST_STEPS", "Estimate", "jump", "mean", "mean_difference"]
+
+# With fewer steps there is no interval.
+LEAST_STEPS = 3
+
+# Autocorrelations, and how much of the prior is at none; the rest has the density 1 / (1 - rho^2).
+# Both were chosen by simulation: less weight on high ones covers too little with few steps, more of
+# it hides large changes.
+_GRID = np.append(np.arange(19) / 20, (0.93, 0.95))
+_INDEPENDENT = 0.5
+# A change of this probability to be detected is called detectable.
+_POWER = 0.8
+_DRAWS = 400
+
+_Array = NDArray[np.float64]
+Statistic = Callable[[_Array], _Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A mean, or a difference of means, as a mixture of Student distributions around one value.
+
+    Args:
+        value: The estimate.
+        scale: Standard errors, one for each autocorrelation.
+        freedom: Degrees of freedom, likewise.
+        weight: How likely each autocorrelation is; adds up to 1.
+        effective: How many independent steps the steps of each series are worth.
+    """
+
+    value: float
+    scale: _Array
+    freedom: _Array
+    weight: _Array
+    effective: tuple[float, ...]
+
+    @cached_property
+    def p(self) -> float:
+        """The probability of a value as far from 0 where the truth is 0."""
+        return float(
+            min(1.0, 2 * (self.weight @ stdtr(self.freedom, -abs(self.value) / self.scale)))
+        )
+
+    def half_width(self, level: float = 0.95) -> float:
+        """Return how far the ends of the interval are from the value."""
+        return self._distance(1 - (1 - level) / 2)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Return the ends of the interval that holds the truth with this probability."""
+        half = self.half_width(level)
+        return self.value - half, self.value + half
+
+    @cached_property
+    def detectable(self) -> float:
+        """The smallest true value that is told from 0, at 5 %, in four of five such series."""
+        return self.half_width() + self._distance(_POWER)
+
+    def _distance(self, share: float) -> float:
+        """Return the quantile of the mixture around 0, by bisection."""
+        ends = self.scale * stdtrit(self.freedom, share)
+        low, high = float(ends.min()), float(ends.max())
+        for _ in range(32):
+            middle = (low + high) / 2
+            if self.weight @ stdtr(self.freedom, middle / self.scale) < share:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A regression of one series, for each autocorrelation.
+
+    Args:
+        variance: Of the coefficient.
+        freedom: Degrees of freedom.
+        likelihood: Logarithm of the marginal likelihood.
+        factor: The coefficient's variance, in parts of a step's.
+    """
+
+    variance: _Array
+    freedom: int
+    likelihood: _Array
+    factor: _Array
+
+
+def mean(values: Sequence[float], steps: Sequence[int] | None = None) -> Estimate | None:
+    """Estimate the mean of a series.
+
+    Args:
+        values: One per step, in their order.
+        steps: Their numbers, ascending; steps far from each other are less alike.
+
+    Returns:
+        None with fewer than `LEAST_STEPS`.
+    """
+    if len(values) < LEAST_STEPS:
+        return None
+    series = np.asarray(values, float)
+    fit = _fitted(series, np.ones((len(series), 1)), _times(series, steps))
+    weight = _weights(fit.likelihood)
+    return _estimate(float(series.mean()), (fit,), weight)
+
+
+def mean_difference(
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    statistic: Statistic | None = None,
+    *,
+    paired: bool = False,
+) -> Estimate | None:
+    """Estimate by how much a statistic of B's steps is above that of A's.
+
+    Args:
+        a: Values by step.
+        b: Likewise.
+        statistic: Takes the last axis away; None for the mean.
+        paired: The steps of both are the same, and each is compared with its partner.
+
+    Returns:
+        None with fewer than `LEAST_STEPS` of either.
+    """
+    if min(len(a), len(b)) < LEAST_STEPS:
+        return None
+    first, second = _series(a), _series(b)
+    value = _value(first[1], second[1], statistic)
+    if paired:
+        series = second[1] - first[1]
+        fit = _fitted(series, np.ones((len(series), 1)), first[0])
+        ratio = _ratio(np.stack([first[1], second[1]]), statistic)
+        return _estimate(value, (fit,), _weights(fit.likelihood), [ratio])
+    fits = tuple(_fitted(each, np.ones((len(each), 1)), times) for times, each in (first, second))
+    weight = _weights(fits[0].likelihood + fits[1].likelihood)
+    ratios = [_ratio(each[None], statistic) for _, each in (first, second)]
+    return _estimate(value, fits, weight, ratios)
+
+
+def jump(
+    a: Mapping[int, float], b: Mapping[int, float], statistic: Statistic | None = None
+) -> Estimate | None:
+    """Estimate the jump between two ranges of one series, beyond a line through both.
+
+    Args:
+        a: Values by step.
+        b: Those of other steps of the same run.
+        statistic: As in `mean_difference`.
+
+    Returns:
+        None with fewer than `LEAST_STEPS` of either.
+    """
+    if min(len(a), len(b)) < LEAST_STEPS:
+        return None
+    times, series = _series({**a, **b})
+    member = np.isin(times, list(b))
+    design = np.stack([member, np.ones(len(times)), times - times.mean()], axis=1)
+    slope = np.linalg.lstsq(design, series, rcond=None)[0][2]
+    level = series - slope * (times - times.mean())
+    value = _value(level[~member], level[member], statistic)
+    fit = _fitted(series, design, times)
+    ratio = max(_ratio(each[None], statistic) for each in (level[~member], level[member]))
+    return _estimate(value, (fit,), _weights(fit.likelihood), [ratio])
+
+
+def _series(values: Mapping[int, float]) -> tuple[_Array, _Array]:
+    steps = sorted(values)
+    return np.asarray(steps, float), np.asarray([values[step] for step in steps], float)
+
+
+def _times(series: _Array, steps: Sequence[int] | None) -> _Array:
+    return np.arange(len(series), dtype=float) if steps is None else np.asarray(steps, float)
+
+
+def _value(first: _Array, second: _Array, statistic: Statistic | None) -> float:
+    of = statistic or _mean
+    return float(of(second) - of(first))
+
+
+def _mean(values: _Array) -> _Array:
+    return values.mean(-1)
+
+
+def _fitted(series: _Array, design: _Array, times: _Array) -> _Fit:
+    """Fit the design's first coefficient, for every autocorrelation at once."""
+    rho = _GRID[:, None] ** np.diff(times)
+    shrink = np.sqrt(1 - rho**2)
+
+    def whitened(values: _Array) -> _Array:
+        columns = values.T[..., None, :]
+        rest = (columns[..., 1:] - rho * columns[..., :-1]) / shrink
+        first = np.broadcast_to(columns[..., :1], (*rest.shape[:-1], 1))
+        return np.concatenate([first, rest], -1)
+
+    y = whitened(series)
+    x = np.moveaxis(whitened(design), 0, -1)
+    inverse = np.linalg.inv(np.swapaxes(x, -1, -2) @ x)
+    fitted = inverse @ (np.swapaxes(x, -1, -2) @ y[..., None])
+    residual = (y - (x @ fitted)[..., 0]) ** 2
+    freedom = len(series) - design.shape[1]
+    # A constant series has no noise but that of rounding, and shows no autocorrelation.
+    least = (1e-12 * np.abs(series).max()) ** 2 + 1e-200
+    squares = residual.sum(-1)
+    if squares.max() <= least:
+        squares, likelihood = np.full_like(squares, least), np.zeros_like(squares)
+    else:
+        squares = np.maximum(squares, least)
+        likelihood = (
+            np.linalg.slogdet(inverse)[1] / 2
+            - np.log(shrink).sum(-1)
+            - freedom / 2 * np.log(squares)
+        )
+    factor = inverse[:, 0, 0]
+    return _Fit(squares / freedom * factor, freedom, likelihood, factor)
+
+
+@lru_cache(maxsize=1)
+def _prior() -> _Array:
+    density = np.gradient(_GRID) / (1 - _GRID**2)
+    prior = density / density.sum() * (1 - _INDEPENDENT)
+    prior[0] += _INDEPENDENT
+    return prior
+
+
+def _weights(likelihood: _Array) -> _Array:
+    weight = _prior() * np.exp(likelihood - likelihood.max())
+    return weight / weight.sum()
+
+
+def _estimate(
+    value: float, fits: Sequence[_Fit], weight: _Array, ratios: Sequence[float] = (1.0, 1.0)
+) -> Estimate:
+    """Put the fits of independent series together (Welch and Satterthwaite)."""
+    parts = [fit.variance * ratio**2 for fit, ratio in zip(fits, ratios, strict=False)]
+    variance = sum(parts)
+    freedom = 1 / sum(
+        (part / variance) ** 2 / fit.freedom for part, fit in zip(parts, fits, strict=True)
+    )
+    effective = tuple(float(1 / (weight @ fit.factor)) for fit in fits)
+    return Estimate(value, np.sqrt(variance), freedom, weight, effective)
+
+
+def _ratio(series: _Array, statistic: Statistic | None) -> float:
+    """Return how much more a statistic varies than the mean does, at least 1.
+
+    From samples drawn with repetition; autocorrelation widens both, and the mean's more.
+
+    Args:
+        series: One series as its only row; or two rows, of whose difference this is, drawn together.
+        statistic: None for the mean.
+    """
+    if statistic is None:
+        return 1.0
+    chance = np.random.default_rng(0)
+    drawn = series[:, chance.integers(0, series.shape[1], (_DRAWS, series.shape[1]))]
+    means, others = (
+        float((of(drawn)[-1] - (of(drawn)[0] if len(series) > 1 else 0.0)).var())
+        for of in (_mean, statistic)
+    )
+    return max(1.0, (others / means) ** 0.5) if means else 1.0
