@@ -245,7 +245,9 @@ def _configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 
 def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a launch, by dotted name."""
+    """Return the settings of a launch, by dotted name; credentials are masked."""
+    from verl_profiler.redaction import mask, mask_command
+
     found: dict[str, Any] = {}
 
     def walk(name: str, value: Any) -> None:
@@ -256,10 +258,10 @@ def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = value
 
     for part in ("training", "settings", "versions"):
-        walk(part, launch.get(part, {}))
+        walk(part, mask(launch.get(part, {})))
     command = launch.get("command")
-    for argument in command if isinstance(command, list) else ():
-        match = _OVERRIDE.fullmatch(str(argument))
+    for argument in mask_command([*map(str, command)]) if isinstance(command, list) else ():
+        match = _OVERRIDE.fullmatch(argument)
         if match and not match["name"].endswith(_NAMES):
             found[match["name"]] = match["value"]
     return found

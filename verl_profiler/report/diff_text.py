@@ -132,7 +132,7 @@ def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any
 def sides(document: Mapping[str, Any]) -> list[str]:
     """Name the steps that are compared."""
     return [
-        f"{letter}: {printable(run['name'])}, {_steps(run['steps'])}{_warm_up(run['warm_up'])}"
+        f"{letter}: {run['name']}, {_steps(run['steps'])}{_warm_up(run['warm_up'])}"
         for letter, run in zip("AB", document["runs"], strict=True)
     ]
 
@@ -148,7 +148,7 @@ def differences(document: Mapping[str, Any]) -> str:
             lines.append(f"  and {len(changed) - _LISTED} more; --json has them")
     for letter in "AB":
         names = [
-            f"{printable(each['name'])} ({_amount(each['count'], '')} per step)"
+            f"{each['name']} ({_amount(each['count'], '')} per step)"
             for each in document["only_in_one"]
             if each["run"] == letter
         ]
@@ -275,7 +275,7 @@ def _work_differs(each: Change) -> bool:
 
 
 def _setting(each: Mapping[str, Any]) -> str:
-    return f"{printable(each['name'])} {_short(each['a'])} to {_short(each['b'])}"
+    return f"{each['name']} {_short(each['a'])} to {_short(each['b'])}"
 
 
 def _short(value: Any) -> str:
