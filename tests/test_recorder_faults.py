@@ -220,6 +220,38 @@ def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(carrie
     assert list(range(1049)) == numbers(carried.directory)
 
 
+@pytest.mark.parametrize("others", [b"", b'{"n": "other"}\n'])
+def test_a_torn_line_in_a_file_of_the_callers_choice(carried, tmp_path, monkeypatch, others):
+    """It is taken back unless somebody else has appended meanwhile; then it stays, and nothing else."""
+    write = os.write
+    torn = []
+
+    def half(descriptor, data):
+        data = bytes(data)
+        if not torn and b'"mine"' in data:
+            torn.append(write(descriptor, data[: len(data) // 2]))
+            with (tmp_path / "shared.jsonl").open("ab") as file:
+                file.write(others)
+            return torn[0]
+        if len(torn) == 1:
+            torn.append(0)
+            raise OSError(errno.EIO, "Input/output error")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", half)
+    start(carried)
+    log_manager.log(tmp_path / "shared.jsonl", "mine", extra={"n": 1}, step=1)
+    until(lambda: len(torn) == 2)
+    log_manager.log(tmp_path / "shared.jsonl", "mine", extra={"n": 2}, step=1)
+    recorder.stop()
+
+    lines = [line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]
+    damaged = [] if not others else lines[:-2]
+    assert [1, 2] == [json.loads(line)["extra"]["n"] for line in lines[-2:]]
+    assert (1 if others else 0) == len(damaged)
+    assert len(lines) == 2 + len(damaged)
+
+
 def test_a_disk_that_hangs_at_the_end_is_reported(carried, monkeypatch, capsys):
     """In bounded time, with the number of events."""
     disk = Disk(monkeypatch)
@@ -504,7 +536,7 @@ def test_what_is_encoded_is_written_soon(carried, monkeypatch):
         recorder.record("turn", 0, 1, {"n": n}, 1)
     recorder.stop()
 
-    assert max(disk.lines_per_write) <= 2000
+    assert max(disk.lines_per_write) <= 20_000 / 8
     assert list(range(20_000)) == numbers(carried.directory)
 
 

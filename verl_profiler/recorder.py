@@ -56,10 +56,10 @@ _COST_INTERVAL_S = 10.0
 # A thread's CPU clock costs 0.9 µs, a third of a wrapper: it is read where the time in ns is a
 # multiple of this, which is as good as by chance.
 SAMPLED = 17
-# Events between two writes, in which other threads run: more where many wait, since a busy host
-# gives the interpreter back only after some milliseconds.
+# Events between two writes, in which other threads run: more where many wait, in so many writes, since
+# busy threads give the interpreter back only after 5 ms each.
 _BATCH = 256
-_BATCH_PART = 16
+_BATCHES = 8
 _BATCH_BYTES = 1 << 20
 # Bytes that wait for a disk, per event of `max_pending`; and bytes of long values in the queue.
 _BYTES_PER_EVENT = 512
@@ -382,8 +382,9 @@ class Recorder:
         until = now()
         # No longer than what is there now: a busy host must not keep the writer in here.
         left = len(self._taken)
+        most = max(_BATCH, left // _BATCHES)
         while left > 0 and not self._hurry:
-            left -= self._encode_batch(left)
+            left -= self._encode_batch(min(left, most))
             self._write_batch()
         if not self._files.waiting and not left:
             self._complained.difference_update(("disk", "memory"))
@@ -399,10 +400,9 @@ class Recorder:
             self._write_header()
         self._header.update(self._mark())
 
-    def _encode_batch(self, left: int) -> int:
-        """Encode some of the next `left` events; return how many were taken from the queue."""
+    def _encode_batch(self, most: int) -> int:
+        """Encode some of the next `most` events; return how many were taken from the queue."""
         taken, batch = self._taken, self._batch
-        most = min(left, max(_BATCH, len(taken) // _BATCH_PART))
         full = self._files.refuses and self._files.is_full
         size = count = 0
         while count < most and size < _BATCH_BYTES:

@@ -55,7 +55,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         enabled: False leaves every function of verl untouched.
         steps: Steps whose events are kept; None for all.
         families: One switch per probe family; a family that is off is not installed.
-        flush_interval_s: How often events reach the file, and so how much a kill can lose.
+        flush_interval_s: How often events reach the file; a kill loses what came since.
         max_pending: Events held in memory at most; further ones are dropped and counted.
         lag_threshold_s: An event loop that is late by this much is recorded.
         engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.

@@ -57,6 +57,9 @@ class _File:
         """Append lines; on an error leave in `lines` what is not in the file."""
         data = b"".join(lines)
         sent = 0
+        if not self.owned:
+            # Others may have appended since.
+            self.size = os.fstat(self.fd).st_size
         try:
             while sent < len(data):
                 sent += os.write(self.fd, memoryview(data)[sent:])
@@ -71,9 +74,12 @@ class _File:
         return None
 
     def _take_back(self, lines: list[bytes], sent: int) -> None:
+        end = self.size + sent
+        with contextlib.suppress(OSError):
+            end = os.fstat(self.fd).st_size
+        alone = self.owned or end == self.size + sent
         if self.owned:
-            with contextlib.suppress(OSError):
-                sent = os.fstat(self.fd).st_size - self.size
+            sent = end - self.size
         whole = count = 0
         for line in lines:
             if whole + len(line) > sent:
@@ -85,8 +91,8 @@ class _File:
         torn = sent - whole
         if torn <= 0 or not lines:
             return
-        if not self.owned:
-            # Others may have appended since; the piece is left as a line of its own.
+        if not alone:
+            # The piece stays as a line of its own, since others' lines follow it.
             lines[0] = b"\n" + lines[0]
             return
         try:
