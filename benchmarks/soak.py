@@ -298,10 +298,12 @@ def main():
     parser.add_argument("--latency-ratio", type=float, default=2.0, help="of the p99; 0: none")
     parser.add_argument("--kill-loss-s", type=float, default=5.0, help="what SIGKILL may cost")
     parser.add_argument("--keep", type=Path, help="leave the files here")
+    parser.add_argument("--no-mount", action="store_true", help="as if not root")
     args = parser.parse_args()
     root = args.keep or Path(tempfile.mkdtemp(prefix="verl_profiler_soak_"))
     (root / "disk").mkdir(parents=True)
-    mounted = os.geteuid() == 0 and not subprocess.run(
+    may_mount = os.geteuid() == 0 and not args.no_mount
+    mounted = may_mount and not subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "verl_profiler_soak", root / "disk"],
         check=False,
         capture_output=True,
