@@ -1,6 +1,8 @@
 """What killed processes took with them: said where headers and events show it, and only there."""
 
 import json
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -144,6 +146,41 @@ def test_other_hosts_clocks_are_corrected_before_they_are_compared(tmp_path):
 
     write_process(tmp_path, "worker_0", events=[(3.0, "turn")], complete=10.9, clock=ahead)
     assert 1 == len(problems(tmp_path))
+
+
+@pytest.mark.parametrize(("idle_s", "expected"), [(1.5, 0), (0.0, 1)])
+def test_a_real_process_that_is_killed(tmp_path, idle_s, expected):
+    """With the real recorder: killed after it wrote everything, or in the middle of its work."""
+    code = (
+        "import sys, time\n"
+        "from verl_profiler import clock, recorder\n"
+        "from verl_profiler.clock import take_anchor\n"
+        "from verl_profiler.recorder import Identity\n"
+        "from verl_profiler.settings import Carried, EventSettings\n"
+        "events = EventSettings(flush_interval_s=0.5, announce=False)\n"
+        "carried = Carried(sys.argv[1], sys.argv[1], events, take_anchor())\n"
+        "recorder.start(carried, lambda: Identity('agent_loop', 0))\n"
+        "for number in range(300):\n"
+        "    recorder.record('turn', clock.now() - 10**6, clock.now(), {'turn': number}, 1)\n"
+        "    time.sleep(0.005)\n"
+        "print('worked', flush=True)\n"
+        f"time.sleep({idle_s})\n"
+        "print('kill me', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    child = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE)
+    assert b"worked\n" == child.stdout.readline()
+    worked = datetime.now(timezone.utc)
+    assert b"kill me\n" == child.stdout.readline()
+    child.kill()
+    child.communicate()
+    # The others worked until it had.
+    end = (worked - START).total_seconds() - 0.001
+    write_process(run, "trainer_0", events=[(end, "step")], ended=end + 1)
+
+    assert expected == len(problems(run)), problems(run)
 
 
 def test_the_table_has_the_header_as_json(tmp_path):
