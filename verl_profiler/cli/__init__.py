@@ -27,6 +27,7 @@ COMMANDS = (
     "requests",
     "plot",
     "diff",
+    "verify",
     "watch",
     "timing",
     "tq",

@@ -1,0 +1,84 @@
+"""Whether the change that a finding advised gave what the finding predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.intervals import LEAST_STEPS, mean_difference
+from verl_profiler.analysis.selection import Rows
+
+__all__ = ["WORK", "verified"]
+
+# What has to be alike before and after for a comparison of steps to mean anything, and by how much.
+WORK = ("requests",)
+_ALIKE = 0.05
+# Kept is at least this part of the predicted gain.
+_KEPT = 0.5
+
+
+def verified(
+    predicted: Mapping[str, Any], before: Rows, after: Rows, remaining_s: float | None
+) -> dict[str, Any]:
+    """Compare a finding's prediction with what a changed run measured.
+
+    Args:
+        predicted: The finding: a row of `findings`.
+        before: Rows of `step_times` that the finding is of, warm-up left out.
+        after: The changed run's, likewise.
+        remaining_s: What the same finding can recover in the changed run; None if it has none.
+
+    Returns:
+        finding, culprit_text, verdict (`kept`, `not kept` or `undecided`), reason, predicted_s, low_s and
+        high_s (of the prediction; None if it has no interval), measured_s (before minus after, per
+        step), measured_low_s and measured_high_s (95 %; None with too few steps), miss_s (measured minus
+        predicted), remaining_s, steps_before and steps_after (how many), before_s and after_s (means),
+        work_changes (by name: the change as a share).
+    """
+    column = "to_next_s" if RULES[predicted["finding"]].between else "duration_s"
+    first, second = (
+        {row["step"]: row[column] for row in rows if row[column] is not None}
+        for rows in (before, after)
+    )
+    change = mean_difference(first, second)
+    gain = fmean(first.values()) - fmean(second.values())
+    low, high = (None, None) if change is None else change.interval()
+    wanted = _KEPT * predicted["recoverable_s"]
+    work = {
+        name: b / a - 1
+        for name in WORK
+        if (a := fmean(row[name] for row in before)) and (b := fmean(row[name] for row in after))
+        if abs(b / a - 1) > _ALIKE
+    }
+    if low is None or high is None:
+        verdict = "undecided"
+        reason = f"an interval needs {LEAST_STEPS} steps of each run, warm-up aside"
+    elif work:
+        verdict, reason = "undecided", "the two runs do not do the same work"
+    elif -high >= wanted:
+        verdict, reason = "kept", "at least half of the predicted gain is beyond noise"
+    elif -low < wanted:
+        verdict, reason = "not kept", "the gain is less than half of the prediction, beyond noise"
+    else:
+        verdict, reason = "undecided", "the steps vary too much; compare more of them"
+    return {
+        "finding": predicted["finding"],
+        "culprit_text": predicted["culprit_text"],
+        "verdict": verdict,
+        "reason": reason,
+        "predicted_s": predicted["recoverable_s"],
+        "low_s": predicted["low_s"],
+        "high_s": predicted["high_s"],
+        "measured_s": gain,
+        "measured_low_s": None if high is None else -high,
+        "measured_high_s": None if low is None else -low,
+        "miss_s": gain - predicted["recoverable_s"],
+        "remaining_s": remaining_s,
+        "steps_before": len(first),
+        "steps_after": len(second),
+        "before_s": fmean(first.values()),
+        "after_s": fmean(second.values()),
+        "work_changes": work,
+    }
