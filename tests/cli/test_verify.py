@@ -1,11 +1,14 @@
 """`verl-profiler verify`: the verdict, and errors that help."""
 
 import json
+from pathlib import Path
 
 import pytest
-from conftest import REHEARSED, SMALL
 
 from verl_profiler.cli import main
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+SMALL, REHEARSED = DATA / "small_run", DATA / "rehearsal_run.tar.gz"
 
 
 def run(*words):

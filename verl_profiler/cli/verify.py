@@ -96,12 +96,16 @@ def _text(result: dict[str, Any]) -> str:
     left = result["remaining_s"]
     lines = [
         f"{result['finding']}{who}: {result['verdict']}; {result['reason']}",
-        f"  predicted  {seconds(result['predicted_s'])} per step"
-        f"{span(result['low_s'], result['high_s'])}",
-        f"  measured   {seconds(result['measured_s'])} per step"
-        f"{span(result['measured_low_s'], result['measured_high_s'])}: "
-        f"{seconds(result['before_s'])} in {result['steps_before']} steps before, "
-        f"{seconds(result['after_s'])} in {result['steps_after']} after",
+        (
+            f"  predicted  {seconds(result['predicted_s'])} per step"
+            f"{span(result['low_s'], result['high_s'])}"
+        ),
+        (
+            f"  measured   {seconds(result['measured_s'])} per step"
+            f"{span(result['measured_low_s'], result['measured_high_s'])}: "
+            f"{seconds(result['before_s'])} in {result['steps_before']} steps before, "
+            f"{seconds(result['after_s'])} in {result['steps_after']} after"
+        ),
         f"  missed by  {seconds(result['miss_s'])}",
         "  remaining  "
         + ("the finding is gone" if left is None else f"up to {seconds(left)} per step"),
