@@ -1,5 +1,6 @@
 """Files from anywhere: a plain message instead of a traceback, a hang or a full memory."""
 
+import ast
 import contextlib
 import io
 import json
@@ -10,6 +11,7 @@ import time
 import tracemalloc
 import zlib
 from contextlib import closing, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import nsys_database
 import pytest
@@ -25,6 +27,7 @@ from hostile import (
     text_with,
 )
 
+import verl_profiler
 from verl_profiler import nsys_export
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
@@ -421,3 +424,88 @@ def test_a_compressed_trace_does_not_fill_the_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak_bytes < 300 << 20
+
+
+@pytest.fixture(scope="module")
+def hostile_lines(tmp_path_factory):
+    """A run with each value in each field of each line, and the lines as they should be."""
+    run = small_run(tmp_path_factory.mktemp("lines"))
+    for name, lines in LINES.items():
+        texts = [text for line in lines for _, text in hostile_texts(line)]
+        good = [json.dumps(line) for line in lines]
+        (run / "step_1" / f"{name}.jsonl").write_text("\n".join([*texts, *good]) + "\n")
+    return run
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "command", ["summary", "report", "export perfetto", "requests", "memory", "tq", "why"]
+)
+def test_every_command_takes_any_value_in_any_line(hostile_lines, tmp_path, command):
+    """A line that cannot be right is left out and said; the others are read."""
+    out = ["-o", tmp_path / "out"] if command in ("report", "export perfetto") else []
+
+    status, printed = call(*command.split(), hostile_lines, *out, "--no-cache")
+
+    assert status in (0, 1)
+    if command in ("summary", "requests"):
+        json.loads(call(command, hostile_lines, "--json", "--no-cache")[1])
+
+
+def test_only_one_module_opens_files_of_runs():
+    """Whatever is opened is a regular file of bounded size, or written by us."""
+    package = Path(verl_profiler.__file__).parent
+    reading = [
+        *(package / "reading").glob("*.py"),
+        *(package / "analysis").glob("*.py"),
+        *(package / "report").glob("*.py"),
+        *(
+            package / f"{name}.py"
+            for name in [
+                "alignment",
+                "console_log",
+                "conversion",
+                "event_query",
+                "following",
+                "live",
+                "memory_log",
+                "nsys_export",
+                "parts",
+                "processes",
+                "reader",
+                "repair",
+                "shelf",
+                "sources",
+                "step_lines",
+                "tables",
+                "tq_lines",
+                "tq_log",
+                "tq_rows",
+                "tq_spans",
+            ]
+        ),
+    ]
+    found = {
+        (path.stem, ast.unparse(node))
+        for path in reading
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and _name_of(node) in ("open", "read_text", "read_bytes", "load", "connect", "GzipFile")
+        and path.stem not in ("files", "cache_folder")
+        # Written by us, to scratch.
+        and not any(isinstance(a, ast.Constant) and str(a.value) in ("w", "wb") for a in node.args)
+    }
+
+    assert found == {
+        # What it opens was opened before, or passed `status_of_regular`.
+        ("archives", "tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member)"),
+        ("nsys_export", "sqlite3.connect(uri, uri=True)"),
+        # In memory, and files of the package.
+        ("tables", "duckdb.connect()"),
+        ("reader", "duckdb.connect()"),
+        ("html", "(_PAGE / name).read_text(encoding='utf-8')"),
+    }
+
+
+def _name_of(call):
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -24,7 +24,7 @@ from verl_profiler.reading.files import (
     UnusableFileError,
     expanded,
     limited_lines,
-    open_regular,
+    open_log,
     reason_of,
 )
 
@@ -33,7 +33,6 @@ __all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "console_lines", "file_li
 # The name under which a run directory keeps its console, if it does.
 CONSOLE = "console.log"
 STDIN = Path("-")
-_OWN_PIPES = Path("/dev/fd")
 # Step lines of runs with thousands of metrics have some 100 KB.
 LINE_LIMIT_BYTES = 1 << 20
 
@@ -159,13 +158,7 @@ def clean(text: str) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    if path == STDIN:
-        file = sys.stdin.buffer
-    elif path.parent == _OWN_PIPES:
-        # `<(command)` of a shell: a pipe of this process, whose other end is open.
-        file = path.open("rb")
-    else:
-        file = open_regular(path)
+    file = sys.stdin.buffer if path == STDIN else open_log(path)
     try:
         with expanded(file) as content:
             yield cast("BinaryIO", content)

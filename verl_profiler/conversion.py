@@ -30,6 +30,7 @@ from verl_profiler.event_query import PART_COLUMNS, event_query
 from verl_profiler.parts import Part, build_part
 from verl_profiler.processes import Process
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
+from verl_profiler.reading.files import open_regular
 from verl_profiler.reading.scans import scan
 from verl_profiler.schemas import FIELDS
 from verl_profiler.sources import EventFile, Source
@@ -132,7 +133,7 @@ def _is_original(source: Source) -> bool:
         return False
     for file in source.files[:20]:
         try:
-            with file.path.open("rb") as opened:
+            with open_regular(file.path) as opened:
                 head = opened.read(4096)
         except OSError:
             continue

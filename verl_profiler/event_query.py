@@ -226,7 +226,9 @@ def _whole(value: str) -> str:
 
 def _field(name: str, kind: str) -> str:
     """Return the SQL of a field's column; only where keys are left over, other names are tried."""
-    value = f'try_cast(x."{name}" AS BIGINT)' if kind == "BIGINT" else f'x."{name}"'
+    # Sums of what is larger leave 64 bits; it stays in `rest`.
+    whole = f'CASE WHEN abs(x."{name}") <= 9e15 THEN try_cast(x."{name}" AS BIGINT) END'
+    value = whole if kind == "BIGINT" else f'x."{name}"'
     aliases = [
         f"try_cast(line->>'$.extra.{alias}' AS {kind})" for alias in FIELD_ALIASES.get(name, ())
     ]

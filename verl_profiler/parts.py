@@ -21,6 +21,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import AS_PARQUET, event_query, list_files
 from verl_profiler.processes import Process
 from verl_profiler.reading.cache_folder import Draft
+from verl_profiler.reading.files import open_regular
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.repair import LINE_LIMIT_BYTES, repair
 from verl_profiler.schemas import FIELDS
@@ -169,7 +170,7 @@ def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process])
     found: set[bytes] = set()
     for paths in by_role.values():
         for path in paths[:: -(-len(paths) // _LOOK_FILES)]:
-            with contextlib.suppress(OSError), path.open("rb") as file:
+            with contextlib.suppress(OSError), open_regular(path) as file:
                 found.update(_KEY.findall(file.read(_LOOK_BYTES)))
                 file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _LOOK_BYTES))
                 found.update(_KEY.findall(file.read(_LOOK_BYTES)))
@@ -215,7 +216,7 @@ def _listing(
 
 def _ends_with_newline(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
     except OSError:

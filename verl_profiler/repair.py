@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from verl_profiler.reading import files
+
 __all__ = ["LINE_LIMIT_BYTES", "Complaints", "repair"]
 
 # duckdb refuses objects above 16 MiB.
@@ -21,6 +23,7 @@ LINE_LIMIT_BYTES = 8 << 20
 # Deeper nesting makes duckdb refuse the line.
 _DEPTH_LIMIT = 60
 _DURATION_LIMIT_S = 1e9
+_LARGE = "too large"
 # What both duckdb and this module take as a time, and nothing else.
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 
@@ -58,7 +61,7 @@ def repair(path: Path, copy: Path, shown: str, *, growing: bool = False) -> list
         growing: The process still writes, so that an unfinished last line is no fault.
     """
     complaints = Complaints(shown)
-    with path.open("rb") as file, copy.open("wb") as out:
+    with files.open_regular(path) as file, copy.open("wb") as out:
         for number, line, whole in _lines(file, complaints):
             content = _checked(line, number, complaints, whole=whole, growing=growing)
             if content is not None:
@@ -105,7 +108,12 @@ def _checked(
         decoded = False
     constants: list[str] = []
     try:
-        content = json.loads(text, parse_constant=constants.append)
+        content = json.loads(
+            text,
+            parse_constant=constants.append,
+            parse_int=lambda digits: _number(files.whole(digits), constants),
+            parse_float=lambda digits: _number(files.finite(digits), constants),
+        )
     except (ValueError, RecursionError) as error:
         if not whole:
             if not growing:
@@ -126,11 +134,19 @@ def _checked(
         complaints.add(number, "not UTF-8; the odd bytes are replaced")
     for complaint in _minor_faults(content):
         complaints.add(number, complaint)
-    if constants:
+    if large := constants.count(_LARGE):
+        complaints.add(number, "a number is too large; read as null")
+    if len(constants) > large:
         complaints.add(number, "NaN or Infinity is not JSON; read as null")
     content["timestamp"] = _normalized(content["timestamp"])
     # Lone surrogates are legal in json's text and illegal in UTF-8.
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _number(value: float | None, constants: list[str]) -> float | None:
+    if value is None:
+        constants.append(_LARGE)
+    return value
 
 
 def _fault(content: Any) -> str | None:

@@ -158,7 +158,8 @@ class Tables:
             query, kept = DERIVATIONS[name]
             self.make(*_named(query))
             columns = ", ".join(
-                f'"{column}"::{kind} AS "{column}"' for column, kind in SCHEMAS[name].items()
+                f'try_cast("{column}" AS {kind}) AS "{column}"'
+                for column, kind in SCHEMAS[name].items()
             )
             query = f"SELECT {columns} FROM ({query})"
             if name in _BY_STEPS:

@@ -16,6 +16,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "UnusableFileError",
     "cleaned_text",
     "expanded",
+    "finite",
     "is_regular",
     "limited_lines",
+    "open_log",
     "open_regular",
     "parse_json",
     "read_bounded",
@@ -34,6 +37,7 @@ __all__ = [
     "read_object",
     "reason_of",
     "status_of_regular",
+    "whole",
 ]
 
 # Headers, run.json and lists of captures are a few kilobytes.
@@ -47,6 +51,7 @@ _HOLES_LIMIT_BYTES = 64 << 20
 # Text compresses to a tenth, repeated lines to a hundredth.
 _EXPANSION = 200
 EXPANSION_FROM_BYTES = 1 << 30
+_OWN_PIPES = Path("/dev/fd")
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -120,6 +125,16 @@ def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -
         raise
 
 
+def open_log(path: Path) -> BinaryIO:
+    """Open a log that a user named: a regular file, or a pipe that their shell made.
+
+    Raises:
+        OSError: As `open_regular`.
+    """
+    # `<(command)` is a pipe of this process, whose other end is open.
+    return path.open("rb") if path.parent == _OWN_PIPES else open_regular(path)
+
+
 def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
     """Read a whole file of at most `limit_bytes`.
 
@@ -172,7 +187,7 @@ def parse_json(content: bytes | str) -> Any:
         content = content.decode("utf-8-sig", "replace")
     try:
         parsed = json.loads(
-            content, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None
+            content, parse_int=whole, parse_float=finite, parse_constant=lambda _: None
         )
     except RecursionError:
         raise ValueError("is nested too deeply") from None
@@ -292,15 +307,17 @@ def _check_holes(descriptor: int, size: int) -> None:
         os.lseek(descriptor, 0, os.SEEK_SET)
 
 
-def _whole(digits: str) -> int | float | None:
+def whole(digits: str) -> int | float | None:
+    """Return an integer of at most 64 bits; a larger one as a float, or None as `finite`."""
     if len(digits) <= _DIGITS:
         number = int(digits)
         if -(1 << 63) <= number < 1 << 63:
             return number
-    return _finite(digits)
+    return finite(digits)
 
 
-def _finite(digits: str) -> float | None:
+def finite(digits: str) -> float | None:
+    """Return a float, or None where it overflows."""
     number = float(digits)
     return number if math.isfinite(number) else None
 
