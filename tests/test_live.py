@@ -138,6 +138,10 @@ def test_headers_tell_of_losses_failures_and_silence():
         "worker_0": header(counters={"dropped": 5, "write_errors": 2}),
         "worker_1": header(probes={"errors": {"turn": 3}, "missed": {"reward": "gone"}}),
         "worker_2": header(updated="2026-11-21T01:50:00+00:00"),
+        # Its disk is slow, and its files grow.
+        "worker_7": header(
+            updated="2026-11-21T01:50:00+00:00", complete_until="2026-11-21T01:59:59.5+00:00"
+        ),
         "worker_3": header(updated="2026-11-21T01:50:00+00:00", ended="2026-11-21T01:50:00+00:00"),
         "worker_4": header(fallback="disk full"),
         "worker_5": {},

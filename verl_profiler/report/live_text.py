@@ -67,7 +67,7 @@ def frame(
 def header_problems(headers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say what the processes' own accounts tell: losses, failures, silence."""
     found = []
-    heard = {name: _moment(header.get("updated")) for name, header in headers.items()}
+    heard = {name: _heard(header) for name, header in headers.items()}
     latest = max((moment for moment in heard.values() if moment is not None), default=None)
     for name, header in headers.items():
         counters = header.get("counters") or {}
@@ -98,7 +98,7 @@ def header_problems(headers: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _state(live: Live, headers: Mapping[str, Mapping[str, Any]], now_s: float) -> tuple[str, float]:
     """Say whether the run goes on; return the time that its ages count to."""
-    moments = [_moment(header.get("updated")) for header in headers.values()]
+    moments = map(_heard, headers.values())
     last_s = max((live.newest_s, *(moment for moment in moments if moment is not None)))
     trainers = [header for name, header in headers.items() if name.startswith("trainer_")]
     if trainers and all(header.get("ended") for header in trainers):
@@ -230,6 +230,12 @@ def _fitted(blocks: list[list[str]], width: int, height: int) -> list[str]:
     if len(fitted) > height:
         fitted = [*fitted[: max(height - len(kept), 0)], *kept][:height]
     return [align([[line]], indent="")[:width] for line in fitted]
+
+
+def _heard(header: Mapping[str, Any]) -> float | None:
+    """Return a process's last sign of life: a header is rewritten every 15 s, its end every flush."""
+    moments = (_moment(header.get(key)) for key in ("updated", "complete_until"))
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 def _moment(text: Any) -> float | None:
