@@ -44,6 +44,7 @@ _KEYS_LIMIT = 4096
 _LONGEST_S = 1e9
 
 _current_request = context.current_request.get
+_snapshot = values.snapshot
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -69,7 +70,14 @@ def _record(
             extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
             extra["error"] = type(error).__name__
         if active.steps is None or step in active.steps:
-            _append(active, extra, (_name(event), begin_ns, end), (step,))
+            # As in `_append`, without the calls.
+            if type(event) is not str or len(event) > EVENT_NAME_LIMIT:
+                event = _name(event)
+            kept = _snapshot(extra)
+            if kept is extra:
+                active.append((event, begin_ns, end, extra, step))
+            else:
+                active.append_long((event, begin_ns, end, kept, step), len(memoryview(kept)))  # type: ignore[arg-type]
     except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
         active.refuse(_reason(problem))
     if cpu:
