@@ -33,7 +33,7 @@ def test_one_step_of_a_real_run(capsys):
             "critical path of step 2: 20.1 s, each second with one owner",
             "in order\n",
             "the model\n",
-            "what if (mean per step; gains do not add up)",
+            "what if (mean per step, 1 step replayed; gains are not additive)",
             "who others wait for",
             "requests that others waited for",
         )

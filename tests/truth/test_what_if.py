@@ -10,7 +10,13 @@ from truth.test_critical_path import UNSHRUNK, steps
 
 from verl_profiler.analysis.step_model import Call, StepModel, step_models
 from verl_profiler.analysis.step_model import Request as ModelRequest
-from verl_profiler.analysis.what_if import CHANGES, UNCHANGED, step_replays, what_if
+from verl_profiler.analysis.what_if import (
+    CHANGES,
+    UNCHANGED,
+    chosen_steps,
+    step_replays,
+    what_if,
+)
 
 TOOLS = (90_000, 100_000, 110_000, 100_000, 2_500_000)
 MIXED = Step(
@@ -279,7 +285,7 @@ def test_a_limit_taken_away_lies_between_the_bounds(loaded):
 
     assert answer["least_s"] < answer["saved_s"] < answer["most_s"]
     assert answer["least_s"] - 0.02 <= saved_s <= answer["most_s"] + 0.02
-    assert rows["no_queue"]["low_s"] <= saved_s <= rows["no_queue"]["high_s"]
+    assert rows["no_queue"]["low_s"] - 0.02 <= saved_s <= rows["no_queue"]["high_s"] + 0.02
 
 
 @pytest.mark.parametrize(("beyond", "last_us"), [("line", 9), ("flat", 5), ("saturated", 10)])
@@ -309,12 +315,36 @@ def test_no_queue_is_the_step_without_its_limit():
 
 def test_averages_intervals_and_emptiness():
     """One row per change and run; the interval holds what single steps save."""
-    tables, _ = run_of(*(replace(MIXED, poll_us=poll) for poll in (None, 500_000, 2_000_000)))
+    tables, _ = run_of(
+        *(replace(MIXED, poll_us=poll) for poll in (None, 500_000, 2_000_000, 2_000_000))
+    )
     rows = {row["what"]: row for row in what_if(tables)}
 
     assert [UNCHANGED, *CHANGES] == list(rows)
     polling = rows["no_polling"]
-    assert 0 <= polling["low_s"] <= polling["saved_s"] <= polling["high_s"]
+    assert 3 == polling["steps"]
+    assert polling["low_s"] < polling["saved_s"] < polling["high_s"]
     assert 0 == rows[UNCHANGED]["residual_share"]
     assert polling["share"] == pytest.approx(polling["saved_s"] / polling["step_s"])
     assert [] == what_if(tables, (7, 9))
+
+
+def test_the_first_step_is_left_out_as_warm_up():
+    """Of three or more, unless steps are named."""
+    steps = [replace(MIXED, poll_us=poll) for poll in (2_000_000, None, None)]
+    tables, _ = run_of(*steps)
+
+    assert [2, 3] == chosen_steps(tables)
+    assert [1, 2, 3] == chosen_steps(tables, (1, 3))
+    assert [1, 2] == chosen_steps(run_of(*steps[:2])[0])
+
+
+def test_two_steps_have_no_interval():
+    """Whatever their requests."""
+    tables, _ = run_of(MIXED, MIXED)
+    rows = what_if(tables)
+
+    assert {None} == {row["low_s"] for row in rows if not CHANGES.get(row["what"], UNSEEN).beyond}
+
+
+UNSEEN = CHANGES["no_queue"]

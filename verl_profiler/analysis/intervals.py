@@ -28,7 +28,7 @@ LEAST_STEPS = 3
 # Both were chosen by simulation: less weight on high ones covers too little with few steps, more of
 # it hides large changes.
 _GRID = np.append(np.arange(19) / 20, (0.93, 0.95))
-_INDEPENDENT = 0.5
+_INDEPENDENT = 0.3
 # A change of this probability to be detected is called detectable.
 _POWER = 0.8
 _DRAWS = 400

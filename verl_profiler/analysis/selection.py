@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Rows", "Steps", "in_steps", "warm_up"]
+from verl_profiler.tables import Tables
+
+__all__ = ["Rows", "Steps", "after_warm_up", "in_steps", "warm_up"]
 
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
@@ -31,3 +33,14 @@ def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
         steps: What the user asked for.
     """
     return [min(finished)] if steps is None and len(finished) >= _LEAST else []
+
+
+def after_warm_up(tables: Tables, steps: Steps = None) -> Steps:
+    """Return the range without the warm-up; see `warm_up`."""
+    finished = [
+        row["step"]
+        for row in tables.rows(
+            "SELECT DISTINCT step FROM steps WHERE finished AND step > 0 ORDER BY step"
+        )
+    ]
+    return (finished[1], finished[-1]) if warm_up(finished, steps) else steps

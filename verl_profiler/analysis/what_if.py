@@ -6,14 +6,13 @@ changed one, in the same model, so that what the model gets wrong in both cancel
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
 from verl_profiler.analysis.step_model import (
     Call,
     Request,
@@ -44,10 +43,8 @@ UNCHANGED = "unchanged"
 # A replay of one generate call costs 10 to 20 microseconds, and there are a dozen replays.  A run
 # with more calls than this is answered by every n-th step; this many are replayed for resampling.
 _CALLS = 10_000
-_DRAWN_CALLS = 60_000
 _STEPS = 40
-_DRAWS = 20
-_RESAMPLES = 400
+_LEVEL = 0.9
 
 
 @dataclass(frozen=True)
@@ -276,9 +273,10 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed),
         step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
         one; negative where it would take longer), share (of step_s), earlier_s (the same if the trainer
-        did not poll: what saved_s comes to over many steps), low_s and high_s (90 % of
-        resamplings of steps, and of requests within a step, lie between, the lower end of step_replays'
-        least_s and the upper one of most_s; None where there is only one large step),
+        did not poll: what saved_s comes to over many steps), low_s and high_s (the
+        90 % interval of the mean, which allows for autocorrelated steps: its lower end of
+        step_replays' least_s and its upper one of most_s; None with fewer than three steps, where
+        least_s and most_s have the same mean),
         residual_share (median of the unchanged replays' distance to the measured
         steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
@@ -295,10 +293,8 @@ def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Row
 def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
     """Average the rows of `step_replays` over the steps of each run, as `what_if` returns them."""
     rows: Rows = []
-    medians = _tool_medians(models)
     for run in dict.fromkeys(model.run for model in models):
         own = [model for model in models if model.run == run]
-        draws = _drawn(own, medians)
         step_s = fmean(model.duration_us for model in own) / 1e6
         for what in (UNCHANGED, *CHANGES):
             answers = [row for row in replays if row["run"] == run and row["what"] == what]
@@ -323,8 +319,9 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
             else:
                 saved = fmean(each["saved_s"] for each in answers)
                 least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
-                low, _ = _interval(least, [[pair[0] for pair in draw[what]] for draw in draws])
-                _, high = _interval(most, [[pair[1] for pair in draw[what]] for draw in draws])
+                replayed = [each["step"] for each in answers]
+                low, _ = _interval(least, replayed)
+                _, high = _interval(most, replayed)
                 if low is None and least != most:
                     low, high = fmean(least), fmean(most)
                 row |= {
@@ -436,7 +433,8 @@ def _bounds_s(
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
-    """Choose every n-th step, so that replaying them takes seconds."""
+    """Choose every n-th step after the warm-up, so that replaying them takes seconds."""
+    steps = after_warm_up(tables, steps)
     counted = tables.rows(
         "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
         "SELECT run, step, count(*) AS calls FROM engine_calls WHERE NOT validate "
@@ -460,52 +458,10 @@ def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
     return {tool: median(each) for tool, each in lengths.items()}
 
 
-def _drawn(
-    models: Sequence[StepModel], medians: Mapping[str, float]
-) -> list[dict[str, list[tuple[float, float]]]]:
-    """Draw batches again from each step's requests; give what each change saves in each, in s.
+def _interval(saved: Sequence[float], steps: Sequence[int]) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of a mean over steps; None with too few of them."""
+    # Imported here, as few commands need scipy.
+    from verl_profiler.analysis.intervals import mean
 
-    The least and the most of `_bounds_s`.
-    """
-    replays = sum(3 if change.beyond else 1 for change in CHANGES.values()) + 1
-    cost = sum(model.calls for model in models) * replays
-    draws = min(_DRAWS, _DRAWN_CALLS // max(cost, 1))
-    chance = random.Random(0)  # noqa: S311
-    results = []
-    for model in models:
-        saved: dict[str, list[tuple[float, float]]] = {what: [] for what in CHANGES}
-        for _ in range(draws if model.requests else 0):
-            batch = [
-                request._replace()
-                for request in chance.choices(model.requests, k=len(model.requests))
-            ]
-            last = model.last_end_us(batch)
-            for what, change in CHANGES.items():
-                changed = _changed(model, batch, change, medians)
-                by_line, _ = _saved_us(model, changed, last, change)
-                saved[what].append(_bounds_s(model, changed, last, change, by_line))
-        results.append(saved)
-    return results
-
-
-def _interval(
-    measured: Sequence[float], drawn: Sequence[Sequence[float]]
-) -> tuple[float | None, float | None]:
-    """Return the 5th and 95th percentile of the mean over steps, drawn again.
-
-    The slowest request is missing in a third of the batches, so their mean lies beside the answer;
-    each step's batches are moved to have it as their mean.
-    """
-    pools = [
-        [saved, *(each + saved - fmean(more) for each in more)]
-        for saved, more in zip(measured, drawn, strict=True)
-    ]
-    if len(pools) < 2 and len(pools[0]) < 2:
-        return None, None
-    chance = random.Random(1)  # noqa: S311
-    means = [
-        fmean(chance.choice(pool) for pool in chance.choices(pools, k=len(pools)))
-        for _ in range(_RESAMPLES)
-    ]
-    cuts = quantiles(means, n=20)
-    return cuts[0], cuts[-1]
+    estimate = mean(saved, steps)
+    return (None, None) if estimate is None else estimate.interval(_LEVEL)

@@ -39,7 +39,7 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
         blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
-        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"])]
+        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"], own["warm_up"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
     return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
 
@@ -120,13 +120,15 @@ def _residuals(rows: Rows) -> str:
     return f"the model\n{align(lines, left=())}{note}"
 
 
-def _replays(rows: Rows) -> str:
-    lines = [["", "saved", "share", "90 % of resamplings", "without polling"]]
+def _replays(rows: Rows, warm_up: Rows) -> str:
+    lines = [["", "saved", "share", "90 % interval", "without polling"]]
     for row in rows:
         if row["what"] == UNCHANGED:
             continue
         known = row["low_s"] is not None
-        between = f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "-"
+        between = (
+            f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "too few steps"
+        )
         saved, gained = seconds(row["saved_s"]), seconds(row["earlier_s"])
         lines.append([row["about"], saved, share(row["share"]), between, gained])
     note = (
@@ -134,7 +136,12 @@ def _replays(rows: Rows) -> str:
         "that do not\n  slow each other down more than they did"
     )
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
-    return f"what if (mean per step; gains do not add up)\n{align(lines)}{note * shown}"
+    counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
+    if warm_up:
+        counted += f", step {', '.join(str(row['step']) for row in warm_up)} left out as warm-up"
+    return (
+        f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}"
+    )
 
 
 def _stragglers(rows: Rows) -> str:

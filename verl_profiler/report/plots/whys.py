@@ -92,8 +92,8 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
         size=(11, 5.6),
         notes=[
             (
-                "Bars: saved per step on average. Lines: 90 % of resamplings of steps and of their "
-                "requests; for loads never seen, also from replicas that give no more tokens per second "
+                "Bars: saved per step on average. Lines: 90 % interval, from three steps on; the first "
+                "step is left out as warm-up where two others remain; for loads never seen, also from replicas that give no more tokens per second "
                 "to calls that do not slow each other down. Diamonds: the same if the trainer did not "
                 "poll. Gains do not add up."
             )
