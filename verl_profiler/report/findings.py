@@ -125,12 +125,4 @@ def finding_list(rows: Rows) -> str:
         for name, content in text["files"]:
             lines += [f"   {name}:", *(f"        {line}" for line in content.splitlines() if line)]
         lines += [f"   prove: {text['proof']}"] if text["proof"] else []
-    return "\n".join([f"Findings{_warm_up_note(rows)}", *map(visible, lines)]) if lines else ""
-
-
-def _warm_up_note(rows: Rows) -> str:
-    """Return which steps findings or replays leave out, in brackets."""
-    steps = sorted({step for row in rows for step in row["warm_up"]})
-    if not steps:
-        return ""
-    return f" (step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} left out as warm-up)"
+    return "\n".join(["Findings", *map(visible, lines)]) if lines else ""

@@ -39,7 +39,7 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
         blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
-        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"], own["warm_up"])]
+        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
     return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
 
@@ -120,7 +120,7 @@ def _residuals(rows: Rows) -> str:
     return f"the model\n{align(lines, left=())}{note}"
 
 
-def _replays(rows: Rows, warm_up: Rows) -> str:
+def _replays(rows: Rows) -> str:
     lines = [["", "saved", "share", "90 % interval", "without polling"]]
     for row in rows:
         if row["what"] == UNCHANGED:
@@ -137,8 +137,6 @@ def _replays(rows: Rows, warm_up: Rows) -> str:
     )
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
     counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
-    if warm_up:
-        counted += f", step {', '.join(str(row['step']) for row in warm_up)} left out as warm-up"
     return (
         f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}"
     )

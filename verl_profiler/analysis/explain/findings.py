@@ -9,7 +9,7 @@ from verl_profiler.analysis.critical_path import critical_segments, path_owners
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import fix_values, overrides_of, values_of
 from verl_profiler.analysis.explain.rules import RULES, Rule
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
+from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.what_if import CHANGES, replays_and_averages
 from verl_profiler.tables import Tables
@@ -25,15 +25,10 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits, fix_values and warm_up (the steps that all of them leave out but
-        the critical path's), by name.
+        straggler_requests, culprits and fix_values, by name.
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
-    steps = after_warm_up(tables, steps)
-    counted = [row for row in segments if steps is None or steps[0] <= row["step"] <= steps[1]]
-    left_out = {(row["run"], row["step"]) for row in segments}
-    left_out -= {(row["run"], row["step"]) for row in counted}
     return {
         "critical_segments": segments,
         "critical_path": path_owners(segments),
@@ -41,9 +36,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "what_if": averages,
         "stragglers": stragglers(tables, steps),
         "straggler_requests": straggler_requests(tables, steps),
-        "culprits": culprits(tables, counted, steps),
+        "culprits": culprits(tables, segments, steps),
         "fix_values": fix_values(tables, steps),
-        "warm_up": [{"run": run, "step": step} for run, step in sorted(left_out)],
     }
 
 
@@ -57,8 +51,8 @@ def findings(found: Mapping[str, Rows]) -> Rows:
         One row per run and rule that triggers: first those with something out of the ordinary, then
         what merely dominates, most recoverable first within each.  run, finding (a key of `RULES`),
         dominates, recoverable_s (per step, on average: an upper bound), share (of the mean step),
-        low_s and high_s (of the replay, None with fewer than three steps), unseen (whether these are
-        mainly the bounds of loads that were never seen), step_s (the mean step), warm_up (steps left out), mostly_step (the step
+        low_s and high_s (of the replay, None where nothing was resampled), unseen (whether these are
+        mainly the bounds of loads that were never seen), step_s (the mean step), mostly_step (the step
         with more than half of it, where there are three or more), culprit (a name; None if no single
         one), culprit_kind, culprit_text (for people), where, evidence (rows of step, who, seconds,
         what), says, cause and advice (with names of `words` in braces), words, overrides (of Hydra, to
@@ -67,10 +61,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
         are not additive.
     """
     rows: Rows = []
-    left_out = {(row["run"], row["step"]) for row in found.get("warm_up", ())}
-    paths = _by_run(
-        row for row in found["critical_path"] if (row["run"], row["step"]) not in left_out
-    )
+    paths = _by_run(found["critical_path"])
     replays = _by_run(found["what_if"])
     waits = _by_run(found["stragglers"])
     named = _by_run(found["culprits"])
@@ -111,7 +102,6 @@ def findings(found: Mapping[str, Rows]) -> Rows:
                     "high_s": resampled["high_s"] if resampled else None,
                     "unseen": rule.unseen,
                     "step_s": step_s,
-                    "warm_up": sorted(step for named, step in left_out if named == run),
                     "mostly_step": worst
                     if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
                     else None,
