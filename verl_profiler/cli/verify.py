@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"format": 1, **result})
     else:
-        sys.stdout.write(shown(_text(result)))
+        sys.stdout.write(_text(shown(result)))
     return 0 if result["verdict"] == "kept" else 1
 
 
