@@ -217,7 +217,7 @@ class Expanded(io.RawIOBase):
     """
 
     def __init__(
-        self, expanded: IO[bytes], packed: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES
+        self, expanded: Any, packed: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES
     ) -> None:
         self._expanded = expanded
         self._packed = packed

@@ -263,7 +263,7 @@ class _Chrome:
         return taken
 
     def _time_ns(self, event: Mapping[str, Any]) -> int | None:
-        time_us = event.get("ts")
+        time_us: Any = event.get("ts")
         if not _is_number(time_us):
             return None
         if not self._base_ns and 0 <= time_us < _TIME_OF_DAY_US:
