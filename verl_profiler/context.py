@@ -7,7 +7,6 @@ The step of code outside a request is kept per process.
 
 from __future__ import annotations
 
-import os
 import weakref
 from contextvars import ContextVar, Token
 from typing import Any
@@ -187,7 +186,6 @@ current_engine_call: ContextVar[EngineCall | None] = ContextVar(
     "verl_profiler_engine_call", default=None
 )
 process = Process()
-os.register_at_fork(after_in_child=process.forget_parent)
 
 
 def restore(token: Token[Any], value: Any) -> None:

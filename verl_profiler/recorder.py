@@ -783,7 +783,7 @@ def _install_exit_hooks() -> None:
 def _forked() -> None:
     # What the parent has open, it ends itself.
     _before_stop.clear()
-    context.process.reset()
+    context.process.forget_parent()
     for callback in _after_fork:
         with contextlib.suppress(Exception):
             callback()
