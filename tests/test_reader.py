@@ -308,9 +308,8 @@ def test_windows_line_ends_are_read(tmp_path):
     assert [] == problems_of(tmp_path)
 
 
-def test_a_line_too_long_for_memory_is_dropped(tmp_path, monkeypatch):
+def test_a_line_too_long_for_memory_is_dropped(tmp_path):
     """A file without newlines does not fill the memory."""
-    monkeypatch.setattr("verl_profiler.repair.LINE_LIMIT_BYTES", 1 << 20)
     write_run(tmp_path, [line(1), "x" * (3 << 20), line(3)])
 
     rows, problems = read(tmp_path)

@@ -7,7 +7,7 @@ tables, and gives at least the columns of `SCHEMAS`, under the same names.
 from __future__ import annotations
 
 from verl_profiler.aliases import FIELD_ALIASES
-from verl_profiler.schemas import FIELDS, REQUEST_PARTS
+from verl_profiler.schemas import FIELDS, NUMBER_LIMIT, REQUEST_PARTS
 
 __all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US", "SYNCHRONOUS", "from_rest"]
 
@@ -16,7 +16,10 @@ GEN_TOLERANCE_US = 50_000
 
 
 def _number(field: str, kind: str = "BIGINT", of: str = "rest") -> str:
-    return f"try_cast({of}->>'$.{field}' AS {kind})"
+    value = f"try_cast({of}->>'$.{field}' AS {kind})"
+    if kind == "VARCHAR":
+        return value
+    return f"CASE WHEN {value} BETWEEN -{NUMBER_LIMIT} AND {NUMBER_LIMIT} THEN {value} END"
 
 
 def from_rest(name: str, of: str = "rest") -> str:
@@ -31,12 +34,12 @@ _EVENT_FIELDS = f"SELECT *, {_FIELDS}, extra AS rest FROM events"
 
 def _micros(field: str) -> str:
     # A stage of no time is one that never was.
-    return f"nullif(round({_number(field, 'DOUBLE')} * 1e6)::BIGINT, 0)"
+    return f"nullif(try_cast(round({_number(field, 'DOUBLE')} * 1e6) AS BIGINT), 0)"
 
 
 # Which traced call of which function an event of TransferQueue belongs to.
 _TRACED = """nullif(e.trace_id, 'N/A') AS trace_id, e.call,
-    greatest(coalesce(e.sampled, 1), 1)::INTEGER AS sampled"""
+    coalesce(try_cast(greatest(e.sampled, 1) AS INTEGER), 1) AS sampled"""
 
 _EVENT_COUNTS = """
 SELECT run, step, role, family, event, count(*) AS events, count(request_id) AS of_requests,
@@ -204,12 +207,12 @@ WITH chosen AS (
         count({_if("engine_call", "1")}) AS engine_calls,
         count({_if("tool_call", "1")}) AS tool_calls,
         min(prompt_tokens) AS prompt_tokens,
-        sum(response_tokens)::BIGINT AS response_tokens,
-        coalesce(sum({_if("engine_call", "duration_us")}), 0)::BIGINT AS engine_us,
-        coalesce(sum({_if("tool_execution", "duration_us")}),
-            sum({_if("tool_call", "duration_us")}), 0)::BIGINT AS tool_us,
-        coalesce(sum({_if("tool_parsing", "duration_us")}), 0)::BIGINT AS tool_parsing_us,
-        coalesce(sum({_if("token_merge", "duration_us")}), 0)::BIGINT AS token_merge_us
+        try_cast(sum(response_tokens) AS BIGINT) AS response_tokens,
+        try_cast(coalesce(sum({_if("engine_call", "duration_us")}), 0) AS BIGINT) AS engine_us,
+        try_cast(coalesce(sum({_if("tool_execution", "duration_us")}),
+            sum({_if("tool_call", "duration_us")}), 0) AS BIGINT) AS tool_us,
+        try_cast(coalesce(sum({_if("tool_parsing", "duration_us")}), 0) AS BIGINT) AS tool_parsing_us,
+        try_cast(coalesce(sum({_if("token_merge", "duration_us")}), 0) AS BIGINT) AS token_merge_us
     FROM chosen WHERE request_id IS NOT NULL
     GROUP BY run, step, name, validate, request_id, turn
 )
@@ -235,7 +238,9 @@ FROM event_fields WHERE event = 'tool_call' AND family = 'rollout'
 
 
 def _microseconds(name: str) -> str:
-    return f"CASE WHEN {name}_s BETWEEN 0 AND 1e9 THEN round({name}_s * 1e6)::BIGINT END"
+    return (
+        f"CASE WHEN {name}_s BETWEEN 0 AND 1e9 THEN try_cast(round({name}_s * 1e6) AS BIGINT) END"
+    )
 
 
 _ENGINE_REQUESTS = f"""
@@ -310,7 +315,7 @@ WITH spans AS MATERIALIZED (
 )
 SELECT s.run, s.step, s.name, s.rank, s.event AS phase, p.event AS parent, s.validate,
     s.begin_us, s.end_us, s.duration_us,
-    greatest(s.duration_us - coalesce(c.inside_us, 0), 0)::BIGINT AS self_us
+    try_cast(greatest(s.duration_us - coalesce(c.inside_us, 0), 0) AS BIGINT) AS self_us
 FROM spans AS s
 LEFT JOIN nested AS n ON n.number = s.number
 LEFT JOIN spans AS p ON p.number = n.parent
@@ -336,7 +341,7 @@ WITH recorded AS (
     WHERE step IS NOT NULL AND run NOT IN (SELECT DISTINCT run FROM worked)
     GROUP BY run, step
 ), inside AS (
-    SELECT run, step, sum(duration_us)::BIGINT AS phases_us
+    SELECT run, step, try_cast(sum(duration_us) AS BIGINT) AS phases_us
     FROM phases WHERE parent = 'step' GROUP BY run, step
 ), counted AS (
     SELECT run, step,
@@ -454,7 +459,7 @@ WITH calls AS (
     FROM request_blame AS b JOIN tool_calls AS t USING (run, step, name, request_id)
     WHERE b.tool_us > 0 AND b.behind_us > 0 AND NOT t.validate AND t.duration_us IS NOT NULL
 ), sums AS (
-    SELECT run, step, name, request_id, sum(duration_us)::BIGINT AS all_us
+    SELECT run, step, name, request_id, try_cast(sum(duration_us) AS BIGINT) AS all_us
     FROM calls GROUP BY run, step, name, request_id
 )
 SELECT c.run, c.step, c.tool, bool_or(c.last) AS last,

@@ -17,7 +17,7 @@ import duckdb
 from verl_profiler.aliases import FIELD_ALIASES, vocabulary
 from verl_profiler.reading.scans import scan
 from verl_profiler.repair import LINE_LIMIT_BYTES
-from verl_profiler.schemas import FIELDS, SCHEMAS
+from verl_profiler.schemas import FIELDS, NUMBER_LIMIT, SCHEMAS
 
 __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files"]
 
@@ -65,13 +65,15 @@ _MOMENT = """CASE
     END"""
 
 _SELECT = """
-WITH parsed AS (
+WITH bounded AS (
+    SELECT filename, CASE WHEN strlen(json) < {limit} THEN json ELSE '{{}}' END AS json FROM {scan}
+), parsed AS (
     SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
         json_keys(json, ['$', '$.extra']) AS keys,
         CASE WHEN contains(json, 'true')
             THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
             ELSE false END AS unusual
-    FROM {scan}
+    FROM bounded
 ), counted AS (
     SELECT filename, line, t, t.extra AS x, unusual,
         len(keys[1]) <> {line_known} + (keys[2] IS NOT NULL)::UTINYINT AS more_keys,
@@ -96,7 +98,10 @@ SELECT c.file_id,
         OR (x.turn IS NOT NULL AND turn IS NULL)
         OR coalesce(x.validate, 'true') NOT IN ('true', 'false')
         OR CASE WHEN empty_extra THEN json_type(line, '$.extra') <> 'OBJECT' END
-        OR CASE WHEN odd THEN {mistyped} END,
+        OR CASE WHEN odd THEN {mistyped} END
+        OR CASE WHEN more_keys OR more_fields
+            THEN contains(line, 'NaN') OR contains(line, 'Infinity') END
+        OR {out_of_range},
         false) AS flawed,
     c.name, c.role, c.rank, c.host, c.pid,
     coalesce(line_step, c.step) AS step,
@@ -167,10 +172,11 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
     line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *chosen))
     return _SELECT.format(
         structure=json.dumps(_structure(chosen)),
+        limit=LINE_LIMIT_BYTES,
         scan=scan(
             "read_ndjson_objects",
             paths,
-            f"filename = true, maximum_object_size = {2 * LINE_LIMIT_BYTES}",
+            f"filename = true, maximum_object_size = {16 << 20}",
         ),
         moment=_MOMENT,
         line_known=line_known,
@@ -186,6 +192,7 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
                 ),
             )
         ),
+        out_of_range=_out_of_range(chosen),
         keys=", ".join(f"'{key}'" for key in (*_KEYS, "extra")),
         key_count=len(_KEYS) + 1,
         turn=_whole("x.turn"),
@@ -224,11 +231,18 @@ def _whole(value: str) -> str:
     return f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
 
 
+def _out_of_range(fields: Mapping[str, str]) -> str:
+    """Return SQL that is true where a number is too large, infinite or NaN, which is the largest."""
+    sizes = [f'abs(x."{name}")' for name, kind in fields.items() if kind != "VARCHAR"]
+    return f"greatest({', '.join(('0', *sizes))}) > {NUMBER_LIMIT}"
+
+
 def _field(name: str, kind: str) -> str:
     """Return the SQL of a field's column; only where keys are left over, other names are tried."""
-    # Sums of what is larger leave 64 bits; it stays in `rest`.
-    whole = f'CASE WHEN abs(x."{name}") <= 9e15 THEN try_cast(x."{name}" AS BIGINT) END'
-    value = whole if kind == "BIGINT" else f'x."{name}"'
+    value = f'x."{name}"'
+    if kind != "VARCHAR":
+        limits = f"BETWEEN -{NUMBER_LIMIT} AND {NUMBER_LIMIT}"
+        value = f"CASE WHEN {value} {limits} THEN {value}::{kind} END"
     aliases = [
         f"try_cast(line->>'$.extra.{alias}' AS {kind})" for alias in FIELD_ALIASES.get(name, ())
     ]

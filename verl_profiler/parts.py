@@ -23,7 +23,7 @@ from verl_profiler.processes import Process
 from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.files import open_regular
 from verl_profiler.reading.scans import quoted, scan
-from verl_profiler.repair import LINE_LIMIT_BYTES, repair
+from verl_profiler.repair import repair
 from verl_profiler.schemas import FIELDS
 from verl_profiler.sources import EventFile
 
@@ -232,7 +232,7 @@ def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
     try:
         connection.execute(
             "SELECT count(json) FROM "
-            + scan("read_ndjson_objects", [path], f"maximum_object_size = {2 * LINE_LIMIT_BYTES}")
+            + scan("read_ndjson_objects", [path], f"maximum_object_size = {16 << 20}")
         )
     except duckdb.Error:
         return False

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.reading import files
+from verl_profiler.schemas import FIELDS, NUMBER_LIMIT
 
 __all__ = ["LINE_LIMIT_BYTES", "Complaints", "repair"]
 
-# duckdb refuses objects above 16 MiB.
-LINE_LIMIT_BYTES = 8 << 20
+# Longer lines are dropped.  What is read must fit into memory several times, for each thread.
+LINE_LIMIT_BYTES = 1 << 20
 # Deeper nesting makes duckdb refuse the line.
 _DEPTH_LIMIT = 60
 _DURATION_LIMIT_S = 1e9
@@ -107,6 +108,7 @@ def _checked(
         text = line.decode("utf-8", "replace")
         decoded = False
     constants: list[str] = []
+
     try:
         content = json.loads(
             text,
@@ -180,6 +182,12 @@ def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
     if extra is not None and not isinstance(extra, dict):
         yield "`extra` is not an object; it is not used"
         extra = None
+    for name, kind in FIELDS.items():
+        value = (extra or {}).get(name)
+        number = isinstance(value, (int, float)) and kind != "VARCHAR"
+        if extra and number and abs(value) > NUMBER_LIMIT:
+            yield f"`{name}` is out of range; it is not used"
+            del extra[name]
     turn = (extra or {}).get("turn")
     if turn is not None and not _is_integer(turn):
         yield "`turn` is not a whole number; it is not used"

@@ -6,7 +6,7 @@ Times are microseconds since 1970 in UTC (`begin_us`, `end_us`), lengths are mic
 
 from __future__ import annotations
 
-__all__ = ["FIELDS", "REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
+__all__ = ["FIELDS", "NUMBER_LIMIT", "REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
 
 _IDENTITY = {
     "run": "VARCHAR",
@@ -96,6 +96,9 @@ FIELDS = {
     ),
     **dict.fromkeys(("reward", "score", "queue_s", "prefill_s", "decode_s", "e2e_s"), "DOUBLE"),
 }
+
+# Integers up to here are exact as DOUBLE; nothing that is measured comes near it.
+NUMBER_LIMIT = 1 << 53
 
 _EVENTS = {
     "run": "VARCHAR",

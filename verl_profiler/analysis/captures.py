@@ -61,7 +61,7 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
         ), {_LAUNCHED}
         SELECT run, step, name, coalesce(domain, '') AS domain, event, count(*) AS ranges,
             sum(end_ns - begin_ns) / 1e9 AS total_s, max(end_ns - begin_ns) / 1e9 AS max_s,
-            sum(launches)::BIGINT AS launches, sum(gpu_ns) / 1e9 AS gpu_s
+            try_cast(sum(launches) AS BIGINT) AS launches, sum(gpu_ns) / 1e9 AS gpu_s
         FROM measured
         GROUP BY run, step, name, coalesce(domain, ''), event
         ORDER BY run, step, name, total_s DESC, domain, event

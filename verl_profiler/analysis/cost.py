@@ -29,8 +29,8 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
                 sum(dropped) AS dropped, {_SUMS}
             FROM costs WHERE {in_steps(steps)} GROUP BY run, step, name
         )
-        SELECT e.run, e.step, count(*) AS processes, sum(events)::BIGINT AS events,
-            sum(size_bytes)::BIGINT AS size_bytes, sum(dropped)::BIGINT AS dropped,
+        SELECT e.run, e.step, count(*) AS processes, try_cast(sum(events) AS BIGINT) AS events,
+            try_cast(sum(size_bytes) AS BIGINT) AS size_bytes, try_cast(sum(dropped) AS BIGINT) AS dropped,
             {_SUMS},
             arg_max(e.name, (wrapper_s, e.name)) AS dearest, max(wrapper_s) AS dearest_s,
             arg_max(wrapper_cpu_s, (wrapper_s, e.name)) AS dearest_cpu_s,

@@ -14,9 +14,9 @@ _COLUMNS = """
     quantile_cont(c.duration_us, 0.95) / 1e6 AS p95_s, max(c.duration_us) / 1e6 AS max_s,
     sum(queue_us) / 1e6 AS queue_s, sum(prefill_us) / 1e6 AS prefill_s,
     sum(decode_us) / 1e6 AS decode_s, sum(outside_us) / 1e6 AS outside_s,
-    sum(c.prompt_tokens)::BIGINT AS prompt_tokens,
-    sum(c.response_tokens)::BIGINT AS response_tokens,
-    sum(cached_tokens)::BIGINT AS cached_tokens,
+    try_cast(sum(c.prompt_tokens) AS BIGINT) AS prompt_tokens,
+    try_cast(sum(c.response_tokens) AS BIGINT) AS response_tokens,
+    try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
     sum(c.response_tokens) / nullif((max(c.end_us) - min(c.begin_us)) / 1e6, 0) AS tokens_per_s
 """
 

@@ -75,7 +75,7 @@ def _batches(tables: Tables, steps: Steps) -> list[tuple[int, int]]:
     batches: list[tuple[int, int]] = []
     size = 0
     for row in tables.rows(
-        "SELECT step, sum(events)::BIGINT AS events FROM event_counts "
+        "SELECT step, try_cast(sum(events) AS BIGINT) AS events FROM event_counts "
         f"WHERE step IS NOT NULL AND {in_steps(steps)} GROUP BY step ORDER BY step"
     ):
         if batches and size + row["events"] <= _EVENTS_AT_ONCE:
@@ -125,7 +125,7 @@ def _swept(tables: Tables, spans: str) -> Rows:
     tables.connection.execute(f"CREATE OR REPLACE TEMP TABLE swept_spans AS {spans}")
     totals = tables.rows(
         """
-        SELECT run, step, scope, event, sum(times)::BIGINT AS events,
+        SELECT run, step, scope, event, try_cast(sum(times) AS BIGINT) AS events,
             sum(total_us) / 1e6 AS total_s, max(times) AS most
         FROM (
             SELECT run, step, scope, part, event, count(*) AS times, sum(duration_us) AS total_us

@@ -39,7 +39,7 @@ def memory_over_time(tables: Tables, steps: Steps = None) -> Rows:
                 AS begin_s,
             min(step) AS step, count(*) AS readings, max(used_bytes) AS used_bytes,
             max(total_bytes) AS total_bytes, max(rss_bytes) AS rss_bytes,
-            max(host_used_bytes) AS host_used_bytes, sum(move)::BIGINT AS moves
+            max(host_used_bytes) AS host_used_bytes, try_cast(sum(move) AS BIGINT) AS moves
         FROM parts GROUP BY run, name, part ORDER BY run, name, begin_s
         """
     )

@@ -117,11 +117,11 @@ def release_effects(tables: Tables, steps: Steps = None) -> Rows:
             FROM memory_moves WHERE status IS NULL AND {in_steps(steps)}
         ), summed AS (
             SELECT run, role, event, tags, source, count(*) AS calls,
-                count(moved_bytes) AS measured, median(moved_bytes)::BIGINT AS moved_bytes,
+                count(moved_bytes) AS measured, try_cast(median(moved_bytes) AS BIGINT) AS moved_bytes,
                 min(moved_bytes) AS least_bytes, max(moved_bytes) AS most_bytes,
-                median(used_before_bytes) FILTER (moved_bytes IS NOT NULL)::BIGINT
+                try_cast(median(used_before_bytes) FILTER (moved_bytes IS NOT NULL) AS BIGINT)
                     AS used_before_bytes,
-                median(used_after_bytes) FILTER (moved_bytes IS NOT NULL)::BIGINT
+                try_cast(median(used_after_bytes) FILTER (moved_bytes IS NOT NULL) AS BIGINT)
                     AS used_after_bytes,
                 max(total_bytes) FILTER (total_bytes > 1) AS total_bytes,
                 median(duration_us) FILTER (source = 'call') / 1e6 AS p50_s,

@@ -30,8 +30,8 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
                 quantile_cont(duration_us, [0.5, 0.8, 0.9, 0.95, 0.99, 0.999]) AS q,
                 max(duration_us) AS max_us,
                 avg(turns) FILTER (finished) AS mean_turns, max(turns) AS max_turns,
-                sum(prompt_tokens)::BIGINT AS prompt_tokens,
-                sum(response_tokens)::BIGINT AS response_tokens
+                try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
+                try_cast(sum(response_tokens) AS BIGINT) AS response_tokens
             FROM requests WHERE {in_steps(steps)} GROUP BY run, step, validate
         ) ORDER BY run, step, validate
         """

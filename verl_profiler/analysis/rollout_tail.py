@@ -17,8 +17,8 @@ _CHANGES = """
         WHERE finished AND {selection}
     ), flights AS (
         -- At one time all rows have the count after it.
-        SELECT run, step, at_us, sum(change) OVER (PARTITION BY run, step ORDER BY at_us
-            RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)::BIGINT AS in_flight
+        SELECT run, step, at_us, try_cast(sum(change) OVER (PARTITION BY run, step ORDER BY at_us
+            RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS BIGINT) AS in_flight
         FROM (
             SELECT run, step, begin_us AS at_us, 1 AS change FROM chosen
             UNION ALL SELECT run, step, end_us, -1 FROM chosen

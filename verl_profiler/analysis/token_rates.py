@@ -9,8 +9,8 @@ from verl_profiler.tables import Tables
 __all__ = ["replica_token_rates", "request_token_rates", "token_rates"]
 
 _TOKENS = """
-    count(*) AS calls, sum(prompt_tokens)::BIGINT AS prompt_tokens,
-    sum(response_tokens)::BIGINT AS response_tokens, sum(cached_tokens)::BIGINT AS cached_tokens,
+    count(*) AS calls, try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
+    try_cast(sum(response_tokens) AS BIGINT) AS response_tokens, try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
     sum(response_tokens) / nullif((max(end_us) - min(begin_us)) / 1e6, 0) AS response_tokens_per_s,
     sum(response_tokens) FILTER (duration_us IS NOT NULL)
         / nullif(sum(duration_us) / 1e6, 0) AS call_tokens_per_s

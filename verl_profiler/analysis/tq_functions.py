@@ -37,15 +37,15 @@ def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = 
     rows = tables.rows(
         f"""
         WITH calls AS (
-            SELECT *, coalesce(sampled, 1) AS weight FROM tq_calls
+            SELECT *, coalesce(sampled, 1)::HUGEINT AS weight FROM tq_calls
             WHERE {in_steps(steps)} AND {of_function(function)}
         ), summed AS (
-            SELECT run, func, count(*) AS traced, sum(weight)::BIGINT AS calls,
-                coalesce(sum(weight) FILTER (status IS NOT NULL), 0)::BIGINT AS failed,
-                coalesce(sum(weight) FILTER (NOT finished), 0)::BIGINT AS unfinished,
+            SELECT run, func, count(*) AS traced, try_cast(sum(weight) AS BIGINT) AS calls,
+                try_cast(coalesce(sum(weight) FILTER (status IS NOT NULL), 0) AS BIGINT) AS failed,
+                try_cast(coalesce(sum(weight) FILTER (NOT finished), 0) AS BIGINT) AS unfinished,
                 count(DISTINCT name) AS processes, max(weight) AS sampled,
                 count(*) FILTER (estimated) AS estimated,
-                coalesce(bool_or(waits), false) AS waits, sum("rows" * weight)::BIGINT AS "rows",
+                coalesce(bool_or(waits), false) AS waits, try_cast(sum("rows" * weight) AS BIGINT) AS "rows",
                 sum(duration_us * weight) AS total_us,
                 sum(duration_us * weight) / sum(weight) FILTER (duration_us IS NOT NULL) AS mean_us,
                 quantile_cont(duration_us, [0.5, 0.95]) AS q, max(duration_us) AS max_us,
@@ -68,7 +68,7 @@ def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = 
 def _stage(stage: str) -> str:
     length = f"{stage}_us"
     return f"""
-        coalesce(sum(weight) FILTER ({length} IS NOT NULL), 0)::BIGINT AS {stage}_calls,
+        try_cast(coalesce(sum(weight) FILTER ({length} IS NOT NULL), 0) AS BIGINT) AS {stage}_calls,
         sum({length} * weight) AS {length},
         sum({length} * weight) FILTER (duration_us IS NOT NULL) AS {stage}_of_whole_us,
         sum({length} * weight) / sum(weight) FILTER ({length} IS NOT NULL) AS {stage}_mean_us,

@@ -11,7 +11,7 @@ __all__ = ["tq_over_time", "tq_steps"]
 _SUMS = f"""
     SELECT *, mib / nullif(moving_s, 0) AS mib_per_s FROM (
         SELECT run, place,
-            coalesce(sum(weight) FILTER (whole), 0)::BIGINT AS calls,
+            try_cast(coalesce(sum(weight) FILTER (whole), 0) AS BIGINT) AS calls,
             sum(duration_us * weight) FILTER (whole) / 1e6 AS total_s,
             sum(get_us * weight) FILTER (whole) / 1e6 AS get_s,
             sum(compute_us * weight) FILTER (whole) / 1e6 AS compute_s,
@@ -19,8 +19,8 @@ _SUMS = f"""
             coalesce(sum(coalesce(get_us, 0) + coalesce(put_us, 0)) FILTER (whole AND
                 duration_us IS NOT NULL), 0)
                 / nullif(sum(duration_us) FILTER (whole), 0) AS overhead_share,
-            coalesce(sum(weight) FILTER (NOT whole), 0)::BIGINT AS transfers,
-            sum(size_bytes * weight)::BIGINT AS size_bytes,
+            try_cast(coalesce(sum(weight) FILTER (NOT whole), 0) AS BIGINT) AS transfers,
+            try_cast(sum(size_bytes * weight) AS BIGINT) AS size_bytes,
             sum(size_bytes * weight) / {1 << 20} AS mib,
             sum(duration_us * weight) FILTER (size_bytes IS NOT NULL) / 1e6 AS moving_s,
             {{rates}}
@@ -38,7 +38,7 @@ def _both(steps: Steps, function: str | None) -> str:
     condition = f"{in_steps(steps)} AND {of_function(function)}"
     return f"""
         SELECT run, step, begin_us, duration_us, get_us, compute_us, put_us, NULL AS size_bytes,
-            NULL AS event, coalesce(sampled, 1) AS weight, true AS whole
+            NULL AS event, coalesce(sampled, 1)::HUGEINT AS weight, true AS whole
         FROM tq_calls WHERE NOT coalesce(waits, false) AND {condition}
         UNION ALL
         SELECT run, step, begin_us, duration_us, NULL, NULL, NULL, size_bytes, event,

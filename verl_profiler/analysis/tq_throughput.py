@@ -25,15 +25,15 @@ def tq_throughput(tables: Tables, steps: Steps = None, *, function: str | None =
         f"""
         WITH moved AS (
             SELECT run, event, coalesce(func, role, name) AS caller, size_bytes, duration_us,
-                coalesce(sampled, 1) AS weight,
+                coalesce(sampled, 1)::HUGEINT AS weight,
                 size_bytes / {1 << 20} / nullif(duration_us / 1e6, 0) AS mib_per_s
             FROM transfers
             WHERE event IN ('tq_get', 'tq_put') AND size_bytes > 0 AND duration_us IS NOT NULL
                 AND {in_steps(steps)} AND {of_function(function)}
         ), summed AS (
             SELECT run, event, caller, grouping(caller) = 1 AS whole,
-                count(*) AS traced, sum(weight)::BIGINT AS calls,
-                sum(size_bytes * weight)::BIGINT AS size_bytes,
+                count(*) AS traced, try_cast(sum(weight) AS BIGINT) AS calls,
+                try_cast(sum(size_bytes * weight) AS BIGINT) AS size_bytes,
                 sum(size_bytes * weight) / sum(weight) AS mean_bytes,
                 sum(duration_us * weight) / 1e6 AS total_s,
                 sum(size_bytes * weight) / {1 << 20}

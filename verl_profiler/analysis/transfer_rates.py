@@ -33,7 +33,7 @@ def transfer_rates(tables: Tables, steps: Steps = None) -> Rows:
                 sum(duration_us) AS total_us,
                 sum(greatest(end_us - greatest(begin_us, covered_us), 0)) AS busy_us,
                 quantile_cont(duration_us, [0.5, 0.95]) AS q, max(duration_us) AS max_us,
-                sum(size_bytes)::BIGINT AS size_bytes, sum("rows")::BIGINT AS "rows",
+                try_cast(sum(size_bytes) AS BIGINT) AS size_bytes, try_cast(sum("rows") AS BIGINT) AS "rows",
                 sum(size_bytes) / nullif(sum(duration_us) FILTER (size_bytes IS NOT NULL), 0) * 1e6
                     AS bytes_per_s
             FROM calls GROUP BY run, step, role, event

@@ -20,8 +20,8 @@ def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
         SELECT run, step, role, event, count(*) AS calls,
             count(*) FILTER (status IS NOT NULL) AS failed,
             sum(duration_us) / 1e6 AS total_s, quantile_cont(duration_us, 0.95) / 1e6 AS p95_s,
-            max(duration_us) / 1e6 AS max_s, sum(size_bytes)::BIGINT AS size_bytes,
-            sum("rows")::BIGINT AS "rows"
+            max(duration_us) / 1e6 AS max_s, try_cast(sum(size_bytes) AS BIGINT) AS size_bytes,
+            try_cast(sum("rows") AS BIGINT) AS "rows"
         FROM transfers WHERE {in_steps(steps)}
         GROUP BY run, step, role, event ORDER BY run, step, total_s DESC, role, event
         """

@@ -29,7 +29,7 @@ def validation_times(tables: Tables, steps: Steps = None) -> Rows:
             SELECT run, step, count(*) AS requests, count(*) FILTER (NOT finished) AS unfinished,
                 max(end_us) - min(begin_us) AS rollout_us, avg(duration_us) AS mean_us,
                 quantile_cont(duration_us, [0.5, 0.95, 0.99]) AS q, max(duration_us) AS max_us,
-                avg(turns) AS turns, sum(response_tokens)::BIGINT AS response_tokens,
+                avg(turns) AS turns, try_cast(sum(response_tokens) AS BIGINT) AS response_tokens,
                 avg(reward) AS reward
             FROM requests WHERE validate AND {in_steps(steps)} GROUP BY run, step
         ), ordered AS (

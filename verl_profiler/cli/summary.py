@@ -64,7 +64,7 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     tables |= {name: explained[name] for name in EXPLANATIONS}
     found = findings(explained)
     recorded = opened.rows(
-        "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
+        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
     )
     about: dict[str, Any] = {
         "runs": opened.labels,

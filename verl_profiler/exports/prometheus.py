@@ -43,11 +43,11 @@ BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 30
 
 # Everything that is timed: run, labels, length, weight.
 _CALLS = """
-    SELECT run, func, '{stage}' AS stage, {column} AS length_us, coalesce(sampled, 1) AS weight
+    SELECT run, func, '{stage}' AS stage, {column} AS length_us, coalesce(sampled, 1)::HUGEINT AS weight
     FROM tq_calls WHERE {column} IS NOT NULL AND {condition}"""
 _TRANSFERS = """
     SELECT run, coalesce(func, role, name) AS func, substr(event, 4) AS stage,
-        duration_us AS length_us, coalesce(sampled, 1) AS weight
+        duration_us AS length_us, coalesce(sampled, 1)::HUGEINT AS weight
     FROM transfers
     WHERE event IN ('tq_get', 'tq_put') AND duration_us IS NOT NULL AND {condition}"""
 
@@ -116,7 +116,7 @@ def metrics(
             for row in tables.rows(
                 f"""
                 SELECT run, coalesce(func, role, name) AS caller, substr(event, 4) AS operation,
-                    sum(size_bytes * coalesce(sampled, 1))::BIGINT AS size_bytes
+                    try_cast(sum(size_bytes::HUGEINT * coalesce(sampled, 1)) AS BIGINT) AS size_bytes
                 FROM transfers WHERE event IN ('tq_get', 'tq_put') AND size_bytes IS NOT NULL
                     AND {condition}
                 GROUP BY ALL ORDER BY ALL
@@ -163,10 +163,10 @@ def metrics(
 _BUCKETED = (
     "SELECT run, func, stage, sum(length_us * weight) / 1e6 AS total_s, list_value("
     + ", ".join(
-        f"coalesce(sum(weight) FILTER (length_us <= {bound * 1e6:.0f}), 0)::BIGINT"
+        f"try_cast(coalesce(sum(weight) FILTER (length_us <= {bound * 1e6:.0f}), 0) AS BIGINT)"
         for bound in BUCKETS_S
     )
-    + ", sum(weight)::BIGINT) AS counts FROM ({spans}) GROUP BY ALL ORDER BY run, func, stage"
+    + ", try_cast(sum(weight) AS BIGINT)) AS counts FROM ({spans}) GROUP BY ALL ORDER BY run, func, stage"
 )
 
 

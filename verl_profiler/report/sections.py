@@ -238,7 +238,7 @@ def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
 
 def _recorded(tables: Tables) -> Rows:
     return tables.rows(
-        "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
+        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
     )
 
 

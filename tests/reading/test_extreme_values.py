@@ -1,0 +1,75 @@
+"""Numbers beyond every type, and lines beyond every size: a problem, never a failure."""
+
+import json
+
+import pytest
+
+from verl_profiler.cli import main
+from verl_profiler.reader import load
+from verl_profiler.schemas import SCHEMAS
+
+HUGE = 9 * 10**18
+REQUEST = {"request_id": "r1", "turn": 0}
+
+
+def line(number, event="engine_call", extra=None, **more):
+    content = {
+        "timestamp": f"2026-11-21T02:33:22.{number:06d}+00:00",
+        "event": event,
+        "duration_sec": 0.25,
+        "extra": extra or REQUEST,
+        "workid": 0,
+        "step": 1,
+        **more,
+    }
+    return json.dumps(content, separators=(",", ":"))
+
+
+def three(event, **extra):
+    return [line(number, event, {**REQUEST, **extra}) for number in range(3)]
+
+
+CASES = {
+    "sums over 2^63": (
+        three("engine_call", prompt_tokens=HUGE, cached_tokens=HUGE, response_tokens=HUGE),
+        "`prompt_tokens` is out of range",
+    ),
+    "products over 2^63": (
+        three("tq_put", size_bytes=HUGE, rows=HUGE, sampled=HUGE, func="f", call="c"),
+        "`sampled` is out of range",
+    ),
+    "accounts over 2^63": (three("profiler_cost", events=HUGE, bytes=HUGE, dropped=HUGE), None),
+    "seconds over 2^63": (three("engine_request", queue_s=1e300), "`queue_s` is out of range"),
+    "309 digits": (three("request", reward=int("9" * 309)), "too large"),
+    "309 digits of one's own": (three("request", own=int("9" * 309), reward=float("nan")), "NaN"),
+    "length of 309 digits": ([line(1), line(2, duration_sec=int("9" * 309))], "too large"),
+    "step of 309 digits": ([line(1), line(2, step=int("9" * 309))], "too large"),
+    "turn of 309 digits": ([line(1), line(2, extra={"turn": int("9" * 309)})], "too large"),
+    "overflow": ([line(1, "request", REQUEST).replace('"turn":0', '"reward":1e999')], "too large"),
+    "NaN of one's own": (three("request", own=float("nan")), "NaN or Infinity is not JSON"),
+    "15 MB": ([line(1), line(2, extra={"own": "x" * (15 << 20)}), line(3)], "2: longer than 1 MiB"),
+    "7.9 MB": ([line(1), line(2, extra={"own": "x" * (8 << 20)}), line(3)], "2: longer than 1 MiB"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_extreme_value_is_a_problem_and_no_failure(tmp_path, capsys, case):
+    """Every table can be made; what else is in the file is there."""
+    lines, problem = CASES[case]
+    path = tmp_path / "step_1" / "worker_0.jsonl"
+    path.parent.mkdir()
+    path.write_text("\n".join([*lines, line(999_999, "turn")]) + "\n")
+
+    with load(tmp_path) as run:
+        for table in SCHEMAS:
+            run.rows(f"SELECT * FROM {table}")
+        last = run.rows("SELECT event FROM events ORDER BY end_us DESC LIMIT 1")
+        extras = [json.loads(row["extra"]) for row in run.rows("SELECT extra FROM events")]
+        problems = run.problems
+    status = main(["summary", str(tmp_path), "--json"])
+
+    assert [{"event": "turn"}] == last
+    assert problem is None or any(problem in each for each in problems)
+    assert json.loads(json.dumps(extras, allow_nan=False)) == extras
+    assert 0 == status
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
