@@ -28,7 +28,7 @@ def test_one_step_of_a_real_run(capsys):
     places = [
         text.index(title)
         for title in (
-            "Findings\n1. Validation takes 4.25 s per step, 21 % of a step's length.",
+            "Findings of one step\n1. Validation takes 4.25 s per step, 21 % of a step's length.",
             "2. The trainer noticed rollout completion 1.51 s late.",
             "critical path of step 2: 20.1 s, each second with one owner",
             "in order\n",

@@ -142,13 +142,16 @@ def test_a_quiet_run_has_no_findings():
 def test_one_bad_step_of_many_is_weighed_by_all():
     """The cost is per step; what one step of ten loses is not worth a line."""
     once = CASES["checkpoint"][0]
-    rows, _ = found_in(once, *([QUIET] * 3))
-    rare, _ = found_in(once, *([QUIET] * 9))
+    rows, _ = found_in(QUIET, once, *([QUIET] * 3))
+    rare, _ = found_in(QUIET, once, *([QUIET] * 9))
+    first, _ = found_in(once, *([QUIET] * 3))
 
     assert [0.1] == [pytest.approx(row["recoverable_s"]) for row in rows]
-    assert [1] == [row["mostly_step"] for row in rows]
-    assert "mostly in step 1" in finding_list(rows)
+    assert [2] == [row["mostly_step"] for row in rows]
+    assert "mostly in step 2" in finding_list(rows)
     assert [] == rare
+    # The warm-up is left out.
+    assert [] == first
 
 
 def test_the_costs_are_the_true_ones():
@@ -169,7 +172,7 @@ def test_findings_are_ranked_and_written():
     gains = [row["recoverable_s"] for row in rows]
     assert sorted(gains, reverse=True) == gains
     assert {"checkpoint", "late_start"} <= {row["finding"] for row in rows}
-    assert text.splitlines()[0] == "Findings"
+    assert text.splitlines()[0] == "Findings of one step"
     for number, row in enumerate(rows, 1):
         assert f"{number}. {row['says']}" in text
     assert all(each["see"] for each in finding_texts(rows))

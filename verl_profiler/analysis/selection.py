@@ -23,7 +23,7 @@ def in_steps(steps: Steps, column: str = "step") -> str:
 
 
 def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
-    """Return the steps that comparisons and what-if leave out: the first of a run.
+    """Return the steps that comparisons, findings and what-if leave out: the first of a run.
 
     Workers, engines and caches warm up in it.  It counts where the user names steps, and where
     fewer than two others have finished.

@@ -125,4 +125,8 @@ def finding_list(rows: Rows) -> str:
         for name, content in text["files"]:
             lines += [f"   {name}:", *(f"        {line}" for line in content.splitlines() if line)]
         lines += [f"   prove: {text['proof']}"] if text["proof"] else []
-    return "\n".join(["Findings", *map(visible, lines)]) if lines else ""
+    if not lines:
+        return ""
+    steps = max(row["steps"] for row in rows)
+    title = f"Findings of {steps} steps (mean per step)" if steps > 1 else "Findings of one step"
+    return "\n".join([title, *map(visible, lines)])

@@ -9,7 +9,7 @@ from verl_profiler.analysis.critical_path import critical_segments, path_owners
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import fix_values, overrides_of, values_of
 from verl_profiler.analysis.explain.rules import RULES, Rule
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.what_if import CHANGES, replays_and_averages
 from verl_profiler.tables import Tables
@@ -17,7 +17,7 @@ from verl_profiler.tables import Tables
 __all__ = ["EVIDENCE", "explanations", "findings"]
 
 # What findings are made from: the rows of these analyses, by name.
-EVIDENCE = ("critical_path", "what_if", "stragglers", "culprits", "fix_values")
+EVIDENCE = ("steady_path", "what_if", "stragglers", "culprits", "fix_values")
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
@@ -25,19 +25,27 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits and fix_values, by name.
+        straggler_requests, culprits and fix_values, by name; and steady_path: critical_path without
+        the warm-up, which what_if, stragglers and culprits leave out, too.
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
+    steady = after_warm_up(tables, steps)
+    lasting = (
+        segments
+        if steady is None
+        else [row for row in segments if steady[0] <= row["step"] <= steady[1]]
+    )
     return {
         "critical_segments": segments,
         "critical_path": path_owners(segments),
+        "steady_path": path_owners(lasting),
         "step_replays": replays,
         "what_if": averages,
-        "stragglers": stragglers(tables, steps),
+        "stragglers": stragglers(tables, steady),
         "straggler_requests": straggler_requests(tables, steps),
-        "culprits": culprits(tables, segments, steps),
-        "fix_values": fix_values(tables, steps),
+        "culprits": culprits(tables, lasting, steady),
+        "fix_values": fix_values(tables, steady),
     }
 
 
@@ -51,8 +59,8 @@ def findings(found: Mapping[str, Rows]) -> Rows:
         One row per run and rule that triggers: first those with something out of the ordinary, then
         what merely dominates, most recoverable first within each.  run, finding (a key of `RULES`),
         dominates, recoverable_s (per step, on average: an upper bound), share (of the mean step),
-        low_s and high_s (of the replay, None where nothing was resampled), unseen (whether these are
-        mainly the bounds of loads that were never seen), step_s (the mean step), mostly_step (the step
+        low_s and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
+        mainly the bounds of loads that were never seen), steps (how many), step_s (their mean), mostly_step (the step
         with more than half of it, where there are three or more), culprit (a name; None if no single
         one), culprit_kind, culprit_text (for people), where, evidence (rows of step, who, seconds,
         what), says, cause and advice (with names of `words` in braces), words, overrides (of Hydra, to
@@ -61,7 +69,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
         are not additive.
     """
     rows: Rows = []
-    paths = _by_run(found["critical_path"])
+    paths = _by_run(found["steady_path"])
     replays = _by_run(found["what_if"])
     waits = _by_run(found["stragglers"])
     named = _by_run(found["culprits"])
@@ -101,6 +109,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
                     "low_s": resampled["low_s"] if resampled else None,
                     "high_s": resampled["high_s"] if resampled else None,
                     "unseen": rule.unseen,
+                    "steps": steps,
                     "step_s": step_s,
                     "mostly_step": worst
                     if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
