@@ -40,6 +40,8 @@ def test_one_step_of_a_real_run(capsys):
     ]
     assert sorted(places) == places
     assert "update_actor" in text
+    # A file to paste keeps its lines.
+    assert "\n        class FastPoll(ReplayBuffer):\n" in text
     assert all(line.isprintable() for line in text.splitlines())
 
 

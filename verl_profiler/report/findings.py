@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain import findings as explained
 from verl_profiler.analysis.explain.findings import EVIDENCE
+from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.visible import visible
@@ -122,8 +123,10 @@ def finding_list(rows: Rows) -> str:
                 )
         # To be pasted: never wrapped.
         lines += [f"   paste: {each}" for each in text["paste"]]
-        for name, content in text["files"]:
-            lines += [f"   {name}:", *(f"        {line}" for line in content.splitlines() if line)]
+        for name, _ in text["files"]:
+            # The rows' own copy has been made printable, on one line.
+            own = FILES[name].splitlines()
+            lines += [f"   {name}:", *(f"        {line}" for line in own if line)]
         lines += [f"   prove: {text['proof']}"] if text["proof"] else []
     if not lines:
         return ""

@@ -28,7 +28,7 @@ VALUES: dict[str, int] = {
 # Files that overrides name, by name.
 FILES: dict[str, str] = {
     "fast_poll.py": '''\
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 
 class FastPoll(ReplayBuffer):
