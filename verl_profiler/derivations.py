@@ -9,7 +9,14 @@ from __future__ import annotations
 from verl_profiler.aliases import FIELD_ALIASES
 from verl_profiler.schemas import FIELDS, NUMBER_LIMIT, REQUEST_PARTS
 
-__all__ = ["BLAME", "DERIVATIONS", "GEN_TOLERANCE_US", "SYNCHRONOUS", "from_rest"]
+__all__ = [
+    "BLAME",
+    "DERIVATIONS",
+    "GEN_TOLERANCE_US",
+    "STALL_NOTICED_US",
+    "SYNCHRONOUS",
+    "from_rest",
+]
 
 # Clocks of different hosts: a request may end after the `gen` that waited for it by so much.
 GEN_TOLERANCE_US = 50_000
@@ -230,10 +237,24 @@ SELECT run, step, name, validate, request_id, turn, true AS finished, begin_us, 
 FROM chosen WHERE request_id IS NULL AND event = 'turn'
 """
 
-_TOOL_CALLS = """
-SELECT run, step, name, validate, request_id, turn, tool, status, error,
-    begin_us, end_us, duration_us
-FROM event_fields WHERE event = 'tool_call' AND family = 'rollout'
+# A call that ends so soon after a stall of its event loop had waited for the loop.
+STALL_NOTICED_US = 50_000
+
+_TOOL_CALLS = f"""
+WITH calls AS (
+    SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn, tool, status,
+        error, begin_us, end_us, duration_us
+    FROM event_fields WHERE event = 'tool_call' AND family = 'rollout'
+), stalled AS (
+    -- By what other requests did in the same loop.
+    SELECT c.number, sum(least(c.end_us, g.end_us) - greatest(c.begin_us, g.begin_us)) AS stalled_us
+    FROM calls AS c JOIN lags AS g ON g.run = c.run AND g.name = c.name
+        AND g.request_id <> c.request_id AND g.begin_us < c.end_us AND g.end_us > c.begin_us
+        AND c.end_us <= g.end_us + {STALL_NOTICED_US}
+    GROUP BY c.number
+)
+SELECT c.* EXCLUDE (number), least(coalesce(s.stalled_us, 0), duration_us)::BIGINT AS stalled_us
+FROM calls AS c LEFT JOIN stalled AS s USING (number)
 """
 
 
@@ -412,6 +433,9 @@ WITH calls AS (
             - coalesce(prefill_us, 0)) AS decode_us,
         sum(coalesce(prefill_us, 0)) AS prefill_us, sum(response_tokens) AS tokens
     FROM engine_calls WHERE duration_us IS NOT NULL AND NOT validate GROUP BY ALL
+), stalls AS (
+    SELECT run, step, name, request_id, sum(stalled_us) AS stalled_us
+    FROM tool_calls WHERE stalled_us > 0 AND NOT validate GROUP BY ALL
 ), begins AS (
     SELECT run, step, min(begin_us) AS first_us
     FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} GROUP BY run, step
@@ -420,8 +444,11 @@ WITH calls AS (
         r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
         coalesce(c.call_us - c.decode_us - c.prefill_us, 0) AS queued_us,
         coalesce(c.prefill_us, 0) AS prefill_us, coalesce(c.decode_us, 0) AS decode_us,
-        greatest(coalesce(c.tokens, 0), 1) AS tokens, coalesce(r.tool_us, 0) AS tool_us
-    FROM requests AS r JOIN begins USING (run, step) LEFT JOIN calls AS c USING (run, step, name, request_id)
+        greatest(coalesce(c.tokens, 0), 1) AS tokens,
+        greatest(coalesce(r.tool_us, 0) - coalesce(g.stalled_us, 0), 0) AS tool_us
+    FROM requests AS r JOIN begins USING (run, step)
+    LEFT JOIN calls AS c USING (run, step, name, request_id)
+    LEFT JOIN stalls AS g USING (run, step, name, request_id)
     WHERE r.finished AND NOT r.validate
 ), typical AS (
     SELECT run, step, median(whole_us) AS whole_us, median(late_us) AS late_us,
@@ -454,7 +481,8 @@ FROM ({BLAME.format(ends="ends", group="run, step")})
 # A request's blame, as far as tools made it late, goes to its tools by the time of their calls.
 _TOOL_BLAME = """
 WITH calls AS (
-    SELECT b.run, b.step, b.name, b.request_id, t.tool, t.duration_us, b.place = b.many AS last,
+    SELECT b.run, b.step, b.name, b.request_id, t.tool,
+        t.duration_us - coalesce(t.stalled_us, 0) AS duration_us, b.place = b.many AS last,
         b.blame_us * least(b.tool_us / b.behind_us, 1) AS tool_blame_us
     FROM request_blame AS b JOIN tool_calls AS t USING (run, step, name, request_id)
     WHERE b.tool_us > 0 AND b.behind_us > 0 AND NOT t.validate AND t.duration_us IS NOT NULL
@@ -616,8 +644,11 @@ WHERE coalesce(nullif(r.reserved_bytes, 0), r.rss_bytes, r.host_used_bytes,
     CASE WHEN r.total_bytes > 1 THEN r.used_bytes END) IS NOT NULL
 """
 
-_LAGS = """
-SELECT run, step, name, role, loop, during, begin_us, end_us, duration_us
+_LAGS = f"""
+SELECT run, step, name, role, loop, during, {_number("function", "VARCHAR")} AS function,
+    {_number("innermost", "VARCHAR")} AS innermost, {_number("file", "VARCHAR")} AS file,
+    try_cast({_number("line")} AS INTEGER) AS line, tool, request_id, turn,
+    {_micros("begin_error_s")} AS begin_error_us, begin_us, end_us, duration_us
 FROM event_fields WHERE family = 'event_loop' AND duration_us IS NOT NULL
 """
 

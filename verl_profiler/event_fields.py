@@ -80,6 +80,7 @@ FIELDS = {
     "agent": _text("Name of the agent loop, from the data set or the config."),
     "allocated_bytes": _bytes("Device memory that torch's allocator has given out."),
     "at": _text("Which of verl's memory checkpoints, in verl's words."),
+    "begin_error_s": _seconds("How far from its recorded begin the stall may have begun."),
     "bytes": _bytes("Written to event files."),
     "cached_tokens": _count("Prompt tokens that the engine had in its cache."),
     "call": _text("Id of one call in all processes: random digits, pid and a number."),
@@ -87,18 +88,24 @@ FIELDS = {
     "decode_s": _seconds("Time of decoding, as the engine reports it."),
     "devices": _count("Devices of the process."),
     "dropped": _count("Events that were dropped."),
-    "during": _text("Name of the event that ran while the loop stood still."),
+    "during": _text("What ran while the loop stood still: the probed event, else the function."),
     "e2e_s": _seconds("Time in the engine, as the engine reports it."),
     "engine_request_id": _text("Random id of one generate call, made by verl."),
     "events": _count("Events that were written."),
     "fields": _count("Number of fields of the samples; not their names."),
+    "file": _text("Base name of that function's file; never its folder or contents."),
     "finish_reason": _text("Why generation ended: `stop`, `length`, …"),
     "forward_only": _flag("Whether the pass has no backward."),
     "func": _text("Name of the traced function."),
+    "function": _text(
+        "Module and name of the user's innermost function that held the loop; never its arguments."
+    ),
     "get_s": _seconds("Time of getting data out of the queue."),
     "host_used_after_bytes": _bytes("Host memory in use on the machine, after."),
     "host_used_before_bytes": _bytes("Host memory in use on the machine, before."),
     "host_used_bytes": _bytes("Host memory in use on the machine."),
+    "innermost": _text("Module and name of the innermost Python function that held the loop."),
+    "line": _count("Line of the file at which the function was seen first."),
     "loop": _text("Name of the event loop's thread."),
     "metrics": Field(
         "object", "", "What verl logs for the step: names and numbers; texts are left out."

@@ -286,8 +286,8 @@ EVENTS: dict[str, Event] = {
     "event_loop_lag": Event(
         "event_loop",
         None,
-        "The event loop did not run: from when a timer was due until it ran.",
-        ("loop", "during"),
+        "The event loop did not run: from its last sign of life until an overdue timer ran.",
+        ("loop", "during", "function", "innermost", "file", "line", "tool", "begin_error_s"),
     ),
     # the profiler itself
     "profiler_cost": Event(

@@ -393,8 +393,10 @@ def _enter(
     # `begin_section` and `end_section`, and below `append`, without the calls.
     cpu = 0 if begin % SAMPLED else time.thread_time_ns()
     try:
-        if in_loop and id(_get_running_loop()) != loop_lag.last_loop:
-            watch_running_loop()
+        if in_loop:
+            active.alive_ns = begin
+            if id(_get_running_loop()) != loop_lag.last_loop:
+                watch_running_loop()
         call = Call(probe.event, begin, names, args, kwargs)
         if probe.enter is not None:
             probe.enter(call)

@@ -131,6 +131,8 @@ class Recorder:
         # What wrappers use stands together: between two of them the processor forgets it.
         self.wrapper_ns = 0
         self.wrapper_cpu_ns = 0
+        # When a probed coroutine began last: its event loop ran then.
+        self.alive_ns = 0
         self.steps = frozenset(carried.events.steps) if carried.events.steps is not None else None
         self._taken: deque[tuple[Any, ...]] = deque()
         self.queue: Any = self._taken

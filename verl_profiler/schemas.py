@@ -218,6 +218,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "tool": "VARCHAR",
         "status": "VARCHAR",
         "error": "VARCHAR",
+        "stalled_us": "BIGINT",
         **_INTERVAL,
     },
     "engine_requests": {
@@ -415,6 +416,14 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "role": "VARCHAR",
         "loop": "VARCHAR",
         "during": "VARCHAR",
+        "function": "VARCHAR",
+        "innermost": "VARCHAR",
+        "file": "VARCHAR",
+        "line": "INTEGER",
+        "tool": "VARCHAR",
+        "request_id": "VARCHAR",
+        "turn": "INTEGER",
+        "begin_error_us": "BIGINT",
         **_INTERVAL,
     },
     "costs": {

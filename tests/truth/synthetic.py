@@ -70,7 +70,8 @@ class Phase:
 class Step:
     """One step; `poll_us` None: the trainer is told; `slots` None: replicas run everything.
 
-    `testing_us` and `pause_us` lie between it and the next one.
+    `testing_us` and `pause_us` lie between it and the next one.  With `stall` a worker's loop does not
+    run from one time to another, in the function `stalled_by`, called for the request `stalled_of`.
     """
 
     requests: tuple[Request, ...]
@@ -86,6 +87,7 @@ class Step:
     slots: int | None = None
     stall: tuple[int, int, int] | None = None
     stalled_by: str | None = None
+    stalled_of: int | None = None
     stalled_too: tuple[str, ...] = ()
     save_us: int = 0
     testing_us: int = 0
@@ -220,7 +222,9 @@ def _write(writer: Writer, step: Step) -> Truth:
         writer.span("trainer_0", "testing", truth.duration_us, tested)
     if step.stall:
         worker, begin, end = step.stall
-        lag = {"loop": "main", "during": step.stalled_by}
+        lag: dict[str, Any] = {"loop": "main", "during": step.stalled_by}
+        if step.stalled_of is not None:
+            lag |= {"request_id": f"q{step.stalled_of:04d}", "function": step.stalled_by}
         for name in (f"worker_{worker}", *step.stalled_too):
             writer.span(name, "event_loop_lag", begin, end, **lag)
     truth.owners = {owner: length for owner, length in owners.items() if length}

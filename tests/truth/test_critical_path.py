@@ -239,3 +239,38 @@ def test_intervals_that_contradict_each_other_have_one_owner_each(intervals):
     begins = [round(row["begin_s"] * 1e6) for row in segments]
     assert [0, *ends[:-1]] == begins
     assert 10_000_000 == ends[-1]
+
+
+def test_a_tool_is_not_charged_for_a_stall_that_another_requests_call_caused():
+    """A tool of 100 ms seems to take 700 ms: the loop noticed its end when it ran again."""
+    hasty = Turn(tools=(("hasty", 600_000),))
+    patient = replace(hasty, tools=(("patient", 700_000),))
+    requests = (Request(turns=(hasty,)), Request(turns=(patient,)), *[Request(worker=1)] * 3)
+    # When the tools begin: on the way, in the engine, back.
+    begin = 1_000 + 10_000 + 3_000 + 500 + 1_500 + 20_000 + 500_000 + 1_000 + 700
+    stalls = {
+        of: run_of(
+            Step(
+                requests,
+                stall=(0, begin + 100_000, begin + 700_000),
+                stalled_by="mine:blocks",
+                stalled_of=of,
+            )
+        )[0]
+        for of in (0, None)
+    }
+    owners = {
+        of: {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+        for of, tables in stalls.items()
+    }
+    calls = stalls[0].rows("SELECT tool, duration_us, stalled_us FROM tool_calls ORDER BY tool")
+    (blamed,) = stalls[0].rows("SELECT blame_us FROM tool_blame WHERE tool = 'patient'")
+    (unknown,) = stalls[None].rows("SELECT blame_us FROM tool_blame WHERE tool = 'patient'")
+
+    assert (600_000, 100_000) == (owners[0]["event_loop"], owners[0]["tool"])
+    # Whose call it was is not known: it stays with the tool.
+    assert 700_000 == owners[None]["tool"]
+    assert [("hasty", 600_000, 0), ("patient", 700_000, 600_000)] == [
+        (row["tool"], row["duration_us"], row["stalled_us"]) for row in calls
+    ]
+    assert blamed["blame_us"] < unknown["blame_us"] / 5

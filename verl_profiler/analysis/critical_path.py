@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.step_model import engine_interval
-from verl_profiler.derivations import SYNCHRONOUS
+from verl_profiler.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.events import EVENTS
 from verl_profiler.tables import Tables
 
@@ -63,7 +63,8 @@ _OF_EVENT = {
 # Other processes answer these, and only the loop notices.  A stall owns what it overlaps of such a wait,
 # if the wait ends soon after it: one that goes on much longer was not over yet.
 _ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
-_NOTICED_US = 50_000
+# A tool has its own work too: a stall owns it only where another request is known to have caused it.
+_TOOL = "e.event IN ('tool_call', 'tool_execution')"
 # A stall of at least this length, of which this part is seen in so many other processes of the host,
 # of at least two roles, is not the loop's own: the machine was paused, or had no time for any of them.
 _HOST_US, _HOST_PART, _HOST_PROCESSES = 500_000, 0.8, 3
@@ -303,8 +304,10 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
             SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family, g.owner AS owner,
                 greatest(e.begin_us, g.begin_us) AS begin_us, least(e.end_us, g.end_us) AS end_us)
             FROM own AS e JOIN stalls AS g USING (run, step, name)
-            WHERE {_ANSWERED} AND g.during IS DISTINCT FROM e.event
-                AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {_NOTICED_US}
+            WHERE ({_ANSWERED} AND g.during IS DISTINCT FROM e.event
+                    AND coalesce(g.request_id <> e.request_id, true)
+                    OR {_TOOL} AND g.request_id <> e.request_id)
+                AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {STALL_NOTICED_US}
         ), every AS (
             SELECT *, false AS above FROM own UNION ALL SELECT *, true FROM stalled
         )

@@ -432,7 +432,8 @@ def _stalls(tables: Tables, steps: Steps) -> _Found:
     """Find the worker whose event loop stalls, and the call that blocks it."""
     rows = tables.rows(
         f"""
-        SELECT g.run, g.step, g.name, g.during, p.host, sum(g.duration_us) / 1e6 AS lost_s
+        SELECT g.run, g.step, g.name, coalesce(g.function, g.during) AS during, p.host,
+            sum(g.duration_us) / 1e6 AS lost_s
         FROM lags AS g JOIN last_requests AS l ON l.run = g.run AND l.step = g.step
             AND l.name = g.name AND g.end_us > l.begin_us AND g.begin_us < l.end_us
             LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
