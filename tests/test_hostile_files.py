@@ -11,6 +11,7 @@ import time
 import tracemalloc
 import zlib
 from contextlib import closing, redirect_stderr, redirect_stdout
+from itertools import cycle
 from pathlib import Path
 
 import nsys_database
@@ -163,10 +164,11 @@ def test_files_whose_names_are_no_text(tmp_path):
 
 
 def hostile_texts(content):
-    """Yield what to write: `content` with each value in each place of it."""
-    for path in paths_of(content):
+    """Yield what to write: `content` with each value in each place; large ones in a seventh."""
+    for number, path in enumerate(paths_of(content)):
         for name, value in VALUES.items():
-            yield f"{path} = {name}", text_with(content, path, value)
+            if len(value) < 1000 or number % 7 == 0:
+                yield f"{path} = {name}", text_with(content, path, value)
 
 
 def frame_of(run):
@@ -288,9 +290,9 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("value", ODD)
-def test_any_value_in_an_export_of_nsys(tmp_path, value):
-    """Each column in turn; what is possible is read, and the rest is said."""
+@pytest.mark.parametrize("first", range(0, len(ODD), 4))
+def test_any_value_in_an_export_of_nsys(tmp_path, first):
+    """Each column in turn, each with another value; what is possible is read."""
     run = small_run(tmp_path)
     (run / "nsight").mkdir()
     (run / "nsight" / "captures.json").write_text(
@@ -312,7 +314,7 @@ def test_any_value_in_an_export_of_nsys(tmp_path, value):
             if (table, row[1]) != ("StringIds", "id")
         ]
     tables = Tables.of()
-    for table, column in columns:
+    for (table, column), value in zip(columns, cycle([*ODD[first:], *ODD[:first]]), strict=False):
         path.write_bytes(good)
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", [value])
@@ -320,6 +322,21 @@ def test_any_value_in_an_export_of_nsys(tmp_path, value):
         tables.rows("SELECT * FROM capture_ranges, capture_work")
         with contextlib.suppress(ReadingError):
             write_guest(read_guest(path), tables, {}, PerfettoTrace(io.BytesIO(), 0))
+
+
+@pytest.mark.parametrize("label", ["a\nb", "a\r\nb", 'x\r,"y', "\u2028"])
+def test_ends_of_lines_in_names_around_an_export_of_nsys(tmp_path, label):
+    """The ranges go through a CSV file, with the name of the run in each line."""
+    run = small_run(tmp_path)
+    (run / "nsight").mkdir()
+    capture = {**CAPTURE, "file": "a.sqlite", "problem": ""}
+    (run / "nsight" / "captures.json").write_text(json.dumps([capture]))
+    nsys_database.write(run / "nsight" / "a.sqlite", ranges=[(10, 90, "push", "r", 8)])
+    tables = Tables.of()
+
+    take_captures(tables, [(label, run)], tmp_path)
+
+    assert tables.rows("SELECT run, event FROM capture_ranges") == [{"run": label, "event": "r"}]
 
 
 def test_damaged_exports_of_nsys_are_named(tmp_path):

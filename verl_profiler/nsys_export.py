@@ -275,7 +275,7 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
     lacking: dict[str, list[str]] = {}
     files = {name: scratch / f"{name}.csv" for name in ("capture_ranges", "capture_work")}
     with contextlib.ExitStack() as stack:
-        ranges, work = (csv.writer(stack.enter_context(_opened(path))) for path in files.values())
+        ranges, work = (_writer(stack.enter_context(_opened(path))) for path in files.values())
         for label, root in roots:
             for capture in _summary(root / "nsight" / SUMMARY, problems):
                 row = _capture_row(label, capture)
@@ -313,6 +313,10 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
 
 def _opened(path: Path) -> TextIO:
     return path.open("w", newline="", encoding="utf-8", errors="replace")
+
+
+def _writer(file: TextIO) -> Any:
+    return csv.writer(file, lineterminator="\n")
 
 
 def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -124,7 +124,10 @@ class Tables:
         self._made.add(name)
 
     def put_csv(self, name: str, path: Path) -> None:
-        """Make the table `name` of a CSV file without a header; an empty field is NULL."""
+        """Make the table `name` of a CSV file without a header; an empty field is NULL.
+
+        Its lines end in a newline alone; fields may hold ends of lines of any kind.
+        """
         typed = ", ".join(f"'{column}': '{kind}'" for column, kind in SCHEMAS[name].items())
         self.connection.execute(
             f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
@@ -132,7 +135,7 @@ class Tables:
                 "read_csv",
                 [path],
                 "auto_detect = false, delim = ',', quote = '\"', escape = '\"', header = false, "
-                f"nullstr = '', columns = {{{typed}}}",
+                f"nullstr = '', new_line = '\\n', columns = {{{typed}}}",
             )
         )
         self._made.add(name)
