@@ -54,6 +54,7 @@ class Converted:
         problems: Sentences about files and lines.
         original: The files are in a vocabulary of the original logger.
         cache: Where what is made of the events may be kept; None where nothing may.
+        folder: The cache of the run, which must not be closed before the parts are read.
     """
 
     parts: list[Kept] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Converted:
     problems: list[str] = field(default_factory=list)
     original: bool = False
     cache: CacheFolder | None = None
+    folder: CacheFolder | None = None
 
 
 def convert(
@@ -85,7 +87,7 @@ def convert(
     # What an archive brings along is not used; it is unpacked anew each time.
     cached = None
     if cache and source.whole and scratch.path not in source.root.parents:
-        cached = result.cache = CacheFolder.beside(source.root)
+        cached = result.cache = result.folder = CacheFolder.beside(source.root)
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"

@@ -165,6 +165,7 @@ class Run:
         parts: list[EventPart] = []
         scratch = CacheFolder.of(self._scratch)
         self._folders.append(scratch)
+        kept = None
         for source in sources:
             found = processes(source)
             everyone += found.values()
@@ -184,11 +185,12 @@ class Run:
                 _check_columns(connection, source)
             given = (Kept(_identity(path), path, {}) for path in source.parquet)
             parts += event_parts(connection, source.label, [*converted.parts, *given])
-            if converted.cache is not None:
-                self._folders.append(converted.cache)
+            if converted.folder is not None:
+                self._folders.append(converted.folder)
+            kept = converted.cache
         if parts:
-            kept = self._folders[-1] if len(sources) == 1 else scratch
-            self.tables.shelf = Shelf(kept, scratch, parts)
+            alone = kept if len(sources) == 1 else None
+            self.tables.shelf = Shelf(alone or scratch, scratch, parts)
         self.tables.take("event_fields", parts_query(parts) or _no_events())
         self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))

@@ -95,10 +95,14 @@ def test_a_cache_removed_by_hand_costs_time_only(run, made):
     assert expected == answers(run)
 
 
-def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch):
-    """A disk that fails for a moment: the next reading is complete."""
+@pytest.mark.parametrize("name", ["worker_0", "trainer_0"])
+def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch, name):
+    """A disk that fails for a moment: the next reading is complete.
+
+    The requests' part is made first, and read after the trainer's failed.
+    """
     expected = answers(run, cache=False)
-    failing = run / "step_1" / "worker_0.jsonl"
+    failing = run / "step_1" / f"{name}.jsonl"
     content = failing.read_text()
     failing.write_text("bad\n" + content)
     complete = answers(run, cache=False)
