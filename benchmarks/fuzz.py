@@ -139,7 +139,8 @@ def run_command(arguments):
         errors.detach()
     if status == 3 and arguments[0] != "--traceback":
         # It failed, and caught that: once more, to see where.
-        yield from run_command(["--traceback", *arguments])
+        again = list(run_command(["--traceback", *arguments]))
+        yield from again or [(f"internal error once in {arguments[0]}", complaints)]
         return
     if status not in (0, 1, 2):
         yield f"exit status {status}", complaints

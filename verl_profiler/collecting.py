@@ -354,10 +354,8 @@ def _move(capture: Found, report: Path, home: Path) -> None:
 
 def _is_idle(trace: Path) -> bool:
     """Whether a Chrome trace holds nothing but its frame, which takes some hundred bytes."""
-    if trace.stat().st_size > _SMALL_TRACE:
-        return False
     try:
-        return b'"cpu_op"' not in gzip.decompress(trace.read_bytes())
+        return b'"cpu_op"' not in gzip.decompress(read_bounded(trace, _SMALL_TRACE))
     except (OSError, EOFError, zlib.error):
         return False
 
