@@ -431,7 +431,10 @@ WITH calls AS (
     SELECT run, step, name, request_id, sum(duration_us) AS call_us,
         sum(coalesce(engine_duration_us, duration_us) - coalesce(queue_us, 0)
             - coalesce(prefill_us, 0)) AS decode_us,
-        sum(coalesce(prefill_us, 0)) AS prefill_us, sum(response_tokens) AS tokens
+        sum(coalesce(prefill_us, 0)) AS prefill_us,
+        -- The first token is prefill's, where that is known.
+        sum(CASE WHEN prefill_us IS NULL THEN response_tokens
+            ELSE greatest(response_tokens - 1, 0) END) AS tokens
     FROM engine_calls WHERE duration_us IS NOT NULL AND NOT validate GROUP BY ALL
 ), stalls AS (
     SELECT run, step, name, request_id, sum(stalled_us) AS stalled_us

@@ -9,6 +9,7 @@ installed, is a stand-in with the client functions that verl calls; the report s
 import asyncio
 import contextlib
 import functools
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -66,6 +67,8 @@ class StandInMlflow:
 
     def module(self):
         module = types.ModuleType("mlflow")
+        # accelerate looks for installed packages by their specs.
+        module.__spec__ = importlib.machinery.ModuleSpec("mlflow", None)
         module.config = types.SimpleNamespace(enable_async_logging=lambda: None)
         module.set_tracking_uri = module.set_experiment = lambda _text: None
 

@@ -654,7 +654,9 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int, 
 
 
 def _per_token(call: Mapping[str, Any]) -> float:
-    return (call["ended_us"] - call["decoding_us"]) / call["response_tokens"]
+    # The first token is prefill's, where that is known.
+    tokens = call["response_tokens"] - (call["prefill_us"] is not None)
+    return (call["ended_us"] - call["decoding_us"]) / tokens
 
 
 def _line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -16,9 +16,9 @@ _SUMS = f"""
             sum(get_us * weight) FILTER (whole) / 1e6 AS get_s,
             sum(compute_us * weight) FILTER (whole) / 1e6 AS compute_s,
             sum(put_us * weight) FILTER (whole) / 1e6 AS put_s,
-            coalesce(sum(coalesce(get_us, 0) + coalesce(put_us, 0)) FILTER (whole AND
+            coalesce(sum((coalesce(get_us, 0) + coalesce(put_us, 0)) * weight) FILTER (whole AND
                 duration_us IS NOT NULL), 0)
-                / nullif(sum(duration_us) FILTER (whole), 0) AS overhead_share,
+                / nullif(sum(duration_us * weight) FILTER (whole), 0) AS overhead_share,
             try_cast(coalesce(sum(weight) FILTER (NOT whole), 0) AS BIGINT) AS transfers,
             try_cast(sum(size_bytes * weight) AS BIGINT) AS size_bytes,
             sum(size_bytes * weight) / {1 << 20} AS mib,
