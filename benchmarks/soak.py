@@ -280,7 +280,7 @@ def judge(table, result, root, args):
     table.row("stop took", f"{result['stop_s']:.2f} s")
     for kind, count in result["violations"].items():
         table.row(kind[:46], f"{count:,} times", holds=False)
-        print("    " + result["texts"].get(kind, "").replace("\n", "\n    "))
+        print(f"    {kind}\n    " + result["texts"].get(kind, "").replace("\n", "\n    "))
 
 
 def main():

@@ -140,6 +140,15 @@ class FailingBase(BaseException):
     __str__ = FailingError.__str__
 
 
+def open_files():
+    """Return what the open descriptors of this process are of."""
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return names
+
+
 def deep(depth=100_000):
     """Return a list in a list in a list."""
     made = []
@@ -624,7 +633,7 @@ class Soak:
         self.real_begin_ns = self.clock.real_ns()
         before = {
             "threads": {thread.name for thread in threading.enumerate()},
-            "files": len(os.listdir("/proc/self/fd")),
+            "files": open_files(),
         }
         self.start()
         self.producers = [
@@ -712,13 +721,10 @@ class Soak:
         if left:
             self.violate(f"threads left: {sorted(left)}")
         gc.collect()
-        files = len(os.listdir("/proc/self/fd"))
-        if files > before["files"]:
-            names = []
-            for fd in os.listdir("/proc/self/fd"):
-                with contextlib.suppress(OSError):
-                    names.append(os.readlink(f"/proc/self/fd/{fd}"))
-            self.violate(f"files left: {sorted(names)}")
+        names = open_files()
+        if len(names) > len(before["files"]):
+            names = sorted((Counter(names) - Counter(before["files"])).elements())
+            self.violate(f"files left: {names}")
         try:
             os.waitpid(-1, os.WNOHANG)
             self.violate("children left")
