@@ -21,6 +21,7 @@ from verl_profiler.cli import report
 from verl_profiler.errors import ReadingError
 from verl_profiler.reader import load
 from verl_profiler.report import sections, timelines
+from verl_profiler.report.conclusions import conclusions
 from verl_profiler.report.html import page, script_json
 from verl_profiler.report.sections import document
 
@@ -555,3 +556,27 @@ def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():
     assert 161 == sum(row["calls"] for row in functions)
     assert any(text.startswith("_compute_advantage: get and put") for text in traced["tq_findings"])
     assert [] == rows(plain["tq_functions"])
+
+
+@pytest.mark.parametrize(
+    ("spent", "ending"),
+    [
+        # A tool call of 981 ms is the longest call, and not what the request consists of.
+        (
+            {"tool_s": 0.981, "engine_s": 0.9, "reward_s": 10.3},
+            "12.2 s, 10.3 s of it in its reward.",
+        ),
+        ({"tool_s": 9.0, "engine_s": 0.9}, "12.2 s, 981 ms of it in tool search (turn 1)."),
+        ({"tool_s": 1.0, "engine_s": 9.0}, "12.2 s, 9.00 s of it in engine calls."),
+        ({"tool_s": 1.0, "other_s": 9.0}, "12.2 s, 9.00 s of it in what no event covers."),
+    ],
+)
+def test_the_slowest_request_is_described_by_its_largest_part(spent, ending):
+    """The longest single call is named where it is of that part."""
+    row = {"run": "r", "step": 1, "name": "worker_0", "duration_s": 12.2}
+    row |= {"longest": "search", "longest_turn": 1, "longest_s": 0.981, **spent}
+    found = dict.fromkeys(("step_times", "step_phases"), [])
+
+    *_, sentence = conclusions({**found, "slowest_requests": [row]}, [], several=False)
+
+    assert sentence.endswith(ending)

@@ -89,6 +89,7 @@ class Step:
     stalled_by: str | None = None
     stalled_of: int | None = None
     stalled_too: tuple[str, ...] = ()
+    sleep_us: int = 0
     save_us: int = 0
     testing_us: int = 0
     pause_us: int = 20_000
@@ -205,9 +206,14 @@ def _write(writer: Writer, step: Step) -> Truth:
     owners["polling"] = look - last - polls
     owners["transfer"] = owners.get("transfer", 0) + polls + step.look_us + step.fetch_us
     writer.span("trainer_0", "sample_wait", gen, wait_end)
-    writer.span("trainer_0", "gen", gen, wait_end + 1_000)
+    slept = wait_end + step.sleep_us
+    if step.sleep_us:
+        writer.span("trainer_0", "sleep_replicas", wait_end, slept)
+        writer.span("engine_0", "memory_release", wait_end + 100, slept - 100)
+        owners["sleep_replicas"] = step.sleep_us
+    writer.span("trainer_0", "gen", gen, slept + 1_000)
     owners["gen"] = 1_000
-    now = wait_end + 1_000
+    now = slept + 1_000
     for phase in step.phases:
         now = _write_phase(writer, phase, now + step.gap_us, owners)
     if step.save_us:

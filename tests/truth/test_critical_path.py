@@ -274,3 +274,12 @@ def test_a_tool_is_not_charged_for_a_stall_that_another_requests_call_caused():
         (row["tool"], row["duration_us"], row["stalled_us"]) for row in calls
     ]
     assert blamed["blame_us"] < unknown["blame_us"] / 5
+
+
+def test_putting_engines_to_sleep_is_no_handover():
+    """It is a timer inside `gen` in which no rank works."""
+    tables, (truth,) = run_of(Step((Request(),), sleep_us=400_000))
+    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+
+    assert 400_000 == truth.owners["sleep_replicas"]
+    assert truth.owners == owners

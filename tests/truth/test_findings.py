@@ -94,6 +94,7 @@ CASES = {
         set(),
     ),
     "checkpoint": (replace(QUIET, save_us=400_000), set()),
+    "engine_sleep": (replace(QUIET, sleep_us=400_000), set()),
     "handover": (
         replace(QUIET, phases=tuple(replace(phase, before_us=100_000) for phase in QUIET.phases)),
         {"weight_sync"},

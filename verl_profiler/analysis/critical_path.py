@@ -41,6 +41,7 @@ OWNERS: dict[str, str] = {
     "transfer": "TransferQueue calls",
     "event_loop": "the worker's event loop did not run, where the request waited for it or an answer",
     "host_stall": "the same, while most other processes of its host did not run either",
+    "sleep_replicas": "the trainer waits while the engines are put to sleep, at the end of gen",
     "polling": "every request had ended, and the trainer had not looked yet",
     "handover": "a phase of the trainer in which its last rank was not at work",
     UNEXPLAINED: "no event explains the time",
@@ -242,8 +243,8 @@ def _timers(tables: Tables, steps: Steps) -> _Keyed:
         yield _keyed(row, _TRANSFER, "transfer")
 
 
-# Timers that wait for requests, not for ranks.
-_WITHOUT_RANKS = ("gen", "update_weights")
+# Timers that wait for requests or engines, not for ranks.
+_WITHOUT_RANKS = ("gen", "sleep_replicas", "update_weights")
 
 
 def _ranks(tables: Tables, steps: Steps) -> _Keyed:

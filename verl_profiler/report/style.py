@@ -83,6 +83,7 @@ OWNER_COLORS: dict[str, str] = {
     "host_stall": "#6b3a3a",
     "polling": "#8B0000",
     "handover": "#8A8A8A",
+    "sleep_replicas": "#5E7F9E",
     "unexplained": _REST,
 }
 

@@ -83,6 +83,7 @@ _Found = dict[str, dict[str, tuple[Culprit, float | None]]]
 _BY_OWNER: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str]]] = {
     "tool_time": (("tool",), lambda row: str(row["what"] or "tool")),
     "transfer": (("transfer",), lambda row: f"{row['event']} {row['what'] or ''}".rstrip()),
+    "engine_sleep": (("sleep_replicas",), lambda _: "sleep_replicas"),
     "handover": (("handover",), lambda row: str(row["phase"] or "between timers")),
     "unexplained": (("unexplained",), lambda row: str(row["phase"] or "between timers")),
     "late_start": (("dispatch", "prepare_step"), lambda row: str(row["owner"])),

@@ -257,6 +257,13 @@ RULES: dict[str, Rule] = {
         owners=("save_checkpoint",),
         overrides=("trainer.save_freq={rarer_saves}",),
     ),
+    "engine_sleep": Rule(
+        "Putting the engines to sleep takes {lost_s} per step.",
+        "The engines free their weights and cache before the trainer computes.",
+        "Keep the engines awake where memory allows (rollout.free_cache_engine=False).",
+        ("critical_path", "memory_phases"),
+        owners=("sleep_replicas",),
+    ),
     "handover": Rule(
         "For {lost_s} per step the trainer's phases run with no rank at work (most: {who}).",
         "Batches are serialized and sent to the ranks and back by the trainer's one process.",
