@@ -575,7 +575,7 @@ def test_the_slowest_request_is_described_by_its_largest_part(spent, ending):
     """The longest single call is named where it is of that part."""
     row = {"run": "r", "step": 1, "name": "worker_0", "duration_s": 12.2}
     row |= {"longest": "search", "longest_turn": 1, "longest_s": 0.981, **spent}
-    found = dict.fromkeys(("step_times", "step_phases"), [])
+    found: dict = {"step_times": [], "step_phases": []}
 
     *_, sentence = conclusions({**found, "slowest_requests": [row]}, [], several=False)
 
