@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 from verl_profiler import analysis
-from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis import ANALYSES, compare
 from verl_profiler.tables import Tables
 
 NOT_IN_A_REHEARSAL = (
@@ -103,10 +103,13 @@ def test_validation_is_never_mixed_in(name, rehearsed):
 def test_every_analysis_of_the_package_is_here():
     """What takes tables and steps and returns rows is listed, and so tested like the others."""
     found = set()
-    for info in pkgutil.iter_modules(analysis.__path__):
+    for info in (
+        *pkgutil.iter_modules(analysis.__path__, "verl_profiler.analysis."),
+        *pkgutil.iter_modules(compare.__path__, "verl_profiler.analysis.compare."),
+    ):
         if info.ispkg:
             continue
-        module = importlib.import_module(f"verl_profiler.analysis.{info.name}")
+        module = importlib.import_module(info.name)
         for function in filter(inspect.isfunction, map(vars(module).get, module.__all__)):
             signature = inspect.signature(function)
             steps = signature.parameters.get("steps")
