@@ -470,6 +470,18 @@ def test_no_line_is_longer_than_64_kib(carried, case, way):
         assert cut.endswith("(15,000,000 characters)")
 
 
+def test_a_path_of_thousands_of_characters_is_not_printed_in_full(carried, capsys):
+    """The reason behind it is."""
+    start(carried)
+
+    log_manager.log("/" + "d" * 5_000 + "/x.jsonl", "turn", step=1)
+    recorder.stop()
+
+    said = capsys.readouterr().err
+    assert "events are dropped (events-lost)" in said
+    assert max(map(len, said.splitlines())) < 1_200
+
+
 def test_a_lone_surrogate_costs_no_field(carried):
     """Nor does one in the event's name."""
     start(carried)

@@ -38,7 +38,7 @@ from verl_profiler.sources import EventFile, Source
 __all__ = ["Converted", "convert"]
 
 # Parts that another conversion made are made again; the number counts changes of `repair`.
-_CONVERSION = json.dumps([5, event_query([]), vocabulary()])
+_CONVERSION = json.dumps([6, event_query([]), vocabulary()])
 _VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')

@@ -17,7 +17,7 @@ import duckdb
 from verl_profiler.aliases import FIELD_ALIASES, vocabulary
 from verl_profiler.reading.scans import scan
 from verl_profiler.repair import LINE_LIMIT_BYTES
-from verl_profiler.schemas import FIELDS, NUMBER_LIMIT, SCHEMAS
+from verl_profiler.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT, SCHEMAS
 
 __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files"]
 
@@ -78,15 +78,17 @@ WITH bounded AS (
     SELECT filename, line, t, t.extra AS x, unusual,
         len(keys[1]) <> {line_known} + (keys[2] IS NOT NULL)::UTINYINT AS more_keys,
         coalesce(len(keys[2]) <> {extra_known}, false) AS more_fields,
-        t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra
+        t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra,
+        CASE WHEN len(keys[2]) <> {extra_known} THEN
+            len(list_intersect(keys[2], {numbers})) > {numbers_known} END AS no_numbers
     FROM parsed
 ), told AS (
     SELECT *, {moment} AS moment_us, unusual OR more_keys OR more_fields AS odd FROM counted
 ), checked AS (
-    SELECT line, t, x, odd, more_keys, more_fields, empty_extra, files.* EXCLUDE (path),
+    SELECT line, t, x, odd, more_keys, more_fields, empty_extra, no_numbers, files.* EXCLUDE (path),
         CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us
             + round(drift * (moment_us - drift_from_us))::BIGINT END AS end_us,
-        CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN round(t.duration_sec * 1e6)::BIGINT END
+        CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN try_cast(round(t.duration_sec * 1e6) AS BIGINT) END
             AS duration_us,
         {turn} AS turn, {line_step} AS line_step
     FROM told JOIN part_files AS files ON path = filename
@@ -101,6 +103,7 @@ SELECT c.file_id,
         OR CASE WHEN odd THEN {mistyped} END
         OR CASE WHEN more_keys OR more_fields
             THEN contains(line, 'NaN') OR contains(line, 'Infinity') END
+        OR CASE WHEN no_numbers THEN {not_a_number} END
         OR {out_of_range},
         false) AS flawed,
     c.name, c.role, c.rank, c.host, c.pid,
@@ -170,6 +173,7 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
     """
     chosen = {name: kind for name, kind in FIELDS.items() if name in fields}
     line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *chosen))
+    numbers = [name for name, kind in chosen.items() if kind != "VARCHAR"]
     return _SELECT.format(
         structure=json.dumps(_structure(chosen)),
         limit=LINE_LIMIT_BYTES,
@@ -181,6 +185,18 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
         moment=_MOMENT,
         line_known=line_known,
         extra_known=extra_known,
+        numbers=f"{numbers}::VARCHAR[]",
+        numbers_known=_known("t.extra", numbers) if numbers else "0",
+        # A field that is null in the line is no fault.
+        not_a_number=" OR ".join(
+            (
+                "false",
+                *(
+                    f"(x.\"{name}\" IS NULL AND json_type(line, '$.extra.{name}') <> 'NULL')"
+                    for name in numbers
+                ),
+            )
+        ),
         fields="".join(f'{_field(name, kind)} AS "{name}", ' for name, kind in chosen.items()),
         fractions=" OR ".join(
             (
@@ -228,7 +244,8 @@ def _known(struct: str, keys: Sequence[str]) -> str:
 
 
 def _whole(value: str) -> str:
-    return f"CASE WHEN {value} = floor({value}) THEN try_cast({value} AS INTEGER) END"
+    within = f"{value} BETWEEN -{COUNT_LIMIT} AND {COUNT_LIMIT}"
+    return f"CASE WHEN {value} = floor({value}) AND {within} THEN try_cast({value} AS INTEGER) END"
 
 
 def _out_of_range(fields: Mapping[str, str]) -> str:
@@ -242,7 +259,7 @@ def _field(name: str, kind: str) -> str:
     value = f'x."{name}"'
     if kind != "VARCHAR":
         limits = f"BETWEEN -{NUMBER_LIMIT} AND {NUMBER_LIMIT}"
-        value = f"CASE WHEN {value} {limits} THEN {value}::{kind} END"
+        value = f"CASE WHEN {value} {limits} THEN try_cast({value} AS {kind}) END"
     aliases = [
         f"try_cast(line->>'$.extra.{alias}' AS {kind})" for alias in FIELD_ALIASES.get(name, ())
     ]

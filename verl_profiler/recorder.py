@@ -67,6 +67,8 @@ _LONG_VALUES_BYTES = 64 << 20
 # The end of recording: without progress for so long, the disk is taken to hang; a slow one has more.
 _STALL_S = 2.0
 _CLOSE_S = 10.0
+# Printed of one complaint, in characters; an error may quote a path of thousands.
+_LONGEST_COMPLAINT = 1000
 _STRAGGLER_S = 0.01
 # Larger numbers are no steps; readers hold them in 32 bits.
 STEP_LIMIT = 1 << 31
@@ -663,6 +665,9 @@ class Recorder:
         """Print the first problem of a kind; that of a disk again once it has taken a write."""
         if kind not in self._complained:
             self._complained.add(kind)
+            if len(problem) > _LONGEST_COMPLAINT:
+                half = _LONGEST_COMPLAINT // 2
+                problem = f"{problem[:half]} … {problem[-half:]}"
             say(f"WARNING {self.name or 'process'}: {problem}")
 
     def forked(self) -> None:

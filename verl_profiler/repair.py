@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.reading import files
-from verl_profiler.schemas import FIELDS, NUMBER_LIMIT
+from verl_profiler.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
 
 __all__ = ["LINE_LIMIT_BYTES", "Complaints", "repair"]
 
@@ -184,8 +184,13 @@ def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
         extra = None
     for name, kind in FIELDS.items():
         value = (extra or {}).get(name)
-        number = isinstance(value, (int, float)) and kind != "VARCHAR"
-        if extra and number and abs(value) > NUMBER_LIMIT:
+        if not extra or value is None or kind == "VARCHAR":
+            continue
+        number = _as_number(value)
+        if number is None:
+            yield f"`{name}` is not a number; it is not used"
+            del extra[name]
+        elif not abs(number) <= NUMBER_LIMIT:
             yield f"`{name}` is out of range; it is not used"
             del extra[name]
     turn = (extra or {}).get("turn")
@@ -196,8 +201,18 @@ def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
         yield "`validate` is neither true nor false; it is not used"
 
 
+def _as_number(value: Any) -> float | None:
+    """Return a number, or one that is written as text; None for anything else."""
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= COUNT_LIMIT
 
 
 def _depth(content: Any) -> int:

@@ -6,7 +6,7 @@ Times are microseconds since 1970 in UTC (`begin_us`, `end_us`), lengths are mic
 
 from __future__ import annotations
 
-__all__ = ["FIELDS", "NUMBER_LIMIT", "REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
+__all__ = ["COUNT_LIMIT", "FIELDS", "NUMBER_LIMIT", "REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
 
 _IDENTITY = {
     "run": "VARCHAR",
@@ -99,6 +99,8 @@ FIELDS = {
 
 # Integers up to here are exact as DOUBLE; nothing that is measured comes near it.
 NUMBER_LIMIT = 1 << 53
+# Of steps and turns: sums and differences of two fit into INTEGER.
+COUNT_LIMIT = 1 << 30
 
 _EVENTS = {
     "run": "VARCHAR",

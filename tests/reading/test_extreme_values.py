@@ -47,6 +47,13 @@ CASES = {
     "turn of 309 digits": ([line(1), line(2, extra={"turn": int("9" * 309)})], "too large"),
     "overflow": ([line(1, "request", REQUEST).replace('"turn":0', '"reward":1e999')], "too large"),
     "NaN of one's own": (three("request", own=float("nan")), "NaN or Infinity is not JSON"),
+    "turns up to 2^31": (three("turn", turn=(1 << 31) - 1), "`turn` is not a whole number"),
+    "length of 1e400 as text": ([line(1), line(2, duration_sec="1e400")], "not a length of time"),
+    "text for a number": (three("engine_call", prompt_tokens="many"), "`prompt_tokens` is not a n"),
+    "a list for a number": (three("engine_call", prompt_tokens=[1]), "`prompt_tokens` is not a n"),
+    "NaN as text": (three("engine_call", prompt_tokens="NaN"), "`prompt_tokens` is out of range"),
+    "1e400 as text": (three("engine_call", prompt_tokens="1e400"), "`prompt_tokens` is out of r"),
+    "a number as text": (three("engine_call", prompt_tokens="12"), None),
     "15 MB": ([line(1), line(2, extra={"own": "x" * (15 << 20)}), line(3)], "2: longer than 1 MiB"),
     "7.9 MB": ([line(1), line(2, extra={"own": "x" * (8 << 20)}), line(3)], "2: longer than 1 MiB"),
 }
@@ -69,6 +76,7 @@ def test_an_extreme_value_is_a_problem_and_no_failure(tmp_path, capsys, case):
     status = main(["summary", str(tmp_path), "--json"])
 
     assert [{"event": "turn"}] == last
+    assert not any("cannot be read" in each for each in problems)
     assert problem is None or any(problem in each for each in problems)
     assert json.loads(json.dumps(extras, allow_nan=False)) == extras
     assert 0 == status
