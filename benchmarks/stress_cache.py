@@ -21,6 +21,7 @@ import contextlib
 import io
 import json
 import multiprocessing
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ COMMANDS = (
     ("memory", "--json"),
 )
 Answer = tuple[int, str, str]
+# When a report was written.
+_DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC(?=\.</p></footer>)")
 
 
 def answer_of(command: tuple[str, ...], run: Path, out: Path, *options: str) -> Answer:
@@ -74,7 +77,7 @@ def _words(command: tuple[str, ...], run: Path, out: Path, options: tuple[str, .
 
 def _written(command: tuple[str, ...], printed: str, out: Path) -> str:
     if command[0] == "report":
-        return out.read_text() if out.exists() else printed
+        return _DATE.sub("", out.read_text()) if out.exists() else printed
     # A sum depends on the order of its numbers, in the last digits.
     with contextlib.suppress(ValueError):
         content = json.loads(printed, parse_float=lambda digits: f"{float(digits):.9g}")

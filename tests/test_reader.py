@@ -926,6 +926,32 @@ def test_a_parquet_file_of_something_else_is_refused(tmp_path):
         load(tmp_path / "x.parquet")
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("step", "'x'"), ("end_us", "now()"), ("duration_us", "[1]"), ("name", "{'a': 1}"),
+        ("rest", "'x'::BLOB"), ("role", "now()"), ("prompt_tokens", "'x'"), ("validate", "3.5"),
+    ],
+)  # fmt: skip
+def test_a_parquet_file_with_other_types_is_refused(tmp_path, column, value):
+    """By the column's name, with both types, before any table is made of it."""
+    write_run(tmp_path / "run", [line(1), line(2)])
+    with load(tmp_path / "run"):
+        pass
+    (part,) = (tmp_path / "run" / ".cache" / "events-1").glob("part-*.parquet")
+    columns = "*" if column == "prompt_tokens" else f"* EXCLUDE ({column})"
+    with reader.duckdb.connect() as connection:
+        connection.execute(
+            f"COPY (SELECT {columns}, {value} AS {column} FROM '{part}') "
+            f"TO '{tmp_path}/x.parquet' (FORMAT parquet)"
+        )
+
+    with pytest.raises(ReadingError, match=rf"x\.parquet.* `{column}` is .*, not ") as refused:
+        load(tmp_path / "x.parquet")
+
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("leave", [lambda run: run.close(), lambda run: None])
 def test_no_temporary_files_are_left(tmp_path, monkeypatch, leave):
     """Neither after `close` nor when a run is forgotten."""
