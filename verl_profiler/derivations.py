@@ -548,13 +548,15 @@ FROM event_fields WHERE family = 'transfer_queue' AND starts_with(event, 'tq_fun
 """
 
 # Reward workers are not told whether a request is of validation; their requests say it.
-_REWARD_SCORES = """
+_REWARD_SCORES = f"""
 WITH origins AS (
     SELECT run, uid, bool_and(validate) AS validate FROM requests
     WHERE uid IS NOT NULL GROUP BY run, uid
 )
-SELECT e.run, e.step, e.name, e.request_id, e.uid, coalesce(o.validate, e.validate) AS validate,
-    e.status, e.begin_us, e.end_us, e.duration_us, e.score
+SELECT e.run, e.step, e.name, e.request_id, e.uid, e.session, coalesce(o.validate, e.validate) AS validate,
+    e.status, e.begin_us, e.end_us, e.duration_us, e.score,
+    try_cast(round({_number("wait_s", "DOUBLE")} * 1e6) AS BIGINT) AS wait_us,
+    try_cast(round({_number("compute_s", "DOUBLE")} * 1e6) AS BIGINT) AS compute_us
 FROM event_fields AS e LEFT JOIN origins AS o ON o.run = e.run AND o.uid = e.uid
 WHERE e.family = 'reward' AND e.event = 'reward_score'
 """

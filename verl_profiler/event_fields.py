@@ -142,6 +142,7 @@ FIELDS = {
     "used_after_bytes": _bytes("Device memory in use by all processes, after."),
     "used_before_bytes": _bytes("Device memory in use by all processes, before."),
     "used_bytes": _bytes("Device memory in use by all processes."),
+    "wait_s": _seconds("Time from the call of the reward worker until the function began."),
     "waits": _flag("Whether the function waits for calls of the same data in other processes."),
     "weight_version": _count("Version of the weights."),
     "wrapper_cpu_s": _seconds("Time on a core inside wrappers."),

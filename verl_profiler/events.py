@@ -185,7 +185,10 @@ EVENTS: dict[str, Event] = {
     ),
     # reward workers
     "reward_score": Event(
-        "reward", "reward", "The reward function runs in a reward worker.", ("uid", "score")
+        "reward",
+        "reward",
+        "A reward worker scores a sample: it waits for a thread, and runs the reward function.",
+        ("uid", "score", "wait_s", "compute_s"),
     ),
     # engine servers
     "engine_request": Event(

@@ -373,10 +373,13 @@ SCHEMAS: dict[str, dict[str, str]] = {
         "name": "VARCHAR",
         "request_id": "VARCHAR",
         "uid": "VARCHAR",
+        "session": "VARCHAR",
         "validate": "BOOLEAN",
         "status": "VARCHAR",
         **_INTERVAL,
         "score": "DOUBLE",
+        "wait_us": "BIGINT",
+        "compute_us": "BIGINT",
     },
     "memory": {
         **_BY_RANK,

@@ -25,6 +25,24 @@ def test_the_score_is_of_the_request_with_its_uid(tables, conversation, span):
     assert 0.05 == times["reward"]["requests_share"]
 
 
+def test_a_score_is_the_functions_own_time_where_that_is_recorded(tables, conversation, span):
+    """A function of a constant 0.1 s, for which the reward worker had no thread for 0.3 s."""
+    events = [
+        *conversation("a", uid="one"),
+        span(*("reward_score", 8.5, 8.9), name="reward_0", uid="one", wait_s=0.3, compute_s=0.1),
+    ]
+    for event in events:
+        if event["event"] == "request":
+            event["extra"]["uid"] = "one"
+    made = tables(events)
+
+    times = {row["part"]: row["total_s"] for row in reward_times(made)}
+    (score,) = made.rows("SELECT wait_us, compute_us FROM reward_scores")
+
+    assert {"wait_us": 300_000, "compute_us": 100_000} == score
+    assert (0.5, 0.1) == (times["reward"], times["score"])
+
+
 def test_rewards_of_a_step(tables, conversation, span):
     """Requests without a reward are counted apart; validation is not in it."""
     events = conversation("a") + conversation("v", validate=True)

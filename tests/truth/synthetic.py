@@ -43,12 +43,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Request:
+    """One request; its reward function runs for the last `scored_us` of its reward."""
+
     turns: tuple[Turn, ...] = (Turn(),)
     worker: int = 0
     replica: int = 0
     begin_us: int = 10_000
     build_us: int = 3_000
     reward_us: int = 20_000
+    scored_us: int | None = None
     put_us: int = 2_000
 
 
@@ -124,7 +127,7 @@ class Writer:
 
     def span(self, name: str, event: str, begin: int, end: int, **more: Any) -> None:
         kind = name.rpartition("_")[0]
-        own = ("request_id", "turn", "status", "error")
+        own = ("request_id", "turn", "status", "error", "session")
         identity = {key: more.pop(key) for key in own if key in more}
         trains = name == "trainer_0" and EVENTS.get(event) is None
         family = "trainer" if trains else EVENTS[event].family
@@ -340,6 +343,13 @@ def _write_request(
     writer.span(name, "agent_loop", begin, now, **who)
     after = now + request.reward_us
     writer.span(name, "reward", now, after, **who)
+    if request.scored_us is not None:
+        # Those of one prompt have the same uid.
+        ids = {"uid": "u0", "session": place}
+        times = {"wait_s": (request.reward_us - request.scored_us) / 1e6}
+        times["compute_s"] = request.scored_us / 1e6
+        writer.span("reward_0", "reward_score", now, after, **ids, **times)
+        who |= ids
     writer.span(name, "tq_put", after, after + request.put_us, **who)
     writer.span(name, "postprocess", now, after + request.put_us, **who)
     end = after + request.put_us

@@ -148,7 +148,21 @@ PLANTED = {
         "actor_1",
     ),
     "blocking call": (every(blocked), "event_loop", "tool_call"),
+    "blocking function of the user's": (
+        every(lambda step, n: replace(blocked(step, n), stalled_by="mine:blocks", stalled_of=1)),
+        "event_loop",
+        "mine:blocks",
+    ),
     "long responses in one worker": (every(long_worker), "slow_worker", "worker_2"),
+    "no thread for a reward": (
+        every(
+            lambda step, _: each_request(
+                step, lambda _, request: replace(request, reward_us=2_000_000, scored_us=20_000)
+            )
+        ),
+        "reward",
+        "waiting for a reward worker",
+    ),
     "slow reward": (
         every(
             lambda step, _: each_request(

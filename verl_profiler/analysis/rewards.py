@@ -58,7 +58,7 @@ def reward_times(
         ), parts AS (
             SELECT run, step, 'postprocess' AS part, postprocess_us AS us FROM chosen
             UNION ALL SELECT run, step, 'reward', reward_us FROM chosen
-            UNION ALL SELECT o.run, o.step, 'score', s.duration_us
+            UNION ALL SELECT o.run, o.step, 'score', coalesce(s.compute_us, s.duration_us)
                 FROM reward_scores AS s JOIN origins AS o ON o.run = s.run AND o.uid = s.uid
         ), wholes AS (
             SELECT run, step, sum(duration_us) AS requests_us FROM chosen GROUP BY run, step

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from verl_profiler import context
+from verl_profiler.clock import now
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import scalar
 
 __all__ = ["PROBES"]
+
+# Begin and end of the user's function in each call under way, after the dict that verl hands on to it
+# as `extra_info`, by the `id` of that dict: a thread pool runs the function, in a context of its own.
+# None: two calls have the same dict.
+_running: dict[int, list[Any] | None] = {}
+# More than that are left over from an earlier recording.
+_MOST_RUNNING = 10_000
 
 
 def _begin_score(call: Call) -> None:
@@ -31,9 +43,63 @@ def _begin_score(call: Call) -> None:
     step = first("global_steps")
     if isinstance(step, int):
         call.step = context.process.step = step
+    _time_function(getattr(call.args[0], "reward_manager", None) if call.args else None)
+    infos = sample.get("extra_info")
+    if infos is not None and len(infos) and isinstance(infos[-1], dict):
+        if len(_running) > _MOST_RUNNING:
+            _running.clear()
+        call.state = [infos[-1], 0, 0]
+        key = id(infos[-1])
+        _running[key] = None if key in _running else call.state
+
+
+def _time_function(manager: Any) -> None:
+    """Put a clock around the function that a reward manager of verl's calls for each score."""
+    function = getattr(manager, "__dict__", {}).get("compute_score")
+    if callable(function) and not hasattr(function, "_verl_profiler_timed"):
+        with contextlib.suppress(Exception):
+            manager.compute_score = _timed(function)
+
+
+def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = now()
+            try:
+                return await function(*args, **kwargs)
+            finally:
+                _note(kwargs, begin)
+
+    else:
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _note(kwargs, begin)
+
+    timed._verl_profiler_timed = True  # type: ignore[attr-defined]
+    return timed
+
+
+def _note(kwargs: dict[str, Any], begin_ns: int) -> None:
+    state = _running.get(id(kwargs.get("extra_info")))
+    if state is not None:
+        state[1:] = begin_ns, now()
 
 
 def _end_score(call: Call, result: Any) -> None:
+    if call.state is not None:
+        info, begin_ns, end_ns = call.state
+        _running.pop(id(info), None)
+        if end_ns and call.begin_ns is not None:
+            times = {"wait_s": (begin_ns - call.begin_ns) / 1e9}
+            times["compute_s"] = (end_ns - begin_ns) / 1e9
+            call.extra = {**(call.extra or {}), **times}
     if isinstance(result, dict) and "reward_score" in result:
         call.extra = {**(call.extra or {}), "score": float(result["reward_score"])}
 

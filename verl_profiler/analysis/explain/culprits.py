@@ -479,11 +479,13 @@ def _rewards(tables: Tables, steps: Steps) -> _Found:
     rows = tables.rows(
         f"""
         SELECT l.run, l.step, any_value(r.reward_us) / 1e6 AS reward_s,
-            sum(least(s.end_us, r.end_us) - greatest(s.begin_us, r.begin_us)) / 1e6 AS scored_s
+            max(coalesce(s.compute_us,
+                least(s.end_us, r.end_us) - greatest(s.begin_us, r.begin_us))) / 1e6 AS scored_s
         FROM last_requests AS l JOIN requests AS r USING (run, step, name, request_id)
             LEFT JOIN reward_scores AS s ON s.run = r.run AND s.uid = r.uid
                 AND s.end_us > r.begin_us AND s.begin_us < r.end_us
-                AND s.request_id IS NOT DISTINCT FROM r.request_id
+                AND coalesce(s.request_id = r.request_id, true)
+                AND coalesce(s.session = r.session, true)
         WHERE {in_steps(steps, "l.step")} GROUP BY l.run, l.step ORDER BY l.run, l.step
         """
     )

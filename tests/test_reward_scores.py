@@ -1,0 +1,117 @@
+"""Waiting for a reward worker's thread is no time of the reward function."""
+
+import asyncio
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from reading_back import lines_of
+
+from verl_profiler import instrument, recorder
+from verl_profiler.probes import reward
+
+(PROBE,) = reward.PROBES
+FUNCTION_S = 0.1
+
+
+class Manager:
+    """Runs the function as verl 0.9.1's managers do: in a pool, with the sample's own dict."""
+
+    def __init__(self, function):
+        self.compute_score = function
+        self.is_async_reward_score = asyncio.iscoroutinefunction(function)
+
+    async def run_single(self, data):
+        info = data.non_tensor_batch["extra_info"][-1]
+        if self.is_async_reward_score:
+            return {"reward_score": await self.compute_score(extra_info=info)}
+        score = await asyncio.get_running_loop().run_in_executor(
+            None, lambda: self.compute_score(extra_info=info)
+        )
+        return {"reward_score": score}
+
+
+class Worker:
+    def __init__(self, manager):
+        self.reward_manager = manager
+
+    async def compute_score(self, data):
+        return await self.reward_manager.run_single(data)
+
+
+def sample(info):
+    return types.SimpleNamespace(non_tensor_batch={"extra_info": np.array([info], dtype=object)})
+
+
+async def score_at_once(worker, infos):
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    compute = instrument.wrap(PROBE, Worker.compute_score)
+    return await asyncio.gather(
+        *(compute(worker, sample(info)) for info in infos), return_exceptions=True
+    )
+
+
+def scores(carried):
+    return [line for line in lines_of(carried.directory) if line["event"] == "reward_score"]
+
+
+def test_calls_that_wait_for_a_thread_show_the_functions_time_apart(recording, carried):
+    """Four at once and one thread: the last waits for three others."""
+
+    def function(extra_info):
+        time.sleep(FUNCTION_S)
+        return 1.0
+
+    asyncio.run(score_at_once(Worker(Manager(function)), [{"n": n} for n in range(4)]))
+    recorder.stop()
+    lines = sorted(scores(carried), key=lambda line: line["duration_sec"])
+
+    for line in lines:
+        times = line["extra"]
+        assert FUNCTION_S * 0.99 <= times["compute_s"]
+        assert times["wait_s"] + times["compute_s"] <= line["duration_sec"]
+    assert lines[-1]["extra"]["wait_s"] >= 3 * FUNCTION_S * 0.99
+    assert lines[0]["extra"]["wait_s"] < lines[-1]["extra"]["wait_s"]
+    assert {} == reward._running
+
+
+def test_the_function_stays_what_it_was(recording, carried):
+    """Of its kind, with its name, its result and its very exception, also without a recorder."""
+    error = ValueError("mine")
+
+    async def waits(extra_info):
+        await asyncio.sleep(0)
+        return 0.5
+
+    def fails(extra_info):
+        raise error
+
+    waiting, failing = Manager(waits), Manager(fails)
+    (result,) = asyncio.run(score_at_once(Worker(waiting), [{}]))
+    (raised,) = asyncio.run(score_at_once(Worker(failing), [{}]))
+    once = waiting.compute_score
+    asyncio.run(score_at_once(Worker(waiting), [{}]))
+    recorder.stop()
+
+    assert {"reward_score": 0.5} == result
+    assert raised is error
+    assert once is waiting.compute_score
+    assert ("waits", waits) == (once.__name__, once.__wrapped__)
+    assert asyncio.iscoroutinefunction(once)
+    assert 0.5 == asyncio.run(once(extra_info={}))
+    with pytest.raises(ValueError, match="mine"):
+        failing.compute_score(extra_info={})
+    assert {} == dict(instrument.status.errors)
+
+
+def test_two_calls_with_the_same_dict_are_not_mixed_up(recording, carried):
+    """Whose time it is cannot be seen."""
+    shared = {}
+    asyncio.run(score_at_once(Worker(Manager(lambda extra_info: 1.0)), [shared, shared]))
+    recorder.stop()
+
+    assert 2 == len(scores(carried))
+    assert 0 == sum("compute_s" in line["extra"] for line in scores(carried)[1:])
+    assert {} == reward._running
