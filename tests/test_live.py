@@ -38,7 +38,7 @@ def test_in_the_end_it_says_what_the_tables_say(recorded_run, ordered):
         for row in opened.rows("SELECT * FROM phases WHERE parent = 'step' AND phase = 'gen'"):
             assert (
                 pytest.approx(row["duration_us"] / 1e6)
-                == dict(live.steps[row["step"]].phases)["gen"]
+                == live.steps[row["step"]].phase_seconds["gen"]
             )
         tools = opened.rows(
             "SELECT step, tool, count(*) AS calls FROM tool_calls WHERE NOT validate GROUP BY ALL"

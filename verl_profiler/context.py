@@ -33,6 +33,7 @@ class Request:
         "begin_ns",
         "calls_open",
         "explicit_turns",
+        "generated_tokens",
         "prompt_tokens",
         "request_id",
         "response_tokens",
@@ -43,6 +44,7 @@ class Request:
         "tool_begin_ns",
         "tool_calls",
         "tool_end_ns",
+        "tool_tokens",
         "turn",
         "turn_begin_ns",
         "turns",
@@ -69,6 +71,8 @@ class Request:
         self.tool_calls = 0
         self.prompt_tokens: int | None = None
         self.response_tokens: int | None = None
+        self.generated_tokens: int | None = None
+        self.tool_tokens: int | None = None
         self.reward: float | None = None
         self._identity: dict[str, Any] | None = None
         self._identity_id: str | None = None

@@ -75,6 +75,7 @@ WITH children AS (
         count({_if("tool_call", "1")}) AS tool_calls,
         count({_if("tool_execution", "1")}) AS tool_executions,
         sum({_if("engine_call", "duration_us")}) AS engine_sum,
+        sum({_if("engine_call", "response_tokens")}) AS engine_tokens,
         coalesce(sum({_if("tool_execution", "duration_us")}),
             sum({_if("tool_call", "duration_us")})) AS tool_sum,
         sum({_if("prompt_build", "duration_us")}) AS prompt_build_sum,
@@ -99,7 +100,8 @@ WITH children AS (
         count(*) AS endings, max(status) AS status, max(error) AS error,
         min(begin_us) AS begin_us, max(end_us) AS end_us, max(agent) AS agent, max(uid) AS uid,
         max(turns) AS turns, max(prompt_tokens) AS prompt_tokens,
-        max(response_tokens) AS response_tokens, max(reward) AS reward
+        max(response_tokens) AS response_tokens, max(generated_tokens) AS generated_tokens,
+        max(tool_tokens) AS tool_tokens, max(reward) AS reward
     FROM event_fields
     WHERE event BETWEEN 'request' AND 'request_start' AND family = 'rollout'
     GROUP BY event, run, step, name, validate, request_id, loose_sample, loose_session
@@ -115,7 +117,7 @@ WITH children AS (
         coalesce(e.endings, 0) AS endings, e.status, e.error,
         coalesce(e.begin_us, c.begin_us) AS begin_us, e.end_us,
         greatest(e.end_us, c.last_us) AS last_us, e.agent, e.uid, e.turns, e.prompt_tokens,
-        e.response_tokens, e.reward,
+        e.response_tokens, e.generated_tokens, e.tool_tokens, e.reward,
         c.* EXCLUDE (run, step, name, validate, request_id, rank, sample, session, begin_us, last_us)
     FROM (SELECT * FROM ended WHERE request_id IS NOT NULL) AS e
     FULL JOIN children AS c ON e.run = c.run AND e.step IS NOT DISTINCT FROM c.step
@@ -170,6 +172,8 @@ WITH children AS (
             AS postprocess_own,
         CASE WHEN endings > 0 AND coalesce(status, '') <> 'unfinished'
             THEN end_us - begin_us END AS duration_us,
+        -- Runs recorded before the two were: what their generate calls returned is generated.
+        coalesce(generated_tokens, try_cast(engine_tokens AS BIGINT)) AS generated,
         CASE WHEN s.engine THEN coalesce(engine_sum, 0) END AS engine_us,
         CASE WHEN s.tool THEN coalesce(tool_sum, 0) END AS tool_us,
         CASE WHEN s.prompt_build THEN coalesce(prompt_build_sum, 0) END AS prompt_build_us,
@@ -191,7 +195,11 @@ SELECT run, step, name, validate, request_id, rank, sample, session,
     coalesce(turns, turns_seen) AS turns,
     CASE WHEN tools_seen AND (coalesce(tool_calls, 0) > 0 OR coalesce(tool_executions, 0) = 0)
         THEN coalesce(tool_calls, 0) END AS tool_calls,
-    coalesce(prompt_tokens, start_prompt_tokens) AS prompt_tokens, response_tokens, reward,
+    coalesce(prompt_tokens, start_prompt_tokens) AS prompt_tokens, response_tokens,
+    generated AS generated_tokens,
+    coalesce(tool_tokens, CASE WHEN response_tokens >= generated
+        THEN response_tokens - generated END) AS tool_tokens,
+    reward,
     {", ".join(f"{part}_us" for part in REQUEST_PARTS)},
     greatest(duration_us - known_us, 0) AS other_us,
     CASE WHEN duration_us IS NOT NULL THEN greatest(known_us - duration_us, 0) END AS overlap_us
@@ -368,7 +376,10 @@ WITH recorded AS (
     SELECT run, step,
         count(*) FILTER (NOT validate) AS requests,
         count(*) FILTER (NOT validate AND NOT finished) AS unfinished_requests,
-        count(*) FILTER (validate) AS validation_requests
+        count(*) FILTER (validate) AS validation_requests,
+        try_cast(sum(generated_tokens) FILTER (finished AND NOT validate) AS BIGINT)
+            AS generated_tokens,
+        try_cast(sum(tool_tokens) FILTER (finished AND NOT validate) AS BIGINT) AS tool_tokens
     FROM requests GROUP BY run, step
 )
 SELECT run, step, r.step IS NOT NULL AS finished,
@@ -380,7 +391,10 @@ SELECT run, step, r.step IS NOT NULL AS finished,
         THEN r.end_us - r.begin_us - coalesce(i.phases_us, 0) END AS unaccounted_us,
     coalesce(c.requests, 0) AS requests,
     coalesce(c.unfinished_requests, 0) AS unfinished_requests,
-    coalesce(c.validation_requests, 0) AS validation_requests
+    coalesce(c.validation_requests, 0) AS validation_requests,
+    c.generated_tokens, c.tool_tokens,
+    CASE WHEN r.step IS NOT NULL THEN c.generated_tokens * 1e6 / nullif(r.end_us - r.begin_us, 0)
+        END AS generated_tokens_per_s
 FROM spanned AS e
 LEFT JOIN recorded AS r USING (run, step)
 LEFT JOIN inside AS i USING (run, step)
@@ -407,18 +421,29 @@ BLAME = """
     )
 """
 
+# The one definition of how long `gen` is: the sum of a step's `gen` in the process that has most of
+# it, which is the trainer where it was recorded.  First begin and last end are for positions only.
+_GENS = """
+SELECT run, step, name, in_step, gens, begin_us, end_us, duration_us
+FROM (
+    SELECT run, step, name, bool_or(parent = 'step') IS TRUE AS in_step, count(*) AS gens,
+        min(begin_us) AS begin_us, max(end_us) AS end_us,
+        try_cast(sum(duration_us) AS BIGINT) AS duration_us
+    FROM phases WHERE phase = 'gen' AND NOT validate AND (parent IS NULL OR parent = 'step')
+    GROUP BY run, step, name
+)
+QUALIFY row_number() OVER (PARTITION BY run, step
+    ORDER BY in_step DESC, duration_us DESC, name) = 1
+"""
+
 # A trainer that consumes what earlier steps dispatched: most requests end after the `gen` of their own
 # step.  A synchronous one may leave a few behind that it sampled beyond its need.
 _LATE_SHARE = 0.2
 _ASYNCHRONOUS = f"""
-WITH gens AS (
-    SELECT run, step, max(end_us) AS gen_end_us FROM phases
-    WHERE phase = 'gen' AND parent = 'step' GROUP BY run, step
-)
 SELECT run, count(*) AS requests,
-    count(*) FILTER (r.end_us > g.gen_end_us + {GEN_TOLERANCE_US}) AS later
+    count(*) FILTER (r.end_us > g.end_us + {GEN_TOLERANCE_US}) AS later
 FROM requests AS r JOIN gens AS g USING (run, step)
-WHERE r.finished AND NOT r.validate
+WHERE r.finished AND NOT r.validate AND g.in_step
 GROUP BY run HAVING later > {_LATE_SHARE} * count(*)
 """
 # Explanations that join on the step that dispatched a request hold for these runs only.
@@ -501,23 +526,22 @@ GROUP BY c.run, c.step, c.tool
 
 # The request that each `gen` waited for last.
 _LAST_REQUESTS = f"""
-WITH gens AS (
-    SELECT run, step, max_by(name, duration_us) AS trainer,
-        max_by(begin_us, duration_us) AS gen_begin_us, max_by(end_us, duration_us) AS gen_end_us
-    FROM phases WHERE phase = 'gen' AND parent = 'step' AND {SYNCHRONOUS} GROUP BY run, step
+WITH timed AS (
+    SELECT run, step, name AS trainer, begin_us AS gen_begin_us, end_us AS gen_end_us
+    FROM gens WHERE in_step AND {SYNCHRONOUS}
 ), waits AS (
-    SELECT g.run, g.step, max(p.end_us) AS wait_end_us FROM gens AS g JOIN phases AS p
+    SELECT g.run, g.step, max(p.end_us) AS wait_end_us FROM timed AS g JOIN phases AS p
         ON p.run = g.run AND p.step = g.step AND p.phase = 'sample_wait'
         AND p.begin_us >= g.gen_begin_us AND p.end_us <= g.gen_end_us
     GROUP BY g.run, g.step
 ), ends AS (
-    SELECT g.run, g.step, max(r.end_us) AS end_us FROM gens AS g JOIN requests AS r
+    SELECT g.run, g.step, max(r.end_us) AS end_us FROM timed AS g JOIN requests AS r
         ON r.run = g.run AND r.step = g.step AND r.finished AND NOT r.validate
         AND r.end_us <= g.gen_end_us + {GEN_TOLERANCE_US} AND r.end_us > g.gen_begin_us
     GROUP BY g.run, g.step
 )
 SELECT g.*, w.wait_end_us, r.name, r.request_id, r.begin_us, r.end_us
-FROM gens AS g JOIN ends AS e USING (run, step) LEFT JOIN waits AS w USING (run, step)
+FROM timed AS g JOIN ends AS e USING (run, step) LEFT JOIN waits AS w USING (run, step)
 JOIN requests AS r ON r.run = g.run AND r.step = g.step AND r.finished AND NOT r.validate
     AND r.end_us = e.end_us
 QUALIFY row_number() OVER (PARTITION BY g.run, g.step
@@ -677,6 +701,7 @@ DERIVATIONS: dict[str, tuple[str, bool]] = {
     "engine_calls": (_ENGINE_CALLS, True),
     "phases": (_PHASES, True),
     "steps": (_STEPS, True),
+    "gens": (_GENS, False),
     "asynchronous": (_ASYNCHRONOUS, True),
     "last_requests": (_LAST_REQUESTS, True),
     "request_blame": (_REQUEST_BLAME, True),

@@ -100,6 +100,7 @@ FIELDS = {
     "function": _text(
         "Module and name of the user's innermost function that held the loop; never its arguments."
     ),
+    "generated_tokens": _count("Tokens of the response that the model generated; not the tokens."),
     "get_s": _seconds("Time of getting data out of the queue."),
     "host_used_after_bytes": _bytes("Host memory in use on the machine, after."),
     "host_used_before_bytes": _bytes("Host memory in use on the machine, before."),
@@ -134,6 +135,7 @@ FIELDS = {
     "tokens": _count("Number of tokens; not the tokens."),
     "tool": _text("Name of the tool as the model wrote it; neither its arguments nor its result."),
     "tool_calls": _count("Number of tool calls."),
+    "tool_tokens": _count("Tokens of the response that tools returned; not the tokens."),
     "total_bytes": _bytes("Memory of the device, or of the devices together."),
     "trace_id": _text("Random id that samples of one submitted batch have in common."),
     "turns": _count("Number of turns of the request."),

@@ -87,6 +87,14 @@ class Step:
     started: int = 0
     tools: dict[str, Tool] = field(default_factory=dict)
 
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """The phases in the order in which each first ended, several of a name added up."""
+        sums: dict[str, float] = {}
+        for name, length_s in self.phases:
+            sums[name] = sums.get(name, 0.0) + length_s
+        return sums
+
 
 class Live:
     """Everything that a frame shows.
@@ -137,7 +145,7 @@ class Live:
             self._worker(name, step, line, begin_s, end_s)
 
     def rate_window(self, now_s: float) -> tuple[float, float]:
-        """Return response tokens and requests per second over the last `RATE_S` seconds."""
+        """Return generated tokens and requests per second over the last `RATE_S` seconds."""
         for ended in (self.rates, self.finished):
             while ended and _time_of(ended[0]) < now_s - RATE_S:
                 ended.popleft()
@@ -147,7 +155,7 @@ class Live:
         """Conclude which phase the current step is in.
 
         Returns:
-            Its name, when it began in seconds since 1970, and how long it took in the step before;
+            Its name, when it began in seconds since 1970, and how long it took in the step before, all of them;
             None between steps, and where nothing is known.
         """
         step = self.current
@@ -155,15 +163,17 @@ class Live:
             return None
         begin_s = step.phase_end_s if step.phase_end_s is not None else step.begin_s
         before = self.steps.get(step.number - 1)
-        lengths = dict(before.phases) if before else {}
-        last = step.phases[-1][0] if step.phases else None
-        if last is None:
+        lengths = before.phase_seconds if before else {}
+        done = [name for name, _ in step.phases]
+        order = [name for name, _ in before.phases] if before else []
+        if not done:
             following = PHASES[0]
-        elif last in lengths:
-            order = [*lengths, "end of step"]
-            following = order[order.index(last) + 1]
+        elif done == order[: len(done)]:
+            following = [*order, "end of step"][len(done)]
+        elif done[-1] in order:
+            following = [*order, "end of step"][order.index(done[-1]) + 1]
         else:
-            following = f"after {last}"
+            following = f"after {done[-1]}"
         return following, begin_s, lengths.get(following)
 
     def _step(self, number: int, begin_s: float) -> Step:

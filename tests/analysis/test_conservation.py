@@ -173,7 +173,7 @@ def test_tools_and_replicas_add_up(run):
     assert calls["calls"] == sum(row["calls"] for row in tools)
     assert sum(row["total_s"] for row in tools) == near(calls["total_s"])
     assert sum(row["share"] for row in tools) == pytest.approx(1)
-    for key in ("calls", "prompt_tokens", "response_tokens"):
+    for key in ("calls", "prompt_tokens", "generated_tokens"):
         assert sum(row[key] for row in replicas) == sum(row[key] for row in steps)
 
 

@@ -84,7 +84,7 @@ def test_what_the_engine_does_not_report_is_not_zero():
     assert (2, 2, 6.0, 0.5, None, None) == tuple(
         times[key] for key in ("calls", "served", "total_s", "outside_s", "queue_s", "decode_s")
     )
-    assert 5.0 == times["tokens_per_s"]
+    assert 5.0 == times["engine_tokens_per_s"]
 
 
 def test_replicas_are_compared_by_the_time_of_their_calls():

@@ -29,9 +29,9 @@ def test_what_occurs_once_and_what_occurs_often(tables, span, conversation):
     ]
     assert (4, 1.5) == (rows["tool_call"]["count"], rows["tool_call:search"]["mean"])
     assert [60, 2, 2] == [
-        rows[name]["value"] for name in ("response_tokens", "turns_per_request", "requests")
+        rows[name]["value"] for name in ("generated_tokens", "turns_per_request", "requests")
     ]
-    assert pytest.approx(60 / 14) == rows["response_tokens_per_s"]["value"]
+    assert pytest.approx(60 / 14) == rows["generated_tokens_per_s"]["value"]
     assert 10 == rows["rollout"]["value"]
     # Of two requests there is no slowest fifth, and no 95th percentile.
     assert "tail_p80" not in rows

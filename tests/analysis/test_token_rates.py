@@ -38,12 +38,12 @@ def test_tokens_of_a_step(span, tables):
     (row,) = token_rates(tables(events(span)))
 
     assert (3, 15, 130, None) == tuple(
-        row[key] for key in ("calls", "prompt_tokens", "response_tokens", "cached_tokens")
+        row[key] for key in ("calls", "prompt_tokens", "generated_tokens", "cached_tokens")
     )
     assert (130 / 6, 13.0, 13.0) == (
-        row["response_tokens_per_s"],
+        row["engine_tokens_per_s"],
         row["call_tokens_per_s"],
-        row["step_tokens_per_s"],
+        row["generated_tokens_per_s"],
     )
 
 
@@ -52,9 +52,9 @@ def test_a_replicas_rate_is_by_the_time_in_which_it_worked(span, tables):
     one, two = replica_token_rates(tables(events(span)))
 
     assert ("one", 6.0, 100 / 6, 12.5) == tuple(
-        one[key] for key in ("replica", "busy_s", "response_tokens_per_s", "call_tokens_per_s")
+        one[key] for key in ("replica", "busy_s", "engine_tokens_per_s", "call_tokens_per_s")
     )
-    assert ("two", 2.0, 15.0) == (two["replica"], two["busy_s"], two["response_tokens_per_s"])
+    assert ("two", 2.0, 15.0) == (two["replica"], two["busy_s"], two["engine_tokens_per_s"])
 
 
 def test_a_requests_rate_is_by_its_time_in_the_engine(span, tables):
@@ -62,5 +62,5 @@ def test_a_requests_rate_is_by_its_time_in_the_engine(span, tables):
     (row,) = request_token_rates(tables(events(span)))
 
     assert (3, 15.0, 60, 40.0) == tuple(
-        row[key] for key in ("requests", "rate_p50", "response_max", "response_p50")
+        row[key] for key in ("requests", "rate_p50", "generated_max", "generated_p50")
     )

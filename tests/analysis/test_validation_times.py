@@ -27,7 +27,7 @@ def test_a_validation_by_its_requests_and_timer(tables, conversation, span):
             "mean_s",
             "max_s",
             "turns",
-            "response_tokens",
+            "generated_tokens",
             "reward",
             "share",
         )

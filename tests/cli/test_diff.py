@@ -36,7 +36,7 @@ def make_run(folder, steps, *, gen=4.0, tool=0.5):
             ],
             "worker_0": [
                 ("tool_call", tool * spread, tool * spread, {"tool": "search", "turn": 0}),
-                ("request", length, length, {"response_tokens": 100, "turns": 1}),
+                ("request", length, length, {"generated_tokens": 100, "turns": 1}),
             ],
         }
         (folder / f"step_{step}").mkdir(parents=True)
@@ -105,8 +105,8 @@ def test_a_slower_generation_is_found(capsys, runs):
         ("gen.p90 > +600ms", 1),
         ("gen.max > 5 s", 1),
         ("gen.max > 50s", 0),
-        ("response_tokens_per_s.mean < -5%", 1),
-        ("response_tokens_per_s.mean < -50%", 0),
+        ("generated_tokens_per_s.mean < -5%", 1),
+        ("generated_tokens_per_s.mean < -50%", 0),
         ("tool_call:search.p50 > +1%", 0),
         ("request.count > 0.5", 1),
     ],
@@ -282,7 +282,7 @@ def test_changes_of_work_and_configuration_come_first(tmp_path, capsys):
     a, b = (make_run(tmp_path / name, 6) for name in "ab")
     for step in range(1, 7):
         for number in range(1, 8):
-            add(b, step, "request", request_id=f"q{step}-{number}", response_tokens=100, turns=1)
+            add(b, step, "request", request_id=f"q{step}-{number}", generated_tokens=100, turns=1)
     for folder, samples in ((a, 1), (b, 8)):
         content = {
             "format": 1,

@@ -137,9 +137,16 @@ def gpu_idle(tables: Tables, steps: Steps = None) -> Rows:
         ), windows AS (
             SELECT run, step, host, min(begin_ns) AS first_ns, max(end_ns) AS last_ns
             FROM captures WHERE file IS NOT NULL AND begin_ns IS NOT NULL GROUP BY run, step, host
-        ), gens AS (
-            SELECT run, step, min(begin_us) * 1000 AS gen_first, max(end_us) * 1000 AS gen_last
-            FROM phases WHERE phase = 'gen' AND NOT validate GROUP BY run, step
+        ), generating AS (
+            SELECT w.run, w.step, w.host, greatest(p.begin_us * 1000, first_ns) AS from_ns,
+                least(p.end_us * 1000, last_ns) AS to_ns
+            FROM windows AS w JOIN gens AS g USING (run, step) JOIN phases AS p
+                ON p.run = g.run AND p.step = g.step AND p.name IS NOT DISTINCT FROM g.name AND p.phase = 'gen'
+                AND NOT p.validate AND (p.parent IS NULL OR p.parent = 'step')
+            WHERE p.end_us * 1000 > first_ns AND p.begin_us * 1000 < last_ns
+        ), gen_times AS (
+            SELECT run, step, host, sum(to_ns - from_ns) AS gen_ns
+            FROM generating GROUP BY run, step, host
         ), reached AS (
             SELECT *, max(end_ns) OVER (PARTITION BY run, step, host, gpu ORDER BY begin_ns, end_ns
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
@@ -154,21 +161,22 @@ def gpu_idle(tables: Tables, steps: Steps = None) -> Rows:
         ), sums AS (
             SELECT b.run, b.step, b.host, b.gpu, any_value(first_ns) AS first_ns,
                 any_value(last_ns) AS last_ns,
-                any_value(greatest(gen_first, first_ns)) AS gen_from,
-                any_value(least(gen_last, last_ns)) AS gen_to,
-                sum(greatest(least(to_ns, last_ns) - greatest(from_ns, first_ns), 0)) AS busy_ns,
-                sum(greatest(least(to_ns, gen_last, last_ns)
-                    - greatest(from_ns, gen_first, first_ns), 0)) AS gen_busy_ns
-            FROM busy AS b JOIN windows AS w USING (run, step, host) LEFT JOIN gens USING (run, step)
+                sum(greatest(least(to_ns, last_ns) - greatest(from_ns, first_ns), 0)) AS busy_ns
+            FROM busy AS b JOIN windows AS w USING (run, step, host)
+            GROUP BY b.run, b.step, b.host, b.gpu
+        ), gen_sums AS (
+            SELECT b.run, b.step, b.host, b.gpu, sum(greatest(
+                least(b.to_ns, g.to_ns) - greatest(b.from_ns, g.from_ns), 0)) AS gen_busy_ns
+            FROM busy AS b JOIN generating AS g USING (run, step, host)
             GROUP BY b.run, b.step, b.host, b.gpu
         )
         SELECT run, step, host, gpu, processes, (last_ns - first_ns) / 1e9 AS captured_s,
             busy_ns / 1e9 AS busy_s, 1 - busy_ns / nullif(last_ns - first_ns, 0) AS idle_share,
-            CASE WHEN gen_to > gen_from THEN (gen_to - gen_from) / 1e9 END AS gen_s,
-            CASE WHEN gen_to > gen_from THEN gen_busy_ns / 1e9 END AS gen_busy_s,
-            CASE WHEN gen_to > gen_from THEN 1 - gen_busy_ns / (gen_to - gen_from) END
-                AS gen_idle_share
+            gen_ns / 1e9 AS gen_s, gen_busy_ns / 1e9 AS gen_busy_s,
+            1 - gen_busy_ns / nullif(gen_ns, 0) AS gen_idle_share
         FROM sums JOIN users USING (run, step, host, gpu)
+        LEFT JOIN gen_times USING (run, step, host)
+        LEFT JOIN gen_sums USING (run, step, host, gpu)
         ORDER BY run, step, host, gpu
         """
     )

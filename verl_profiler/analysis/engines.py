@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.token_rates import ENGINE_RATE, calls_covered
 from verl_profiler.tables import Tables
 
 __all__ = ["engine_times", "replica_balance"]
 
-_COLUMNS = """
+_COLUMNS = f"""
     count(*) AS calls, count(engine_duration_us) AS served,
     sum(c.duration_us) / 1e6 AS total_s,
     quantile_cont(c.duration_us, 0.5) / 1e6 AS p50_s,
@@ -15,9 +16,9 @@ _COLUMNS = """
     sum(queue_us) / 1e6 AS queue_s, sum(prefill_us) / 1e6 AS prefill_s,
     sum(decode_us) / 1e6 AS decode_s, sum(outside_us) / 1e6 AS outside_s,
     try_cast(sum(c.prompt_tokens) AS BIGINT) AS prompt_tokens,
-    try_cast(sum(c.response_tokens) AS BIGINT) AS response_tokens,
+    try_cast(sum(c.response_tokens) AS BIGINT) AS generated_tokens,
     try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
-    sum(c.response_tokens) / nullif((max(c.end_us) - min(c.begin_us)) / 1e6, 0) AS tokens_per_s
+    {ENGINE_RATE} AS engine_tokens_per_s
 """
 
 
@@ -28,18 +29,19 @@ def engine_times(tables: Tables, steps: Steps = None) -> Rows:
         One row per run, step and validate: calls, served (calls whose engine was recorded too),
         total_s, p50_s, p95_s, max_s; queue_s, prefill_s and decode_s (sums that the engine
         reports, None when it does not), outside_s (call time outside the engine); prompt_tokens,
-        response_tokens, cached_tokens, tokens_per_s (from the first call's begin to the last end).
+        generated_tokens, cached_tokens, engine_tokens_per_s (by the time in which at least one
+        call was under way).
     """
     return tables.rows(
-        f"SELECT run, step, validate, {_COLUMNS} FROM engine_calls AS c "
-        f"WHERE {in_steps(steps)} GROUP BY run, step, validate ORDER BY run, step, validate"
+        f"SELECT run, step, validate, {_COLUMNS} "
+        f"FROM {calls_covered('run, step, validate', in_steps(steps))} AS c GROUP BY run, step, validate ORDER BY run, step, validate"
     )
 
 
 def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the replicas: as `engine_times`, for training, by `server`, most time first."""
     return tables.rows(
-        f"SELECT run, step, coalesce(engine_name, server) AS server, {_COLUMNS} "
-        f"FROM engine_calls AS c WHERE NOT validate AND {in_steps(steps)} "
+        f"SELECT run, step, coalesce(engine_name, server) AS server, {_COLUMNS} FROM "
+        f"{calls_covered('run, step, place', f'NOT validate AND {in_steps(steps)}')} AS c "
         "GROUP BY ALL ORDER BY run, step, total_s DESC, server"
     )

@@ -26,7 +26,7 @@ def request_breakdown(
     Returns:
         One row per request, slowest first, unfinished ones last: run, step, name, validate,
         request_id, sample, session, agent, status, error, finished, turns, tool_calls,
-        prompt_tokens, response_tokens, reward, begin_us, duration_s (None when unfinished), seen_s
+        prompt_tokens, response_tokens, generated_tokens, tool_tokens, reward, begin_us, duration_s (None when unfinished), seen_s
         (from begin to the last event); then `<part>_s` for every part of a request, other_s and
         overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
         prefill_s, decode_s and outside_s, which add up to engine_s and are None unless the engine
@@ -65,7 +65,8 @@ def request_breakdown(
             GROUP BY ALL
         )
         SELECT c.run, c.step, c.name, c.validate, c.request_id, sample, session, agent, status,
-            error, finished, turns, tool_calls, prompt_tokens, response_tokens, reward, begin_us,
+            error, finished, turns, tool_calls, prompt_tokens, response_tokens, generated_tokens,
+            tool_tokens, reward, begin_us,
             duration_us / 1e6 AS duration_s, (last_us - begin_us) / 1e6 AS seen_s, {parts},
             CASE WHEN reported = calls THEN e.queue_us / 1e6 END AS queue_s,
             CASE WHEN reported = calls THEN e.prefill_us / 1e6 END AS prefill_s,

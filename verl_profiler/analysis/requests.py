@@ -13,15 +13,15 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run, step and validate: requests, unfinished, failed, mean_s, p50_s, p80_s,
-        p90_s, p95_s, p99_s, p999_s, max_s, mean_turns, max_turns, prompt_tokens, response_tokens
-        (sums).  Percentiles are of finished requests.
+        p90_s, p95_s, p99_s, p999_s, max_s, mean_turns, max_turns, prompt_tokens, response_tokens,
+        generated_tokens, tool_tokens (sums; the response is both of the latter).  Percentiles are of finished requests.
     """
     return tables.rows(
         f"""
         SELECT run, step, validate, requests, unfinished, failed, mean_us / 1e6 AS mean_s,
             q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p90_s, q[4] / 1e6 AS p95_s,
             q[5] / 1e6 AS p99_s, q[6] / 1e6 AS p999_s, max_us / 1e6 AS max_s,
-            mean_turns, max_turns, prompt_tokens, response_tokens
+            mean_turns, max_turns, prompt_tokens, response_tokens, generated_tokens, tool_tokens
         FROM (
             SELECT run, step, validate, count(*) AS requests,
                 count(*) FILTER (NOT finished) AS unfinished,
@@ -31,7 +31,9 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
                 max(duration_us) AS max_us,
                 avg(turns) FILTER (finished) AS mean_turns, max(turns) AS max_turns,
                 try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
-                try_cast(sum(response_tokens) AS BIGINT) AS response_tokens
+                try_cast(sum(response_tokens) AS BIGINT) AS response_tokens,
+                try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens,
+                try_cast(sum(tool_tokens) AS BIGINT) AS tool_tokens
             FROM requests WHERE {in_steps(steps)} GROUP BY run, step, validate
         ) ORDER BY run, step, validate
         """

@@ -15,15 +15,11 @@ _SPREADS = 4
 _DURATIONS = """
 WITH parts AS (
     SELECT run, step,
-        sum(duration_us) FILTER (phase = 'gen') AS rollout_us,
         sum(duration_us) FILTER (phase = 'update_weights') AS weights_us,
         sum(duration_us) FILTER (phase = 'save_checkpoint') AS checkpoint_us,
         sum(duration_us) FILTER (phase NOT IN ('gen', 'update_weights', 'save_checkpoint'))
             AS training_us
     FROM phases WHERE parent = 'step' GROUP BY run, step
-), alone AS (
-    SELECT run, step, max(duration_us) AS rollout_us FROM phases
-    WHERE phase = 'gen' AND parent IS NULL AND NOT validate GROUP BY run, step
 ), seen AS (
     SELECT run, step, max(end_us) - min(begin_us) AS rollout_us FROM requests
     WHERE finished AND NOT validate GROUP BY run, step
@@ -37,7 +33,7 @@ WITH parts AS (
 ), joined AS (
     SELECT s.run, s.step, s.finished, s.begin_us, s.validation_requests > 0 AS validated,
         CASE WHEN s.finished THEN s.duration_us END AS step_us,
-        coalesce(p.rollout_us, a.rollout_us, r.rollout_us) AS rollout_us,
+        coalesce(g.duration_us, r.rollout_us) AS rollout_us,
         CASE WHEN s.finished THEN coalesce(p.training_us, 0) END AS training_us,
         CASE WHEN s.finished THEN coalesce(p.weights_us, 0) END AS weights_us,
         CASE WHEN s.finished THEN coalesce(p.checkpoint_us, 0) END AS checkpoint_us,
@@ -47,10 +43,10 @@ WITH parts AS (
         CASE WHEN next_step = s.step + 1 THEN next_us - s.begin_us END AS to_next_us
     FROM ordered AS s
     LEFT JOIN parts AS p USING (run, step)
-    LEFT JOIN alone AS a USING (run, step)
+    LEFT JOIN gens AS g USING (run, step)
     LEFT JOIN seen AS r USING (run, step)
     LEFT JOIN tests AS t USING (run, step)
-    WHERE s.finished OR coalesce(a.rollout_us, r.rollout_us) IS NOT NULL
+    WHERE s.finished OR coalesce(g.duration_us, r.rollout_us) IS NOT NULL
 )
 """
 

@@ -409,12 +409,12 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
     within = _among(steps)
     wholes = tables.rows(
         f"""
-        WITH gens AS (
-            SELECT run, step, max(end_us) AS gen_end_us, min(begin_us) AS gen_begin_us
-            FROM phases WHERE phase = 'gen' AND parent = 'step' AND {within} GROUP BY run, step
+        WITH timed AS (
+            SELECT run, step, end_us AS gen_end_us, begin_us AS gen_begin_us
+            FROM gens WHERE in_step AND {within}
         ), waits AS (
             SELECT p.run, p.step, min(p.begin_us) AS wait_begin_us, max(p.end_us) AS wait_end_us
-            FROM phases AS p JOIN gens AS g ON g.run = p.run AND g.step = p.step
+            FROM phases AS p JOIN timed AS g ON g.run = p.run AND g.step = p.step
                 AND p.begin_us >= gen_begin_us AND p.end_us <= gen_end_us
             WHERE p.phase = 'sample_wait' GROUP BY p.run, p.step
         ), syncs AS (
@@ -423,7 +423,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         )
         SELECT s.run, s.step, s.begin_us, s.duration_us, g.gen_end_us, w.wait_begin_us,
             w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
-        FROM steps AS s LEFT JOIN gens AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
+        FROM steps AS s LEFT JOIN timed AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
         LEFT JOIN syncs AS y USING (run, step)
         WHERE s.finished AND s.{SYNCHRONOUS} AND {_among(steps, "s.step")} ORDER BY s.run, s.step
         """

@@ -14,16 +14,14 @@ def step_times(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run and step: finished, begin_us, duration_s (None for a step without end),
-        seen_s (the span of what was recorded), gen_s, unaccounted_s, requests,
-        unfinished_requests, validation_requests, testing_s, to_next_s (from its begin to the
+        seen_s (the span of what was recorded), gen_s (the sum of its `gen`), unaccounted_s, requests,
+        unfinished_requests, validation_requests, generated_tokens_per_s (of finished training
+        requests, by the whole step), testing_s, to_next_s (from its begin to the
         next step's).
     """
     return tables.rows(
         f"""
-        WITH gens AS (
-            SELECT run, step, max(duration_us) AS gen_us FROM phases
-            WHERE phase = 'gen' AND NOT validate GROUP BY run, step
-        ), tests AS (
+        WITH tests AS (
             SELECT run, step, max(duration_us) AS testing_us FROM phases
             WHERE phase IN ('testing', 'validation') GROUP BY run, step
         ), ordered AS (
@@ -32,11 +30,12 @@ def step_times(tables: Tables, steps: Steps = None) -> Rows:
         SELECT s.run, s.step, s.finished, s.begin_us,
             CASE WHEN s.finished THEN s.duration_us / 1e6 END AS duration_s,
             s.duration_us / 1e6 AS seen_s,
-            gen_us / 1e6 AS gen_s, s.unaccounted_us / 1e6 AS unaccounted_s,
+            g.duration_us / 1e6 AS gen_s, s.unaccounted_us / 1e6 AS unaccounted_s,
             s.requests, s.unfinished_requests, s.validation_requests,
-            testing_us / 1e6 AS testing_s, (next_us - begin_us) / 1e6 AS to_next_s
+            s.generated_tokens_per_s,
+            testing_us / 1e6 AS testing_s, (next_us - s.begin_us) / 1e6 AS to_next_s
         FROM ordered AS s
-        LEFT JOIN gens USING (run, step)
+        LEFT JOIN gens AS g USING (run, step)
         LEFT JOIN tests USING (run, step)
         WHERE {in_steps(steps, "s.step")} ORDER BY s.run, s.step
         """
@@ -60,11 +59,15 @@ def step_phases(tables: Tables, steps: Steps = None) -> Rows:
             UNION ALL
             SELECT run, step, 'unaccounted', unaccounted_us, 1, true FROM steps WHERE finished
             UNION ALL
-            SELECT run, step, phase, max(p.duration_us), count(*), false
-            FROM phases AS p JOIN steps AS s USING (run, step)
-            WHERE NOT s.finished AND phase <> 'step' AND NOT validate
-                AND (parent IS NULL OR parent = 'gen')
-            GROUP BY run, step, phase
+            SELECT run, step, phase, max(duration_us), try_cast(sum(count) AS BIGINT), false
+            FROM (
+                SELECT run, step, phase, p.name, sum(p.duration_us) AS duration_us,
+                    count(*) AS count
+                FROM phases AS p JOIN steps AS s USING (run, step)
+                WHERE NOT s.finished AND phase <> 'step' AND NOT validate
+                    AND (parent IS NULL OR parent = 'gen')
+                GROUP BY run, step, phase, p.name
+            ) GROUP BY run, step, phase
         )
         SELECT p.run, p.step, p.phase, p.duration_us / 1e6 AS duration_s,
             CASE WHEN s.finished AND s.duration_us > 0
@@ -93,10 +96,9 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
                 quantile_disc(end_us, [0.8, 0.95, 0.99]) AS quantiles, max(end_us) AS last_us
             FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
             GROUP BY run, step
-        ), gens AS (
-            SELECT p.run, p.step, max(p.end_us) AS gen_end_us
-            FROM phases AS p JOIN processes AS o USING (run, name)
-            WHERE p.phase = 'gen' AND o.role = 'trainer' GROUP BY p.run, p.step
+        ), ended AS (
+            SELECT g.run, g.step, g.end_us AS gen_end_us
+            FROM gens AS g JOIN processes AS o USING (run, name) WHERE o.role = 'trainer'
         )
         SELECT e.run, e.step, e.requests,
             (last_us - quantiles[1]) / 1e6 AS after_p80_s,
@@ -104,6 +106,6 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
             (last_us - quantiles[3]) / 1e6 AS after_p99_s,
             (last_us - first_us) / 1e6 AS spread_s,
             CASE WHEN gen_end_us >= last_us THEN (gen_end_us - last_us) / 1e6 END AS poll_s
-        FROM ends AS e LEFT JOIN gens USING (run, step) ORDER BY e.run, e.step
+        FROM ends AS e LEFT JOIN ended USING (run, step) ORDER BY e.run, e.step
         """
     )

@@ -32,6 +32,15 @@ _TOOL_FAILURES = (
     ("Invalid JSON in arguments for '", "bad_arguments"),
 )
 
+_REQUEST_FIELDS = (
+    "agent",
+    "prompt_tokens",
+    "response_tokens",
+    "generated_tokens",
+    "tool_tokens",
+    "reward",
+)
+
 _open_requests: weakref.WeakSet[Request] = weakref.WeakSet()
 # They end in the parent.
 os.register_at_fork(after_in_child=_open_requests.clear)
@@ -69,7 +78,7 @@ def _end_request(call: Call, _result: Any) -> None:
 
 def _request_fields(request: Request) -> dict[str, Any]:
     fields: dict[str, Any] = {"turns": request.turns}
-    for name in ("agent", "prompt_tokens", "response_tokens", "reward"):
+    for name in _REQUEST_FIELDS:
         value = getattr(request, name)
         if value is not None:
             fields[name] = value
@@ -269,7 +278,19 @@ def _begin_postprocess(call: Call) -> None:
     if outputs:
         request.prompt_tokens = len(outputs[0].prompt_ids)
         request.response_tokens = sum(len(each.response_ids) for each in outputs)
+        generated = [_generated(each) for each in outputs]
+        if None not in generated:
+            request.generated_tokens = sum(each or 0 for each in generated)
+            request.tool_tokens = request.response_tokens - request.generated_tokens
         call.state = outputs[-1]
+
+
+def _generated(output: Any) -> int | None:
+    """Count the tokens that the model generated, 1 in verl's mask; 0 are those of tools."""
+    mask = getattr(output, "response_mask", None)
+    if type(mask) is not list or len(mask) != len(output.response_ids):
+        return None
+    return sum(mask)
 
 
 def _end_postprocess(call: Call, _result: Any) -> None:

@@ -31,7 +31,8 @@ _WORKLOAD = (
     "requests.mean",
     "turns_per_request.mean",
     "prompt_tokens.mean",
-    "response_tokens.mean",
+    "generated_tokens.mean",
+    "tool_tokens.mean",
     "tool_call.count",
 )
 # A change of work by this share is reported, whatever its cause.

@@ -149,7 +149,7 @@ def _request_lines(live: Live, step: Step, launch: Mapping[str, Any], now_s: flo
         )
         lines.append(f"          {lengths}{_tail(step, expected, now_s)}")
     tokens, requests = live.rate_window(now_s)
-    lines.append(f"rate      {tokens:,.0f} response tokens/s, {requests:.1f} requests/s")
+    lines.append(f"rate      {tokens:,.0f} generated tokens/s, {requests:.1f} requests/s")
     return lines
 
 
@@ -208,7 +208,7 @@ def _steps(live: Live) -> list[str]:
         return []
     rows = [["steps", "took", "longest phase"]]
     for step in ended[-_STEPS:]:
-        longest = max(step.phases, key=lambda phase: phase[1], default=None)
+        longest = max(step.phase_seconds.items(), key=lambda phase: phase[1], default=None)
         total = step.duration_s or 0.0
         part = f"{longest[0]} {share(longest[1] / total)}" if longest and total else "-"
         rows.append([str(step.number), seconds(total), part])

@@ -75,7 +75,7 @@ def request_table(rows: Rows, counts: Mapping[str, int], *, several: bool = Fals
             _text(row["step"]),
             _text(row["turns"]),
             _text(row["tool_calls"]),
-            _text(row["response_tokens"]),
+            _text(row["generated_tokens"]),
             seconds(row["duration_s"]) if row["finished"] else f">{seconds(row['seen_s'])}",
             *(seconds(row[f"{part}_s"]) for part in parts),
             *(seconds(row[f"{part}_s"]) for part in inner),
@@ -129,7 +129,11 @@ def _about(request: Mapping[str, Any]) -> str:
     for key, word in (("turns", "turn"), ("tool_calls", "tool call")):
         if request[key] is not None:
             facts.append(f"{request[key]} {word}{'' if request[key] == 1 else 's'}")
-    for key, word in (("prompt_tokens", "prompt tokens"), ("response_tokens", "response tokens")):
+    for key, word in (
+        ("prompt_tokens", "prompt tokens"),
+        ("generated_tokens", "generated tokens"),
+        ("tool_tokens", "tool tokens"),
+    ):
         if request[key] is not None:
             facts.append(f"{request[key]:,} {word}")
     if request["reward"] is not None:

@@ -170,10 +170,6 @@ def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
         answers = {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
         answers["turn_times"] = step_turn_times(merged, None)
         answers["request_cdf"] = _request_cdf(merged, None)
-    for name in ("engine_times", "replica_balance"):
-        for row in answers[name]:
-            # From the first call to the last there is training in between.
-            row["tokens_per_s"] = None
     return answers
 
 
@@ -306,8 +302,8 @@ def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[st
                 "poll_s": tail.get("poll_s"),
                 "longest_phase": phase.get("phase"),
                 "longest_share": phase.get("share"),
-                "response_tokens": engine.get("response_tokens"),
-                "tokens_per_s": engine.get("tokens_per_s"),
+                **{key: time.get(key) for key in ("generated_tokens", "tool_tokens")},
+                "engine_tokens_per_s": engine.get("engine_tokens_per_s"),
                 "profiler_share": cost.get("share"),
             }
         )

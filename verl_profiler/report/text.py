@@ -239,8 +239,12 @@ def _request_lines(
     result.append(_fact("requests", counted))
     if time["mean_turns"] is not None:
         tokens = ""
-        if time["response_tokens"] is not None:
-            tokens = f"; {time['response_tokens']:,} response tokens"
+        if time["generated_tokens"] is not None:
+            tokens = f"; {time['generated_tokens']:,} generated tokens"
+            if time["tool_tokens"]:
+                tokens += f", {time['tool_tokens']:,} tool tokens"
+            if row["generated_tokens_per_s"] is not None:
+                tokens += f"; {row['generated_tokens_per_s']:,.0f} generated tokens/s of the step"
         turns = f"{time['mean_turns']:.1f} per request, at most {time['max_turns']}{tokens}"
         result.append(_fact("turns", turns))
     shares = [
@@ -299,8 +303,8 @@ def _engine_lines(
         f"{_count(engine['calls'], 'call')}  p50 {seconds(engine['p50_s'])}  "
         f"p95 {seconds(engine['p95_s'])}  max {seconds(engine['max_s'])}"
     )
-    if engine["tokens_per_s"] is not None:
-        text += f"; {engine['tokens_per_s']:,.0f} tokens/s over all"
+    if engine["engine_tokens_per_s"] is not None:
+        text += f"; {engine['engine_tokens_per_s']:,.0f} engine tokens/s"
     result = [_fact("engine", text)]
     split = [
         f"{name} {share(engine[f'{name}_s'] / engine['total_s'])}"

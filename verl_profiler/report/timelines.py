@@ -285,7 +285,7 @@ _COLUMNS = (
     "turns",
     "tool_calls",
     "prompt_tokens",
-    "response_tokens",
+    "generated_tokens",
     "reward",
     *(f"{part}_s" for part in (*REQUEST_PARTS, "other")),
 )
@@ -301,7 +301,7 @@ def _requests(
         SELECT run, step, scene, validate, name, request_id, sample, session, agent,
             status, error, (begin_us - base_us) // {UNIT_US} AS begin,
             (coalesce(end_us, last_us) - begin_us) // {UNIT_US} AS length,
-            duration_us / 1e6 AS duration_s, turns, tool_calls, prompt_tokens, response_tokens,
+            duration_us / 1e6 AS duration_s, turns, tool_calls, prompt_tokens, generated_tokens,
             reward, {parts}
         FROM drawn_requests ORDER BY number
         """

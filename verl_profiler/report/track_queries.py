@@ -167,12 +167,12 @@ COUNTERS = (
         _UNDER_WAY.format(table="engine_requests", change="1", which="{selected}"),
     ),
     (
-        "response tokens per second",
+        "generated tokens per second",
         "tokens/s",
         _UNDER_WAY.format(table="engine_requests", change=_RATE, which=_WITH_RATE),
     ),
     (
-        "response tokens per second",
+        "generated tokens per second",
         "tokens/s",
         _UNDER_WAY.format(table=_EVERYWHERE.format("engine_calls"), change=_RATE, which=_WITH_RATE),
     ),

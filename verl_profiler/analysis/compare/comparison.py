@@ -25,7 +25,7 @@ __all__ = ["ALPHA", "HEADLINE", "Change", "Metric", "adjusted", "change"]
 ALPHA = 0.05
 # What the two other headline metrics share, and what all metrics outside the headline share.
 _OTHERS = 0.01
-HEADLINE = ("step.mean", "gen.mean", "response_tokens_per_s.mean")
+HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
 # Pairs of steps take out what both runs have in common.  They halve the degrees of freedom, so they
 # are used only where there are as many, and the runs correlate by as much.
 _PAIRS = 8

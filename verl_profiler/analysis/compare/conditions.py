@@ -2,7 +2,7 @@
 
 step.p50 > +5%             B's median step is more than 5 % above A's, and significantly so
 tool_call:search.p95 > +0.5s
-response_tokens_per_s < -10%
+generated_tokens_per_s < -10%
 step.p50 > 90s             B's median step is above 90 s, whatever A's is
 """
 

@@ -42,18 +42,19 @@ FROM (
     FROM asked GROUP BY step
 )
 UNION ALL
-SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'response_tokens']), '',
+SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'generated_tokens',
+    'tool_tokens']), '',
     unnest([
         count(a.begin_us)::DOUBLE,
         avg(a.turns),
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.prompt_tokens)::DOUBLE END,
-        CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.response_tokens)::DOUBLE END
+        CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.generated_tokens)::DOUBLE END,
+        CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.tool_tokens)::DOUBLE END
     ])
 FROM chosen AS c LEFT JOIN asked AS a ON a.step = c.step
 WHERE EXISTS (SELECT 1 FROM asked) GROUP BY c.step
 UNION ALL
-SELECT a.step, 'response_tokens_per_s', '/s', sum(a.response_tokens) * 1e6 / any_value(c.duration_us)
-FROM asked AS a JOIN chosen AS c USING (step) GROUP BY a.step
+SELECT step, 'generated_tokens_per_s', '/s', generated_tokens_per_s FROM chosen
 """
 
 # name and length of what a step has many times.  An engine files its requests by the version of its

@@ -69,7 +69,8 @@ function stepsSection() {
     {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'slowest', format: 's'},
     {key: 'after_p80_s', label: 'tail', format: 's', title: 'From the end of 80 % of the requests to the last'},
     {key: 'poll_s', label: 'after last', format: 's', title: 'From the end of the last request to the end of gen'},
-    {key: 'tokens_per_s', label: 'tokens/s', format: 'n', title: 'Response tokens, from the first engine call to the last'},
+    {key: 'generated_tokens_per_s', label: 'generated tokens/s', format: 'n', title: 'Generated tokens of finished requests, by the length of the step'},
+    {key: 'engine_tokens_per_s', label: 'engine tokens/s', format: 'n', title: 'Generated tokens of engine calls, by the time in which one was under way'},
   ];
   return [
     about('Each step by the timers of verl’s trainer. Choose one here, and everything below shows it.'),
@@ -170,7 +171,7 @@ function rolloutSection() {
     element('div', {class: 'columns'}, one, other),
     times.p50_s === null ? note('None of them has an end, so there are no durations.') : table({caption: 'Percentiles of request durations', rows: [times], columns: percentiles.map(([key, label]) => ({key, label, format: 's'})).concat([
       {key: 'mean_s', label: 'mean', format: 's'}, {key: 'mean_turns', label: 'turns, mean', format: 'n'},
-      {key: 'response_tokens', label: 'response tokens', format: 'n'}])}),
+      {key: 'generated_tokens', label: 'generated tokens', format: 'n'}, {key: 'tool_tokens', label: 'tool tokens', format: 'n'}])}),
     ...engineParts(),
   ];
 }
@@ -186,7 +187,7 @@ function engineParts() {
   return [
     element('h3', {}, 'Engine calls'),
     note(plural(engine.calls, 'call') + ', P50 ' + seconds(engine.p50_s) + ', P95 ' + seconds(engine.p95_s) + ', longest ' + seconds(engine.max_s) +
-      (engine.tokens_per_s === null ? '' : '; ' + number(engine.tokens_per_s) + ' response tokens/s') +
+      (engine.engine_tokens_per_s === null ? '' : '; ' + number(engine.engine_tokens_per_s) + ' engine tokens/s') +
       (engine.cached_tokens === null || !engine.prompt_tokens ? '' : '; ' + share(engine.cached_tokens / engine.prompt_tokens) + ' of the prompt tokens were cached') + '.'),
     parts.length ? partsBar(parts) : null,
     parts.length ? legend(parts.map((part) => [part.name])) : null,
@@ -277,7 +278,7 @@ function fillRequests() {
     {key: 'duration_s', label: 'time', format: 's', bar: true},
     {key: 'engine_s', label: 'engine', format: 's'}, {key: 'tool_s', label: 'tools', format: 's'},
     {key: 'other_s', label: 'other', format: 's', title: 'What no event explains'},
-    {key: 'turns', label: 'turns', format: 'n'}, {key: 'response_tokens', label: 'tokens', format: 'n', title: 'Response tokens'},
+    {key: 'turns', label: 'turns', format: 'n'}, {key: 'generated_tokens', label: 'tokens', format: 'n', title: 'Generated tokens'},
     ...(anyReward ? [{key: 'reward', label: 'reward', format: 'n'}] : []),
     ...(rows.some((row) => row.status !== null) ? [{key: 'status', label: 'status', format: 'text', show: (value) => value === null ? '' : clean(value)}] : []),
   ];
@@ -335,7 +336,7 @@ function turnsSection() {
       {key: 'turn', label: 'turn', format: 'n'}, {key: 'turns', label: 'turns', format: 'n'}, {key: 'share', label: 'share of time', format: 'share'},
       {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'},
       {key: 'engine_s', label: 'engine, mean', format: 's'}, {key: 'tool_s', label: 'tools, mean', format: 's'},
-      {key: 'prompt_tokens', label: 'prompt tokens, mean', format: 'n'}, {key: 'response_tokens', label: 'response tokens, mean', format: 'n'}]}),
+      {key: 'prompt_tokens', label: 'prompt tokens, mean', format: 'n'}, {key: 'response_tokens', label: 'generated tokens, mean', format: 'n'}]}),
   ];
 }
 
@@ -384,8 +385,8 @@ function workersSection() {
     parts.push(element('h3', {}, 'Replicas, ' + chosenName()), table({caption: 'Replicas', rows: replicas, limit: 16, columns: [
       {key: 'server', label: 'replica', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'total_s', label: 'call time', format: 's', bar: true},
       {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'},
-      {key: 'prompt_tokens', label: 'prompt tokens', format: 'n'}, {key: 'response_tokens', label: 'response tokens', format: 'n'},
-      ...(chosen === ALL ? [] : [{key: 'tokens_per_s', label: 'tokens/s', format: 'n'}]),
+      {key: 'prompt_tokens', label: 'prompt tokens', format: 'n'}, {key: 'generated_tokens', label: 'generated tokens', format: 'n'},
+      {key: 'engine_tokens_per_s', label: 'engine tokens/s', format: 'n'},
       ...(replicas.some((row) => row.queue_s !== null) ? [{key: 'queue_s', label: 'queue', format: 's'}] : [])]}));
   }
   parts.push(element('h3', {}, 'Ranks, ' + chosenName()));
@@ -552,7 +553,7 @@ function validationSection() {
     table({caption: 'Validation', rows, limit: 12, columns: [
       {key: 'label', label: 'after step', format: 'text'}, {key: 'testing_s', label: 'time', format: 's', bar: true}, {key: 'requests', label: 'requests', format: 'n'},
       {key: 'unfinished', label: 'without an end', format: 'n'}, {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'slowest', format: 's'},
-      {key: 'mean_turns', label: 'turns, mean', format: 'n'}, {key: 'response_tokens', label: 'response tokens', format: 'n'}]}),
+      {key: 'mean_turns', label: 'turns, mean', format: 'n'}, {key: 'generated_tokens', label: 'generated tokens', format: 'n'}]}),
     tools.length ? table({caption: 'Tools in validation', rows: tools, columns: [
       {key: 'tool', label: 'tool', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
       {key: 'total_s', label: 'all calls', format: 's', bar: true, color: colorOf('tool')}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'}]}) : null,

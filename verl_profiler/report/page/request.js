@@ -36,7 +36,7 @@ function requestPanel(request) {
     request.sample === null ? null : 'sample ' + clean(request.sample) + (request.session === null ? '' : ', session ' + clean(request.session)),
     request.turns === null ? null : plural(request.turns, 'turn'),
     request.prompt_tokens === null ? null : plural(request.prompt_tokens, 'prompt token'),
-    request.response_tokens === null ? null : plural(request.response_tokens, 'response token'),
+    request.generated_tokens === null ? null : plural(request.generated_tokens, 'generated token'),
     request.reward === null ? null : 'reward ' + number(request.reward),
     request.status === null ? null : 'status ' + clean(request.status) + (request.error === null ? '' : ' (' + clean(request.error) + ')'),
   ].filter((fact) => fact !== null);
@@ -190,7 +190,7 @@ function breakdown(request, spans, calls) {
       if (times.length) lines.push(times.join(', '));
       if (call.engine_length !== null) lines.push('outside the engine ' + seconds(call.length - call.engine_length));
       const tokens = [call.prompt_tokens === null ? null : plural(call.prompt_tokens, 'prompt token'),
-        call.response_tokens === null ? null : plural(call.response_tokens, 'response token')].filter(Boolean);
+        call.response_tokens === null ? null : plural(call.response_tokens, 'generated token')].filter(Boolean);
       if (tokens.length) lines.push(tokens.join(', '));
       if (call.server !== null) lines.push(shorten(call.server, 60));
     }

@@ -135,12 +135,12 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     rows = sheets["token_rates"]
     replicas = sheets["replica_token_rates"]
     requests = [row for row in sheets["request_token_rates"] if row["rate_p50"] is not None]
-    rates = known(rows, "response_tokens_per_s")
-    tokens = sum(known(rows, "response_tokens"))
-    title = f"{tokens:,} response tokens"
+    rates = known(rows, "engine_tokens_per_s")
+    tokens = sum(known(rows, "generated_tokens"))
+    title = f"{tokens:,} generated tokens"
     if rates:
         title += f", {sum(rates) / len(rates):,.0f} per second while generating"
-    speeds = known(replicas, "response_tokens_per_s")
+    speeds = known(replicas, "engine_tokens_per_s")
     if len(speeds) > 1:
         title += f"; the slowest replica has {share(min(speeds) / max(speeds))} of the fastest"
     steps = [row["step"] for row in rows]
@@ -151,16 +151,16 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
         panels=(2, 2),
         notes=[
             (
-                "A conversation's tokens are prompt tokens again in each later turn. By second: from "
-                "the first generate call of a step to the end of the last; of a replica: while at least "
-                "one call was under way; of a request: by its time in generate calls."
+                "A conversation's tokens are prompt tokens again in each later turn. By second: of "
+                "engines while at least one call was under way; of a request by its time in generate "
+                "calls; over the whole step what finished requests generated, by its length."
             )
         ],
     )
     axes = panels[0]
     cached = known(rows, "cached_tokens")
     series = [
-        ("response", column(rows, "response_tokens"), PART_COLORS["decode"]),
+        ("generated", column(rows, "generated_tokens"), PART_COLORS["decode"]),
         (
             "prompt, not cached" if cached else "prompt",
             [max((r["prompt_tokens"] or 0) - (r["cached_tokens"] or 0), 0) for r in rows],
@@ -177,8 +177,8 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     axes = panels[1]
     labels = []
     for key, name, code in (
-        ("response_tokens_per_s", "while generating", PART_COLORS["decode"]),
-        ("step_tokens_per_s", "over the whole step", "#7A3B10"),
+        ("engine_tokens_per_s", "while generating", PART_COLORS["decode"]),
+        ("generated_tokens_per_s", "over the whole step", "#7A3B10"),
     ):
         line = [row for row in rows if row[key] is not None]
         if line:
@@ -191,20 +191,20 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
             )
             labels.append((line[-1][key], name, code))
     step_axis(axes, steps)
-    value_axis(axes, "response tokens per second")
+    value_axis(axes, "generated tokens per second")
     end_labels(axes, labels, gap=0.08)
     axes.set_title("all replicas")
     axes = panels[2]
-    shown = sorted(replicas, key=lambda row: row["response_tokens_per_s"] or 0)
+    shown = sorted(replicas, key=lambda row: row["engine_tokens_per_s"] or 0)
     cut = shown if len(shown) <= 10 else [*shown[:5], *shown[-5:]]
     lengths = bars(
         axes,
         [short(row["replica"], 22) for row in cut],
-        [("", column(cut, "response_tokens_per_s"), PART_COLORS["decode"])],
+        [("", column(cut, "engine_tokens_per_s"), PART_COLORS["decode"])],
     )
     for place, (row, length) in enumerate(zip(cut, lengths, strict=True)):
         axes.text(length, place, f"  busy {seconds(row['busy_s'])}", va="center", fontsize=8)
-    value_axis(axes, "response tokens per second", of="x")
+    value_axis(axes, "generated tokens per second", of="x")
     axes.set_xlim(0, (max(lengths) or 1) * 1.3)
     more = "" if len(cut) == len(shown) else f" (slowest and fastest 5 of {len(shown)})"
     axes.set_title(f"each replica{more}")
@@ -221,7 +221,7 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
             )
             labels.append((requests[-1][name], name.replace("rate_p", "P"), code))
     step_axis(axes, steps)
-    value_axis(axes, "response tokens per second")
+    value_axis(axes, "generated tokens per second")
     end_labels(axes, labels, gap=0.08)
     axes.set_title("single requests")
     return figure
