@@ -67,7 +67,9 @@ def hostile_run(folder, *, start=IN_FILE_NAMES):
     )
     (run / "nsight" / "journal").mkdir(parents=True)
     capture = {"capture": 1, "role": "actor", "rank": 0, "host": "h1", "pid": 11, "step": 2}
-    line = hostile({**capture, "task": "task", "tool": "nsys", "begin_ns": 1000}, kept={"tool"})
+    # Role and host become names of files: a line with odd ones is left out.
+    kept = {"tool", "role", "host"}
+    line = hostile({**capture, "task": "task", "tool": "nsys", "begin_ns": 1000}, kept=kept)
     (run / "nsight" / "journal" / "actor_h1_11.jsonl").write_text(json.dumps(line) + "\n")
     return run
 
