@@ -1,5 +1,6 @@
 """Plots: they show what the tables say, in words and colors that hold, and nothing overlaps."""
 
+import collections
 import itertools
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from matplotlib.text import Text
 from verl_profiler.report import style
 from verl_profiler.report.plots import PLOTS, Choice, NothingToDraw
 from verl_profiler.report.plots.canvas import save, settings
+from verl_profiler.report.text import _other_lines
 
 DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
@@ -321,3 +323,20 @@ def test_nobody_is_called_slow_when_all_are_done_at_once():
     ]
 
     assert workers_title(events).startswith("All processes of a role were done at the same time")
+
+
+def test_the_plot_and_the_summary_name_the_same_loop():
+    """The one in which requests wait, though another process's stood still for longer."""
+    short, long = (
+        {"run": "r", "step": 1, "name": name, "role": role, "loop": "main", "lags": 1}
+        | {"during": None, "by_design": False, "total_s": held, "max_s": held, "requests": 0}
+        for name, role, held in (("worker_0", "agent_loop", 1.0), ("replay_0", "buffer", 3.0))
+    )
+    figure = PLOTS["loop_suspects"].figure({"loop_suspects": [long, short]}, Choice())
+    tables = collections.defaultdict(list, loop_lags=[long, short])
+    row = {"run": "r", "step": 1}
+
+    (text,) = [line for line in _other_lines(row, tables, {"recorded": {}}) if "stood" in line]
+
+    assert any("event loop of worker_0" in each.get_text() for each in figure.findobj(Text))
+    assert "worker_0 stood still" in text

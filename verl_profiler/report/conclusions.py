@@ -6,23 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.report.text import seconds, share
-from verl_profiler.schemas import REQUEST_PARTS
+from verl_profiler.report.text import of_which, seconds, share
 
 __all__ = ["conclusions", "notes"]
 
 Rows = Sequence[Mapping[str, Any]]
-
-_PARTS = {
-    "engine": "engine calls",
-    "tool": "tools",
-    "prompt_build": "building the prompt",
-    "tool_parsing": "parsing tool calls",
-    "token_merge": "merging tokens",
-    "postprocess": "postprocessing",
-    "reward": "its reward",
-    "other": "what no event covers",
-}
 
 
 def conclusions(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> list[str]:
@@ -174,14 +162,4 @@ def _slowest(found: Mapping[str, Rows], *, several: bool) -> str:
     row = max(rows, key=lambda each: each["duration_s"])
     step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
     text = f"The slowest request ({step}, {row['name']}) took {seconds(row['duration_s'])}"
-    spent = {part: row.get(f"{part}_s") or 0.0 for part in (*REQUEST_PARTS, "other")}
-    most = max(spent, key=lambda part: spent[part])
-    calls = row["longest"] is not None and row["longest_s"] is not None
-    if calls and most == ("engine" if row["longest"] == "engine" else "tool"):
-        named = {"engine": "one engine call", "tool": "tools"}
-        what = named.get(row["longest"], f"tool {row['longest']}")
-        turn = "" if row["longest_turn"] is None else f" (turn {row['longest_turn']})"
-        text += f", {seconds(row['longest_s'])} of it in {what}{turn}"
-    elif spent[most]:
-        text += f", {seconds(spent[most])} of it in {_PARTS.get(most, most)}"
-    return text + "."
+    return f"{text}{of_which(row)}."

@@ -158,14 +158,31 @@ def _conclusion(row: Mapping[str, Any], tables: Mapping[str, Rows], *, several: 
     return visible(text + ".")
 
 
+def lag_weight(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """Return what sorts rows of lags: a stall where requests wait matters most, then a long one."""
+    waits = row["role"] in ("agent_loop", "engine", "reward", "trainer")
+    return waits and (row["step"] or 0) > 0, row["max_s"]
+
+
 def _slowest(request: Mapping[str, Any]) -> str:
     text = f"{_short(request['request_id'])}: {seconds(request['duration_s'])}"
-    if request["longest"] is None:
-        return text
-    named = {"engine": "the engine", "tool": "tools"}
-    what = named.get(request["longest"], f"tool {request['longest']}")
-    turn = "" if request["longest_turn"] is None else f", turn {request['longest_turn']}"
-    return f"{text}, {seconds(request['longest_s'])} of it in {what}{turn}"
+    return f"{text}{of_which(request)}"
+
+
+def of_which(request: Mapping[str, Any]) -> str:
+    """Describe what a row of `slowest_requests` consists of: its largest part.
+
+    Returns:
+        Text to append, with the longest single call where it is of that part; empty if no part is known.
+    """
+    spent = {part: request.get(key) or 0.0 for key, part in _PARTS.items()}
+    most = max(spent, key=lambda part: spent[part])
+    longest, turn = request["longest"], request["longest_turn"]
+    if longest is not None and most == ("engine calls" if longest == "engine" else "tools"):
+        named = {"engine": "one engine call", "tool": "tools"}
+        what = named.get(longest, f"tool {longest}") + ("" if turn is None else f" (turn {turn})")
+        return f", {seconds(request['longest_s'])} of it in {what}"
+    return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""
 
 
 def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> str:
@@ -271,7 +288,7 @@ def _request_lines(
         pieces = [
             f"{key.removesuffix('_s')} {seconds(request[key])}"
             for key in sorted(
-                (key for key in request if key in _PART_KEYS and (request[key] or 0) > 0),
+                (key for key in request if key in _PARTS and (request[key] or 0) > 0),
                 key=lambda key: -request[key],
             )[:4]
         ]
@@ -280,15 +297,15 @@ def _request_lines(
     return result
 
 
-_PART_KEYS = {
-    "engine_s",
-    "tool_s",
-    "prompt_build_s",
-    "tool_parsing_s",
-    "token_merge_s",
-    "postprocess_s",
-    "reward_s",
-    "other_s",
+_PARTS = {
+    "engine_s": "engine calls",
+    "tool_s": "tools",
+    "prompt_build_s": "building the prompt",
+    "tool_parsing_s": "parsing tool calls",
+    "token_merge_s": "merging tokens",
+    "postprocess_s": "postprocessing",
+    "reward_s": "its reward",
+    "other_s": "what no event covers",
 }
 
 
@@ -411,7 +428,7 @@ def _other_lines(
         result.append(_fact("TransferQueue", text))
     lags = [lag for lag in _of(tables["loop_lags"], row) if lag["role"] not in COMPUTING_ROLES]
     if lags:
-        worst = lags[0]
+        worst = max(lags, key=lag_weight)
         text = (
             f"{worst['name']} stood still {_count(worst['lags'], 'time')}, "
             f"{seconds(worst['max_s'])} at most"

@@ -524,7 +524,9 @@ function lagsSection() {
   }
   // Trainer workers compute inside their loops.
   const computing = new Set(DATA.computing);
-  const others = rows.filter((row) => !computing.has(row.role)).sort((a, b) => b.max_s - a.max_s);
+  // A stall where requests wait matters most.
+  const waits = (row) => Number(['agent_loop', 'engine', 'reward', 'trainer'].includes(row.role));
+  const others = rows.filter((row) => !computing.has(row.role)).sort((a, b) => waits(b) - waits(a) || b.max_s - a.max_s);
   const workers = rows.filter((row) => computing.has(row.role));
   const longest = tables.longest_lags.filter((row) => chosen === ALL || row.s === chosen).map((row) => ({...row, label: steps[row.s].label}));
   const columns = [

@@ -18,12 +18,11 @@ from verl_profiler.report.plots.canvas import (
 )
 from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
 from verl_profiler.report.style import ACCENT, GRID, PHASE_COLORS
-from verl_profiler.report.text import seconds, share
+from verl_profiler.report.text import lag_weight, seconds, share
 
 __all__ = ["PLOTS"]
 
 _BARS = 20
-_WAITING = ("agent_loop", "engine", "reward", "trainer")
 _DESIGNED = "#B9C2CC"
 
 
@@ -31,11 +30,7 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
     rows = sheets["loop_suspects"]
     suspects = [row for row in rows if not row["by_design"]]
     if suspects:
-        # Where requests wait, a stall matters most; start-up and trainer workers come after.
-        worst = max(
-            suspects,
-            key=lambda row: (row["role"] in _WAITING and row["step"] > 0, row["max_s"]),
-        )
+        worst = max(suspects, key=lag_weight)
         title = f"The event loop of {worst['name']} stood still for {seconds(worst['max_s'])} (step {worst['step']})"
         if worst["during"]:
             title += f", in {short(worst['during'], 30)}"
