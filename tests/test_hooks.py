@@ -449,3 +449,36 @@ def test_fields_are_plain_and_short_whatever_the_host_hands_over(probe, recordin
         instrument.wrap(probe, lambda result=result, **_: result)(**strange())
 
     assert [] == [place for event, _, _, extra, step in made for place in odd([event, extra, step])]
+
+
+@pytest.mark.parametrize(
+    ("masks", "generated", "tool"),
+    [
+        ([[1, 1, 0, 0, 0, 1]], 3, 3),
+        ([[1, 1, 0, 0, 0, 1], [1] * 6], 9, 3),
+        ([[0] * 6], 0, 6),
+        ([None], None, None),
+        ([[1, 1]], None, None),
+    ],
+)
+def test_tokens_of_the_model_and_of_tools_are_told_apart(recording, masks, generated, tool):
+    """By verl's mask; without one, or with one of another length, nothing is said."""
+    made = [
+        types.SimpleNamespace(prompt_ids=[7, 8], response_ids=[1, 2, 3, 4, 5, 6], **more)
+        for more in ({} if mask is None else {"response_mask": mask} for mask in masks)
+    ]
+    request = Request(3)
+    context.current_request.set(request)
+    probe = next(
+        each for each in all_probes() if each.targets[0].endswith("_agent_loop_postprocess")
+    )
+    instrument.wrap(probe, lambda output: None)(output=made if len(made) > 1 else made[0])
+    context.current_request.set(None)
+
+    assert {} == dict(instrument.status.errors)
+    assert (2, 6 * len(masks), generated, tool) == (
+        request.prompt_tokens,
+        request.response_tokens,
+        request.generated_tokens,
+        request.tool_tokens,
+    )

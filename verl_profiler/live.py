@@ -103,7 +103,7 @@ class Live:
         steps: The latest steps by number.
         asked: Requests in flight, by process, step, validation, sample and session.
         newest_s: The latest time on any line, in seconds since 1970.
-        rates: (end in seconds since 1970, response tokens) of the latest engine calls.
+        rates: (end in seconds since 1970, generated tokens) of the latest engine calls.
     """
 
     def __init__(self) -> None:

@@ -210,3 +210,28 @@ def test_watch(run):
     }
     same(shown, truth, ("step", "gen", "requests"))
     assert tokens / RATE_S == live.rate_window(last / 1e6)[0]
+
+
+@pytest.mark.parametrize("run", ["rehearsal_run"], indirect=True)
+def test_timing(run, capsys, tmp_path):
+    """verl's own numbers stay verl's: `timing` repeats what verl logged for each step."""
+    logged = {
+        step: line["extra"]["metrics"]
+        for step, _, line, _, _ in lines_of(run)
+        if line["event"] == "metrics" and "timing_s/step" in line["extra"]["metrics"]
+    }
+    assert logged
+    log = tmp_path / "console.log"
+    text = "".join(
+        f"step:{step} - " + " - ".join(f"{name}:{value}" for name, value in metrics.items()) + "\n"
+        for step, metrics in logged.items()
+    )
+    log.write_text(text)
+    (shown,) = printed(capsys, "timing", log, "--json")["runs"]
+
+    for row in shown["logged_steps"]:
+        metrics = logged.pop(row["step"])
+        assert metrics["timing_s/step"] == row["step_s"]
+        assert metrics["perf/throughput"] == row["tokens_per_s_per_gpu"]
+        assert metrics["perf/total_num_tokens"] == row["total_tokens"]
+    assert {} == logged

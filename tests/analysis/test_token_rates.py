@@ -64,3 +64,21 @@ def test_a_requests_rate_is_by_its_time_in_the_engine(span, tables):
     assert (3, 15.0, 60, 40.0) == tuple(
         row[key] for key in ("requests", "rate_p50", "generated_max", "generated_p50")
     )
+
+
+def test_what_the_request_says_is_taken_before_what_its_calls_returned(span, tables):
+    """verl cuts long responses after generation; older runs have the calls only."""
+
+    def made(**more):
+        who = {"request_id": "a", "name": "worker_0"}
+        events = [
+            span("request", 0, 4, **{"response_tokens": 10, **who, **more}),
+            span("engine_call", 0, 2, turn=0, engine_request_id="a", response_tokens=9, **who),
+        ]
+        (row,) = tables(events).rows("SELECT generated_tokens, tool_tokens FROM requests")
+        return tuple(row.values())
+
+    assert (7, 3) == made(generated_tokens=7, tool_tokens=3)
+    assert (9, 1) == made()
+    # Cut to less than was generated: how much of it is a tool's is not known.
+    assert (9, None) == made(response_tokens=5)

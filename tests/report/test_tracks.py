@@ -147,7 +147,7 @@ def test_counters_end_where_nothing_is_under_way(run, reading):
     tokens = run.rows("SELECT sum(response_tokens) AS n FROM engine_calls WHERE duration_us > 0")[
         0
     ]["n"]
-    rates = whole["response tokens per second"]
+    rates = whole["generated tokens per second"]
     area = sum(
         value * (after_ns - time_ns) / 1e9 for (time_ns, value), (after_ns, _) in pairwise(rates)
     )

@@ -278,11 +278,11 @@ def _begin_postprocess(call: Call) -> None:
     if outputs:
         request.prompt_tokens = len(outputs[0].prompt_ids)
         request.response_tokens = sum(len(each.response_ids) for each in outputs)
+        call.state = outputs[-1]
         generated = [_generated(each) for each in outputs]
         if None not in generated:
             request.generated_tokens = sum(each or 0 for each in generated)
             request.tool_tokens = request.response_tokens - request.generated_tokens
-        call.state = outputs[-1]
 
 
 def _generated(output: Any) -> int | None:
@@ -290,7 +290,7 @@ def _generated(output: Any) -> int | None:
     mask = getattr(output, "response_mask", None)
     if type(mask) is not list or len(mask) != len(output.response_ids):
         return None
-    return sum(mask)
+    return int(sum(mask))
 
 
 def _end_postprocess(call: Call, _result: Any) -> None:
