@@ -348,3 +348,19 @@ def test_two_steps_have_no_interval():
 
 
 UNSEEN = CHANGES["no_queue"]
+
+
+def test_the_point_and_its_interval_are_of_one_kind():
+    """A trainer that polls every 2 s hides a saved second in most steps: the interval hides nothing."""
+    turn = Turn(tools=(("search", 400_000),))
+    steps = [
+        Step((Request(turns=(turn, replace(turn, tools=()))),), poll_us=2_000_000, gap_us=1_000 + n)
+        for n in range(6)
+    ]
+    tables, _ = run_of(*steps)
+    rows = [row for row in what_if(tables) if row["low_s"] is not None]
+
+    assert any(abs(row["saved_s"] - row["expected_s"]) > 0.1 for row in rows)
+    for row in rows:
+        assert row["low_s"] - 1e-9 <= row["expected_s"] <= row["high_s"] + 1e-9, row["what"]
+        assert row["share"] == pytest.approx(row["expected_s"] / row["step_s"])

@@ -256,8 +256,8 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        least_s and most_s (saved_s if more calls at once than were seen get no more tokens per second,
-        or do not slow each other down; saved_s itself where no more run), residual_s and
+        least_s and most_s (what is saved over many steps if more calls at once than were seen get no more
+        tokens per second, or do not slow each other down; the same where no more run), residual_s and
         residual_share (unchanged minus measured; None for the others), tokens_share
         (how far, in parts of the step, the rollout's end is off when each call's decoding is not as
         measured but as its tokens and the fitted speed predict; None for the others).  A run with
@@ -272,9 +272,10 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed),
         step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
-        one; negative where it would take longer), share (of step_s), earlier_s (the same if the trainer
-        did not poll: what saved_s comes to over many steps), low_s and high_s (the
-        90 % interval of the mean, which allows for autocorrelated steps: its lower end of
+        one; negative where it would take longer), earlier_s (the same if the trainer did not poll),
+        expected_s (what saved_s comes to over many steps: earlier_s, but saved_s where the change is
+        that the trainer does not poll), share (of step_s, by expected_s), low_s and high_s (the
+        90 % interval of expected_s, which allows for autocorrelated steps: its lower end of
         step_replays' least_s and its upper one of most_s; None with fewer than three steps, where
         least_s and most_s have the same mean),
         residual_share (median of the unchanged replays' distance to the measured
@@ -307,6 +308,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 "saved_s": None,
                 "share": None,
                 "earlier_s": None,
+                "expected_s": None,
                 "low_s": None,
                 "high_s": None,
                 "residual_share": None,
@@ -318,6 +320,8 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 row["tokens_share"] = median(known) if known else None
             else:
                 saved = fmean(each["saved_s"] for each in answers)
+                earlier = fmean(each["earlier_s"] for each in answers)
+                expected = earlier if CHANGES[what].polls else saved
                 least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
                 replayed = [each["step"] for each in answers]
                 low, _ = _interval(least, replayed)
@@ -327,8 +331,9 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 row |= {
                     "about": CHANGES[what].about,
                     "saved_s": saved,
-                    "share": saved / step_s if step_s else None,
-                    "earlier_s": fmean(each["earlier_s"] for each in answers),
+                    "share": expected / step_s if step_s else None,
+                    "earlier_s": earlier,
+                    "expected_s": expected,
                     "low_s": low,
                     "high_s": high,
                 }
@@ -356,7 +361,9 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
             requests = _changed(model, model.requests, change, medians)
             saved, earlier = _saved_us(model, requests, last, change)
             row = _replay(model, what, unchanged - saved)
-            least, most = _bounds_s(model, requests, last, change, saved)
+            least, most = _bounds_s(
+                model, requests, last, change, earlier if change.polls else saved
+            )
             row |= {"saved_s": saved / 1e6, "earlier_s": earlier / 1e6}
             row |= {"least_s": least, "most_s": most}
             rows.append(row)
@@ -422,11 +429,14 @@ def _bounds_s(
     change: Change,
     saved_us: float,
 ) -> tuple[float, float]:
-    """Return the least and the most that a change may save, in s, given what it saves by the line."""
+    """Return the least and the most that a change may save, in s, given what it saves by the line.
+
+    All of them as if the trainer did not poll, where the change leaves it polling.
+    """
     if not change.beyond:
         return saved_us / 1e6, saved_us / 1e6
     least, most = (
-        _saved_us(model, changed, last_us, change, beyond)[0] / 1e6
+        _saved_us(model, changed, last_us, change, beyond)[change.polls] / 1e6
         for beyond in ("saturated", "flat")
     )
     return least, most

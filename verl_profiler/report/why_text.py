@@ -121,7 +121,7 @@ def _residuals(rows: Rows) -> str:
 
 
 def _replays(rows: Rows) -> str:
-    lines = [["", "saved", "share", "90 % interval", "without polling"]]
+    lines = [["", "saved", "share", "90 % interval", "in these steps"]]
     for row in rows:
         if row["what"] == UNCHANGED:
             continue
@@ -129,8 +129,8 @@ def _replays(rows: Rows) -> str:
         between = (
             f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "too few steps"
         )
-        saved, gained = seconds(row["saved_s"]), seconds(row["earlier_s"])
-        lines.append([row["about"], saved, share(row["share"]), between, gained])
+        expected, here = seconds(row["expected_s"]), seconds(row["saved_s"])
+        lines.append([row["about"], expected, share(row["share"]), between, here])
     note = (
         "\n  never seen: from replicas that give no more tokens per second than they did, to calls "
         "that do not\n  slow each other down more than they did"

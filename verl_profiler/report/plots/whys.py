@@ -83,9 +83,9 @@ def _what_if_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
 def _what_if(sheets: Sheets, choice: Choice) -> Figure:
     replays = [row for row in sheets["what_if"] if row["what"] != UNCHANGED]
     (unchanged,) = (row for row in sheets["what_if"] if row["what"] == UNCHANGED)
-    best = max(replays, key=lambda row: row["saved_s"])
+    best = max(replays, key=lambda row: row["expected_s"])
     figure, (axes,) = sheet(
-        f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['saved_s'])} per step "
+        f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
         f"{choice.words()}: {unchanged['steps']} steps replayed, {seconds(unchanged['step_s'])} on "
         f"average; unchanged, off by {share(unchanged['residual_share'])} (median)",
@@ -94,8 +94,8 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
             (
                 "Bars: saved per step on average. Lines: 90 % interval, from three steps on; the first "
                 "step is left out as warm-up where two others remain; for loads never seen, also from replicas that give no more tokens per second "
-                "to calls that do not slow each other down. Diamonds: the same if the trainer did not "
-                "poll. Gains do not add up."
+                "to calls that do not slow each other down. Diamonds: in these steps, where the "
+                "trainer polls. Gains do not add up."
             )
         ],
     )
@@ -104,7 +104,7 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
     bars(
         axes,
         [row["about"] for row in replays],
-        [("saved", column(replays, "saved_s", factor), ACCENT)],
+        [("saved", column(replays, "expected_s", factor), ACCENT)],
     )
     for place, row in enumerate(replays):
         if row["low_s"] is not None:
@@ -112,7 +112,7 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
                 [row["low_s"] * factor, row["high_s"] * factor], [place, place], color=INK, lw=1.4
             )
     axes.plot(
-        column(replays, "earlier_s", factor),
+        column(replays, "saved_s", factor),
         range(len(replays)),
         linestyle="none",
         marker="D",
