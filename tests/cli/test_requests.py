@@ -156,6 +156,8 @@ def row(**more):
         "tool_calls": None,
         "prompt_tokens": None,
         "response_tokens": None,
+        "generated_tokens": None,
+        "tool_tokens": None,
         "reward": None,
         **more,
     }
