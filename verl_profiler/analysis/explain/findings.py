@@ -7,7 +7,12 @@ from typing import Any
 
 from verl_profiler.analysis.critical_path import critical_segments, path_owners
 from verl_profiler.analysis.explain.culprits import culprits
-from verl_profiler.analysis.explain.fixes import fix_values, overrides_of, values_of
+from verl_profiler.analysis.explain.fixes import (
+    fix_values,
+    names_in,
+    overrides_of,
+    values_of,
+)
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
@@ -36,7 +41,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         if steady is None
         else [row for row in segments if steady[0] <= row["step"] <= steady[1]]
     )
-    return {
+    found = {
         "critical_segments": segments,
         "critical_path": path_owners(segments),
         "steady_path": path_owners(lasting),
@@ -45,8 +50,12 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "stragglers": stragglers(tables, steady),
         "straggler_requests": straggler_requests(tables, steps),
         "culprits": culprits(tables, lasting, steady),
-        "fix_values": fix_values(tables, steady),
+        "fix_values": [],
     }
+    triggered = {row["finding"] for row in findings(found)}
+    overrides = [each for name in triggered for each in RULES[name].overrides]
+    found["fix_values"] = fix_values(tables, names_in(overrides), steady)
+    return found
 
 
 def findings(found: Mapping[str, Rows]) -> Rows:

@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.tables import Tables
 
-__all__ = ["FILES", "VALUES", "fix_values", "overrides_of", "values_of"]
+__all__ = ["FILES", "VALUES", "fix_values", "names_in", "overrides_of", "values_of"]
 
 # What overrides may name, and what they get where the run does not show it: verl 0.9.1's default,
 # changed in the direction of the advice.
@@ -42,48 +42,62 @@ class FastPoll(ReplayBuffer):
 _NAMED = re.compile(r"\{(\w+)\}")
 
 
-def fix_values(tables: Tables, steps: Steps = None) -> Rows:
-    """Return what the run itself shows about the settings that fixes change.
-
-    Returns:
-        One row per run and name (a key of `VALUES`): value.
-    """
-    rows = tables.rows(
-        f"""
-        WITH many AS (
-            SELECT run, role, count(*) AS processes FROM processes GROUP BY run, role
-        ), chosen AS (
-            SELECT * FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}
-        ), counted AS (
-            SELECT run, count(*) AS steps FROM chosen GROUP BY run
-        ), timers AS (
-            SELECT run, CASE phase WHEN 'save_checkpoint' THEN 'rarer_saves' ELSE 'rarer_tests' END
-                AS name, count(DISTINCT step) AS steps
-            FROM phases WHERE phase IN ('save_checkpoint', 'testing') AND {in_steps(steps)}
-            GROUP BY ALL
-        ), flights AS (
-            SELECT run, step, engine_name, sum(change) OVER (
+_PROCESSES = "SELECT run, 2 * count(*) AS value FROM processes WHERE role = '{role}' GROUP BY run"
+_RARER = """
+    SELECT p.run, greatest(round(5.0 * any_value(c.steps) / count(DISTINCT p.step)), 2) AS value
+    FROM phases AS p JOIN (
+        SELECT run, count(*) AS steps FROM steps WHERE finished AND step > 0 AND {chosen}
+        GROUP BY run) AS c ON c.run = p.run
+    WHERE p.phase = '{phase}' AND {chosen} GROUP BY p.run"""
+# The queries of those values that a run shows.
+_SHOWN = {
+    "twice_the_workers": _PROCESSES.format(role="agent_loop"),
+    "twice_the_reward_workers": _PROCESSES.format(role="reward"),
+    "twice_the_storage": _PROCESSES.format(role="tq_storage"),
+    "rarer_tests": _RARER.replace("{phase}", "testing"),
+    "rarer_saves": _RARER.replace("{phase}", "save_checkpoint"),
+    "p95_turns": """
+        SELECT run, quantile_disc(turns, 0.95) AS value FROM requests
+        WHERE finished AND NOT validate AND turns > 0 AND {chosen} GROUP BY run""",
+    "twice_the_limit": """
+        SELECT run, 2 * max(running) AS value FROM (
+            SELECT run, sum(change) OVER (
                 PARTITION BY run, step, engine_name ORDER BY at_us, change) AS running
             FROM (
                 SELECT run, step, engine_name, engine_begin_us AS at_us, 1 AS change
-                FROM engine_calls WHERE NOT validate AND {in_steps(steps)}
+                FROM engine_calls WHERE NOT validate AND {chosen}
                 UNION ALL SELECT run, step, engine_name, engine_end_us, -1
-                FROM engine_calls WHERE NOT validate AND {in_steps(steps)}
+                FROM engine_calls WHERE NOT validate AND {chosen}
             ) WHERE at_us IS NOT NULL
-        )
-        SELECT run, CASE role WHEN 'agent_loop' THEN 'twice_the_workers'
-            WHEN 'reward' THEN 'twice_the_reward_workers' ELSE 'twice_the_storage' END AS name,
-            2 * processes AS value
-        FROM many WHERE role IN ('agent_loop', 'reward', 'tq_storage')
-        UNION ALL SELECT run, 'twice_the_limit', 2 * max(running) FROM flights GROUP BY run
-        UNION ALL SELECT run, 'p95_turns', quantile_disc(turns, 0.95) FROM requests
-            WHERE finished AND NOT validate AND turns > 0 AND {in_steps(steps)} GROUP BY run
-        UNION ALL SELECT t.run, t.name, greatest(round(5.0 * c.steps / t.steps), 2)
-            FROM timers AS t JOIN counted AS c USING (run)
-        ORDER BY ALL
-        """
-    )
-    return [{**row, "value": int(row["value"])} for row in rows if row["value"] is not None]
+        ) GROUP BY run""",
+}
+
+
+def fix_values(tables: Tables, names: Iterable[str], steps: Steps = None) -> Rows:
+    """Return what the run itself shows about the settings that fixes change.
+
+    Args:
+        tables: Of a run.
+        names: Keys of `VALUES`; those that no run shows are left out.
+        steps: First and last step; None for all.
+
+    Returns:
+        One row per run and name: value.
+    """
+    rows: Rows = []
+    for name in sorted(set(names) & set(_SHOWN)):
+        query = _SHOWN[name].replace("{chosen}", in_steps(steps, "step"))
+        rows += [
+            {"run": row["run"], "name": name, "value": int(row["value"])}
+            for row in tables.rows(f"{query} ORDER BY 1")
+            if row["value"] is not None
+        ]
+    return rows
+
+
+def names_in(overrides: Iterable[str]) -> set[str]:
+    """Return the names of values that overrides have in braces."""
+    return {name for each in overrides for name in _NAMED.findall(each)}
 
 
 def overrides_of(
