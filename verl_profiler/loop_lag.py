@@ -25,7 +25,7 @@ from verl_profiler.recording.event_loop_lag import Stall
 __all__ = ["WORTH_NAMING_NS", "note_blocking_call", "watch_running_loop"]
 
 # Between two beats of a loop in which a probed coroutine began lately, and of any other.
-_PERIOD_S, _QUIET_PERIOD_S = 0.05, 0.2
+_PERIOD_S, _QUIET_PERIOD_S = 0.1, 0.2
 _LATELY_NS = 2_000_000_000
 # Synchronous calls that are shorter are not worth a `note_blocking_call`.
 WORTH_NAMING_NS = 5_000_000

@@ -174,7 +174,7 @@ def jump(
         return None
     times, series = _series({**a, **b})
     member = np.isin(times, list(b))
-    design = np.stack([member, np.ones(len(times)), times - times.mean()], axis=1)
+    design = np.stack([member.astype(float), np.ones(len(times)), times - times.mean()], axis=1)
     slope = np.linalg.lstsq(design, series, rcond=None)[0][2]
     level = series - slope * (times - times.mean())
     value = _value(level[~member], level[member], statistic)
@@ -231,7 +231,7 @@ def _fitted(series: _Array, design: _Array, times: _Array) -> _Fit:
             - freedom / 2 * np.log(squares)
         )
     factor = inverse[:, 0, 0]
-    return _Fit(squares / freedom * factor, freedom, likelihood, factor)
+    return _Fit(squares / freedom * factor, freedom, likelihood, np.asarray(factor, float))
 
 
 @lru_cache(maxsize=1)
@@ -252,9 +252,10 @@ def _estimate(
 ) -> Estimate:
     """Put the fits of independent series together (Welch and Satterthwaite)."""
     parts = [fit.variance * ratio**2 for fit, ratio in zip(fits, ratios, strict=False)]
-    variance = sum(parts)
-    freedom = 1 / sum(
-        (part / variance) ** 2 / fit.freedom for part, fit in zip(parts, fits, strict=True)
+    variance = np.sum(parts, axis=0)
+    freedom = 1 / np.sum(
+        [(part / variance) ** 2 / fit.freedom for part, fit in zip(parts, fits, strict=True)],
+        axis=0,
     )
     effective = tuple(float(1 / (weight @ fit.factor)) for fit in fits)
     return Estimate(value, np.sqrt(variance), freedom, weight, effective)

@@ -300,7 +300,8 @@ def _metric(name: str, statistic: str, first: Rows, second: Rows, *, one_run: bo
                 if value is not None:
                     values[-1][row["step"]] = value
     over_steps = statistic if single else "mean"
-    return Metric(f"{name}.{statistic}", unit, *values, over_steps, one_run)
+    before, after = values
+    return Metric(f"{name}.{statistic}", unit, before, after, over_steps, one_run)
 
 
 def _verdicts(

@@ -12,7 +12,7 @@ LONGEST = 200
 _INTEGERS = range(-(2**63), 2**63)
 
 
-def plain(value: Any) -> bool | int | float | str | None:
+def plain(value: Any) -> Any:
     """Return a value as a field of an event.
 
     Args:

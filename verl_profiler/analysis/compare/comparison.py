@@ -100,8 +100,8 @@ def change(metric: Metric) -> Change:
     """Compare a metric of two groups of steps."""
     a, b = metric.a, metric.b
     statistic = _statistic(metric.statistic)
-    values = [float(statistic(np.asarray(list(group.values()), float))) for group in (a, b)]
-    found = Change(metric, *values, values[1] - values[0])
+    before, after = (float(statistic(np.asarray(list(group.values()), float))) for group in (a, b))
+    found = Change(metric, before, after, after - before)
     if metric.statistic == "max":
         # The maximum of few steps has no interval that could be trusted.
         return found
