@@ -205,6 +205,13 @@ def stress(
     return failures
 
 
+def _difference(printed: str, expected: str) -> str:
+    """Return the first lines that are not the same."""
+    pairs = zip(printed.splitlines(), expected.splitlines(), strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), ("one is", "longer"))
+    return f"other numbers: {first[0].strip()[:100]} for {first[1].strip()[:100]}"
+
+
 def _round(
     growth: Growth,
     expected: list[dict[tuple[str, ...], str]],
@@ -247,7 +254,7 @@ def _round(
         right = any(printed == expected[each][command] for each in possible)
         if right and not errors:
             continue
-        last = errors.strip().splitlines()[-1:] or ["other numbers"]
+        last = errors.strip().splitlines()[-1:] or [_difference(printed, expected[state][command])]
         wrong.append(f"{kind}, round {number}, {' '.join(command)}: exit {status}, {last[0][:300]}")
     return wrong
 
