@@ -71,7 +71,7 @@ def test_the_hook_survives_a_closed_stderr_and_a_missing_package(monkeypatch):
 def test_a_reason_in_the_header_holds_no_credential():
     """It is the text of an exception of the host's."""
     instrument.status.missed["turn"] = "verl.x: ValueError('https://u:sECRet@host?token=sECRet')"
-    header = msgspec.json.encode(plugin._describe()).decode()
+    header = msgspec.json.encode(plugin._describe(), enc_hook=str).decode()
 
     assert "sECRet" not in header
     assert "ValueError" in json.loads(header)["probes"]["missed"]["turn"]

@@ -674,7 +674,8 @@ WHERE coalesce(nullif(r.reserved_bytes, 0), r.rss_bytes, r.host_used_bytes,
 """
 
 _LAGS = f"""
-SELECT run, step, name, role, loop, during, {_number("function", "VARCHAR")} AS function,
+SELECT run, step, name, role, loop, during, coalesce({_number("function", "VARCHAR")},
+        CASE WHEN rest->>'$.file' IS NOT NULL THEN during END) AS function,
     {_number("innermost", "VARCHAR")} AS innermost, {_number("file", "VARCHAR")} AS file,
     try_cast({_number("line")} AS INTEGER) AS line, tool, request_id, turn,
     {_micros("begin_error_s")} AS begin_error_us, begin_us, end_us, duration_us

@@ -98,7 +98,7 @@ FIELDS = {
     "forward_only": _flag("Whether the pass has no backward."),
     "func": _text("Name of the traced function."),
     "function": _text(
-        "Module and name of the user's innermost function that held the loop; never its arguments."
+        "Module and name of the user's function that held the loop, where `during` is a probed call; never its arguments."
     ),
     "generated_tokens": _count("Tokens of the response that the model generated; not the tokens."),
     "get_s": _seconds("Time of getting data out of the queue."),

@@ -132,7 +132,7 @@ class _Heartbeat:
                 "innermost": culprit.innermost,
                 "file": culprit.file,
                 "line": culprit.line,
-                "begin_error_s": error_ns / 1e9,
+                "begin_error_s": round(error_ns / 1e9, 6),
             }
             if culprit.tool is not None:
                 extra["tool"] = culprit.tool
@@ -142,6 +142,9 @@ class _Heartbeat:
             extra["during"] = event
             if self.beat_ns < call_ns < self.due_ns:
                 begin_ns, extra["begin_error_s"] = call_ns, 0.0
+        if extra.get("function") == extra.get("during"):
+            # Said once: names are long, and lines many.
+            extra.pop("function", None)
         extra["loop"] = threading.current_thread().name
         recorder.record("event_loop_lag", begin_ns, ran_ns, extra)
 

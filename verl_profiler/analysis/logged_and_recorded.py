@@ -165,10 +165,13 @@ def _told(tables: Tables, steps: Steps) -> dict[tuple[int, str], float]:
         "SELECT step, extra->'$.metrics' AS metrics FROM events "
         f"WHERE event = 'metrics' AND {in_steps(steps)}"
     )
+    told = [(row["step"], json.loads(row["metrics"] or "null")) for row in rows]
     return {
-        (row["step"], name.removeprefix("timing_s/")): value
-        for row in rows
-        for name, value in (json.loads(row["metrics"] or "null") or {}).items()
+        (step, name.removeprefix("timing_s/")): value
+        for step, metrics in told
+        # A damaged line may hold anything.
+        if isinstance(metrics, dict)
+        for name, value in metrics.items()
         if name.startswith("timing_s/") and isinstance(value, (int, float))
     }
 

@@ -97,8 +97,8 @@ def _end_score(call: Call, result: Any) -> None:
         info, begin_ns, end_ns = call.state
         _running.pop(id(info), None)
         if end_ns and call.begin_ns is not None:
-            times = {"wait_s": (begin_ns - call.begin_ns) / 1e9}
-            times["compute_s"] = (end_ns - begin_ns) / 1e9
+            times = {"wait_s": round((begin_ns - call.begin_ns) / 1e9, 6)}
+            times["compute_s"] = round((end_ns - begin_ns) / 1e9, 6)
             call.extra = {**(call.extra or {}), **times}
     if isinstance(result, dict) and "reward_score" in result:
         call.extra = {**(call.extra or {}), "score": float(result["reward_score"])}

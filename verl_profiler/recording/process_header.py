@@ -100,16 +100,18 @@ class ProcessHeader:
         body = msgspec.json.encode(content, enc_hook=plain)[:-1]
         marked = mark.encode()
         fd = os.open(partial, _WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
+        # Whatever may be thrown into this thread, one of the two files is closed.
         try:
             data = memoryview(body + marked)
             while data:
                 data = data[os.write(fd, data) :]
             partial.replace(target)
-        except OSError:
-            os.close(fd)
-            raise
-        self.close()
-        self._fd, self._offset, self._marked = fd, len(body), marked
+            self._fd, fd = fd, self._fd
+            self._offset, self._marked = len(body), marked
+        finally:
+            if fd is not None:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
 
     def update(self, mark: Mark) -> None:
         """Overwrite the last fields; does nothing before the first `write`."""
