@@ -112,11 +112,20 @@ def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
     assert {False: own, True: set()} == unknown
 
 
+# How many lines of these there are follows the time that a run takes, not the work: a slow machine
+# writes more of them.  One line of metrics per step holds all of verl's.
+OF_TIME = {"event_loop_lag", "memory", "metrics", "profiler_cost"}
+
+
 def test_lines_are_short(run):
-    """On average, as recorded by default; one line per step holds all of verl's metrics."""
+    """On average, as recorded by default, of what requests and steps write."""
     # `profiler.events.engine_timing` asks for more, and the stand-in tells it unasked; without it an
     # engine's line is 60 bytes shorter.
-    sizes = [line["size"] - 60 * (line["event"] == "engine_request") for line in run.lines]
+    sizes = [
+        line["size"] - 60 * (line["event"] == "engine_request")
+        for line in run.lines
+        if line["event"] not in OF_TIME
+    ]
 
     assert sum(sizes) / len(sizes) <= 220
 

@@ -70,7 +70,14 @@ def submit(folder, dashboard, runtime_env):
             break
         time.sleep(0.2)
     logs = client.get_job_logs(job)
-    return found_in(logs) if status is JobStatus.SUCCEEDED else f"{status}: {logs[-3000:]}"
+    # The status arrives before the last lines of the log do where the machine is busy.
+    for _ in range(150):
+        if status is not JobStatus.SUCCEEDED or "FOUND " in logs:
+            break
+        time.sleep(0.2)
+        logs = client.get_job_logs(job)
+    message = client.get_job_info(job).message
+    return found_in(logs) if "FOUND " in logs else f"{status}: {message}: {logs[-3000:]}"
 
 
 def main():

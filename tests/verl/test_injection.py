@@ -38,6 +38,7 @@ def cluster(verl_environment, tmp_path_factory):
 
 def arrived(found):
     """Whether each actor records, and the user's own variable is still there."""
+    assert isinstance(found, list), f"the driver did not end well: {found}"
     return [
         actor["plugin"]
         and actor["settings"]
