@@ -142,7 +142,9 @@ def test_every_command_is_tried():
     assert set(COMMANDS) <= {words.split()[0] for words, _ in WORDS}
 
 
-@pytest.mark.parametrize(("words", "expected"), WORDS, ids=[f"{words} ({status})" for words, status in WORDS])
+@pytest.mark.parametrize(
+    ("words", "expected"), WORDS, ids=[f"{words} ({status})" for words, status in WORDS]
+)
 def test_no_name_reaches_the_terminal_as_it_is(words, expected, places, capfdbinary, monkeypatch):
     """Neither what a terminal obeys nor a line that is not ours, on stdout and stderr."""
     # Some lines name no output: it belongs beside the run, not into the tree.
