@@ -1,0 +1,220 @@
+"""Change things for real in the rehearsal, several times each, and hold what-if against what came of it.
+
+    python benchmarks/interventions.py --output DIR [--repeats 5] [--steps 6] [--engine standin] [NAME ...]
+    python benchmarks/interventions.py --output DIR --table
+
+Every setting that a comparison needs is run --repeats times, one after the other in turns, so that what
+the machine does otherwise meanwhile falls on all of them.  Runs that are there already are not made
+again, so the script may be ended and started again.  --table runs nothing.
+
+The measured seconds are taken from the event files by this script alone: the mean of the steps' lengths
+(or of the part named), without the first step.  Predicted is what `verl-profiler why RUN --json` prints
+of each run of the setting *before*, with its interval.  `held` counts the intervals that hold the
+measured mean.  Base runs against each other show what a difference is worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy import stats
+
+POLL = "rehearsal.poll_interval_s=0.05"
+LIMIT = "actor_rollout_ref.rollout.max_num_seqs=4"
+# Words for `verl-profiler rehearse`, by setting.
+SETTINGS: dict[str, list[str]] = {
+    "base": [POLL],
+    "polling": ["rehearsal.poll_interval_s=2"],
+    "limit": [POLL, LIMIT],
+    "uneven": [POLL, LIMIT, "rehearsal.routing=uneven"],
+    "fewest": [POLL, LIMIT, "rehearsal.routing=fewest"],
+    "one_late_rank": [POLL, "rehearsal.rank_delay_s=[0,0.8]"],
+    "two_late_ranks": [POLL, "rehearsal.rank_delay_s=[0.4,0.4]"],
+    "slow_sync": [POLL, "rehearsal.weight_sync_s=2"],
+    "half_sync": [POLL, "rehearsal.weight_sync_s=1"],
+    "slow_tools": [POLL, "rehearsal.tool_latency=8"],
+    "half_tools": [POLL, "rehearsal.tool_latency=4"],
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A change that the rehearsal can make, and the row of what-if that predicts it."""
+
+    before: str
+    after: str
+    row: str
+    part: str = "step"
+
+
+COMPARISONS = {
+    "polling": Comparison("polling", "base", "no_polling"),
+    "limit_away": Comparison("limit", "base", "no_queue", "rollout"),
+    "limit_halved": Comparison("base", "limit", "half_the_slots", "rollout"),
+    "routing": Comparison("uneven", "fewest", "even_replicas", "rollout"),
+    "late_rank": Comparison("one_late_rank", "two_late_ranks", "even_ranks"),
+    "weight_sync": Comparison("slow_sync", "half_sync", "weights_twice_as_fast"),
+    "tools": Comparison("slow_tools", "half_tools", "tools_twice_as_fast", "rollout"),
+}
+
+
+def lines_of(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run."""
+    for path in sorted(run.glob("step_*/*.jsonl")):
+        for line in path.read_text().splitlines():
+            yield json.loads(line)
+
+
+def seconds_of(run: Path, part: str) -> float:
+    """Return the mean length of the steps, or of the rollouts, without the first step.
+
+    A rollout is from where `gen` begins to where the last request of its step ends.
+    """
+    lengths: dict[int, float] = {}
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = defaultdict(float)
+    for line in lines_of(run):
+        event, step, extra = line["event"], line.get("step"), line.get("extra", {})
+        end_s = _unix_s(line["timestamp"])
+        if event == "step":
+            lengths[step] = line["duration_sec"]
+        elif event == "gen":
+            begins[step] = end_s - line["duration_sec"]
+        elif event == "request" and not extra.get("validate"):
+            ends[step] = max(ends[step], end_s)
+    if part == "rollout":
+        lengths = {step: ends[step] - begin_s for step, begin_s in begins.items() if step in ends}
+    return fmean(seconds for step, seconds in lengths.items() if step > min(lengths))
+
+
+def _unix_s(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def predicted(run: Path, row: str) -> tuple[float, float | None, float | None]:
+    """Return what a run predicts to be saved per step, and the ends of its interval; seconds."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "verl-profiler"), "why", str(run), "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    rows = {each["what"]: each for each in json.loads(done.stdout)["tables"]["what_if"]}
+    found = rows[row]
+    return found["saved_s"], found["low_s"], found["high_s"]
+
+
+def make(folder: Path, setting: str, repeat: int, arguments: argparse.Namespace) -> bool:
+    """Run the rehearsal once, unless that run is there; return whether it is there then."""
+    run = folder / f"{setting}-{repeat}"
+    if (run / "report.html").exists():
+        return True
+    if run.exists():
+        # What an earlier call did not finish is no run.
+        run.rename(run.with_name(f"{run.name}.unfinished-{len(list(folder.iterdir()))}"))
+    command = [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"]
+    command += ["--engine", arguments.engine, "--steps", str(arguments.steps)]
+    command += ["--output", str(run), *SETTINGS[setting]]
+    with (folder / f"{setting}-{repeat}.log").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=log, check=False)
+    print(f"{run.name}: status {done.returncode}", flush=True)
+    return (run / "report.html").exists()
+
+
+def interval(values: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Return the 90 % interval of the difference of two means (Welch)."""
+    spread = stdev(values) ** 2 / len(values), stdev(others) ** 2 / len(others)
+    error = math.sqrt(sum(spread))
+    degrees = sum(spread) ** 2 / (
+        spread[0] ** 2 / (len(values) - 1) + spread[1] ** 2 / (len(others) - 1)
+    )
+    width = float(stats.t.ppf(0.95, degrees)) * error
+    middle = fmean(values) - fmean(others)
+    return middle - width, middle + width
+
+
+def runs_of(folder: Path, setting: str) -> list[Path]:
+    """Return the finished runs of a setting."""
+    paths = folder.glob(f"{setting}-*")
+    return sorted(path for path in paths if (path / "report.html").exists())
+
+
+def print_table(folder: Path, chosen: Sequence[str]) -> None:
+    """Print each comparison, as a Markdown table."""
+    print("| comparison | runs | predicted by each run, s per step | measured (90 %) | held |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in chosen:
+        each = COMPARISONS[name]
+        before, after = runs_of(folder, each.before), runs_of(folder, each.after)
+        if len(before) < 2 or len(after) < 2:
+            print(f"| {name} | {len(before)} and {len(after)} | too few runs | | |")
+            continue
+        first = [seconds_of(run, each.part) for run in before]
+        second = [seconds_of(run, each.part) for run in after]
+        saved = fmean(first) - fmean(second)
+        low, high = interval(first, second)
+        answers = [predicted(run, each.row) for run in before]
+        held = sum(
+            least is not None and most is not None and least <= saved <= most
+            for _, least, most in answers
+        )
+        shown = ", ".join(
+            f"{value:.2f}" + ("" if least is None else f" ({least:.2f} to {most:.2f})")
+            for value, least, most in answers
+        )
+        print(
+            f"| `{each.row}`: {each.before} → {each.after}, {each.part} "
+            f"| {len(before)} and {len(after)} | {shown} "
+            f"| {saved:.2f} ({low:.2f} to {high:.2f}) | {held} of {len(answers)} |"
+        )
+    base = runs_of(folder, "base")
+    if len(base) > 1:
+        for part in ("step", "rollout"):
+            values = [seconds_of(run, part) for run in base]
+            print(
+                f"\n{len(base)} base runs, {part}: {', '.join(f'{value:.2f}' for value in values)} s; "
+                f"standard deviation {100 * stdev(values) / fmean(values):.1f} % of the mean"
+            )
+
+
+def main() -> int:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMPARISONS)}")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    chosen = arguments.names or list(COMPARISONS)
+    unknown = [name for name in chosen if name not in COMPARISONS]
+    if unknown:
+        parser.error(f"no comparison {', '.join(unknown)}: there are {', '.join(COMPARISONS)}")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    settings = dict.fromkeys(["base"])
+    for name in chosen:
+        settings |= dict.fromkeys([COMPARISONS[name].before, COMPARISONS[name].after])
+    failed = 0
+    for repeat in range(0 if arguments.table else arguments.repeats):
+        for setting in settings:
+            failed += not make(arguments.output, setting, repeat, arguments)
+    print_table(arguments.output, chosen)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
