@@ -7,6 +7,7 @@ import stat
 import sys
 import time
 import types
+from dataclasses import asdict
 
 import msgspec
 import pytest
@@ -17,7 +18,9 @@ from verl_profiler.cli import main
 from verl_profiler.collecting import account, collect
 from verl_profiler.errors import ReadingError
 from verl_profiler.file_modes import umask
+from verl_profiler.nsys_export import take_captures
 from verl_profiler.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.tables import Tables
 
 
 @pytest.fixture
@@ -328,6 +331,38 @@ def test_files_of_another_node_come_whole_or_not_at_all(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.timeout(30)
+def test_what_is_no_ordinary_file_on_another_node_costs_only_itself(tmp_path):
+    """A pipe would wait for a writer, a link to /dev/zero would never end."""
+    os.mkfifo(tmp_path / "a.nsys-rep")
+    (tmp_path / "b.nsys-rep").symlink_to("/dev/zero")
+    (tmp_path / "c.nsys-rep").symlink_to("nowhere")
+    (tmp_path / "d.nsys-rep").write_bytes(b"report")
+    pieces = []
+    with pytest.raises(OSError, match=r"a\.nsys-rep is a named pipe") as caught:
+        for piece in fetching._read_files(str(tmp_path), "mark", {}):
+            pieces.append(piece)  # noqa: PERF402  what came before the error counts
+
+    assert "2 more" in str(caught.value)
+    assert [("d.nsys-rep", b"report", True)] == pieces
+
+
+@pytest.mark.timeout(30)
+def test_a_file_that_grows_while_it_is_sent_comes_as_long_as_it_was(tmp_path, monkeypatch):
+    """What is added meanwhile comes the next time, and no writer keeps the sender busy forever."""
+    monkeypatch.setattr(fetching, "_CHUNK", 4)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"0123456789")
+    content = b""
+    for name, chunk, last in fetching._read_files(str(tmp_path), "mark", {}):
+        with path.open("ab") as file:
+            file.write(b"more" * 4)
+        content += chunk
+        assert (name, last) == ("a.jsonl", len(content) == 10)
+
+    assert b"0123456789" == content
+
+
 def test_one_disk_of_two_nodes_is_noticed(tmp_path):
     """Files would else be copied over themselves."""
     (tmp_path / "a.nsys-rep").touch()
@@ -378,6 +413,37 @@ def test_metadata_of_another_form_are_left_alone(run, fact):
     path.write_text(json.dumps(json.loads(path.read_text()) | fact))
 
     assert ["actor"] == [capture.role for capture in collect(run)]
+
+
+def _odd(**facts):
+    line = {"capture": 1, "role": "actor", "rank": 0, "host": "h1", "pid": 9, "step": 3}
+    return json.dumps({**line, "begin_ns": 1, **facts}) + "\n"
+
+
+def test_lines_left_out_of_a_journal_are_a_problem_of_the_run(run, capsys):
+    """Their captures are not silently fewer; once per journal, in the command and in the reader."""
+    journal(run, 2)
+    report(run, "actor_h1_11.nsys-rep")
+    odd = _odd(role="../../escaped") + _odd(host="a/b") + _odd(step="soon")
+    (run / "nsight/journal/odd.jsonl").write_text(odd + '{"capture": 2, "begi')
+
+    assert 1 == main(["collect", str(run)])
+    printed = capsys.readouterr().out
+    assert "1 of 2 captures gathered" in printed
+    assert "3 lines of journal/odd.jsonl are left out" in printed
+    assert not list(run.parent.rglob("escaped*"))
+    problems = take_captures(Tables.of(), [("small", run)], run)
+    assert [1] == [problem.count("3 lines of journal/odd.jsonl") for problem in problems]
+
+
+def test_journals_full_of_odd_lines_stay_small(run):
+    (run / "nsight/journal/odd.jsonl").write_text(
+        "".join(_odd(capture=n, role="x" * 300 + "\x1b/") for n in range(3000))
+    )
+    (found,) = collect(run)
+
+    assert "3,000 lines" in found.problem
+    assert len(json.dumps(asdict(found))) < 1000
 
 
 @pytest.mark.timeout(60)

@@ -483,6 +483,7 @@ def test_only_one_module_opens_files_of_runs():
                 "console_log",
                 "conversion",
                 "event_query",
+                "fetching",
                 "following",
                 "live",
                 "memory_log",
@@ -517,6 +518,8 @@ def test_only_one_module_opens_files_of_runs():
         # What it opens was opened before, or passed `status_of_regular`.
         ("archives", "tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member)"),
         ("nsys_export", "sqlite3.connect(uri, uri=True)"),
+        # What another node sent, written here.
+        ("fetching", "part.open('ab' if name == begun else 'wb')"),
         # In memory, and files of the package.
         ("tables", "duckdb.connect()"),
         ("reader", "duckdb.connect()"),

@@ -49,6 +49,8 @@ _SMALL_TRACE = 4096
 # A capture takes two lines of 200 bytes.
 _JOURNAL_LIMIT_BYTES = 64 << 20
 _NAME = re.compile(r"[\w.:-]*")
+_NO_NAME = re.compile(r"[^\w.:-]")
+_NAME_SHOWN = 60
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
 _VERL_TRACE = re.compile(
     r"(?P<label>.*?)_step(?P<step>\d{1,9})_rank(?P<rank>\d{1,9})\S*_pid(?P<pid>\d{1,9})_"
@@ -250,37 +252,68 @@ class Fetch:
 
 
 def read_journal(folder: Path) -> list[Found]:
-    """Return the captures that the processes wrote down, in the order in which they began."""
+    """Return the captures that the processes wrote down, in the order in which they began.
+
+    Lines that cannot be right are one capture per journal, whose `problem` has their number.
+    """
     captures = []
     for file in sorted(folder.glob("*.jsonl")):
         by_number: dict[int, Found] = {}
+        refused: list[Any] = []
         with contextlib.suppress(OSError):
             for text in read_bounded(file, _JOURNAL_LIMIT_BYTES).splitlines():
+                # A process that was killed leaves half a line.
                 with contextlib.suppress(ValueError):
-                    _take_line(parse_json(text), by_number)
+                    line = parse_json(text)
+                    if not _take_line(line, by_number):
+                        refused.append(line)
         captures += by_number.values()
+        if refused:
+            captures.append(_left_out(refused, file.name))
     return sorted(captures, key=lambda capture: (capture.begin_ns or 0, capture.label))
 
 
-def _take_line(line: Any, by_number: dict[int, Found]) -> None:
-    """Add what a line of a journal says; one with other types or names is left out."""
+def _take_line(line: Any, by_number: dict[int, Found]) -> bool:
+    """Add what a line of a journal says; return False for one with other types or names."""
     if not isinstance(line, dict):
-        return
+        return False
     number = line.get("capture")
     if not isinstance(number, int):
-        return
+        return False
     found = by_number.get(number)
     if found is None:
         facts = {"number": number, "begin_ns": None, "end_ns": None, "tool": "nsys"}
         facts |= {key: line.get(key) for key in ("role", "rank", "host", "pid", "step", "task")}
         found = _found({**facts, "tool": line.get("tool", "nsys")})
         if found is None:
-            return
+            return False
         by_number[number] = found
     for key in ("begin_ns", "end_ns"):
         if isinstance(line.get(key), int):
             setattr(found, key, line[key])
     found.silent = bool(line.get("silent"))
+    return True
+
+
+def _left_out(lines: list[Any], journal: str) -> Found:
+    """Return what stands for lines of a journal that are no captures, named as the first of them."""
+    first = lines[0] if isinstance(lines[0], dict) else {}
+
+    def name(key: str) -> str:
+        return _NO_NAME.sub("_", str(first.get(key)))[:_NAME_SHOWN]
+
+    def number(key: str) -> int | None:
+        value = first.get(key)
+        return value if type(value) is int and 0 <= value < 1 << 31 else None
+
+    many = len(lines) > 1
+    return Found(
+        *(name("role"), number("rank"), name("host"), number("pid") or 0, number("step"), None, 0),
+        *(None, None, "nsys"),
+        problem=f"{len(lines):,} line{'s' * many} of journal/{_NO_NAME.sub('_', journal)} "
+        f"{'are' if many else 'is'} left out: role or host cannot be part of a file name, or a value "
+        "is of another type; what was captured there is not gathered",
+    )
 
 
 def _found(facts: dict[str, Any]) -> Found | None:
@@ -325,6 +358,8 @@ def _report(capture: Found, place: _Place) -> tuple[Path, str] | None:
 
 
 def _settle(capture: Found, place: _Place, captures: list[Found]) -> None:
+    if capture.problem:
+        return
     report = _report(capture, place)
     if report is None:
         capture.problem = _cause(capture, place, captures)

@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_profiler.connected_ray import as_connected
 from verl_profiler.leftovers import being_written
+from verl_profiler.reading.files import open_regular, reason_of
 from verl_profiler.redaction import mask_text
 
 __all__ = ["Nodes"]
@@ -205,21 +206,40 @@ def _read_files(folder: str, mark: str, have: dict[str, int]) -> Iterator[tuple[
         folder: Where they are.
         mark: A file of the other side; where it is seen, both have one disk.
         have: Names and sizes of what the other side has.
+
+    Raises:
+        OSError: Files cannot be read or are no regular files; after all others have been given.
     """
     if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, mark)):
         return
     unfinished = being_written(Path(folder))
+    failed: dict[str, OSError] = {}
     for path in sorted(
         os.path.join(at, name) for at, _, names in os.walk(folder) for name in names
     ):
         name = os.path.relpath(path, folder)
         if name in unfinished or name.endswith(".part"):
             continue
-        if os.path.getsize(path) == have.get(name):
-            continue
-        with open(path, "rb") as file:
-            chunk = file.read(_CHUNK)
-            while following := file.read(_CHUNK):
-                yield name, chunk, False
-                chunk = following
-            yield name, chunk, True
+        try:
+            yield from _pieces_of(path, name, have.get(name))
+        except OSError as error:
+            failed[name] = error
+    if failed:
+        name, error = next(iter(failed.items()))
+        more = f"; {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise OSError(f"{name} {reason_of(error)}{more}")
+
+
+def _pieces_of(path: str, name: str, had: int | None) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield a file in pieces, up to the size that it has now, unless the other side `had` that."""
+    with open_regular(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        if left == had:
+            return
+        chunk = file.read(min(left, _CHUNK))
+        left -= len(chunk)
+        while following := file.read(min(left, _CHUNK)):
+            left -= len(following)
+            yield name, chunk, False
+            chunk = following
+        yield name, chunk, True
