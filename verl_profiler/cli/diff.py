@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ _MANY = {
     "turn": ("count",),
 }
 _MANY_OTHERS = ("mean",)
+# So many names are compared, those with most time; a run has as many as its code makes up.
+_COMPARED = 300
 # What differs between any two runs and does not change a step.
 _NAMES = ("output_dir", "experiment_name", "project_name", "default_local_dir", "hydra.run.dir")
 _OVERRIDE = re.compile(r"[+~]*(?P<name>[\w.@/-]+)=(?P<value>.*)", re.DOTALL)
@@ -122,9 +124,12 @@ def run(args: argparse.Namespace) -> int:
     alone = _only_in_one(a.rows, b.rows)
     _fill(a, b)
     one_run = _same(args.a.path, args.b.path)
-    changes = [change(metric) for metric in _metrics(a.rows, b.rows, one_run=one_run)]
+    first, second = _by_name(a.rows), _by_name(b.rows)
+    compared, left_out = _compared(first, second, {each["name"] for each in alone})
+    metrics = _metrics(compared, first, second, one_run=one_run)
+    changes = [change(metric) for metric in metrics]
     adjusted(changes)
-    verdicts = _verdicts(conditions, a.rows, b.rows, one_run=one_run)
+    verdicts = _verdicts(conditions, first, second, one_run=one_run)
     document = gathered(
         [
             {"name": side.shown, "steps": read.steps, "warm_up": read.warm_up}
@@ -134,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         _configuration(a.launch, b.launch),
         alone,
         verdicts,
+        left_out,
     )
     if args.json:
         print_json({"format": 2, **document})
@@ -267,10 +273,55 @@ def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _metrics(first: Rows, second: Rows, *, one_run: bool) -> list[Metric]:
-    """Return what is compared by default: whatever both sides have."""
+_Named = Mapping[str, "Rows"]
+
+
+def _by_name(rows: Rows) -> dict[str, Rows]:
+    """Return the rows of each name."""
+    found: dict[str, Rows] = {}
+    for row in rows:
+        found.setdefault(row["name"], []).append(row)
+    return found
+
+
+def _compared(first: _Named, second: _Named, alone: Collection[str]) -> tuple[dict[str, bool], int]:
+    """Choose the names that are compared by default.
+
+    Args:
+        first: The rows of A by name.
+        second: Those of B.
+        alone: Names that only one of them has; there is no mean of them to compare.
+
+    Returns:
+        The names, in order, and whether each occurs once per step; how many are left out.
+    """
+    once = {
+        name: single
+        for name, single in _once(first, second).items()
+        if name in _MANY or name not in alone
+    }
+    if len(once) <= _COMPARED:
+        return once, 0
+
+    def time_s(name: str) -> float:
+        rows = (*first[name], *second[name])
+        return sum(row["value"] or row["total"] or 0 for row in rows if row["unit"] == "s")
+
+    # Numbers of a step are no names of the run's own making.
+    ours = {
+        name for name in once if first[name][0]["unit"] != "s" or name in _MANY or name == "step"
+    }
+    others = sorted(once.keys() - ours, key=lambda name: (-time_s(name), name))
+    kept = ours.union(others[: max(_COMPARED - len(ours), 0)])
+    return {name: single for name, single in once.items() if name in kept}, len(once) - len(kept)
+
+
+def _metrics(
+    compared: Mapping[str, bool], first: _Named, second: _Named, *, one_run: bool
+) -> list[Metric]:
+    """Return what is compared by default."""
     found = []
-    for name, single in _once(first, second).items():
+    for name, single in compared.items():
         statistics = _ONCE.get(name, ("mean",)) if single else _MANY.get(name, _MANY_OTHERS)
         found += [
             _metric(name, statistic, first, second, one_run=one_run) for statistic in statistics
@@ -278,34 +329,32 @@ def _metrics(first: Rows, second: Rows, *, one_run: bool) -> list[Metric]:
     return [metric for metric in found if metric.a and metric.b]
 
 
-def _once(first: Rows, second: Rows) -> dict[str, bool]:
+def _once(first: _Named, second: _Named) -> dict[str, bool]:
     """Return the names in both, and whether each occurs once per step."""
-    other = _names(second)
-    return {name: single for name, single in _names(first).items() if name in other}
+    return {name: rows[-1]["value"] is not None for name, rows in first.items() if name in second}
 
 
-def _metric(name: str, statistic: str, first: Rows, second: Rows, *, one_run: bool) -> Metric:
+def _metric(name: str, statistic: str, first: _Named, second: _Named, *, one_run: bool) -> Metric:
     from verl_profiler.analysis.compare.comparison import Metric
 
     values: list[dict[int, float]] = []
     unit, single = "", False
-    for rows in (first, second):
+    for named in (first, second):
         values.append({})
-        for row in rows:
-            if row["name"] == name:
-                single = row["value"] is not None
-                unit = row["unit"] if statistic != "count" else ""
-                value = row["value"] if single else row[statistic]
-                # A step without calls has no median of them.
-                if value is not None:
-                    values[-1][row["step"]] = value
+        for row in named.get(name, ()):
+            single = row["value"] is not None
+            unit = row["unit"] if statistic != "count" else ""
+            value = row["value"] if single else row[statistic]
+            # A step without calls has no median of them.
+            if value is not None:
+                values[-1][row["step"]] = value
     over_steps = statistic if single else "mean"
     before, after = values
     return Metric(f"{name}.{statistic}", unit, before, after, over_steps, one_run)
 
 
 def _verdicts(
-    conditions: Sequence[Condition], first: Rows, second: Rows, *, one_run: bool
+    conditions: Sequence[Condition], first: _Named, second: _Named, *, one_run: bool
 ) -> list[dict[str, Any]]:
     from verl_profiler.analysis.compare.comparison import ALPHA, change
     from verl_profiler.analysis.compare.conditions import statistic_of

@@ -14,6 +14,7 @@ from verl_profiler.report.diff_text import (
     conclusion,
     differences,
     groups,
+    left_out_names,
     sides,
     verdict,
 )
@@ -41,7 +42,7 @@ def diff_page(document: Mapping[str, Any]) -> str:
         sides=[*sides(document), *differences(document).splitlines()],
         verdicts=[verdict(each) for each in document["conditions"]],
         headings=HEADINGS,
-        note=NOTE,
+        note=f"{NOTE} {left_out_names(document)}".rstrip(),
         groups=[
             (title, [(change_cells(row), _interval(row, reach)) for row in rows])
             for title, rows in groups(document)

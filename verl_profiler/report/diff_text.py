@@ -17,6 +17,7 @@ __all__ = [
     "differences",
     "gathered",
     "groups",
+    "left_out_names",
     "sides",
     "verdict",
 ]
@@ -50,6 +51,7 @@ def gathered(
     configuration: Sequence[Mapping[str, Any]],
     alone: Sequence[Mapping[str, Any]],
     verdicts: Sequence[Mapping[str, Any]],
+    left_out: int = 0,
 ) -> dict[str, Any]:
     """Return the comparison as plain values, for JSON, the text and the page.
 
@@ -59,6 +61,7 @@ def gathered(
         configuration: What differs between both `run.json`: `name`, `a`, `b`.
         alone: What only one run has: `run` ('A' or 'B'), `name`, and how many per step (`count`).
         verdicts: The results of the conditions.
+        left_out: How many names were not compared because there are too many.
     """
     ordered = sorted(changes, key=_order)
     return {
@@ -66,6 +69,7 @@ def gathered(
         "workload": [each.metric.name for each in ordered if _work_differs(each)],
         "configuration": [dict(each) for each in configuration],
         "only_in_one": [dict(each) for each in alone],
+        "left_out": left_out,
         "metrics": [
             {
                 "metric": each.metric.name,
@@ -108,6 +112,7 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     blocks.append(NOTE)
     if hidden:
         blocks.append(f"{hidden} more metrics without a significant change; --all shows them.")
+    blocks.append(left_out_names(document))
     blocks += [verdict(each) for each in document["conditions"]]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -157,6 +162,12 @@ def differences(document: Mapping[str, Any]) -> str:
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             lines.append(f"Only in {letter}: {', '.join(names[:_LISTED])}{more}")
     return "\n".join(lines)
+
+
+def left_out_names(document: Mapping[str, Any]) -> str:
+    """Return how many names were not compared; empty if all were."""
+    count = document["left_out"]
+    return f"{count:,} more names, with less time in the steps, were not compared." if count else ""
 
 
 def conclusion(document: Mapping[str, Any]) -> str:
