@@ -1,5 +1,6 @@
 """What all commands have in common."""
 
+import errno
 import json
 import os
 import shutil
@@ -83,3 +84,31 @@ def test_a_run_that_recorded_no_command_is_read_as_any_other(command, tmp_path, 
 
     assert 0 == main([command[0], str(run), *command[1:], "--no-cache"])
     assert capsys.readouterr().out
+
+
+class StaleNfs:
+    """Raises what reading from an NFS mount raises after its server dropped the file."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, *_arguments, **_named):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/nfs/run/step_1/worker_0.jsonl"),
+        RuntimeError("IO Error: Could not read from file: Stale file handle"),
+    ],
+)
+def test_a_stale_handle_is_a_message(monkeypatch, capsys, error):
+    """One line of what happened, one of what to do."""
+    monkeypatch.setattr("verl_profiler.reader.load", StaleNfs(error))
+
+    assert 2 == main(["summary", str(SMALL), "--no-cache"])
+    printed = capsys.readouterr().err
+    assert "stale NFS file handle" in printed
+    assert "Run the command again. (stale-handle)" in printed
+    assert 2 == printed.count("\n")
