@@ -1,11 +1,13 @@
 """What is known of a run while it goes on, against what its tables say afterwards."""
 
 import msgspec
+import numpy as np
 import pytest
 from recorded import lines_in_order, unpacked
 
 from verl_profiler.following import Line
-from verl_profiler.live import Live, percentile
+from verl_profiler.live import Live
+from verl_profiler.quantiles import quantile
 from verl_profiler.reader import load
 from verl_profiler.report.live_text import frame, header_problems
 
@@ -121,7 +123,10 @@ def test_the_tail_is_counted_from_when_most_had_ended():
     text = "\n".join(frame(live, {}, {}, title="run", now_s=live.newest_s + 11))
 
     assert "1 in flight, 19 of 20 finished (95 %)" in text
-    assert "p50 10.0 s, p95 18.1 s, max 19.0 s; tail 11.0 s since 95 % had ended" in text
+    # The 95th percentile of the ends lies between the 19th and the one that is still awaited.
+    since = 30 - np.quantile([*range(1, 20), 99], 0.8)
+    expected = f"p50 10.0 s, p95 too few, max 19.0 s; tail {since:.1f} s since 80 % had ended"
+    assert expected in text
     launch = {"training": {"train_batch_size": 10, "rollout_n": 4}}
     text = "\n".join(frame(live, launch, {}, title="run", now_s=live.newest_s + 11))
     assert "19 of 40 finished (48 %)" in text
@@ -174,14 +179,17 @@ def test_problems_stay_on_a_small_screen(ordered):
 
 
 @pytest.mark.parametrize(
-    ("values", "percent", "expected"),
+    ("values", "share", "expected"),
     [
-        ([], 50, None),
-        ([3.0], 95, 3.0),
-        ([1.0, 3.0], 50, 2.0),
-        ([float(n) for n in range(101)], 95, 95),
+        ([], 0.5, None),
+        ([3.0], 0.95, None),
+        ([3.0], 1, 3.0),
+        ([1.0, 3.0], 0.5, 2.0),
+        ([float(n) for n in range(101)], 0.95, 95),
+        ([float(n) for n in range(99)], 0.99, None),
+        ([float(n) for n in range(19)], 0.05, None),
     ],
 )
-def test_percentiles(values, percent, expected):
-    """Of nothing, of one, and between two."""
-    assert expected == percentile(values, percent)
+def test_quantiles(values, share, expected):
+    """Of nothing, of one, between two, and of too few."""
+    assert expected == quantile(values, share)

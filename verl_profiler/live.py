@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import quantiles
 from typing import Any
 
 from verl_profiler.events import PHASES, WORKER_ROLE
@@ -16,7 +15,7 @@ from verl_profiler.following import Line
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.sources import role_and_rank
 
-__all__ = ["Asked", "Live", "Step", "Tool", "percentile"]
+__all__ = ["Asked", "Live", "Step", "Tool"]
 
 # Rates are of the calls that ended in this time.
 RATE_S = 10.0
@@ -248,10 +247,3 @@ def _count(value: Any) -> int | None:
 
 def _time_of(ended: Any) -> float:
     return ended[0] if isinstance(ended, tuple) else ended
-
-
-def percentile(values: list[float], percent: int) -> float | None:
-    """Return a percentile; None of nothing."""
-    if len(values) < 2:
-        return values[0] if values else None
-    return quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -100,6 +100,21 @@ def test_a_scrape_reads_the_run_anew(log_tables):
     assert "127.0.0.1" == server.server_address[0]
 
 
+def asked(read, names=(), **headers):
+    """Serve metrics for one request; return the answer's status and text."""
+    server, thread = serve(read, "127.0.0.1", 0, list(names))
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        connection.request("GET", "/metrics", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=30)
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -117,19 +132,9 @@ def test_a_scrape_reads_the_run_anew(log_tables):
 )
 def test_only_names_of_this_machine_are_served(log_tables, host, status):
     """A page that points its own name here (DNS rebinding) reads nothing."""
-    server, thread = serve(lambda: list(metrics(log_tables)), "127.0.0.1", 0, ["metrics.example"])
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    try:
-        connection.request("GET", "/metrics", headers={"Host": host})
-        answer = connection.getresponse()
-        text = answer.read()
-    finally:
-        connection.close()
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=30)
+    answered, text = asked(lambda: list(metrics(log_tables)), ["metrics.example"], Host=host)
 
-    assert status == answer.status
+    assert status == answered
     assert (status == 200) == (b"verl_tq_calls" in text)
 
 
@@ -139,19 +144,7 @@ def test_a_run_that_cannot_be_read_is_an_answer(capfd):
     def read():
         raise ReadingError("it is gone.", "no-such-run")
 
-    server, thread = serve(read, "127.0.0.1", 0)
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    try:
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        text = answer.read()
-    finally:
-        connection.close()
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=30)
-
-    assert (503, b"it is gone. (no-such-run)\n") == (answer.status, text)
+    assert (503, b"it is gone. (no-such-run)\n") == asked(read)
     assert "" == capfd.readouterr().err
 
 

@@ -1,5 +1,7 @@
 """Each rule speaks on a run made to show it, names what it costs, and is silent on the others."""
 
+import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,7 +9,9 @@ from truth.synthetic import Phase, Request, Step, Turn, run_of
 from truth.test_culprits import PLANTED
 
 from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.what_if import chosen_steps
 from verl_profiler.report.findings import RULES, finding_list, finding_texts, findings
+from verl_profiler.report.text import seconds
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
 QUIET = Step(
@@ -187,3 +191,37 @@ def test_several_runs_are_named():
     assert "of made" not in finding_list(rows)
     assert " of made" in finding_list(both)
     assert " of second" in finding_list(both)
+
+
+def test_a_finding_states_how_many_steps_its_replay_used(monkeypatch):
+    """The gain of some of the steps and the time of all of them differ; the text says of how many."""
+    monkeypatch.setattr(sys.modules[chosen_steps.__module__], "_STEPS", 2)
+    steps = [replace(QUIET, poll_us=poll_us) for poll_us in (9, 500_000, 900_000, 1_300_000, 2_000)]
+    rows, _ = found_in(*steps)
+    (row,) = (row for row in rows if row["finding"] == "polling")
+
+    assert (4, 2) == (row["steps"], row["replayed"])
+    assert "a replay of 2 of 4 steps" in finding_list(rows)
+    monkeypatch.undo()
+    rows, _ = found_in(*steps)
+    assert "a replay of" not in finding_list(rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_time_in_a_sentence_is_in_a_table(name):
+    """Of the critical path, the replays or the culprits, per step."""
+    tables, _ = run_of(QUIET, CASES[name][0], CASES[name][0])
+    found = explanations(tables)
+    totals = {}
+    for row in found["steady_path"]:
+        totals[row["owner"]] = totals.get(row["owner"], 0.0) + row["duration_s"]
+    groups = [sum(totals.get(owner, 0.0) for owner in rule.owners) for rule in RULES.values()]
+    steps = len({row["step"] for row in found["steady_path"]})
+    printed = {seconds(total / steps) for total in (*totals.values(), *groups)}
+    printed |= {seconds(row["expected_s"]) for row in found["what_if"]}
+    printed |= {seconds(row["lost_s"] / steps) for row in found["culprits"] if row["lost_s"]}
+
+    for row in findings(found):
+        said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["says"])
+        assert set(said) <= printed, row["says"]
+        assert seconds(row["recoverable_s"]) in printed

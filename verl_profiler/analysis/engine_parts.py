@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["engine_parts"]
@@ -44,8 +45,8 @@ def engine_parts(
         )
         SELECT run, step, part, count(*) AS calls, sum(us) / 1e6 AS total_s,
             sum(us) / nullif(sum(sum(us)) OVER (PARTITION BY run, step), 0) AS share,
-            avg(us) / 1e6 AS mean_s, quantile_cont(us, 0.5) / 1e6 AS p50_s,
-            quantile_cont(us, 0.95) / 1e6 AS p95_s, quantile_cont(us, 0.99) / 1e6 AS p99_s,
+            avg(us) / 1e6 AS mean_s, {quantiles("us", 0.5)}[1] / 1e6 AS p50_s,
+            {quantiles("us", 0.95)}[1] / 1e6 AS p95_s, {quantiles("us", 0.99)}[1] / 1e6 AS p99_s,
             max(us) / 1e6 AS max_s
         FROM parts WHERE us IS NOT NULL
         GROUP BY run, step, place, part HAVING count(*) FILTER (us <> 0) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.token_rates import ENGINE_RATE, calls_covered
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["engine_times", "replica_balance"]
@@ -11,8 +12,8 @@ __all__ = ["engine_times", "replica_balance"]
 _COLUMNS = f"""
     count(*) AS calls, count(engine_duration_us) AS served,
     sum(c.duration_us) / 1e6 AS total_s,
-    quantile_cont(c.duration_us, 0.5) / 1e6 AS p50_s,
-    quantile_cont(c.duration_us, 0.95) / 1e6 AS p95_s, max(c.duration_us) / 1e6 AS max_s,
+    {quantiles("c.duration_us", 0.5)}[1] / 1e6 AS p50_s,
+    {quantiles("c.duration_us", 0.95)}[1] / 1e6 AS p95_s, max(c.duration_us) / 1e6 AS max_s,
     sum(queue_us) / 1e6 AS queue_s, sum(prefill_us) / 1e6 AS prefill_s,
     sum(decode_us) / 1e6 AS decode_s, sum(outside_us) / 1e6 AS outside_s,
     try_cast(sum(c.prompt_tokens) AS BIGINT) AS prompt_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import REQUEST_PARTS, Tables
 
 __all__ = ["request_parts", "request_times", "slowest_requests", "turns_per_request"]
@@ -27,7 +28,7 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
                 count(*) FILTER (NOT finished) AS unfinished,
                 count(*) FILTER (status IN ('error', 'cancelled')) AS failed,
                 avg(duration_us) AS mean_us,
-                quantile_cont(duration_us, [0.5, 0.8, 0.9, 0.95, 0.99, 0.999]) AS q,
+                {quantiles("duration_us", 0.5, 0.8, 0.9, 0.95, 0.99, 0.999)} AS q,
                 max(duration_us) AS max_us,
                 avg(turns) FILTER (finished) AS mean_turns, max(turns) AS max_turns,
                 try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,

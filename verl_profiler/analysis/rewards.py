@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["reward_times", "rewards"]
@@ -24,7 +25,7 @@ def rewards(
             highest
         FROM (
             SELECT run, step, count(*) AS requests, count(reward) AS scored, avg(reward) AS mean,
-                quantile_cont(reward, [0.05, 0.5, 0.95]) AS q, min(reward) AS lowest,
+                {quantiles("reward", 0.05, 0.5, 0.95)} AS q, min(reward) AS lowest,
                 max(reward) AS highest
             FROM requests WHERE finished AND {rows_of(steps, worker=worker, validate=validate)}
             GROUP BY run, step
@@ -64,7 +65,7 @@ def reward_times(
             SELECT run, step, sum(duration_us) AS requests_us FROM chosen GROUP BY run, step
         ), summed AS (
             SELECT run, step, part, count(*) AS count, sum(us) AS total_us, avg(us) AS mean_us,
-                quantile_cont(us, [0.5, 0.95, 0.99]) AS q, max(us) AS max_us
+                {quantiles("us", 0.5, 0.95, 0.99)} AS q, max(us) AS max_us
             FROM parts WHERE us IS NOT NULL GROUP BY run, step, part
         )
         SELECT run, step, part, count, total_us / 1e6 AS total_s, mean_us / 1e6 AS mean_s,

@@ -86,7 +86,8 @@ def rollout_tail(
 
     Returns:
         One row per run and step: requests, begin_us (the first begin), rollout_s (from the first begin to the last end),
-        tail80_s, tail95_s and tail99_s (the time after 80, 95 and 99 % of the requests were done),
+        tail80_s, tail95_s and tail99_s (from that quantile of the ends to the last one, of however many
+        requests),
         tail80_share, tail95_share and tail99_share (of rollout_s), peak (most requests in flight),
         bubble_share (the part of `peak` times rollout_s in which no request was in flight: 0 when
         all requests end together), workers, idle_share (the part of the workers' time after each
@@ -106,7 +107,7 @@ def rollout_tail(
         ), ends AS (
             SELECT run, step, count(*) AS requests, sum(duration_us) AS total_us,
                 min(begin_us) AS first_us, max(end_us) AS last_us,
-                quantile_disc(end_us, [0.8, 0.95, 0.99]) AS q
+                quantile_cont(end_us, [0.8, 0.95, 0.99]) AS q
             FROM chosen GROUP BY run, step
         ), lasts AS (
             SELECT run, step, request_id, name FROM chosen JOIN ends USING (run, step)

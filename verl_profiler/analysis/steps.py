@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.derivations import SYNCHRONOUS
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["step_phases", "step_tail", "step_times"]
@@ -85,7 +86,8 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run and step with finished training requests: requests, after_p80_s, after_p95_s and
-        after_p99_s (from when that part of the requests had ended until the last one), spread_s
+        after_p99_s (from that quantile of their ends to the last one; None with too few, see
+        `quantiles`), spread_s
         (from the first begin to the last end), poll_s (from the last request's end to the end of
         `gen`; verl's replay buffer looks every 2 s), None where `gen` was not recorded.
     """
@@ -93,7 +95,7 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH ends AS (
             SELECT run, step, count(*) AS requests, min(begin_us) AS first_us,
-                quantile_disc(end_us, [0.8, 0.95, 0.99]) AS quantiles, max(end_us) AS last_us
+                {quantiles("end_us", 0.8, 0.95, 0.99)} AS ends, max(end_us) AS last_us
             FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
             GROUP BY run, step
         ), ended AS (
@@ -101,9 +103,9 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
             FROM gens AS g JOIN processes AS o USING (run, name) WHERE o.role = 'trainer'
         )
         SELECT e.run, e.step, e.requests,
-            (last_us - quantiles[1]) / 1e6 AS after_p80_s,
-            (last_us - quantiles[2]) / 1e6 AS after_p95_s,
-            (last_us - quantiles[3]) / 1e6 AS after_p99_s,
+            (last_us - ends[1]) / 1e6 AS after_p80_s,
+            (last_us - ends[2]) / 1e6 AS after_p95_s,
+            (last_us - ends[3]) / 1e6 AS after_p99_s,
             (last_us - first_us) / 1e6 AS spread_s,
             CASE WHEN gen_end_us >= last_us THEN (gen_end_us - last_us) / 1e6 END AS poll_s
         FROM ends AS e LEFT JOIN ended USING (run, step) ORDER BY e.run, e.step

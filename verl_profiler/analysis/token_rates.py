@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -108,10 +109,10 @@ def request_token_rates(
             rates[3] AS rate_p95
         FROM (
             SELECT run, step, count(*) AS requests,
-                quantile_cont(prompt_tokens, 0.5) AS prompt_p50, max(prompt_tokens) AS prompt_max,
-                quantile_cont(generated_tokens, [0.5, 0.95]) AS generated_q,
+                {quantiles("prompt_tokens", 0.5)}[1] AS prompt_p50, max(prompt_tokens) AS prompt_max,
+                {quantiles("generated_tokens", 0.5, 0.95)} AS generated_q,
                 max(generated_tokens) AS generated_max,
-                quantile_cont(generated_tokens * 1e6 / nullif(engine_us, 0), [0.05, 0.5, 0.95])
+                {quantiles("generated_tokens * 1e6 / nullif(engine_us, 0)", 0.05, 0.5, 0.95)}
                     AS rates
             FROM requests
             WHERE finished AND generated_tokens IS NOT NULL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["tool_latencies"]
@@ -39,7 +40,7 @@ def tool_latencies(
         ), summed AS (
             SELECT run, tool_name, count(*) AS calls, count(*) FILTER (status IS NOT NULL) AS failed,
                 sum(duration_us) AS total_us, avg(duration_us) AS mean_us,
-                quantile_cont(duration_us, [0.5, 0.8, 0.95, 0.99]) AS q, max(duration_us) AS max_us,
+                {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
                 arg_max({{'step': step, 'request_id': request_id}},
                     (duration_us, -begin_us, request_id)) AS slowest
             FROM calls GROUP BY run, tool_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["tool_times"]
@@ -23,7 +24,7 @@ def tool_times(tables: Tables, steps: Steps = None) -> Rows:
         FROM (
             SELECT run, step, validate, coalesce(tool, '(no name)') AS tool, count(*) AS calls,
                 count(*) FILTER (status IS NOT NULL) AS failed, sum(duration_us) AS total_us,
-                quantile_cont(duration_us, [0.5, 0.95, 0.99]) AS q, max(duration_us) AS max_us
+                {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us
             FROM tool_calls WHERE {in_steps(steps)} GROUP BY ALL
         ) ORDER BY run, step, validate, total_us DESC, tool
         """

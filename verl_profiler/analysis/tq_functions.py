@@ -5,6 +5,7 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_selection import of_function
 from verl_profiler.analysis.tq_wall import tq_wall
+from verl_profiler.quantiles import quantiles
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tables import Tables
 
@@ -48,7 +49,7 @@ def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = 
                 coalesce(bool_or(waits), false) AS waits, try_cast(sum("rows" * weight) AS BIGINT) AS "rows",
                 sum(duration_us * weight) AS total_us,
                 sum(duration_us * weight) / sum(weight) FILTER (duration_us IS NOT NULL) AS mean_us,
-                quantile_cont(duration_us, [0.5, 0.95]) AS q, max(duration_us) AS max_us,
+                {quantiles("duration_us", 0.5, 0.95)} AS q, max(duration_us) AS max_us,
                 {stages}
             FROM calls GROUP BY run, func
         )
@@ -72,5 +73,5 @@ def _stage(stage: str) -> str:
         sum({length} * weight) AS {length},
         sum({length} * weight) FILTER (duration_us IS NOT NULL) AS {stage}_of_whole_us,
         sum({length} * weight) / sum(weight) FILTER ({length} IS NOT NULL) AS {stage}_mean_us,
-        quantile_cont({length}, [0.5, 0.95]) AS {stage}_q, max({length}) AS {stage}_max_us,
+        {quantiles(length, 0.5, 0.95)} AS {stage}_q, max({length}) AS {stage}_max_us,
         stddev_pop({length}) / nullif(avg({length}), 0) AS {stage}_variation"""

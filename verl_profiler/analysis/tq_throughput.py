@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_selection import FAIR_MIB_S, GOOD_MIB_S, SPEED, of_function
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["tq_throughput"]
@@ -38,8 +39,8 @@ def tq_throughput(tables: Tables, steps: Steps = None, *, function: str | None =
                 sum(duration_us * weight) / 1e6 AS total_s,
                 sum(size_bytes * weight) / {1 << 20}
                     / nullif(sum(duration_us * weight) / 1e6, 0) AS mib_per_s,
-                quantile_cont(mib_per_s, [0.05, 0.5]) AS q,
-                quantile_cont(duration_us, 0.5) / 1e6 AS p50_s,
+                {quantiles("mib_per_s", 0.05, 0.5)} AS q,
+                {quantiles("duration_us", 0.5)}[1] / 1e6 AS p50_s,
                 stddev_pop(mib_per_s) / nullif(avg(mib_per_s), 0) AS variation,
                 sum(weight) FILTER (mib_per_s > {GOOD_MIB_S}) / sum(weight) AS good,
                 sum(weight) FILTER (mib_per_s < {FAIR_MIB_S}) / sum(weight) AS poor

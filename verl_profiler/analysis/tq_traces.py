@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantile
 from verl_profiler.tables import Tables
 
 __all__ = ["tq_paths", "tq_trace_counts", "tq_traces"]
@@ -75,7 +76,7 @@ def tq_paths(tables: Tables, steps: Steps = None) -> Rows:
                 "path": list(path),
                 "trace_ids": len(rows),
                 "calls": sum(row["calls"] for row in rows),
-                "p50_s": spreads[(len(spreads) - 1) // 2] if spreads else None,
+                "p50_s": quantile(spreads, 0.5),
                 "max_s": spreads[-1] if spreads else None,
                 "waiting_share": sum(row["waiting_s"] or 0 for row in rows) / whole
                 if whole

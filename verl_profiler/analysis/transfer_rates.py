@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["transfer_rates"]
@@ -32,7 +33,7 @@ def transfer_rates(tables: Tables, steps: Steps = None) -> Rows:
                 count(*) FILTER (status IS NOT NULL) AS failed, count(DISTINCT name) AS processes,
                 sum(duration_us) AS total_us,
                 sum(greatest(end_us - greatest(begin_us, covered_us), 0)) AS busy_us,
-                quantile_cont(duration_us, [0.5, 0.95]) AS q, max(duration_us) AS max_us,
+                {quantiles("duration_us", 0.5, 0.95)} AS q, max(duration_us) AS max_us,
                 try_cast(sum(size_bytes) AS BIGINT) AS size_bytes, try_cast(sum("rows") AS BIGINT) AS "rows",
                 sum(size_bytes) / nullif(sum(duration_us) FILTER (size_bytes IS NOT NULL), 0) * 1e6
                     AS bytes_per_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["transfer_totals"]
@@ -19,7 +20,7 @@ def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         SELECT run, step, role, event, count(*) AS calls,
             count(*) FILTER (status IS NOT NULL) AS failed,
-            sum(duration_us) / 1e6 AS total_s, quantile_cont(duration_us, 0.95) / 1e6 AS p95_s,
+            sum(duration_us) / 1e6 AS total_s, {quantiles("duration_us", 0.95)}[1] / 1e6 AS p95_s,
             max(duration_us) / 1e6 AS max_s, try_cast(sum(size_bytes) AS BIGINT) AS size_bytes,
             try_cast(sum("rows") AS BIGINT) AS "rows"
         FROM transfers WHERE {in_steps(steps)}

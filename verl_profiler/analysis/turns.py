@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["step_turn_times", "turn_times"]
@@ -51,7 +52,7 @@ def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
             SELECT {by}, turn, count(*) FILTER (finished) AS turns,
                 count(*) FILTER (NOT finished) AS unfinished,
                 coalesce(sum(duration_us), 0) AS total_us, avg(duration_us) AS mean_us,
-                quantile_cont(duration_us, [0.5, 0.8, 0.95, 0.99]) AS q,
+                {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q,
                 max(duration_us) AS max_us, {means},
                 avg({known} - duration_us) FILTER (finished) / 1e6 AS overlap_s,
                 avg(prompt_tokens) FILTER (finished) AS prompt_tokens,

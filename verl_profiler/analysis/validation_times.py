@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["validation_times"]
@@ -28,7 +29,7 @@ def validation_times(tables: Tables, steps: Steps = None) -> Rows:
         ), asked AS (
             SELECT run, step, count(*) AS requests, count(*) FILTER (NOT finished) AS unfinished,
                 max(end_us) - min(begin_us) AS rollout_us, avg(duration_us) AS mean_us,
-                quantile_cont(duration_us, [0.5, 0.95, 0.99]) AS q, max(duration_us) AS max_us,
+                {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
                 avg(turns) AS turns, try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens,
                 avg(reward) AS reward
             FROM requests WHERE validate AND {in_steps(steps)} GROUP BY run, step

@@ -23,6 +23,7 @@ from verl_profiler.analysis.step_model import (
     step_models,
 )
 from verl_profiler.derivations import SYNCHRONOUS
+from verl_profiler.quantiles import interpolated, least_values
 from verl_profiler.tables import Tables
 
 __all__ = [
@@ -45,6 +46,8 @@ UNCHANGED = "unchanged"
 _CALLS = 10_000
 _STEPS = 40
 _LEVEL = 0.9
+# Requests of a step that has a 95th percentile.
+_ENOUGH = least_values(0.95)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Change:
         saved_us: What the step saves outside its rollout.
         beyond: Whether replicas run more calls at once than they were seen to run: then the answer has
             bounds.
+        least: How many requests a step needs for an answer.
     """
 
     about: str
@@ -71,6 +75,7 @@ class Change:
     slots: Callable[[StepModel], int | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
     beyond: bool = False
+    least: int = 1
 
 
 def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
@@ -86,7 +91,7 @@ def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
 
     def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
         order = sorted(requests, key=lambda request: request.duration_us)
-        limit = order[max(-(-95 * len(order) // 100) - 1, 0)].duration_us
+        limit = interpolated([request.duration_us for request in order], 0.95)
         slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
         more = order[(len(order) - 1) // 2].stages if refilled else ()
         return [
@@ -199,18 +204,22 @@ CHANGES: dict[str, Change] = {
     "slowest_1_percent": Change(
         "the slowest 1 % of the requests stop at P95",
         requests=_capped(0.01, refilled=False),
+        least=_ENOUGH,
     ),
     "slowest_1_percent_refilled": Change(
         "slowest 1 % stop, typical ones begin instead",
         requests=_capped(0.01, refilled=True),
+        least=_ENOUGH,
     ),
     "slowest_5_percent": Change(
         "the slowest 5 % of the requests stop at P95",
         requests=_capped(0.05, refilled=False),
+        least=_ENOUGH,
     ),
     "slowest_5_percent_refilled": Change(
         "slowest 5 % stop, typical ones begin instead",
         requests=_capped(0.05, refilled=True),
+        least=_ENOUGH,
     ),
     "tools_at_median": Change(
         "no tool call takes longer than its tool's median", requests=tools_of_length(min)
@@ -270,7 +279,8 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
     """Say what steps would have saved on average.
 
     Returns:
-        One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed),
+        One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed; the
+        95th percentile needs 20 requests, and where no step has enough the gains are None),
         step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
         one; negative where it would take longer), earlier_s (the same if the trainer did not poll),
         expected_s (what saved_s comes to over many steps: earlier_s, but saved_s where the change is
@@ -298,12 +308,16 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
         own = [model for model in models if model.run == run]
         step_s = fmean(model.duration_us for model in own) / 1e6
         for what in (UNCHANGED, *CHANGES):
-            answers = [row for row in replays if row["run"] == run and row["what"] == what]
+            answers = [
+                row
+                for row in replays
+                if row["run"] == run and row["what"] == what and row["replayed_s"] is not None
+            ]
             row: dict[str, Any] = {
                 "run": run,
                 "what": what,
                 "about": "as measured",
-                "steps": len(own),
+                "steps": len(answers),
                 "step_s": step_s,
                 "saved_s": None,
                 "share": None,
@@ -318,6 +332,8 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
                 known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
                 row["tokens_share"] = median(known) if known else None
+            elif not answers:
+                row["about"] = CHANGES[what].about
             else:
                 saved = fmean(each["saved_s"] for each in answers)
                 earlier = fmean(each["earlier_s"] for each in answers)
@@ -358,6 +374,9 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
             first["tokens_share"] = off / model.duration_us
         rows.append(first)
         for what, change in CHANGES.items():
+            if len(model.requests) < change.least:
+                rows.append(_replay(model, what, None))
+                continue
             requests = _changed(model, model.requests, change, medians)
             saved, earlier = _saved_us(model, requests, last, change)
             row = _replay(model, what, unchanged - saved)
@@ -370,13 +389,13 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
     return rows
 
 
-def _replay(model: StepModel, what: str, replayed_us: float) -> dict[str, Any]:
+def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str, Any]:
     return {
         "run": model.run,
         "step": model.step,
         "what": what,
         "duration_s": model.duration_us / 1e6,
-        "replayed_s": replayed_us / 1e6,
+        "replayed_s": None if replayed_us is None else replayed_us / 1e6,
         **dict.fromkeys(
             (
                 "saved_s",

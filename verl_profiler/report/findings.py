@@ -6,15 +6,13 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.explain import findings as explained
-from verl_profiler.analysis.explain.findings import EVIDENCE
 from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.visible import visible
 from verl_profiler.report.text import seconds, share
 
-__all__ = ["EVIDENCE", "RULES", "finding_list", "finding_texts", "findings"]
+__all__ = ["RULES", "finding_list", "finding_texts", "findings"]
 
 # Where a plot's numbers are in the page; others are in the section of the critical path.
 _SECTIONS = {
@@ -35,15 +33,15 @@ _WIDTH = 92
 
 
 def findings(found: Mapping[str, Rows]) -> Rows:
-    """Rank what the steps lose time to, with sentences for people.
+    """Return what the steps lose time to, most recoverable first, with sentences for people.
 
     Args:
-        found: The rows of the analyses in `EVIDENCE`, by name.
+        found: What `explanations` returns.
 
     Returns:
-        The rows of `analysis.explain.findings`; says, cause and advice are whole sentences.
+        Its findings, in whole sentences: see `analysis.explain.findings.ranked`.
     """
-    rows = explained.findings(found)
+    rows = [dict(row) for row in found["findings"]]
     for row in rows:
         words = row.pop("words")
         filled = {
@@ -78,6 +76,8 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
             f", from {seconds(row['low_s'])} if replicas give no more tokens per second than they "
             f"did to {seconds(row['high_s'])} if more calls do not slow each other down"
         )
+    if row["replayed"] is not None and row["replayed"] < row["steps"]:
+        gain += f", by a replay of {row['replayed']} of {row['steps']} steps"
     if row["mostly_step"] is not None:
         gain += f", mostly in step {row['mostly_step']}"
     who = row["culprit_text"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from verl_profiler.live import Live, Step, percentile
+from verl_profiler.live import Live, Step
+from verl_profiler.quantiles import interpolated, least_values, quantile
 from verl_profiler.report.text import align, seconds, share
 
 __all__ = ["frame", "header_problems"]
@@ -140,12 +141,8 @@ def _request_lines(live: Live, step: Step, launch: Mapping[str, Any], now_s: flo
     lines = [text]
     if done:
         lengths = ", ".join(
-            f"{label} {seconds(value)}"
-            for label, value in (
-                ("p50", percentile(step.seconds, 50)),
-                ("p95", percentile(step.seconds, 95)),
-                ("max", max(step.seconds)),
-            )
+            f"{label} {_quantile(step.seconds, place)}"
+            for label, place in (("p50", 0.5), ("p95", 0.95), ("max", 1))
         )
         lines.append(f"          {lengths}{_tail(step, expected, now_s)}")
     tokens, requests = live.rate_window(now_s)
@@ -153,14 +150,22 @@ def _request_lines(live: Live, step: Step, launch: Mapping[str, Any], now_s: flo
     return lines
 
 
+def _quantile(values: Sequence[float], place: float) -> str:
+    value = quantile(values, place)
+    return "too few" if values and value is None else seconds(value)
+
+
 def _tail(step: Step, expected: int, now_s: float) -> str:
     """Say for how long the last requests have been waited for."""
     ends = sorted(step.ends)
     last_s = now_s if len(ends) < expected and step.duration_s is None else ends[-1]
     for percent in (95, 80):
-        place = -(-percent * expected // 100)
-        if len(ends) >= place > 0:
-            return f"; tail {seconds(last_s - ends[place - 1])} since {percent} % had ended"
+        part = percent / 100
+        # The quantile of all that are expected: those still running end later than these.
+        if expected < least_values(part) or len(ends) <= -(-percent * (expected - 1) // 100):
+            continue
+        every = [*ends, *[ends[-1]] * (expected - len(ends))]
+        return f"; tail {seconds(last_s - interpolated(every, part))} since {percent} % had ended"
     return ""
 
 
@@ -192,9 +197,7 @@ def _tools(step: Step) -> list[str]:
         [
             name[:24],
             str(len(tool.seconds)),
-            seconds(percentile(tool.seconds, 50)),
-            seconds(percentile(tool.seconds, 95)),
-            seconds(max(tool.seconds)),
+            *(_quantile(tool.seconds, place) for place in (0.5, 0.95, 1)),
             str(tool.failed),
         ]
         for name, tool in busiest

@@ -88,7 +88,7 @@ def document(
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
-    for name in ("critical_segments", "steady_path", "culprits", "fix_values"):
+    for name in ("critical_segments", "steady_path", "culprits", "findings"):
         del whys[name]
     found["step_replays"] = whys.pop("step_replays")
     data = {

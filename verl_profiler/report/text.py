@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.events import COMPUTING_ROLES
 from verl_profiler.render.visible import visible
 
-__all__ = ["align", "seconds", "share", "size", "summary"]
+__all__ = ["align", "quantile_texts", "seconds", "share", "size", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -41,6 +41,20 @@ def seconds(value: float | None) -> str:
     if minutes < 120:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def quantile_texts(row: Mapping[str, Any], *names: str) -> list[str]:
+    """Write quantiles of lengths of time, `too few` where there are fewer than a quantile needs.
+
+    Args:
+        row: With columns such as `p50_s`, `p95_s` and `max_s`, in seconds.
+        names: Of the columns, without `_s`; the maximum, which shows whether there are any, last.
+    """
+    some = row[f"{names[-1]}_s"] is not None
+    return [
+        "too few" if some and row[f"{name}_s"] is None else seconds(row[f"{name}_s"])
+        for name in names
+    ]
 
 
 def share(value: float | None) -> str:
@@ -185,6 +199,16 @@ def of_which(request: Mapping[str, Any]) -> str:
     return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""
 
 
+def _quantiles(row: Mapping[str, Any], *names: str) -> str:
+    texts = quantile_texts(row, *names)
+    return "  ".join(f"{name} {text}" for name, text in zip(names, texts, strict=True))
+
+
+def _tail_text(tail: Mapping[str, Any], part: int) -> str:
+    length = tail[f"after_p{part}_s"]
+    return "too few" if length is None else seconds(length)
+
+
 def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> str:
     header = ["step", "time", "gen", "requests", "p50", "p95", "max", "tail", "longest phase"]
     lines = [header]
@@ -200,8 +224,8 @@ def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> st
                 duration,
                 seconds(row["gen_s"]),
                 str(row["requests"]),
-                *(seconds(times[0][key]) if times else "-" for key in ("p50_s", "p95_s", "max_s")),
-                seconds(tail[0][f"after_p{part}_s"]) if tail else "-",
+                *(quantile_texts(times[0], "p50", "p95", "max") if times else "---"),
+                _tail_text(tail[0], part) if tail else "-",
                 f"{phases[0]['phase']} {share(phases[0]['share'])}" if phases else "-",
             ]
         )
@@ -249,10 +273,7 @@ def _request_lines(
         counted += f" ({time['failed']} failed)"
     result = []
     if time["p50_s"] is not None:
-        quantiles = "  ".join(
-            f"{q} {seconds(time[f'{q}_s'])}" for q in ("p50", "p95", "p99", "max")
-        )
-        counted += f"  {quantiles}"
+        counted += f"  {_quantiles(time, 'p50', 'p95', 'p99', 'max')}"
     result.append(_fact("requests", counted))
     if time["mean_turns"] is not None:
         tokens = ""
@@ -273,11 +294,11 @@ def _request_lines(
         result.append(_fact("their time", ", ".join(shares)))
     tail = _of(tables["step_tail"], row)
     if tail:
-        # With few requests the last one is the 95th percentile.
         part = 95 if tail[0]["requests"] >= _MANY else 80
         text = (
-            f"{seconds(tail[0][f'after_p{part}_s'])} from the end of {part} % of the requests to "
-            "the last"
+            f"{_tail_text(tail[0], part)} from the end of {part} % of the requests to the last"
+            if tail[0][f"after_p{part}_s"] is not None
+            else f"too few requests for an end of {part} % of them"
         )
         if tail[0]["poll_s"] is not None:
             text += f"; gen ended {seconds(tail[0]['poll_s'])} after the last"
@@ -316,10 +337,7 @@ def _engine_lines(
     if not times:
         return [] if "engine_call" in about["recorded"] else [_fact("engine", "not recorded")]
     engine = times[0]
-    text = (
-        f"{_count(engine['calls'], 'call')}  p50 {seconds(engine['p50_s'])}  "
-        f"p95 {seconds(engine['p95_s'])}  max {seconds(engine['max_s'])}"
-    )
+    text = f"{_count(engine['calls'], 'call')}  {_quantiles(engine, 'p50', 'p95', 'max')}"
     if engine["engine_tokens_per_s"] is not None:
         text += f"; {engine['engine_tokens_per_s']:,.0f} engine tokens/s"
     result = [_fact("engine", text)]
@@ -352,8 +370,7 @@ def _tool_lines(
         failed = f", {tool['failed']} failed" if tool["failed"] else ""
         text = (
             f"{tool['tool']}: {_count(tool['calls'], 'call')}{failed}, {seconds(tool['total_s'])} "
-            f"in all, p50 {seconds(tool['p50_s'])}  p95 {seconds(tool['p95_s'])}  "
-            f"max {seconds(tool['max_s'])}"
+            f"in all, {_quantiles(tool, 'p50', 'p95', 'max')}"
         )
         lines.append(_fact("" if position else "tools", text))
     if len(tools) > 5:
@@ -470,7 +487,7 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
         lines.append(
             [
                 str(time["requests"]),
-                *(seconds(time[key]) for key in ("p50_s", "p95_s", "max_s")),
+                *quantile_texts(time, "p50", "p95", "max"),
                 seconds(steps[0]["testing_s"]) if steps else "-",
             ]
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.render.visible import visible
-from verl_profiler.report.text import align, seconds, share
+from verl_profiler.report.text import align, quantile_texts, seconds, share
 from verl_profiler.schemas import TQ_STAGES
 from verl_profiler.tq_phrases import phrase
 
@@ -241,6 +241,8 @@ def _shown(key: str, value: Any) -> str:
         return str(value).upper()
     if key == "worst_step":
         return str(value)
+    if value is None and key == "p95_s":
+        return "too few"
     if value is None or isinstance(value, str):
         return value or "-"
     if key in ("size_bytes", "mean_bytes"):
@@ -278,7 +280,8 @@ def _function_cells(row: Mapping[str, Any]) -> list[str]:
         name,
         f"{row['calls']:,}",
         str(row["failed"] or "-"),
-        *(seconds(row[key]) for key in ("total_s", "mean_s", "p50_s", "p95_s", "max_s")),
+        *(seconds(row[key]) for key in ("total_s", "mean_s")),
+        *quantile_texts(row, "p50", "p95", "max"),
         *(share(row[f"{stage}_share"]) for stage in TQ_STAGES),
         share(row["overhead_share"]),
     ]
@@ -296,7 +299,8 @@ def _stage_rows(functions: Rows) -> list[list[str]]:
                     name,
                     stage,
                     f"{row[f'{stage}_calls']:,}",
-                    *(seconds(row[f"{stage}_{key}_s"]) for key in ("mean", "p50", "p95", "max")),
+                    seconds(row[f"{stage}_mean_s"]),
+                    *quantile_texts(row, *(f"{stage}_{key}" for key in ("p50", "p95", "max"))),
                     share(row[f"{stage}_share"]),
                     share(row[f"{stage}_variation"]),
                 ]

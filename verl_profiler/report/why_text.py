@@ -125,6 +125,9 @@ def _replays(rows: Rows) -> str:
     for row in rows:
         if row["what"] == UNCHANGED:
             continue
+        if row["expected_s"] is None:
+            lines.append([row["about"], "too few", "requests", "", ""])
+            continue
         known = row["low_s"] is not None
         between = (
             f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "too few steps"

@@ -5,8 +5,8 @@ A step in which something did not happen has a count and a time of zero; it has 
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import least_values
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.quantiles import quantiles
 from verl_profiler.tables import Tables
 
 __all__ = ["PER_EVENT", "PER_STEP", "step_metrics"]
@@ -32,13 +32,13 @@ SELECT step, 'unaccounted', 's', unaccounted_us / 1e6 FROM chosen
 UNION ALL
 SELECT step, unnest(['tail_p80', 'tail_p95', 'rollout']), 's',
     unnest([
-        CASE WHEN requests >= {least_values(0.8)} THEN last_us - ends[1] END,
-        CASE WHEN requests >= {least_values(0.95)} THEN last_us - ends[2] END,
+        last_us - ends[1],
+        last_us - ends[2],
         last_us - first_us
     ]) / 1e6
 FROM (
-    SELECT step, quantile_cont(end_us, [0.8, 0.95]) AS ends, max(end_us) AS last_us,
-        min(begin_us) AS first_us, count(*) AS requests
+    SELECT step, {quantiles("end_us", 0.8, 0.95)} AS ends, max(end_us) AS last_us,
+        min(begin_us) AS first_us
     FROM asked GROUP BY step
 )
 UNION ALL
@@ -86,10 +86,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         `count` and `total` are 0 in steps without it, and a quantile is None where there are too few
         (p95 needs 20, see `quantiles`).
     """
-    quantiles = ", ".join(
-        f"CASE WHEN count >= {least_values(share)} THEN q[{place}] END AS {name}"
-        for place, (name, share) in enumerate(_QUANTILES.items(), 1)
-    )
+    named = ", ".join(f"q[{place}] AS {name}" for place, name in enumerate(_QUANTILES, 1))
     return tables.rows(
         f"""
         WITH chosen AS (
@@ -99,7 +96,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
             WHERE finished AND NOT validate AND step IN (SELECT step FROM chosen)
         ), often AS (
             SELECT step, name, avg(duration_us) / 1e6 AS mean,
-                quantile_cont(duration_us / 1e6, {list(_QUANTILES.values())}) AS q,
+                {quantiles("duration_us / 1e6", *_QUANTILES.values())} AS q,
                 max(duration_us) / 1e6 AS longest, sum(duration_us) / 1e6 AS total,
                 count(*)::DOUBLE AS count
             FROM ({_MANY})
@@ -110,7 +107,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
             NULL AS p99, NULL AS max, NULL AS total, NULL AS count
         FROM ({_ONCE}) WHERE value IS NOT NULL
         UNION ALL
-        SELECT c.step, n.name, 's', NULL, mean, {quantiles}, longest, coalesce(total, 0),
+        SELECT c.step, n.name, 's', NULL, mean, {named}, longest, coalesce(total, 0),
             coalesce(count, 0)
         FROM chosen AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
             LEFT JOIN often AS o ON o.step = c.step AND o.name = n.name

@@ -16,13 +16,10 @@ from verl_profiler.analysis.explain.fixes import (
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.what_if import CHANGES, replays_and_averages
+from verl_profiler.analysis.what_if import replays_and_averages
 from verl_profiler.tables import Tables
 
-__all__ = ["EVIDENCE", "explanations", "findings"]
-
-# What findings are made from: the rows of these analyses, by name.
-EVIDENCE = ("steady_path", "what_if", "stragglers", "culprits", "fix_values")
+__all__ = ["explanations", "ranked"]
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
@@ -30,8 +27,9 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits and fix_values, by name; and steady_path: critical_path without
-        the warm-up, which what_if, stragglers and culprits leave out, too.
+        straggler_requests and culprits, by name; steady_path: critical_path without the warm-up,
+        which what_if, stragglers and culprits leave out, too; and findings, see `ranked`, whose
+        overrides have the values of the run.
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
@@ -50,30 +48,33 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "stragglers": stragglers(tables, steady),
         "straggler_requests": straggler_requests(tables, steps),
         "culprits": culprits(tables, lasting, steady),
-        "fix_values": [],
     }
-    triggered = {row["finding"] for row in findings(found)}
-    overrides = [each for name in triggered for each in RULES[name].overrides]
-    found["fix_values"] = fix_values(tables, names_in(overrides), steady)
+    found["findings"] = ranked(found)
+    names = names_in(each for row in found["findings"] for each in row["overrides"])
+    values = fix_values(tables, names, steady)
+    for row in found["findings"]:
+        own = values_of(values, row["run"])
+        row["overrides"], row["files"] = overrides_of(row["overrides"], own)
     return found
 
 
-def findings(found: Mapping[str, Rows]) -> Rows:
+def ranked(found: Mapping[str, Rows]) -> Rows:
     """Rank what the steps lose time to.
 
     Args:
-        found: The rows of the analyses in `EVIDENCE`, by name.
+        found: The rows of steady_path, what_if, stragglers and culprits, by name.
 
     Returns:
         One row per run and rule that triggers: first those with something out of the ordinary, then
         what merely dominates, most recoverable first within each.  run, finding (a key of `RULES`),
         dominates, recoverable_s (per step, on average: an upper bound), share (of the mean step),
         low_s and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
-        mainly the bounds of loads that were never seen), steps (how many), step_s (their mean), mostly_step (the step
+        mainly the bounds of loads that were never seen), steps (how many), replayed (how many of them the gain is from;
+        None if not from a replay), step_s (their mean), mostly_step (the step
         with more than half of it, where there are three or more), culprit (a name; None if no single
         one), culprit_kind, culprit_text (for people), where, evidence (rows of step, who, seconds,
-        what), says, cause and advice (with names of `words` in braces), words, overrides (of Hydra, to
-        paste), files (that they name: text by name), proof (a command that fails on the changed run
+        what), says, cause and advice (with names of `words` in braces), words, overrides (of Hydra,
+        with names of `VALUES` in braces), proof (a command that fails on the changed run
         if less than half of the gain was kept), shows (names of plots and tables).  Gains overlap: they
         are not additive.
     """
@@ -92,15 +93,13 @@ def findings(found: Mapping[str, Rows]) -> Rows:
             by_step, owners = _of_owners(path, rule)
             owner_s = sum(by_step.values()) / steps
             culprit = known.get(name, _NOBODY)
-            gain = _gain(rule, replay, owner_s, culprit, steps)
+            gain, resampled = _gain(rule, replay, owner_s, culprit, steps)
             if not step_s or not _triggers(rule, gain, owner_s, step_s, culprit):
                 continue
             worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
             if rule.dominates and name not in known:
                 culprit = {**culprit, "text": max(owners, key=lambda owner: owners[owner])}
             who = culprit["culprit"]
-            # A measured loss has no resampling of its own.
-            resampled = replay if gain == _replayed(rule, replay) else None
             lost_s = owner_s if rule.owners else gain
             words = {
                 "lost_s": lost_s,
@@ -119,6 +118,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
                     "high_s": resampled["high_s"] if resampled else None,
                     "unseen": rule.unseen,
                     "steps": steps,
+                    "replayed": resampled["steps"] if resampled else None,
                     "step_s": step_s,
                     "mostly_step": worst
                     if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
@@ -129,7 +129,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
                     "where": culprit["where"],
                     "evidence": culprit["evidence"],
                     "words": words,
-                    **_told(rule, values_of(found["fix_values"], run), named=who is not None),
+                    **_told(rule, named=who is not None),
                     "proof": None
                     if rule.dominates or rule.between or not gain
                     else _proof(step_s, gain),
@@ -159,17 +159,15 @@ def _proof(step_s: float, gain: float) -> str:
     return f"verl-profiler diff BEFORE AFTER --fail-if 'step > {limit}'"
 
 
-def _told(rule: Rule, values: Mapping[str, int], *, named: bool) -> dict[str, Any]:
+def _told(rule: Rule, *, named: bool) -> dict[str, Any]:
     overrides = rule.overrides
     if named and rule.named_overrides is not None:
         overrides = rule.named_overrides
-    filled, files = overrides_of(overrides, values)
     return {
         "says": rule.says,
         "cause": rule.named_cause if named and rule.named_cause else rule.cause,
         "advice": rule.named_advice if named and rule.named_advice else rule.advice,
-        "overrides": filled,
-        "files": files,
+        "overrides": list(overrides),
     }
 
 
@@ -195,19 +193,18 @@ def _gain(
     owner_s: float,
     culprit: Mapping[str, Any],
     steps: int,
-) -> float:
+) -> tuple[float, Mapping[str, Any] | None]:
+    """Return what is recoverable per step, and the replay that this is from.
+
+    A measured loss is from none, and neither is the time of owners.
+    """
     if rule.measured and culprit["lost_s"] is not None:
-        return culprit["lost_s"] / steps
-    if rule.change is not None:
-        return _replayed(rule, replay)
-    return 0.0 if rule.measured else owner_s
-
-
-def _replayed(rule: Rule, replay: Mapping[str, Any] | None) -> float:
-    if rule.change is None or replay is None:
-        return 0.0
-    # Where the trainer polls, one step's gain is nothing or two seconds; many steps' is this.
-    return replay["earlier_s"] if CHANGES[rule.change].polls else replay["saved_s"]
+        return culprit["lost_s"] / steps, None
+    if rule.change is None:
+        return 0.0 if rule.measured else owner_s, None
+    if replay is None or replay["expected_s"] is None:
+        return 0.0, None
+    return replay["expected_s"], replay
 
 
 def _triggers(

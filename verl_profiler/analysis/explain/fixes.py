@@ -57,7 +57,7 @@ _SHOWN = {
     "rarer_tests": _RARER.replace("{phase}", "testing"),
     "rarer_saves": _RARER.replace("{phase}", "save_checkpoint"),
     "p95_turns": """
-        SELECT run, quantile_disc(turns, 0.95) AS value FROM requests
+        SELECT run, ceil(quantile_cont(turns, 0.95)) AS value FROM requests
         WHERE finished AND NOT validate AND turns > 0 AND {chosen} GROUP BY run""",
     "twice_the_limit": """
         SELECT run, 2 * max(running) AS value FROM (

@@ -18,6 +18,12 @@ function seconds(value) {
   return Math.floor(whole / 3600) + ' h ' + Math.floor((whole % 3600) / 60) + ' min';
 }
 
+// A quantile of lengths of time; the row's maximum shows whether there are any values.
+function quantile(value, row) {
+  const none = value === null || value === undefined;
+  return none && row.max_s !== null && row.max_s !== undefined ? 'too few' : seconds(value);
+}
+
 function share(value) {
   if (value === null || value === undefined) return NONE;
   const percent = value * 100;

@@ -66,8 +66,8 @@ function stepsSection() {
     {key: 'longest_phase', label: 'longest phase', format: 'text', swatch: true}, {key: 'longest_share', label: 'its share', format: 'share'},
     {key: 'unaccounted_s', label: 'unaccounted', format: 's', title: 'Time of the step that no timer of verl covers'},
     {key: 'requests', label: 'requests', format: 'n'}, {key: 'p50_s', label: 'P50', format: 's', title: 'Half of the requests took at most so long'},
-    {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'slowest', format: 's'},
-    {key: 'after_p80_s', label: 'tail', format: 's', title: 'From the end of 80 % of the requests to the last'},
+    {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'max_s', label: 'slowest', format: 's'},
+    {key: 'after_p80_s', label: 'tail', format: 'q', title: 'From the end of 80 % of the requests to the last'},
     {key: 'poll_s', label: 'after last', format: 's', title: 'From the end of the last request to the end of gen'},
     {key: 'generated_tokens_per_s', label: 'generated tokens/s', format: 'n', title: 'Generated tokens of finished requests, by the length of the step'},
     {key: 'engine_tokens_per_s', label: 'engine tokens/s', format: 'n', title: 'Generated tokens of engine calls, by the time in which one was under way'},
@@ -113,7 +113,7 @@ function whatIf(run) {
   const means = tables.what_if;
   if (!means.length) return [];
   const abouts = new Map(means.map((row) => [row.what, row.about]));
-  const own = chosen === ALL ? [] : of('step_replays').map((row) => ({...row, about: abouts.get(row.what), share: row.saved_s / row.duration_s,
+  const own = chosen === ALL ? [] : of('step_replays').map((row) => ({...row, about: abouts.get(row.what), share: row.saved_s === null ? null : row.saved_s / row.duration_s,
     ...(row.least_s < row.most_s ? {low_s: row.least_s, high_s: row.most_s} : {low_s: null, high_s: null})}));
   const rows = own.length ? own : means;
   const unchanged = rows.find((row) => row.what === 'unchanged');
@@ -169,7 +169,7 @@ function rolloutSection() {
     about([plural(times.requests, 'request') + ' in ' + chosenName() + (times.unfinished ? ', ' + number(times.unfinished) + ' without an end' : '') +
       (times.failed ? ', ' + number(times.failed) + ' failed' : '') + '.', ...tail].join(' ')),
     element('div', {class: 'columns'}, one, other),
-    times.p50_s === null ? note('None of them has an end, so there are no durations.') : table({caption: 'Percentiles of request durations', rows: [times], columns: percentiles.map(([key, label]) => ({key, label, format: 's'})).concat([
+    times.p50_s === null ? note('None of them has an end, so there are no durations.') : table({caption: 'Percentiles of request durations', rows: [times], columns: percentiles.map(([key, label]) => ({key, label, format: 'q'})).concat([
       {key: 'mean_s', label: 'mean', format: 's'}, {key: 'mean_turns', label: 'turns, mean', format: 'n'},
       {key: 'generated_tokens', label: 'generated tokens', format: 'n'}, {key: 'tool_tokens', label: 'tool tokens', format: 'n'}])}),
     ...engineParts(),
@@ -186,7 +186,7 @@ function engineParts() {
   }
   return [
     element('h3', {}, 'Engine calls'),
-    note(plural(engine.calls, 'call') + ', P50 ' + seconds(engine.p50_s) + ', P95 ' + seconds(engine.p95_s) + ', longest ' + seconds(engine.max_s) +
+    note(plural(engine.calls, 'call') + ', P50 ' + seconds(engine.p50_s) + ', P95 ' + quantile(engine.p95_s, engine) + ', longest ' + seconds(engine.max_s) +
       (engine.engine_tokens_per_s === null ? '' : '; ' + number(engine.engine_tokens_per_s) + ' engine tokens/s') +
       (engine.cached_tokens === null || !engine.prompt_tokens ? '' : '; ' + share(engine.cached_tokens / engine.prompt_tokens) + ' of the prompt tokens were cached') + '.'),
     parts.length ? partsBar(parts) : null,
@@ -334,7 +334,7 @@ function turnsSection() {
         {key: 'share', label: 'share', format: 'share'}, {key: 'mean_s', label: 'mean time', format: 's'}]}))),
     table({caption: 'Turns by index', rows: turns, limit: 12, columns: [
       {key: 'turn', label: 'turn', format: 'n'}, {key: 'turns', label: 'turns', format: 'n'}, {key: 'share', label: 'share of time', format: 'share'},
-      {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'},
+      {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'max_s', label: 'longest', format: 's'},
       {key: 'engine_s', label: 'engine, mean', format: 's'}, {key: 'tool_s', label: 'tools, mean', format: 's'},
       {key: 'prompt_tokens', label: 'prompt tokens, mean', format: 'n'}, {key: 'response_tokens', label: 'generated tokens, mean', format: 'n'}]}),
   ];
@@ -350,7 +350,7 @@ function toolsSection() {
     table({caption: 'Tools', rows: tools, limit: 15, columns: [
       {key: 'tool', label: 'tool', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
       {key: 'share', label: 'share of tool time', format: 'share', bar: true, color: colorOf('tool')}, {key: 'total_s', label: 'all calls', format: 's'},
-      {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'p99_s', label: 'P99', format: 's'}, {key: 'max_s', label: 'longest', format: 's'}]}),
+      {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'p99_s', label: 'P99', format: 'q'}, {key: 'max_s', label: 'longest', format: 's'}]}),
   ];
 }
 
@@ -384,7 +384,7 @@ function workersSection() {
   if (replicas.length) {
     parts.push(element('h3', {}, 'Replicas, ' + chosenName()), table({caption: 'Replicas', rows: replicas, limit: 16, columns: [
       {key: 'server', label: 'replica', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'total_s', label: 'call time', format: 's', bar: true},
-      {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'},
+      {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'max_s', label: 'longest', format: 's'},
       {key: 'prompt_tokens', label: 'prompt tokens', format: 'n'}, {key: 'generated_tokens', label: 'generated tokens', format: 'n'},
       {key: 'engine_tokens_per_s', label: 'engine tokens/s', format: 'n'},
       ...(replicas.some((row) => row.queue_s !== null) ? [{key: 'queue_s', label: 'queue', format: 's'}] : [])]}));
@@ -410,7 +410,7 @@ function transfersSection() {
       seconds(summaryOf(rows, 'total_s')) + ' in all callers together; the longest, ' + longest.event + ' in ' + clean(longest.role) + ', took ' + seconds(longest.max_s) + '.'),
     table({caption: 'TransferQueue calls', rows, limit: 16, columns: [
       {key: 'event', label: 'call', format: 'text'}, {key: 'role', label: 'by', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
-      {key: 'total_s', label: 'all calls', format: 's', bar: true}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'},
+      {key: 'total_s', label: 'all calls', format: 's', bar: true}, {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'max_s', label: 'longest', format: 's'},
       {key: 'size_bytes', label: 'moved', format: 'bytes'}, {key: 'rows', label: 'rows', format: 'n'}]}),
     ...functions,
   ];
@@ -425,7 +425,7 @@ function functionsOfTransferQueue() {
     ...DATA.tq_findings.map(note),
     table({caption: 'Functions that TransferQueue feeds', rows, limit: 16, columns: [
       {key: 'func', label: 'function', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
-      {key: 'total_s', label: 'all calls', format: 's'}, {key: 'mean_s', label: 'mean', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'},
+      {key: 'total_s', label: 'all calls', format: 's'}, {key: 'mean_s', label: 'mean', format: 's'}, {key: 'p95_s', label: 'P95', format: 'q'},
       {key: 'get_share', label: 'get', format: 'share'}, {key: 'compute_share', label: 'compute', format: 'share'}, {key: 'put_share', label: 'put', format: 'share'},
       {key: 'overhead_share', label: 'get and put', format: 'share'}, {key: 'wall_share', label: 'on the clock', format: 'share'}]}),
     note('Calls of one process at the same time count each; on the clock, a moment counts once.'),
@@ -554,11 +554,11 @@ function validationSection() {
     about('Validation runs between the steps and is in none of the numbers above.'),
     table({caption: 'Validation', rows, limit: 12, columns: [
       {key: 'label', label: 'after step', format: 'text'}, {key: 'testing_s', label: 'time', format: 's', bar: true}, {key: 'requests', label: 'requests', format: 'n'},
-      {key: 'unfinished', label: 'without an end', format: 'n'}, {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'slowest', format: 's'},
+      {key: 'unfinished', label: 'without an end', format: 'n'}, {key: 'p50_s', label: 'P50', format: 's'}, {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'max_s', label: 'slowest', format: 's'},
       {key: 'mean_turns', label: 'turns, mean', format: 'n'}, {key: 'generated_tokens', label: 'generated tokens', format: 'n'}]}),
     tools.length ? table({caption: 'Tools in validation', rows: tools, columns: [
       {key: 'tool', label: 'tool', format: 'text'}, {key: 'calls', label: 'calls', format: 'n'}, {key: 'failed', label: 'failed', format: 'n'},
-      {key: 'total_s', label: 'all calls', format: 's', bar: true, color: colorOf('tool')}, {key: 'p95_s', label: 'P95', format: 's'}, {key: 'max_s', label: 'longest', format: 's'}]}) : null,
+      {key: 'total_s', label: 'all calls', format: 's', bar: true, color: colorOf('tool')}, {key: 'p95_s', label: 'P95', format: 'q'}, {key: 'max_s', label: 'longest', format: 's'}]}) : null,
   ];
 }
 

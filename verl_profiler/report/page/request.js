@@ -54,9 +54,9 @@ function requestPanel(request) {
       ...['queue', 'prefill', 'decode', 'outside'].filter((key) => turns.some((row) => row[key] !== null))
         .map((key) => ({key, label: key, format: 's', title: key === 'outside' ? 'Part of the call outside the engine server' : null})),
       {key: 'tools', label: 'tools', format: 's'}, {key: 'tool_names', label: 'tool calls', format: 'text'},
-      {key: 'prompt_tokens', label: 'prompt', format: 'n', title: 'Prompt tokens'}, {key: 'response_tokens', label: 'response', format: 'n', title: 'Response tokens'},
+      {key: 'prompt_tokens', label: 'prompt', format: 'n', title: 'Prompt tokens'}, {key: 'response_tokens', label: 'generated', format: 'n', title: 'Generated tokens'},
       ...(turns.some((row) => row.cached_tokens !== null) ? [{key: 'cached_tokens', label: 'cached', format: 'n', title: 'Prompt tokens that the engine had in its cache'}] : []),
-      {key: 'rate', label: 'tokens/s', format: 'n'}, {key: 'server', label: 'server', format: 'text'},
+      {key: 'rate', label: 'call tokens/s', format: 'n', title: 'Generated tokens by the time of the calls'}, {key: 'server', label: 'server', format: 'text'},
     ]}) : null,
     calls.length && !calls.some((call) => call.queue !== null || call.prefill !== null || call.decode !== null)
       ? element('p', {class: 'note'}, (DATA.notes.engine || ['Queue, prefill and decode times are not known.'])[0]) : null);

@@ -1,6 +1,6 @@
 // Sortable tables.
 
-const FORMATS = {s: seconds, share, n: number, bytes, text: clean};
+const FORMATS = {s: seconds, q: quantile, share, n: number, bytes, text: clean};
 
 // options: caption, columns ({key, label, format, title, bar, color}), rows, sort ([key, descending]),
 // limit, onRow(row), selected(row), label(row).

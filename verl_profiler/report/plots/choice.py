@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +110,11 @@ def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[st
 def column(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
     """Return a column's numbers; None becomes 0, which draws nothing."""
     return [(row[name] or 0) * factor for row in rows]
+
+
+def marks(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
+    """Return a column's numbers; None becomes a number that nothing is drawn for."""
+    return [math.nan if row[name] is None else row[name] * factor for row in rows]
 
 
 def known(rows: Rows, name: str) -> list[Any]:

@@ -22,7 +22,7 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known, marks
 from verl_profiler.report.style import PART_COLORS
 from verl_profiler.report.text import seconds, share
 
@@ -114,7 +114,7 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
         )
         for name, tint in (("p50", 0.15), ("p95", 0.5), ("p99", 0.75), ("max", 1.0)):
             axes.plot(
-                [row[f"{name}_s"] * factor for row in mine],
+                marks(mine, f"{name}_s", factor),
                 [place] * len(mine),
                 "|" if name == "max" else "o",
                 color=SEQUENCE(tint),
@@ -214,12 +214,13 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
         if requests:
             axes.plot(
                 [row["step"] for row in requests],
-                column(requests, name),
+                marks(requests, name),
                 color=code,
                 marker="o" if len(rows) <= 30 else None,
                 markersize=3.5,
             )
-            labels.append((requests[-1][name], name.replace("rate_p", "P"), code))
+            if requests[-1][name] is not None:
+                labels.append((requests[-1][name], name.replace("rate_p", "P"), code))
     step_axis(axes, steps)
     value_axis(axes, "generated tokens per second")
     end_labels(axes, labels, gap=0.08)

@@ -18,7 +18,7 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, asking, column, known, marks
 from verl_profiler.report.style import ACCENT, INK, PART_COLORS
 from verl_profiler.report.text import seconds, share
 
@@ -82,7 +82,7 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
     )
     for name, tint in (("p50", 0.15), ("p80", 0.35), ("p95", 0.6), ("p99", 0.8), ("max", 1.0)):
         axes.plot(
-            column(rows, f"{name}_s", factor),
+            marks(rows, f"{name}_s", factor),
             places,
             "|" if name == "max" else "o",
             color=SEQUENCE(tint),
@@ -143,31 +143,32 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
         (panels[0], "mean_s", "on average"),
         (panels[1], "p99_s", "the slowest 1 %: P99"),
     ):
-        longest = max(row[key] for row in times)
+        longest = max(known(times, key), default=0.0)
         factor, unit = time_unit(longest)
         labels = []
         for part in parts:
             line = [row for row in times if row["part"] == part]
             axes.plot(
                 [row["step"] for row in line],
-                column(line, key, factor),
+                marks(line, key, factor),
                 color=_REWARD_COLORS[part],
                 marker="o" if len(steps) <= 30 else None,
                 markersize=3.5,
                 label=_REWARD_WORDS[part],
             )
-            labels.append((line[-1][key] * factor, part, _REWARD_COLORS[part]))
+            if line[-1][key] is not None:
+                labels.append((line[-1][key] * factor, part, _REWARD_COLORS[part]))
         step_axis(axes, steps)
         value_axis(axes, f"time [{unit}]")
         end_labels(axes, labels, gap=0.06)
-        axes.set_title(name)
+        axes.set_title(name if known(times, key) else f"{name}: too few in each step")
     if scores:
         axes = panels[2]
         at = [row["step"] for row in scores]
         axes.fill_between(
             at,
-            column(scores, "p5"),
-            column(scores, "p95"),
+            marks(scores, "p5"),
+            marks(scores, "p95"),
             color="#E5DD9A",
             linewidth=0,
             label="P5 to P95",
@@ -181,7 +182,8 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
             label="mean",
         )
         step_axis(axes, at)
-        lowest, highest = min(known(scores, "p5")), max(known(scores, "p95"))
+        shown = [value for key in ("p5", "mean", "p95") for value in known(scores, key)]
+        lowest, highest = min(shown), max(shown)
         pad = (highest - lowest) * 0.08 or 0.05
         axes.set_ylim(lowest - pad, highest + pad * 3)
         axes.set_ylabel("reward")

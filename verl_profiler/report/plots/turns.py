@@ -17,7 +17,7 @@ from verl_profiler.report.plots.canvas import (
     time_unit,
     value_axis,
 )
-from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column
+from verl_profiler.report.plots.choice import Choice, Plot, Sheets, column, marks
 from verl_profiler.report.style import MUTED, PART_COLORS
 from verl_profiler.report.text import seconds, share
 from verl_profiler.tables import Tables
@@ -50,7 +50,7 @@ def _turn_times(sheets: Sheets, choice: Choice) -> Figure:
     for name, code in (("max", 1.0), ("p99", 0.8), ("p95", 0.6), ("p80", 0.4), ("p50", 0.2)):
         axes.plot(
             places,
-            column(rows, f"{name}_s", factor),
+            marks(rows, f"{name}_s", factor),
             "_" if name == "max" else "o",
             color=SEQUENCE(code),
             markersize=9 if name == "max" else 6,

@@ -81,7 +81,7 @@ def _what_if_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
 
 
 def _what_if(sheets: Sheets, choice: Choice) -> Figure:
-    replays = [row for row in sheets["what_if"] if row["what"] != UNCHANGED]
+    replays = [row for row in sheets["what_if"] if row["expected_s"] is not None]
     (unchanged,) = (row for row in sheets["what_if"] if row["what"] == UNCHANGED)
     best = max(replays, key=lambda row: row["expected_s"])
     figure, (axes,) = sheet(
