@@ -98,7 +98,7 @@ def made_pairs(seeds: Sequence[int], steps: int, rho: float, *, same_steps: bool
             any(each.significant for each in changes),
             gate.fails(changes[0], 1),
             changes[0].significant,
-            stats.ttest_ind(first[0], second[0])[1] <= 0.05,
+            stats.ttest_ind(first[0], second[0]).pvalue <= 0.05,
             block_bootstrap(source, first[0], second[0]),
         ]
         for place, rise in enumerate(RISES):
