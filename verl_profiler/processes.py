@@ -88,7 +88,10 @@ class Process:
 
 
 def processes(source: Source) -> dict[str, Process]:
-    """Return every process that left a header or a file, by name."""
+    """Return every process that left a header or a file, by name.
+
+    The fields of headers and `run.json` are of the types that `reading.descriptions` states.
+    """
     found: dict[str, Process] = {}
     for name in sorted({*source.headers, *(file.name for file in source.files)}):
         header = source.headers.get(name)
@@ -129,25 +132,25 @@ def _describe(process: Process, header: dict[str, Any]) -> None:
     clock = _object(header.get("clock"))
     process.has_header = True
     process.header = json.dumps(header, default=str)
-    process.role = _text(header.get("role")) or process.role
-    process.rank = _small(header.get("rank"))
-    process.replica = _small(header.get("replica"))
+    process.role = header.get("role") or process.role
+    process.rank = header.get("rank")
+    process.replica = header.get("replica")
     for key in ("host", "ip", "actor_name", "actor_class", "python"):
-        setattr(process, key, _text(header.get(key)))
+        setattr(process, key, header.get(key))
     for key in ("started", "updated", "ended", "end_reason"):
-        setattr(process, key, _text(header.get(key)))
-    process.pid = _small(header.get("pid"))
-    process.ppid = _small(header.get("ppid"))
-    process.boot_id = _text(clock.get("boot_id")) or None
+        setattr(process, key, header.get(key))
+    process.pid = header.get("pid")
+    process.ppid = header.get("ppid")
+    process.boot_id = clock.get("boot_id") or None
     process.clock_shared = clock.get("shared") if isinstance(clock.get("shared"), bool) else None
-    process.uncertainty_ns = _integer(clock.get("uncertainty_ns"))
+    process.uncertainty_ns = clock.get("uncertainty_ns")
     # The last fields of a header are written after every flush, the counters every 15 s.
     process.recorded_events = _larger(counters.get("events"), header.get("written_events"))
-    process.size_bytes = _integer(counters.get("bytes"))
+    process.size_bytes = counters.get("bytes")
     process.dropped = _larger(counters.get("dropped"), header.get("dropped_events"))
-    process.write_errors = _integer(counters.get("write_errors"))
-    process.wrapper_s = _number(counters.get("wrapper_s"))
-    process.writer_s = _number(counters.get("writer_s"))
+    process.write_errors = counters.get("write_errors")
+    process.wrapper_s = counters.get("wrapper_s")
+    process.writer_s = counters.get("writer_s")
 
 
 def _align(found: dict[str, Process], source: Source) -> None:
@@ -158,18 +161,18 @@ def _align(found: dict[str, Process], source: Source) -> None:
     clocks += [(name, source.headers[name].get("clock")) for name in source.headers]
     for name, content in clocks:
         clock = _object(content)
-        boot = _text(clock.get("boot_id"))
-        wall, monotonic = _integer(clock.get("wall_ns")), _integer(clock.get("monotonic_ns"))
+        boot = clock.get("boot_id")
+        wall, monotonic = clock.get("wall_ns"), clock.get("monotonic_ns")
         if not boot or wall is None or monotonic is None:
             continue
-        uncertainty = _integer(clock.get("uncertainty_ns"))
+        uncertainty = clock.get("uncertainty_ns")
         offset = wall - monotonic
         anchors.setdefault(boot, []).append(
             (uncertainty if uncertainty is not None else 1 << 62, name, offset)
         )
         offsets[name] = (boot, offset)
     others = {boot: (driver, line) for driver, boot, line in aheads(source.headers)}
-    driver_boot = _text(_object(source.launch.get("clock")).get("boot_id"))
+    driver_boot = _object(source.launch.get("clock")).get("boot_id")
     for name, process in found.items():
         if name not in offsets:
             continue
@@ -284,7 +287,7 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
         for probe, reason in _object(probes.get("missed")).items():
             missed.setdefault((str(probe), str(reason)), []).append(name)
         for probe, count in _object(probes.get("errors")).items():
-            if _integer(count):
+            if count:
                 failed.setdefault(str(probe), {})[name] = int(count)
     for (probe, reason), names in sorted(missed.items()):
         yield f"probe {probe} is off in {_some(names)}: {reason}"
@@ -317,10 +320,7 @@ def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
     pairs += [tuple(each[:2]) for each in listed if isinstance(each, list) and len(each) > 1]
     pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
     known = [
-        (wall_ns, monotonic_ns)
-        for wall, monotonic in pairs
-        if (wall_ns := _integer(wall)) is not None
-        and (monotonic_ns := _integer(monotonic)) is not None
+        (wall, monotonic) for wall, monotonic in pairs if wall is not None and monotonic is not None
     ]
     for wall, monotonic in known[1:]:
         elapsed_s = (monotonic - known[0][1]) / 1e9
@@ -338,23 +338,5 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _integer(value: Any) -> int | None:
-    valid = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return value if valid else None
-
-
 def _larger(*values: Any) -> int | None:
-    return max((each for each in map(_integer, values) if each is not None), default=None)
-
-
-def _small(value: Any) -> int | None:
-    number = _integer(value)
-    return number if number is not None and 0 <= number < 1 << 31 else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return max((each for each in values if each is not None), default=None)
