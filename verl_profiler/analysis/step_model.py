@@ -2,13 +2,14 @@
 
 A request is a chain: generate calls, tool calls, and what lies between them in its worker.
 A generate call waits as it was seen to wait, then decodes a fixed amount of work at a speed that
-depends on how many calls the replica has at that moment; the dependence is fitted to the step's own
-calls, and the work is what the call did at that speed.  So an unchanged replay gives the measured
-times, and a changed one lets the calls that are left run faster.  How fast more calls run than were
-ever seen at once is a guess, and `BEYOND` has the bounds of it.
+depends on how many calls the replica has at that moment; the dependence is fitted to the calls of all
+steps that are rebuilt together, for each replica, and the work is what the call did at that speed.
+So an unchanged replay gives the measured times, and a changed one lets the calls that are left run
+faster.  How fast more calls run than were ever seen at once is a guess, and `BEYOND` has the bounds
+of it.
 
 The trainer looks for finished samples when it was seen to look, and further at the same distance.
-What follows `gen` keeps its length.
+What follows `gen` keeps its length, unless the number of tokens changes: `after_token_us`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, count, groupby, pairwise
 from statistics import fmean, median
@@ -53,9 +54,18 @@ _SLOTS_FIT = 0.05
 _TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
 # Two moments of a replay that are no further apart are the same.
 _SAME_US = 1e-3
-# The speed of a replica is fitted to at least so many calls, and to loads at least so far apart.
+# The speed of replicas is fitted to at least so many calls, and to loads at least so far apart; a
+# replica's own speed counts as much as that of all replicas if it has so many calls.
 _FITTED_CALLS = 20
 _LOAD_RATIO = 1.5
+_SHRUNK_CALLS = 20
+# Loads are means over passes, which follow from the fit: so often are both found again.
+_ROUNDS = 3
+# Phases after `gen` that work on the step's tokens.  What part of their time goes with the tokens is
+# taken from the steps, as far as these differ, and before seeing them from this: mean and deviation.
+_OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
+_TOKEN_PART = (0.8, 0.25)
+_TOKEN_STEPS = 3
 
 # What a token takes with n calls in a replica that never ran more than `most`, by the assumption, from
 # (a, b) of the line through what was seen.  A pass over more calls takes no less time, and gives no
@@ -122,13 +132,29 @@ Stage = Call | Tools | Work
 
 
 class Request(NamedTuple):
-    """One request: its begin (after the step's), its measured length, and its stages."""
+    """One request: its begin (after the step's), its measured length, and its stages.
+
+    `prompt_tokens` and `response_tokens` are trained on, `generated` is what its calls generated and
+    `group` the prompt that it is a sample of; all as measured.
+    """
 
     begin_us: float
     duration_us: float
     worker: str
     turns: int
     stages: tuple[Stage, ...]
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    generated: int = 0
+    group: str | None = None
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that are trained on: of the response, what its stages still generate."""
+        if not self.generated:
+            return self.prompt_tokens + self.response_tokens
+        left = sum(stage.tokens or 0 for stage in self.stages if isinstance(stage, Call))
+        return self.prompt_tokens + self.response_tokens * left / self.generated
 
 
 @dataclass(frozen=True)
@@ -142,12 +168,17 @@ class StepModel:
         wait_end_us: When the trainer had its samples; None when no `gen` waited for requests.
         looks_us: When the trainer looked for samples; empty when it was not seen to poll.
         poll_us: Distance of further looks.
-        slowness: Time per unit of work, with n calls in the replica, is a + b n.
+        slowness: Time per unit of work (a token, where tokens are known), with n calls in the
+            replica, is a + b n: (a, b) over all replicas and steps.
+        slowness_of: (a, b) of each replica, where they are known.
+        slope_error: Standard error of b, in parts of b.
         slots: How many calls a replica ran at most, where others waited meanwhile; None where none
             had to.
         most_running: How many calls a replica ran at most.
         weights_us: Length of the weight sync.
         uneven_us: What the phases would save if every rank took the ranks' mean.
+        after_token_us: Time per token of the phases after `gen`, and its standard error; zeros where
+            too few steps are known.
     """
 
     run: str
@@ -159,10 +190,13 @@ class StepModel:
     looks_us: tuple[float, ...] = ()
     poll_us: float = POLL_US
     slowness: tuple[float, float] = (1.0, 0.0)
+    slowness_of: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    slope_error: float = 0.0
     slots: int | None = None
     most_running: int = 0
     weights_us: float = 0.0
     uneven_us: float = 0.0
+    after_token_us: tuple[float, float] = (0.0, 0.0)
 
     @property
     def calls(self) -> int:
@@ -177,6 +211,7 @@ class StepModel:
         slots: int | None = None,
         even: bool = False,
         beyond: str = "line",
+        speeds: Mapping[str, tuple[float, float]] | None = None,
     ) -> float:
         """Return how long the step takes.
 
@@ -186,9 +221,22 @@ class StepModel:
             slots: How many calls a replica runs at once; as measured when None.
             even: A call goes to the replica with the fewest calls, not to the one it went to.
             beyond: What more calls at once do than were seen, a key of `BEYOND`.
+            speeds: In place of `slowness_of`.
         """
-        last_us = self.last_end_us(requests, slots=slots, even=even, beyond=beyond)
-        return self.length_us(last_us, polls=polls)
+        last_us = self.last_end_us(requests, slots=slots, even=even, beyond=beyond, speeds=speeds)
+        return self.length_us(last_us, polls=polls) + self.after_change_us(requests)[0]
+
+    def after_change_us(self, requests: Sequence[Request] | None) -> tuple[float, float]:
+        """Return how much longer the phases after `gen` take with these requests, and the error."""
+        if requests is None or self.wait_end_us is None or not any(self.after_token_us):
+            return 0.0, 0.0
+        more = sum(r.tokens for r in requests) - self.tokens
+        return self.after_token_us[0] * more, self.after_token_us[1] * abs(more)
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens of all requests, as measured."""
+        return sum(request.tokens for request in self.requests)
 
     def last_end_us(
         self,
@@ -197,24 +245,30 @@ class StepModel:
         slots: int | None = None,
         even: bool = False,
         beyond: str = "line",
+        speeds: Mapping[str, tuple[float, float]] | None = None,
     ) -> float:
         """Return when the last request ends; `replayed` has the arguments."""
         chosen = self.requests if requests is None else requests
         if not chosen:
             return self.last_us
-        a, b = self.slowness
         most = self.most_running or len(chosen)
-        times = [BEYOND[beyond](a, b, n, most) for n in range(len(chosen) + 1)]
-        return max(
-            request_ends(
-                chosen, times, slots or self.slots, even=even, known_us=self._alone_ends_us
-            )
-        )
+        known = {**self.slowness_of, **(speeds or {})}
+
+        def times(a: float, b: float) -> list[float]:
+            return [BEYOND[beyond](a, b, n, most) for n in range(len(chosen) + 1)]
+
+        per_work = {name: times(*known.get(name, self.slowness)) for name in _replicas_of(chosen)}
+        ends = None if speeds else self._alone_ends_us
+        return max(request_ends(chosen, per_work, slots or self.slots, even=even, known_us=ends))
 
     @cached_property
     def _alone_ends_us(self) -> dict[int, float]:
         """When each of the requests ends if it shares no replica, by its `id`."""
-        return {id(r): _ends_alone_us(r) for r in self.requests}
+        flat = {
+            name: self.slowness_of.get(name, self.slowness)[0]
+            for name in _replicas_of(self.requests)
+        }
+        return {id(r): _ends_alone_us(r, flat) for r in self.requests}
 
     def length_us(self, last_us: float, *, polls: bool = True) -> float:
         """Return how long the step takes if its last request ends then."""
@@ -269,11 +323,21 @@ class StepModel:
 class _Replica:
     """A replica in a replay: the calls that run share its speed, others wait in order."""
 
-    __slots__ = ("at_us", "check_us", "decoding", "done", "per_work", "running", "waiting")
+    __slots__ = (
+        "at_us",
+        "check_us",
+        "decoding",
+        "done",
+        "per_work",
+        "running",
+        "times",
+        "waiting",
+    )
 
-    def __init__(self, per_work: float) -> None:
+    def __init__(self, times: Sequence[float]) -> None:
         self.running = 0
-        self.per_work = per_work
+        self.times = times
+        self.per_work = times[0]
         self.waiting: deque[tuple[int, Call]] = deque()
         # By the amount of work, done per call since the beginning, at which each is finished.
         self.decoding: list[tuple[float, int, Call]] = []
@@ -289,7 +353,6 @@ _ARRIVES, _DECODES, _DONE = range(3)
 def _replay(
     requests: Sequence[Request],
     replicas: Mapping[str, _Replica],
-    per_work: Sequence[float],
     slots: float,
     *,
     even: bool,
@@ -309,7 +372,7 @@ def _replay(
             if not isinstance(stage, Call):
                 now_us += stage.length_us
             elif stage.replica is None:
-                now_us += _alone_us(stage)
+                now_us += _alone_us(stage, {})
             else:
                 replica = None if even else replicas[stage.replica]
                 push(heap, (now_us + stage.before_us, number(), _ARRIVES, place, stage, replica))
@@ -337,12 +400,12 @@ def _replay(
             if (decoding[0][0] - replica.done) * replica.per_work <= _SAME_US:
                 _, place, call = pop(decoding)
                 replica.running -= 1
-                replica.per_work = per_work[replica.running]
+                replica.per_work = replica.times[replica.running]
                 go_on(now_us + call.after_us, place)
         while replica.waiting and replica.running < slots:
             place, call = replica.waiting.popleft()
             replica.running += 1
-            replica.per_work = per_work[replica.running]
+            replica.per_work = replica.times[replica.running]
             push(heap, (now_us + call.fixed_us, number(), _DECODES, place, call, replica))
         if decoding and what != _ARRIVES:
             # Calls that join make it later: then this look finds nothing, and the next one is set.
@@ -356,7 +419,7 @@ def _replay(
 
 def request_ends(
     requests: Sequence[Request],
-    per_work: Sequence[float],
+    per_work: Mapping[str, Sequence[float]],
     slots: int | None,
     *,
     even: bool = False,
@@ -366,27 +429,35 @@ def request_ends(
 
     Args:
         requests: At most one generate call of each runs at a time.
-        per_work: Time per unit of work in a replica with so many calls, from none to all.
+        per_work: By replica, time per unit of work with so many calls in it, from none to all.
         slots: How many calls a replica runs at once; None for all.
         even: A call goes to the replica with the fewest calls.
         known_us: When some of the requests end if they share no replica, by their `id`.
     """
-    if slots is None and min(per_work) == max(per_work):
+    ranges = [(min(times), max(times)) for times in per_work.values()]
+    flat = all(low == high for low, high in ranges)
+    if slots is None and flat and (not even or len(set(ranges)) <= 1):
         known = known_us or {}
-        return [known[id(r)] if id(r) in known else _ends_alone_us(r) for r in requests]
+        alone = {name: times[0] for name, times in per_work.items()}
+        return [known[id(r)] if id(r) in known else _ends_alone_us(r, alone) for r in requests]
+    replicas = {name: _Replica(per_work[name]) for name in _replicas_of(requests)}
+    return _replay(requests, replicas, slots or math.inf, even=even)
+
+
+def _replicas_of(requests: Sequence[Request]) -> list[str]:
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
-    replicas = {name: _Replica(per_work[0]) for name in sorted(filter(None, names))}
-    return _replay(requests, replicas, per_work, slots or math.inf, even=even)
+    return sorted(name for name in names if name is not None)
 
 
-def _ends_alone_us(request: Request) -> float:
-    return request.begin_us + sum(map(_alone_us, request.stages))
+def _ends_alone_us(request: Request, per_work: Mapping[str, float]) -> float:
+    return request.begin_us + sum(_alone_us(stage, per_work) for stage in request.stages)
 
 
-def _alone_us(stage: Stage) -> float:
+def _alone_us(stage: Stage, per_work: Mapping[str, float]) -> float:
     """Return the length of a stage that does not share a replica."""
     if isinstance(stage, Call):
-        return stage.before_us + stage.fixed_us + stage.work + stage.after_us
+        work_us = stage.work if stage.replica is None else stage.work * per_work[stage.replica]
+        return stage.before_us + stage.fixed_us + work_us + stage.after_us
     return stage.length_us
 
 
@@ -431,7 +502,13 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
     rollouts = _rollouts(tables, steps)
     looks = _looks(tables, steps)
     uneven = _uneven(tables, steps)
-    models = []
+    phases = _after_us(tables, steps)
+    runs = dict.fromkeys(run for run, _ in rollouts)
+    prepared = {key: _by_replica(rollout.calls) for key, rollout in rollouts.items()}
+    speeds = {
+        run: _speeds([groups for key, groups in prepared.items() if key[0] == run]) for run in runs
+    }
+    models: list[StepModel] = []
     for whole in wholes:
         key = whole["run"], whole["step"]
         model = StepModel(
@@ -440,8 +517,56 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
             weights_us=whole["weights_us"],
             uneven_us=uneven.get(key, 0),
         )
-        models.append(_with_rollout(model, whole, rollouts.get(key), looks.get(key, [])))
-    return models
+        if key in rollouts:
+            model = replace(model, **speeds[key[0]]._asdict())
+        rolled = _with_rollout(
+            model, whole, rollouts.get(key), prepared.get(key, {}), looks.get(key, [])
+        )
+        models.append(rolled)
+    after = {
+        run: _after_token_us(
+            [
+                (model.tokens, phases.get((run, model.step), 0.0))
+                for model in models
+                if model.run == run and model.requests
+            ]
+        )
+        for run in runs
+    }
+    return [replace(m, after_token_us=after.get(m.run, (0.0, 0.0))) for m in models]
+
+
+def _after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Add up the phases of each step that work on its tokens."""
+    names = ", ".join(f"'{name}'" for name in _OF_TOKENS)
+    rows = tables.rows(
+        "SELECT run, step, sum(duration_us) AS after_us FROM phases WHERE parent = 'step' "
+        f"AND NOT validate AND phase IN ({names}) AND {_among(steps)} GROUP BY run, step"
+    )
+    return {(row["run"], row["step"]): float(row["after_us"] or 0) for row in rows}
+
+
+def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit the time per token of the phases after `gen`, and its standard error.
+
+    The prior is that most of it goes with the tokens; steps that differ in tokens replace it.
+    """
+    if len(steps) < _TOKEN_STEPS or not all(tokens for tokens, _ in steps):
+        return 0.0, 0.0
+    tokens_mean, time_mean = fmean(t for t, _ in steps), fmean(time for _, time in steps)
+    whole = time_mean / tokens_mean
+    part, deviation = (value * whole for value in _TOKEN_PART)
+    spread = sum((tokens - tokens_mean) ** 2 for tokens, _ in steps)
+    if not spread or not whole:
+        return part, deviation
+    slope = sum((t - tokens_mean) * (time - time_mean) for t, time in steps) / spread
+    rests = sum((time - time_mean - slope * (t - tokens_mean)) ** 2 for t, time in steps)
+    # Rests of few steps are too small by chance: no line is known better than to 2 % of the time.
+    noise = rests / (len(steps) - 2) + (0.02 * time_mean) ** 2
+    known = spread / noise
+    before = 1 / deviation**2
+    both = (slope * known + part * before) / (known + before)
+    return min(max(both, 0.0), whole), (known + before) ** -0.5
 
 
 def _among(steps: Sequence[int], column: str = "step") -> str:
@@ -449,7 +574,11 @@ def _among(steps: Sequence[int], column: str = "step") -> str:
 
 
 def _with_rollout(
-    model: StepModel, whole: Mapping[str, Any], rollout: _Rollout | None, looks: Sequence[int]
+    model: StepModel,
+    whole: Mapping[str, Any],
+    rollout: _Rollout | None,
+    groups: Mapping[str, Sequence[dict[str, Any]]],
+    looks: Sequence[int],
 ) -> StepModel:
     """Add what `gen` waited for, when it waited for requests."""
     begin, gen_end = whole["begin_us"], whole["gen_end_us"]
@@ -460,7 +589,8 @@ def _with_rollout(
         return model
     last = max(row["end_us"] for row in seen)
     wait_end = max(whole["wait_end_us"] or gen_end, last)
-    slowness, peak, queued = _worked(rollout.calls)
+    peak = max(map(_peak, groups.values()), default=0)
+    queued = sum(_waited_us(group, peak) for group in groups.values())
     polled, poll = _polled(looks, whole["wait_begin_us"], wait_end, last)
     model = replace(
         model,
@@ -468,7 +598,6 @@ def _with_rollout(
         wait_end_us=wait_end - begin,
         looks_us=tuple(look - begin for look in polled),
         poll_us=poll,
-        slowness=slowness,
         most_running=peak,
     )
 
@@ -499,7 +628,8 @@ def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Ro
     own = f"NOT validate AND request_id IS NOT NULL AND {_among(steps)}"
     rollouts: dict[tuple[str, int], _Rollout] = {}
     for row in tables.rows(
-        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us "
+        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, "
+        "prompt_tokens, response_tokens, uid "
         f"FROM requests WHERE finished AND {own} ORDER BY run, step, begin_us, name, request_id"
     ):
         key = row["run"], row["step"]
@@ -617,15 +747,8 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
     return uneven
 
 
-def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int, float]:
-    """Find out how load slows the replicas down, and how much work each call was.
-
-    Adds `started_us`, `decoding_us`, `ended_us` and `work` to the calls that a replica ran.
-
-    Returns:
-        (a, b) of the time per unit of work, a + b n; the most calls that a replica ran at once; how
-        long calls waited, in all, while a replica ran so many.
-    """
+def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Group the calls that a replica ran; add `arrived_us`, `started_us`, `decoding_us`, `ended_us`."""
     replicas: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         if call["engine_duration_us"] is None:
@@ -638,39 +761,147 @@ def _worked(calls: Iterable[dict[str, Any]]) -> tuple[tuple[float, float], int, 
         decoded = decoding + call["decode_us"] if call["decode_us"] else end
         call["ended_us"] = min(decoded, end)
         replicas.setdefault(call["engine_name"] or "", []).append(call)
-    pairs = []
-    for group in replicas.values():
-        _integrate(group, lambda running: running)
-        pairs += [
-            (call["work"] / (call["ended_us"] - call["decoding_us"]), _per_token(call))
-            for call in group
-            if call["ended_us"] > call["decoding_us"] and (call["response_tokens"] or 0) > 1
-        ]
-    a, b = _line(pairs)
-    for group in replicas.values():
-        _integrate(group, lambda running: 1 / (a + b * running))
-    peak = max(map(_peak, replicas.values()), default=0)
-    return (a, b), peak, sum(_waited_us(group, peak) for group in replicas.values())
+    return replicas
 
 
-def _per_token(call: Mapping[str, Any]) -> float:
+class _Speeds(NamedTuple):
+    """How fast replicas are: (a, b) of all, of each, and the error of b in parts of it."""
+
+    slowness: tuple[float, float] = (1.0, 0.0)
+    slowness_of: Mapping[str, tuple[float, float]] = {}
+    slope_error: float = 0.0
+
+
+class _Seen(NamedTuple):
+    """What a call shows: mean load of its passes, its tokens, its decoding time."""
+
+    load: float
+    tokens: float
+    time_us: float
+
+
+def _speeds(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> _Speeds:
+    """Find out how load slows replicas down, over all steps, and how much work each call was.
+
+    Adds `work` to the calls.  A pass gives each call a token, so the load that counts for a call is
+    the mean over its passes; over its time it would be higher, as passes with many calls take longer.
+
+    Args:
+        steps: The calls of each step by replica, of one run.
+    """
+    found = _Speeds()
+    for _ in range(_ROUNDS):
+        seen: dict[str, list[_Seen]] = {}
+        for groups in steps:
+            for replica, group in groups.items():
+                a, b = found.slowness_of.get(replica, found.slowness)
+                _integrate(group, _loads(a, b))
+                loads = [call["work"] for call in group]
+                _integrate(group, _passes(a, b))
+                known = seen.setdefault(replica, [])
+                known += [
+                    _Seen(load / call["work"], _decoded_tokens(call), _decoded_us(call))
+                    for load, call in zip(loads, group, strict=True)
+                    if _decoded_us(call) > 0 and (call["response_tokens"] or 0) > 1
+                ]
+        found = _fitted(seen)
+        if not found.slowness[1]:
+            break
+    for groups in steps:
+        for replica, group in groups.items():
+            _integrate(group, _passes(*found.slowness_of.get(replica, found.slowness)))
+    return found
+
+
+def _passes(a: float, b: float) -> Callable[[int], float]:
+    return lambda running: 1 / (a + b * running)
+
+
+def _loads(a: float, b: float) -> Callable[[int], float]:
+    return lambda running: running / (a + b * running)
+
+
+def _decoded_us(call: Mapping[str, Any]) -> float:
+    return call["ended_us"] - call["decoding_us"]
+
+
+def _decoded_tokens(call: Mapping[str, Any]) -> int:
     # The first token is prefill's, where that is known.
-    tokens = call["response_tokens"] - (call["prefill_us"] is not None)
-    return (call["ended_us"] - call["decoding_us"]) / tokens
+    return call["response_tokens"] - (call["prefill_us"] is not None)
 
 
-def _line(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit time per token = a + b load; (1, 0) where load does not slow down, or too little is known."""
-    loads = [load for load, _ in pairs]
-    if len(pairs) < _FITTED_CALLS or max(loads) < _LOAD_RATIO * min(loads):
-        return 1.0, 0.0
-    load_mean, time_mean = fmean(loads), fmean(time for _, time in pairs)
-    spread = sum((load - load_mean) ** 2 for load in loads)
-    b = sum((load - load_mean) * (time - time_mean) for load, time in pairs) / spread
+def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
+    """Fit time per token = a + b load to all replicas, each with a factor of its own, then to each.
+
+    The replicas' factors and lines are shrunk towards what all of them have in common.
+    """
+    calls = [call for group in seen.values() for call in group]
+    tokens = sum(call.tokens for call in calls)
+    if not tokens:
+        return _Speeds()
+    mean_us = sum(call.time_us for call in calls) / len(calls)
+    loads = [call.load for call in calls]
+    varied = len(calls) >= _FITTED_CALLS and max(loads) >= _LOAD_RATIO * min(loads)
+    factors = dict.fromkeys(seen, 1.0)
+    line, error = (mean_us * len(calls) / tokens, 0.0), 0.0
+    for _ in range(_ROUNDS if len(seen) > 1 else 1):
+        scaled = [
+            call._replace(time_us=call.time_us / factors[replica])
+            for replica, group in seen.items()
+            for call in group
+        ]
+        line, error = _line(scaled, sloped=varied)
+        for replica, group in seen.items():
+            expected = sum(call.tokens * (line[0] + line[1] * call.load) for call in group)
+            prior = _SHRUNK_CALLS * mean_us
+            factors[replica] = (sum(call.time_us for call in group) + prior) / (expected + prior)
+    own = {
+        replica: _own_line(group, (factors[replica] * line[0], factors[replica] * line[1]), calls)
+        for replica, group in seen.items()
+    }
+    return _Speeds(line, own, error)
+
+
+def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float], float]:
+    """Fit time per token = a + b load, each token once; b = 0 where load does not slow down.
+
+    Returns:
+        (a, b), neither of them negative; the standard error of b, in parts of b.
+    """
+    tokens = sum(call.tokens for call in calls)
+    time_mean = sum(call.time_us for call in calls) / tokens
+    load_mean = sum(call.tokens * call.load for call in calls) / tokens
+    spread = sum(call.tokens * (call.load - load_mean) ** 2 for call in calls)
+    if not sloped or not spread:
+        return (time_mean, 0.0), 0.0
+    b = sum((c.load - load_mean) * (c.time_us - c.tokens * time_mean) for c in calls) / spread
     if b * load_mean < 0.02 * time_mean:
-        return 1.0, 0.0
+        return (time_mean, 0.0), 0.0
     a = time_mean - b * load_mean
-    return (a, b) if a > 0 else (0.0, 1.0)
+    # From the rests themselves, as long calls and loaded ones scatter otherwise.
+    rests = sum(
+        ((c.load - load_mean) * (c.time_us - c.tokens * (a + b * c.load))) ** 2 for c in calls
+    )
+    error = rests**0.5 / spread / b
+    return ((a, b) if a > 0 else (0.0, time_mean / load_mean)), error
+
+
+def _own_line(
+    calls: Sequence[_Seen], prior: tuple[float, float], everybody: Sequence[_Seen]
+) -> tuple[float, float]:
+    """Fit a replica's line, with so many calls of the prior's line among its own."""
+    if not prior[1]:
+        return prior
+    share = _SHRUNK_CALLS / len(everybody)
+    made = [
+        _Seen(
+            call.load, call.tokens * share, call.tokens * share * (prior[0] + prior[1] * call.load)
+        )
+        for call in everybody
+    ]
+    both = [*calls, *made]
+    line, _ = _line(both, sloped=True)
+    return line
 
 
 def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
@@ -759,12 +990,17 @@ def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued
     rest = row["end_us"] - cursor
     reward = min(row["reward_us"] or 0, rest)
     stages += [Work(rest - reward, own=True), Work(reward, own=False)]
+    generated = sum(stage.tokens or 0 for stage in stages if isinstance(stage, Call))
     return Request(
         row["begin_us"] - begin_us,
         row["duration_us"],
         row["name"],
         row["turns"] or 0,
         tuple(stages),
+        row["prompt_tokens"] or 0,
+        row["response_tokens"] or generated,
+        generated,
+        row["uid"],
     )
 
 

@@ -1,0 +1,216 @@
+"""Runs of engines that give each of their calls a token in each pass, for a known truth.
+
+A pass of a replica with n calls takes a + b n, times noise; calls that come are prefilled in a pass of
+their own, in which the others stand still.  Requests go to the replica with the fewest at their first
+turn and stay there, as verl's do; phases after the rollout take a fixed time and a time per token.
+What a change really saves is known by running the changed engine.  Shares no code with the analyses.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from truth.synthetic import Phase, Request, Step, Turn
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What a run is made of.
+
+    Args:
+        prompts: Per step.
+        samples: Per prompt.
+        replicas: (a, b) of each, in microseconds.
+        prefill_us: A prefill pass takes this, and half of it more for each further call in it.
+        turns: Likely numbers of turns.
+        tokens: Shortest and longest mean response of a turn; each is exponential around it.
+        noise: Of each pass.
+        step_noise: Of all of a step, the same for all replicas and phases.
+        run_noise: Of all of a run.
+        routing: `sticky` or, for each call anew, `fewest`.
+        fixed_us: What the phases after the rollout take, whatever they are given.
+        token_us: What they take per token on top.
+        prompt_tokens: Of each request.
+    """
+
+    prompts: int = 8
+    samples: int = 4
+    replicas: tuple[tuple[float, float], ...] = ((6_000, 700), (6_000, 700))
+    prefill_us: float = 9_000
+    turns: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 5)
+    tokens: tuple[float, float] = (15, 60)
+    tool_us: float = 150_000
+    noise: float = 0.15
+    step_noise: float = 0.04
+    run_noise: float = 0.0
+    routing: str = "sticky"
+    slots: int = 64
+    fixed_us: float = 150_000
+    token_us: float = 180
+    prompt_tokens: int = 40
+    most_turns: int = 99
+
+
+@dataclass
+class _Request:
+    turns: list[tuple[int, int]]
+    replica: int | None = None
+    begin_us: float = 0.0
+    turn: int = 0
+    left: int = 0
+    arrived: float = 0.0
+    begun: float = 0.0
+    first: float = 0.0
+
+
+def _requests(made: Engines, source: random.Random) -> list[_Request]:
+    """Draw a step's requests; those of one prompt are alike."""
+    requests = []
+    for _ in range(made.prompts):
+        mean = source.uniform(*made.tokens)
+        typical = source.choice(made.turns)
+        for _ in range(made.samples):
+            count = max(1, typical + source.choice((-1, 0, 0, 1)))
+            turns = [
+                (
+                    max(2, round(source.gammavariate(3, mean / 3))),
+                    round(source.gammavariate(2, made.tool_us / 2)),
+                )
+                for _ in range(count)
+            ]
+            requests.append(_Request(turns[: made.most_turns]))
+    return requests
+
+
+_ACQUIRE, _WAY, _BACK, _OWN, _BUILD, _GAP = 500, 1_500, 1_000, 700, 3_000, 1_000
+
+
+def _step(made: Engines, source: random.Random, shapes: random.Random, speed: float) -> Step:
+    requests = _requests(made, shapes)
+    waiting: list[list[_Request]] = [[] for _ in made.replicas]
+    running: list[list[_Request]] = [[] for _ in made.replicas]
+    busy = [False] * len(made.replicas)
+    served: dict[int, list[Turn]] = {id(request): [] for request in requests}
+    heap: list[tuple[float, int, Any, Any]] = []
+    number = iter(range(10**9)).__next__
+    in_flight = [0] * len(made.replicas)
+    for place, request in enumerate(requests):
+        request.begin_us = 10_000 + 200.0 * place
+        at = _GAP + request.begin_us + _BUILD + _ACQUIRE + _WAY
+        heapq.heappush(heap, (at, number(), "arrives", request))
+
+    def pass_us(replica: int, calls: int) -> float:
+        a, b = made.replicas[replica]
+        return (a + b * calls) * speed * source.lognormvariate(0, made.noise)
+
+    def begin_pass(now: float, replica: int) -> None:
+        free = max(made.slots - len(running[replica]), 0)
+        begun, waiting[replica] = waiting[replica][:free], waiting[replica][free:]
+        if not begun and not running[replica]:
+            busy[replica] = False
+            return
+        busy[replica] = True
+        for request in begun:
+            request.begun = now
+        slow = made.replicas[replica][0] / made.replicas[0][0]
+        length = (
+            made.prefill_us * slow * (1 + len(begun)) / 2 * speed
+            if begun
+            else pass_us(replica, len(running[replica]))
+        )
+        heapq.heappush(heap, (now + length, number(), replica, begun))
+
+    def finish(now: float, request: _Request) -> None:
+        tokens, tool = request.turns[request.turn]
+        last = request.turn == len(request.turns) - 1
+        in_flight[request.replica or 0] -= 1
+        served[id(request)].append(
+            Turn(
+                tokens=tokens,
+                token_us=max(round((now - request.first) / tokens), 1),
+                prefill_us=round(request.first - request.begun),
+                held_us=round(request.begun - request.arrived),
+                acquire_us=_ACQUIRE,
+                way_us=_WAY,
+                back_us=_BACK,
+                own_us=_OWN,
+                tools=() if last else (("search", tool),),
+            )
+        )
+        replicas_of[id(request)].append(request.replica or 0)
+        request.turn += 1
+        if not last:
+            at = now + _BACK + _OWN + tool + _ACQUIRE + _WAY
+            heapq.heappush(heap, (at, number(), "arrives", request))
+
+    replicas_of: dict[int, list[int]] = {id(request): [] for request in requests}
+    while heap:
+        now, _, what, which = heapq.heappop(heap)
+        if what == "arrives":
+            if which.replica is None or made.routing == "fewest":
+                which.replica = min(range(len(in_flight)), key=in_flight.__getitem__)
+            in_flight[which.replica] += 1
+            which.arrived, which.left = now, which.turns[which.turn][0]
+            waiting[which.replica].append(which)
+            if not busy[which.replica]:
+                begin_pass(now, which.replica)
+            continue
+        for request in which or running[what]:
+            request.first = request.first if not which else now
+            request.left -= 1
+        if which:
+            running[what] += which
+        for request in [each for each in running[what] if each.left <= 0]:
+            running[what].remove(request)
+            finish(now, request)
+        begin_pass(now, what)
+    tokens = sum(
+        made.prompt_tokens + sum(count for count, _ in request.turns) for request in requests
+    )
+    worked = [
+        (made.fixed_us + made.token_us * share * tokens) * speed * source.lognormvariate(0, 0.03)
+        for share in (0.5, 1.5)
+    ]
+    return Step(
+        tuple(
+            Request(
+                turns=tuple(served[id(request)]),
+                worker=place % 2,
+                replica=replicas_of[id(request)][0],
+                begin_us=round(request.begin_us),
+                build_us=_BUILD,
+            )
+            for place, request in enumerate(requests)
+        ),
+        phases=(
+            Phase("old_log_prob", (round(worked[0]),)),
+            Phase("update_actor", (round(worked[1]),)),
+            Phase("update_weights", (150_000, 140_000)),
+        ),
+        gap_us=_GAP,
+    )
+
+
+def steps_of(made: Engines, steps: int, seed: int) -> list[Step]:
+    """Run so many steps; the same seed draws the same requests, whatever the engines are."""
+    source, shapes = random.Random(f"times {seed} {made}"), random.Random(f"shapes {seed}")
+    run = source.lognormvariate(0, made.run_noise)
+    return [
+        _step(made, source, shapes, run * source.lognormvariate(0, made.step_noise))
+        for _ in range(steps)
+    ]
+
+
+def changed(made: Engines, **more: Any) -> Engines:
+    """Make other engines."""
+    return replace(made, **more)
+
+
+def mean_s(durations_us: Sequence[float]) -> float:
+    """Return the mean of steps' lengths, in s."""
+    return fmean(durations_us) / 1e6
