@@ -36,6 +36,8 @@ class Engines:
         fixed_us: What the phases after the rollout take, whatever they are given.
         token_us: What they take per token on top.
         prompt_tokens: Of each request.
+        tool_factor: Of tools' times; `tokens_factor` of responses' lengths.
+        fewer_turns: The requests with the most turns have so many fewer.
     """
 
     prompts: int = 8
@@ -53,7 +55,9 @@ class Engines:
     fixed_us: float = 150_000
     token_us: float = 180
     prompt_tokens: int = 40
-    most_turns: int = 99
+    tool_factor: float = 1.0
+    tokens_factor: float = 1.0
+    fewer_turns: int = 0
 
 
 @dataclass
@@ -78,12 +82,15 @@ def _requests(made: Engines, source: random.Random) -> list[_Request]:
             count = max(1, typical + source.choice((-1, 0, 0, 1)))
             turns = [
                 (
-                    max(2, round(source.gammavariate(3, mean / 3))),
-                    round(source.gammavariate(2, made.tool_us / 2)),
+                    max(round(max(2, source.gammavariate(3, mean / 3)) * made.tokens_factor), 2),
+                    round(source.gammavariate(2, made.tool_us / 2) * made.tool_factor),
                 )
                 for _ in range(count)
             ]
-            requests.append(_Request(turns[: made.most_turns]))
+            requests.append(_Request(turns))
+    most = max(len(request.turns) for request in requests) - made.fewer_turns
+    for request in requests:
+        request.turns = request.turns[: max(most, 1)]
     return requests
 
 
@@ -184,6 +191,7 @@ def _step(made: Engines, source: random.Random, shapes: random.Random, speed: fl
                 replica=replicas_of[id(request)][0],
                 begin_us=round(request.begin_us),
                 build_us=_BUILD,
+                uid=f"prompt {place // made.samples}",
             )
             for place, request in enumerate(requests)
         ),

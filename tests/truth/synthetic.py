@@ -43,7 +43,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Request:
-    """One request; its reward function runs for the last `scored_us` of its reward."""
+    """One request, of the prompt `uid`; its reward function runs for the last `scored_us` of its reward."""
 
     turns: tuple[Turn, ...] = (Turn(),)
     worker: int = 0
@@ -53,6 +53,7 @@ class Request:
     reward_us: int = 20_000
     scored_us: int | None = None
     put_us: int = 2_000
+    uid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -343,6 +344,8 @@ def _write_request(
     writer.span(name, "agent_loop", begin, now, **who)
     after = now + request.reward_us
     writer.span(name, "reward", now, after, **who)
+    if request.uid is not None:
+        who["uid"] = request.uid
     if request.scored_us is not None:
         # Those of one prompt have the same uid.
         ids = {"uid": "u0", "session": place}

@@ -6,6 +6,7 @@ changed one, in the same model, so that what the model gets wrong in both cancel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
@@ -48,6 +49,16 @@ _STEPS = 40
 _LEVEL = 0.9
 # Requests of a step that has a 95th percentile.
 _ENOUGH = least_values(0.95)
+# Standard errors of the model, in parts: of what is saved, and of what calls gain by running beside
+# fewer others, on top of the fitted slope's own error.  Chosen with benchmarks/bench_what_if.py.
+_MODEL_ERROR = 0.10
+_LOAD_ERROR = 0.20
+# Two runs of the same settings differ by this part of a step in nine of ten pairs (measured on the
+# rehearsal), beside what follows from how much their steps vary.
+_RUN_SPREAD = 0.15
+_NORMAL = 1.645
+# A replica is slower than the others if a token takes this much longer.
+_SLOWER = 1.2
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,9 @@ class Change:
         even: Whether generate calls go to the replica with the fewest.
         slots: How many calls a replica runs at once; None as measured.
         saved_us: What the step saves outside its rollout.
+        speeds: (a, b) of the replicas that are otherwise.
+        batches: Makes whole batches of a step and the others, in place of `requests`; what the step
+            saves is the mean over them.
         beyond: Whether replicas run more calls at once than they were seen to run: then the answer has
             bounds.
         least: How many requests a step needs for an answer.
@@ -74,6 +88,8 @@ class Change:
     even: bool = False
     slots: Callable[[StepModel], int | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
+    speeds: Callable[[StepModel], dict[str, tuple[float, float]]] | None = None
+    batches: Callable[[StepModel, Sequence[StepModel]], list[list[Request]]] | None = None
     beyond: bool = False
     least: int = 1
 
@@ -93,11 +109,22 @@ def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
         order = sorted(requests, key=lambda request: request.duration_us)
         limit = interpolated([request.duration_us for request in order], 0.95)
         slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
-        more = order[(len(order) - 1) // 2].stages if refilled else ()
+        typical = order[(len(order) - 1) // 2]
+
+        def stopped(request: Request) -> Request:
+            cut = _cut(request.stages, limit)
+            if not refilled:
+                return request._replace(stages=cut)
+            # What was stopped is not trained on.
+            return request._replace(
+                stages=(*cut, *typical.stages),
+                prompt_tokens=typical.prompt_tokens,
+                response_tokens=typical.response_tokens,
+                generated=0,
+            )
+
         return [
-            request._replace(stages=(*_cut(request.stages, limit), *more))
-            if id(request) in slowest and request.duration_us > limit
-            else request
+            stopped(request) if id(request) in slowest and request.duration_us > limit else request
             for request in requests
         ]
 
@@ -121,6 +148,7 @@ def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
         elif isinstance(stage, Call):
             kept.append(
                 stage._replace(
+                    tokens=None if stage.tokens is None else round(stage.tokens * part),
                     before_us=stage.before_us * part,
                     fixed_us=stage.fixed_us * part,
                     work=stage.work * part,
@@ -198,6 +226,62 @@ def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list
     ]
 
 
+def _shorter(share: float) -> Callable[..., list[Request]]:
+    """Let each generate call generate this part of its tokens."""
+
+    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+        def changed(stage: Stage) -> Stage:
+            if not isinstance(stage, Call) or not stage.tokens or stage.replica is None:
+                return stage
+            return stage._replace(work=stage.work * share, tokens=round(stage.tokens * share))
+
+        return [_of_stages(request, map(changed, request.stages)) for request in requests]
+
+    return change
+
+
+def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
+    """Give replicas that are slower than the others the line of the middle one of these."""
+    load = max(model.most_running / 2, 1.0)
+
+    def token_us(name: str) -> float:
+        a, b = model.slowness_of[name]
+        return a + b * load
+
+    speeds = {}
+    for name in model.slowness_of:
+        others = sorted((other for other in model.slowness_of if other != name), key=token_us)
+        if others:
+            middle = others[(len(others) - 1) // 2]
+            if token_us(name) >= _SLOWER * token_us(middle):
+                speeds[name] = model.slowness_of[middle]
+    return speeds
+
+
+def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
+    """Split a step's requests by prompt; without several prompts, one by one."""
+    names = [request.group for request in model.requests]
+    groups: list[Any] = list(dict.fromkeys(names))
+    if len(groups) < 2 or None in groups:
+        groups = names = list(range(len(model.requests)))
+    first = set(groups[0::2])
+    halves = ([], [])
+    for name, request in zip(names, model.requests, strict=True):
+        halves[name in first].append(request)
+    return [half for half in halves if half]
+
+
+def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request]]:
+    """Put the requests of a step and of another one of its run together, or its own twice.
+
+    Those of other steps are other draws: the longest of them may be longer than the step's own.
+    """
+    own = [each for each in models if each.run == model.run and each.requests]
+    place = next((n for n, each in enumerate(own) if each is model), 0)
+    others = [own[place - 1], own[(place + 1) % len(own)]] if len(own) > 1 else own[:1]
+    return [[*model.requests, *other.requests] for other in others]
+
+
 # The questions, by name.
 CHANGES: dict[str, Change] = {
     "no_polling": Change("the trainer is told when its samples are ready", polls=False),
@@ -230,6 +314,16 @@ CHANGES: dict[str, Change] = {
     ),
     "one_turn_fewer": Change(
         "requests with the most turns end one turn earlier", requests=_one_turn_fewer
+    ),
+    "responses_a_quarter_shorter": Change(
+        "generate calls generate a quarter less", requests=_shorter(0.75)
+    ),
+    "half_the_requests": Change("a step has half as many prompts", batches=_halves),
+    "twice_the_requests": Change(
+        "a step has twice as many prompts (load never seen)", batches=_doubled, beyond=True
+    ),
+    "replicas_equally_fast": Change(
+        "slower replicas are as fast as the others", speeds=_equally_fast
     ),
     "even_replicas": Change("generate calls go to the replica with the fewest", even=True),
     "even_workers": Change(
@@ -265,6 +359,7 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
+        error_s (standard error of the model in it),
         least_s and most_s (what is saved over many steps if more calls at once than were seen get no more
         tokens per second, or do not slow each other down; the same where no more run), residual_s and
         residual_share (unchanged minus measured; None for the others), tokens_share
@@ -287,7 +382,8 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         that the trainer does not poll), share (of step_s, by expected_s), low_s and high_s (the
         90 % interval of expected_s, which allows for autocorrelated steps: its lower end of
         step_replays' least_s and its upper one of most_s; None with fewer than three steps, where
-        least_s and most_s have the same mean),
+        least_s and most_s have the same mean; wider by step_replays' error_s), pair_low_s and
+        pair_high_s (likewise for the measured difference to one other run of as many steps),
         residual_share (median of the unchanged replays' distance to the measured
         steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
@@ -325,6 +421,8 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 "expected_s": None,
                 "low_s": None,
                 "high_s": None,
+                "pair_low_s": None,
+                "pair_high_s": None,
                 "residual_share": None,
                 "tokens_share": None,
             }
@@ -344,6 +442,11 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 _, high = _interval(most, replayed)
                 if low is None and least != most:
                     low, high = fmean(least), fmean(most)
+                # The model's error is the same in all steps: more of them do not make it smaller.
+                error = _NORMAL * fmean(each["error_s"] for each in answers)
+                low, high = _wider(expected, low, high, error)
+                durations = [each["duration_s"] for each in answers]
+                pair = _wider(expected, low, high, _between_runs_s(durations, replayed))
                 row |= {
                     "about": CHANGES[what].about,
                     "saved_s": saved,
@@ -352,6 +455,8 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                     "expected_s": expected,
                     "low_s": low,
                     "high_s": high,
+                    "pair_low_s": pair[0],
+                    "pair_high_s": pair[1],
                 }
             rows.append(row)
     return rows
@@ -377,16 +482,62 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
             if len(model.requests) < change.least:
                 rows.append(_replay(model, what, None))
                 continue
-            requests = _changed(model, model.requests, change, medians)
-            saved, earlier = _saved_us(model, requests, last, change)
-            row = _replay(model, what, unchanged - saved)
-            least, most = _bounds_s(
-                model, requests, last, change, earlier if change.polls else saved
-            )
-            row |= {"saved_s": saved / 1e6, "earlier_s": earlier / 1e6}
-            row |= {"least_s": least, "most_s": most}
+            if change.batches is not None and model.requests:
+                batches = change.batches(model, models)
+            else:
+                batches = [_changed(model, model.requests, change, medians)]
+            answers = [_answer(model, batch, last, change) for batch in batches]
+            row = _replay(model, what, 0.0)
+            row |= {name: fmean(each[name] for each in answers) for name in answers[0]}
+            row["replayed_s"] = unchanged / 1e6 - row["saved_s"]
             rows.append(row)
     return rows
+
+
+def _answer(
+    model: StepModel, requests: Sequence[Request], last_us: float, change: Change
+) -> dict[str, float]:
+    """Return what a change saves with these requests: five of the columns of `step_replays`."""
+    saved, earlier = _saved_us(model, requests, last_us, change)
+    expected = earlier if change.polls else saved
+    least, most = _bounds_s(model, requests, last_us, change, expected)
+    error = _error_us(model, requests, change, expected)
+    return {
+        "saved_s": saved / 1e6,
+        "earlier_s": earlier / 1e6,
+        "least_s": least,
+        "most_s": most,
+        "error_s": error / 1e6,
+    }
+
+
+def _error_us(
+    model: StepModel, requests: Sequence[Request], change: Change, expected_us: float
+) -> float:
+    """Return the standard error of the model in what a change saves."""
+    if requests is model.requests and change.slots is None and not change.even:
+        by_load = 0.0
+    elif change.slots is not None or change.even or change.batches is not None:
+        by_load = expected_us
+    else:
+        # What the change would save if calls kept the speed that they had.
+        own, other = (
+            max((_kept_us(request) for request in each), default=0.0)
+            for each in (model.requests, requests)
+        )
+        by_load = expected_us - (own - other)
+    if not model.slowness[1]:
+        by_load = 0.0
+    after_us = model.after_change_us(requests)[1]
+    return math.hypot(
+        _MODEL_ERROR * expected_us,
+        math.hypot(_LOAD_ERROR, model.slope_error) * by_load,
+        after_us,
+    )
+
+
+def _kept_us(request: Request) -> float:
+    return request.begin_us + sum(map(_measured_us, request.stages))
 
 
 def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str, Any]:
@@ -402,6 +553,7 @@ def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str,
                 "earlier_s",
                 "least_s",
                 "most_s",
+                "error_s",
                 "residual_s",
                 "residual_share",
                 "tokens_share",
@@ -433,9 +585,12 @@ def _saved_us(
     """
     slots = None if change.slots is None else change.slots(model)
     changed_last = last_us
-    if change.requests is not None or slots is not None or change.even:
-        changed_last = model.last_end_us(changed, slots=slots, even=change.even, beyond=beyond)
-    more = change.saved_us(model)
+    speeds = None if change.speeds is None else change.speeds(model)
+    if changed is not model.requests or slots is not None or change.even or speeds:
+        changed_last = model.last_end_us(
+            changed, slots=slots, even=change.even, beyond=beyond, speeds=speeds
+        )
+    more = change.saved_us(model) - model.after_change_us(changed)[0]
     saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
     earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
     return saved + more, earlier + more
@@ -485,6 +640,22 @@ def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
                     for _, length, tool in stage.calls:
                         lengths.setdefault(tool, []).append(length)
     return {tool: median(each) for tool, each in lengths.items()}
+
+
+def _wider(
+    value: float, low: float | None, high: float | None, more: float
+) -> tuple[float | None, float | None]:
+    """Widen an interval by another, independent error, to both sides."""
+    if low is None or high is None:
+        return None, None
+    return value - math.hypot(value - low, more), value + math.hypot(high - value, more)
+
+
+def _between_runs_s(durations_s: Sequence[float], steps: Sequence[int]) -> float:
+    """Return by how much two runs with the same settings differ, in nine of ten pairs, in s."""
+    low, high = _interval(durations_s, steps)
+    chance = 0.0 if low is None or high is None else (high - low) / 2 * math.sqrt(2)
+    return math.hypot(chance, _RUN_SPREAD * fmean(durations_s))
 
 
 def _interval(saved: Sequence[float], steps: Sequence[int]) -> tuple[float | None, float | None]:

@@ -102,6 +102,7 @@ RULES: dict[str, Rule] = {
         "A slow or shared device, a throttled host, or other work beside the engine.",
         "Check clocks, temperature and other processes of that replica's devices; move it.",
         ("token_rates", "stragglers"),
+        change="replicas_equally_fast",
         measured=True,
     ),
     "uneven_replicas": Rule(
