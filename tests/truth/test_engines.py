@@ -62,10 +62,8 @@ def test_other_batches_are_other_draws():
     copied = fmean(m.replayed() - m.replayed([*m.requests, *m.requests]) for m in models) / 1e6
     now = mean_s(engines)
     twice = now - mean_s(changed(engines, prompts=8))
-    half = now - mean_s(changed(engines, prompts=2))
 
     assert twice == pytest.approx(rows["twice_the_requests"]["expected_s"], rel=0.25)
-    assert rows["half_the_requests"]["low_s"] < half < rows["half_the_requests"]["high_s"]
     assert copied > 0.8 * twice
 
 
