@@ -6,7 +6,7 @@ import pytest
 from truth.engines import Engines, changed, steps_of
 from truth.synthetic import events_of, run_of
 
-from verl_profiler.analysis.explain.findings import explanations, findings
+from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.step_model import step_models
 from verl_profiler.analysis.what_if import what_if
 
@@ -72,7 +72,7 @@ def test_a_slow_replica_is_not_taken_for_routing():
     engines = Engines(replicas=LINES)
     tables, _ = run_of(*steps_of(engines, STEPS, 3))
     row = next(row for row in what_if(tables) if row["what"] == "replicas_equally_fast")
-    names = [found["finding"] for found in findings(explanations(tables))]
+    names = [found["finding"] for found in explanations(tables)["findings"]]
     saved = mean_s(engines) - mean_s(changed(engines, replicas=LINES[:1] * 2))
 
     assert saved == pytest.approx(row["expected_s"], rel=0.35)
