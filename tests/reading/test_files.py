@@ -68,6 +68,16 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
         read(path)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="only root reads it")
+@pytest.mark.parametrize("read", [open_regular, status_of_regular, read_json])
+def test_a_regular_file_that_waits_for_something_is_refused(tmp_path, read):
+    (tmp_path / "link").symlink_to("/proc/kmsg")
+
+    with pytest.raises(UnusableFileError, match="cannot be read as a file"):
+        read(tmp_path / "link")
+
+
 def test_links_to_regular_files_are_followed(tmp_path):
     (tmp_path / "elsewhere").write_bytes(b"content")
     (tmp_path / "link").symlink_to("elsewhere")

@@ -82,7 +82,8 @@ def status_of_regular(path: str | os.PathLike[str]) -> os.stat_result:
     """Return the status of a file that something else will open, such as duckdb.
 
     Raises:
-        OSError: It is not there, not a regular file, or mostly holes (`UnusableFileError`).
+        OSError: It is not there, not a regular file on a disk, or mostly holes
+            (`UnusableFileError`).
     """
     try:
         status = os.stat(path)
@@ -90,7 +91,7 @@ def status_of_regular(path: str | os.PathLike[str]) -> os.stat_result:
         # A name with a NUL byte.
         raise UnusableFileError(str(error)) from None
     _check_kind(status)
-    if _may_have_holes(status):
+    if _may_have_holes(status) or not status.st_size:
         open_regular(path).close()
     return status
 
@@ -119,10 +120,21 @@ def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -
             raise UnusableFileError(f"is larger than {_size(limit_bytes)}")
         if _may_have_holes(status):
             _check_holes(descriptor, status.st_size)
+        if not status.st_size:
+            _check_empty(descriptor)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _check_empty(descriptor: int) -> None:
+    """Refuse what passes for an empty regular file and waits for something, such as /proc/kmsg."""
+    try:
+        if os.read(descriptor, 1):
+            os.lseek(descriptor, 0, os.SEEK_SET)
+    except OSError:
+        raise UnusableFileError("cannot be read as a file on a disk") from None
 
 
 def open_log(path: Path) -> BinaryIO:
