@@ -329,15 +329,24 @@ WITH spans AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us DESC, event)
         AS number, run, step, name, rank, event, validate, begin_us, end_us, duration_us
     FROM event_fields WHERE family = 'trainer' AND duration_us IS NOT NULL
+), intervals AS MATERIALIZED (
+    SELECT place * 18446744073709551616::HUGEINT + begin_us AS begin_at,
+        place * 18446744073709551616::HUGEINT + end_us AS end_at,
+        any_value(duration_us) AS duration_us, min(number) AS first, max(number) AS last
+    FROM (SELECT *, dense_rank() OVER (ORDER BY run, step, name) AS place FROM spans)
+    GROUP BY place, begin_us, end_us
+), around AS (
+    SELECT child.first AS number, arg_min(parent.last, (parent.duration_us, -parent.last)) AS parent
+    FROM intervals AS child JOIN intervals AS parent
+        ON parent.begin_at <= child.begin_at AND parent.end_at >= child.end_at
+        AND parent.duration_us > child.duration_us
+    GROUP BY child.first
 ), nested AS (
-    SELECT child.number, arg_min(parent.number, (parent.duration_us, -parent.number)) AS parent
-    FROM spans AS child JOIN spans AS parent
-        ON parent.run = child.run AND parent.name = child.name
-        AND parent.step IS NOT DISTINCT FROM child.step
-        AND parent.begin_us <= child.begin_us AND parent.end_us >= child.end_us
-        AND (parent.duration_us > child.duration_us
-            OR (parent.duration_us = child.duration_us AND parent.number < child.number))
-    GROUP BY child.number
+    SELECT number, coalesce(before, parent) AS parent FROM (
+        SELECT number, lag(number) OVER (
+            PARTITION BY run, step, name, begin_us, end_us ORDER BY number) AS before
+        FROM spans
+    ) LEFT JOIN around USING (number) WHERE coalesce(before, parent) IS NOT NULL
 ), children AS (
     SELECT nested.parent AS number, sum(spans.duration_us) AS inside_us
     FROM nested JOIN spans USING (number) GROUP BY nested.parent

@@ -101,3 +101,14 @@ def test_intervals_hold_the_truth():
             assert row["high_s"] < row["pair_high_s"]
 
     assert fmean(held) >= 0.85
+
+
+def test_batches_have_no_answer_where_load_never_varied():
+    """How load slows calls down is unknown there, and what more calls would cost with it."""
+    few = steps_of(changed(SLOW, prompts=1, samples=2, turns=(1,)), 3, 2)
+    rows = {row["what"]: row for row in what_if(run_of(*few)[0])}
+
+    for what in ("half_the_requests", "twice_the_requests"):
+        assert rows[what]["saved_s"] is None
+        assert rows[what]["about"]
+    assert rows["tools_twice_as_fast"]["saved_s"] is not None

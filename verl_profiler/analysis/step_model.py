@@ -172,6 +172,7 @@ class StepModel:
             replica, is a + b n: (a, b) over all replicas and steps.
         slowness_of: (a, b) of each replica, where they are known.
         slope_error: Standard error of b, in parts of b.
+        load_varied: Whether there were enough calls, at loads that differ enough, to fit b.
         slots: How many calls a replica ran at most, where others waited meanwhile; None where none
             had to.
         most_running: How many calls a replica ran at most.
@@ -192,6 +193,7 @@ class StepModel:
     slowness: tuple[float, float] = (1.0, 0.0)
     slowness_of: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     slope_error: float = 0.0
+    load_varied: bool = False
     slots: int | None = None
     most_running: int = 0
     weights_us: float = 0.0
@@ -770,6 +772,7 @@ class _Speeds(NamedTuple):
     slowness: tuple[float, float] = (1.0, 0.0)
     slowness_of: Mapping[str, tuple[float, float]] = {}
     slope_error: float = 0.0
+    load_varied: bool = False
 
 
 class _Seen(NamedTuple):
@@ -859,7 +862,7 @@ def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
         replica: _own_line(group, (factors[replica] * line[0], factors[replica] * line[1]), calls)
         for replica, group in seen.items()
     }
-    return _Speeds(line, own, error)
+    return _Speeds(line, own, error, varied)
 
 
 def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float], float]:

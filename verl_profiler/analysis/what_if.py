@@ -50,11 +50,11 @@ _LEVEL = 0.9
 # Requests of a step that has a 95th percentile.
 _ENOUGH = least_values(0.95)
 # Standard errors of the model, in parts: of what is saved, and of what calls gain by running beside
-# fewer others, on top of the fitted slope's own error.  Chosen with benchmarks/bench_what_if.py.
+# fewer others, on top of the fitted slope's own error.  Assumed; benchmarks/bench_what_if.py counts what they cover.
 _MODEL_ERROR = 0.10
 _LOAD_ERROR = 0.20
-# Two runs of the same settings differ by this part of a step in nine of ten pairs (measured on the
-# rehearsal), beside what follows from how much their steps vary.
+# Two runs of the same settings are assumed to differ by this part of a step in nine of ten pairs, beside
+# what follows from how much their steps vary.
 _RUN_SPREAD = 0.15
 _NORMAL = 1.645
 # A replica is slower than the others if a token takes this much longer.
@@ -479,7 +479,7 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
             first["tokens_share"] = off / model.duration_us
         rows.append(first)
         for what, change in CHANGES.items():
-            if len(model.requests) < change.least:
+            if len(model.requests) < change.least or (change.batches and not model.load_varied):
                 rows.append(_replay(model, what, None))
                 continue
             if change.batches is not None and model.requests:

@@ -69,6 +69,8 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
     if row["dominates"]:
         gain = f"at most {gain}; nothing is out of the ordinary, this is what bounds the step"
+    elif row["bound_s"] is not None:
+        gain += f" on the critical path, at most {seconds(row['bound_s'])}"
     elif not row["unseen"] or row["low_s"] is None:
         gain = f"up to {gain}"
     else:

@@ -434,7 +434,7 @@ def _stalls(tables: Tables, steps: Steps) -> _Found:
     rows = tables.rows(
         f"""
         SELECT g.run, g.step, g.name, coalesce(g.function, g.during) AS during, p.host,
-            sum(g.duration_us) / 1e6 AS lost_s
+            sum(least(g.end_us, l.end_us) - greatest(g.begin_us, l.begin_us)) / 1e6 AS lost_s
         FROM lags AS g JOIN last_requests AS l ON l.run = g.run AND l.step = g.step
             AND l.name = g.name AND g.end_us > l.begin_us AND g.begin_us < l.end_us
             LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
@@ -467,7 +467,8 @@ def _stalls(tables: Tables, steps: Steps) -> _Found:
             )
         else:
             named = worker
-        found[run] = {"event_loop": (named, None)}
+        # Were the loop never blocked, the last request would end earlier by no more than this.
+        found[run] = {"event_loop": (named, sum(row["lost_s"] for row in own))}
         if hosts:
             places = [Place(step, each) for step, each in hosts.items()]
             found[run]["host_stall"] = (identity("host", places, verb="stalled"), None)

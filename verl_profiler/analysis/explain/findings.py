@@ -67,7 +67,8 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
     Returns:
         One row per run and rule that triggers: first those with something out of the ordinary, then
         what merely dominates, most recoverable first within each.  run, finding (a key of `RULES`),
-        dominates, recoverable_s (per step, on average: an upper bound), share (of the mean step),
+        dominates, recoverable_s (per step, on average: an upper bound unless there is a bound_s), bound_s
+        (the upper bound where recoverable_s is an estimate, else None), share (of the mean step),
         low_s and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
         mainly the bounds of loads that were never seen), steps (how many), replayed (how many of them the gain is from;
         None if not from a replay), step_s (their mean), mostly_step (the step
@@ -113,6 +114,9 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
                     "finding": name,
                     "dominates": rule.dominates,
                     "recoverable_s": gain,
+                    "bound_s": max(gain, (culprit["lost_s"] or 0.0) / steps)
+                    if rule.bounded
+                    else None,
                     "share": gain / step_s,
                     "low_s": resampled["low_s"] if resampled else None,
                     "high_s": resampled["high_s"] if resampled else None,

@@ -21,6 +21,8 @@ class Rule:
         owners: Categories of the critical path; without a change, all of their time is recoverable.
         measured: The culprit's own lost time is recoverable; without a culprit, the rule is silent
             unless `change` is set too.
+        bounded: The owners' time is an estimate, and the culprits' own lost time an upper bound: what
+            the last request waits for may be more than the path shows.
         least: The share of a step from which on the rule triggers.
         unseen: The replay has bounds only, so the owners' time decides whether the rule triggers.
         dominates: Nothing is out of the ordinary; this is what bounds the step.
@@ -41,6 +43,7 @@ class Rule:
     change: str | None = None
     owners: tuple[str, ...] = ()
     measured: bool = False
+    bounded: bool = False
     least: float = 0.03
     unseen: bool = False
     dominates: bool = False
@@ -177,6 +180,7 @@ RULES: dict[str, Rule] = {
         "asyncio.to_thread or a process for what computes; more agent-loop workers.",
         ("loop_suspects",),
         owners=("event_loop",),
+        bounded=True,
         overrides=_MORE_WORKERS,
     ),
     "host_stall": Rule(
