@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, count, groupby, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -232,13 +232,23 @@ class StepModel:
         """Return how much longer the phases after `gen` take with these requests, and the error."""
         if requests is None or self.wait_end_us is None or not any(self.after_token_us):
             return 0.0, 0.0
-        more = sum(r.tokens for r in requests) - self.tokens
+        known = self._tokens_of
+        more = sum(known[id(r)] if id(r) in known else r.tokens for r in requests) - self.tokens
         return self.after_token_us[0] * more, self.after_token_us[1] * abs(more)
 
     @cached_property
     def tokens(self) -> float:
         """Tokens of all requests, as measured."""
-        return sum(request.tokens for request in self.requests)
+        return sum(self._tokens_of.values())
+
+    @cached_property
+    def _tokens_of(self) -> dict[int, float]:
+        """Tokens of each of the requests, by its `id`."""
+        return {id(request): request.tokens for request in self.requests}
+
+    @cached_property
+    def _replicas(self) -> list[str]:
+        return _replicas_of(self.requests)
 
     def last_end_us(
         self,
@@ -255,21 +265,18 @@ class StepModel:
             return self.last_us
         most = self.most_running or len(chosen)
         known = {**self.slowness_of, **(speeds or {})}
-
-        def times(a: float, b: float) -> list[float]:
-            return [BEYOND[beyond](a, b, n, most) for n in range(len(chosen) + 1)]
-
-        per_work = {name: times(*known.get(name, self.slowness)) for name in _replicas_of(chosen)}
+        names = self._replicas if chosen is self.requests else _replicas_of(chosen)
+        per_work = {
+            name: _times(beyond, *known.get(name, self.slowness), len(chosen), most)
+            for name in names
+        }
         ends = None if speeds else self._alone_ends_us
         return max(request_ends(chosen, per_work, slots or self.slots, even=even, known_us=ends))
 
     @cached_property
     def _alone_ends_us(self) -> dict[int, float]:
         """When each of the requests ends if it shares no replica, by its `id`."""
-        flat = {
-            name: self.slowness_of.get(name, self.slowness)[0]
-            for name in _replicas_of(self.requests)
-        }
+        flat = {name: self.slowness_of.get(name, self.slowness)[0] for name in self._replicas}
         return {id(r): _ends_alone_us(r, flat) for r in self.requests}
 
     def length_us(self, last_us: float, *, polls: bool = True) -> float:
@@ -442,8 +449,14 @@ def request_ends(
         known = known_us or {}
         alone = {name: times[0] for name, times in per_work.items()}
         return [known[id(r)] if id(r) in known else _ends_alone_us(r, alone) for r in requests]
-    replicas = {name: _Replica(per_work[name]) for name in _replicas_of(requests)}
+    replicas = {name: _Replica(times) for name, times in per_work.items()}
     return _replay(requests, replicas, slots or math.inf, even=even)
+
+
+@lru_cache(256)
+def _times(beyond: str, a: float, b: float, calls: int, most: int) -> list[float]:
+    """Return the time per unit of work with so many calls, from none to all."""
+    return [BEYOND[beyond](a, b, running, most) for running in range(calls + 1)]
 
 
 def _replicas_of(requests: Sequence[Request]) -> list[str]:

@@ -515,7 +515,8 @@ def _error_us(
     model: StepModel, requests: Sequence[Request], change: Change, expected_us: float
 ) -> float:
     """Return the standard error of the model in what a change saves."""
-    if requests is model.requests and change.slots is None and not change.even:
+    untouched = requests is model.requests and change.slots is None and not change.even
+    if untouched or not model.slowness[1]:
         by_load = 0.0
     elif change.slots is not None or change.even or change.batches is not None:
         by_load = expected_us
@@ -526,8 +527,6 @@ def _error_us(
             for each in (model.requests, requests)
         )
         by_load = expected_us - (own - other)
-    if not model.slowness[1]:
-        by_load = 0.0
     after_us = model.after_change_us(requests)[1]
     return math.hypot(
         _MODEL_ERROR * expected_us,
