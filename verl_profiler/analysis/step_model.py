@@ -232,8 +232,8 @@ class StepModel:
         """Return how much longer the phases after `gen` take with these requests, and the error."""
         if requests is None or self.wait_end_us is None or not any(self.after_token_us):
             return 0.0, 0.0
-        known = self._tokens_of
-        more = sum(known[id(r)] if id(r) in known else r.tokens for r in requests) - self.tokens
+        known = [(self._tokens_of.get(id(request)), request) for request in requests]
+        more = sum(r.tokens if tokens is None else tokens for tokens, r in known) - self.tokens
         return self.after_token_us[0] * more, self.after_token_us[1] * abs(more)
 
     @cached_property
