@@ -37,6 +37,28 @@ def test_diff_of_two_runs_with_many_names_says_how_many_were_left_out(tmp_path, 
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "summary --no-cache",
+        "why --no-cache",
+        "requests --no-cache",
+        "tq --no-cache",
+        "watch --once",
+    ],
+)
+@pytest.mark.parametrize(("kind", "count"), [("events", 10 * COUNT), ("everything", COUNT)])
+def test_a_run_with_many_names_is_read(tmp_path, kind, count, command):
+    """Spans that begin and end together were once each held against all the others."""
+    run = many_names(tmp_path, kind, count)
+
+    status, printed = call(*command.split(), run)
+
+    assert 0 == status, printed
+    assert len(printed) < OUTPUT_BYTES
+
+
+@pytest.mark.timeout(60)
 def test_diff_compares_a_name_that_a_condition_asks_for(tmp_path):
     """Also one that has too little time to be among those compared by default."""
     run = many_names(tmp_path, "events", COUNT)
