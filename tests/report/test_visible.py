@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from verl_profiler.render.visible import shown, visible, visible_lines
+from verl_profiler.render.visible import escaped, shown, visible, visible_lines
 
 DANGEROUS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
@@ -17,11 +17,11 @@ def test_no_character_that_unicode_calls_a_control_or_format_passes():
         for code in range(sys.maxunicode + 1)
         if unicodedata.category(chr(code)) in DANGEROUS or code & 0xFFFE == 0xFFFE
     ]
-    escaped = visible("".join(map(chr, hidden)))
+    made = escaped("".join(map(chr, hidden)))
 
     assert len(hidden) > 2200
-    assert escaped.isascii()
-    assert escaped.isprintable()
+    assert made.isascii()
+    assert made.isprintable()
 
 
 def test_letters_marks_and_symbols_pass():
@@ -34,7 +34,7 @@ def test_letters_marks_and_symbols_pass():
         and code not in (0x115F, 0x1160)
     )
     for name in (kept, "工具 検索 도구", "naïve café 🚀", r"C:\x1b[0m", "a b"):
-        assert name == visible(name)
+        assert name == escaped(name)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_a_document_is_shown_through_and_through():
 
     assert {"a\\n": [("b\\x07", 1, None), {"c\\u200b"}], "n": 1.5, "t": True} == shown(document)
     assert "a\n" in document
+
+
+def test_a_very_long_name_is_cut_with_its_length_and_a_whole_text_can_be_had():
+    """A word of a command to paste must be whole; a table need not be a megabyte wide."""
+    assert visible("x" * 4096) == "x" * 4096
+    assert visible("x" * 900_000) == "x" * 4096 + "… (900,000 characters)"
+    assert escaped("x" * 900_000) == "x" * 900_000

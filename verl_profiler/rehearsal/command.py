@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_profiler.rehearsal.environment import environment
-from verl_profiler.render.visible import visible
+from verl_profiler.render.visible import escaped
 
 __all__ = ["ENGINES", "Command", "build"]
 
@@ -39,10 +39,10 @@ class Command:
 
 def _shell_word(word: str) -> str:
     """Quote a word for a shell; one with control characters as bash writes it."""
-    if visible(word) == word:
+    if escaped(word) == word:
         return shlex.quote(word)
-    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{visible(escaped)}'"
+    quoted = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{escaped(quoted)}'"
 
 
 def build(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["shown", "visible", "visible_lines"]
+__all__ = ["escaped", "shown", "visible", "visible_lines"]
 
 # All but the newline: C0, DEL and C1; Cf; default ignorable; Zl and Zp; surrogates; noncharacters.
 _HIDDEN = (
@@ -43,8 +43,19 @@ _LOOKALIKES = {
 } | dict.fromkeys("█▉▊▋▌▍▎", "#")
 
 
+# A name that is longer is cut: more than any path has.
+_LONGEST = 4096
+
+
 def visible(text: str) -> str:
-    """Return a name with every hidden character escaped, newlines included."""
+    """Return a name with every hidden character escaped, newlines included; a very long one is cut."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}… ({len(text):,} characters)"
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return the whole text with every hidden character escaped, newlines included."""
     if text.isascii() and text.isprintable():
         return text
     return _IN_NAMES.sub(_escape, text)
