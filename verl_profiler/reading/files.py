@@ -61,6 +61,9 @@ _KINDS = (
 )
 
 
+_NO_FILE = "cannot be read as a file on a disk"
+
+
 class UnusableFileError(OSError):
     """A file that is not read.  The message is the reason, without the file's name."""
 
@@ -129,12 +132,14 @@ def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -
 
 
 def _check_empty(descriptor: int) -> None:
-    """Refuse what passes for an empty regular file and waits for something, such as /proc/kmsg."""
+    """Refuse what passes for an empty regular file and is none, such as /proc/kmsg, which waits."""
     try:
-        if os.read(descriptor, 1):
-            os.lseek(descriptor, 0, os.SEEK_SET)
+        # A file of a run may have grown meanwhile.
+        if os.read(descriptor, 1) and not os.fstat(descriptor).st_size:
+            raise UnusableFileError(_NO_FILE)
+        os.lseek(descriptor, 0, os.SEEK_SET)
     except OSError:
-        raise UnusableFileError("cannot be read as a file on a disk") from None
+        raise UnusableFileError(_NO_FILE) from None
 
 
 def open_log(path: Path) -> BinaryIO:
