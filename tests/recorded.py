@@ -1,7 +1,7 @@
 """Play the recorded rehearsal again: its lines in the order in which they were written."""
 
 import json
-import tarfile
+import shutil
 from pathlib import Path
 
 RECORDED = Path(__file__).parent / "data" / "rehearsal_run.tar.gz"
@@ -9,8 +9,7 @@ RECORDED = Path(__file__).parent / "data" / "rehearsal_run.tar.gz"
 
 def unpacked(folder):
     """Unpack the run; return its directory."""
-    with tarfile.open(RECORDED) as tar:
-        tar.extractall(folder, filter="data")
+    shutil.unpack_archive(RECORDED, folder)
     return folder / "rehearsal_run"
 
 

@@ -695,6 +695,32 @@ def test_a_forked_child_has_forgotten_what_its_parent_holds(carried):
     assert "forgotten\n" == finished.stdout
 
 
+def test_a_child_that_is_told_to_end_while_it_is_forked_writes_nothing_of_its_parent(carried):
+    """`os.fork` has not returned to it: what it holds is the parent's, which writes it, too."""
+    finished = run_child(
+        carried,
+        """
+        import signal
+        told = []
+        def tell():
+            if not told:
+                told.append(os.kill(os.getpid(), signal.SIGTERM))
+        recorder.after_fork(tell)
+        for n in range(500):
+            recorder.record("turn", 0, 1, {"n": n}, 1)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        recorder.stop()
+        """,
+    )
+
+    assert "-15\n" == finished.stdout, finished.stderr
+    assert list(range(500)) == sorted(line["extra"]["n"] for line in lines_of(carried.directory))
+    assert 1 == len(headers_of(carried.directory))
+
+
 def test_a_child_of_multiprocessing_writes_what_it_has(carried):
     """It ends without `atexit`; one that records nothing leaves no header."""
     run_child(

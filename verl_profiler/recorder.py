@@ -149,7 +149,6 @@ class Recorder:
 
     def _begin(self) -> None:
         """Begin anew: at the start, and in a forked child."""
-        self.pid = os.getpid()
         self.directory = Path(self.carried.directory)
         self.fallback: str | None = None
         self.identity: Identity | None = None
@@ -185,6 +184,8 @@ class Recorder:
         self._hurry = False
         self._end_reason: str | None = None
         self._finished = False
+        # Last: until then a forked child holds what is its parent's.
+        self.pid = os.getpid()
 
     def append(self, item: tuple[Any, ...]) -> None:
         """Take one event; the only work done in the caller's thread."""
@@ -750,6 +751,9 @@ def start(
 def stop(reason: str = "stopped") -> None:
     """Write what is left and stop recording."""
     global _active
+    if _active is not None and _active.pid != os.getpid():
+        # A signal in a child that `os.fork` has not returned to yet: nothing here is the child's.
+        _forked()
     if _active is not None:
         for callback in _before_stop:
             with contextlib.suppress(Exception):

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 
@@ -432,8 +431,7 @@ REHEARSED = SMALL.parent / "rehearsal_run.tar.gz"
 @pytest.fixture
 def logged(tmp_path):
     """A run of the rehearsal, unpacked, and its console log."""
-    with tarfile.open(REHEARSED) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(REHEARSED, tmp_path)
     with load(tmp_path / "rehearsal_run", cache=False) as run:
         told = run.rows("SELECT step, extra FROM events WHERE event = 'metrics' ORDER BY step")
     lines = [
