@@ -185,7 +185,9 @@ def judge_children(table, result, lines, headers, kill_loss_s):
             if header.get("ended"):
                 ended += 1
                 dropped = header["counters"]["dropped"]
-                missing += abs(child["offered"] + own - written - dropped)
+                lacking = child["offered"] + own - written - dropped
+                # A signal may come between an event and its count by the child.
+                missing += 0 if ending == "term" and lacking == -1 else abs(lacking)
             seen = lines.ids.get((str(child["pid"]), "child"), bytearray())
             first = next(
                 (
