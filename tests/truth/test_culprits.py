@@ -380,3 +380,15 @@ def test_every_rule_can_be_told():
     for rule in RULES.values():
         for text in (rule.says, rule.cause, rule.advice, rule.named_cause, rule.named_advice):
             assert text is None or "{" not in text.format(**filled)
+
+
+def test_a_blocked_loop_has_a_bound_beside_its_estimate():
+    """All that the loop of the last request stood still while it ran, 0.895 s of each step."""
+    rows, _ = found_in(every(blocked))
+    true_s = seconds_per_step(every(blocked)) - seconds_per_step(healthy)
+
+    assert rows[0]["finding"] == "event_loop"
+    assert rows[0]["bound_s"] == pytest.approx(0.895, abs=0.001)
+    assert rows[0]["recoverable_s"] <= rows[0]["bound_s"]
+    assert true_s <= rows[0]["bound_s"]
+    assert all(row["bound_s"] is None for row in rows[1:])
