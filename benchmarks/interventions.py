@@ -115,18 +115,17 @@ def predicted(run: Path, row: str) -> tuple[float, float | None, float | None]:
     return found["saved_s"], found["low_s"], found["high_s"]
 
 
-def make(folder: Path, setting: str, repeat: int, arguments: argparse.Namespace) -> bool:
-    """Run the rehearsal once, unless that run is there; return whether it is there then."""
-    run = folder / f"{setting}-{repeat}"
+def make(run: Path, words: Sequence[str], arguments: argparse.Namespace) -> bool:
+    """Run the rehearsal with these words, unless the run is there; return whether it is there then."""
     if (run / "report.html").exists():
         return True
     if run.exists():
         # What an earlier call did not finish is no run.
-        run.rename(run.with_name(f"{run.name}.unfinished-{len(list(folder.iterdir()))}"))
+        run.rename(run.with_name(f"unfinished-{len(list(run.parent.iterdir()))}-{run.name}"))
     command = [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"]
     command += ["--engine", arguments.engine, "--steps", str(arguments.steps)]
-    command += ["--output", str(run), *SETTINGS[setting]]
-    with (folder / f"{setting}-{repeat}.log").open("w") as log:
+    command += ["--output", str(run), *words]
+    with run.with_name(f"{run.name}.log").open("w") as log:
         done = subprocess.run(command, stdout=log, stderr=log, check=False)
     print(f"{run.name}: status {done.returncode}", flush=True)
     return (run / "report.html").exists()
@@ -211,7 +210,8 @@ def main() -> int:
     failed = 0
     for repeat in range(0 if arguments.table else arguments.repeats):
         for setting in settings:
-            failed += not make(arguments.output, setting, repeat, arguments)
+            run = arguments.output / f"{setting}-{repeat}"
+            failed += not make(run, SETTINGS[setting], arguments)
     print_table(arguments.output, chosen)
     return min(failed, 1)
 

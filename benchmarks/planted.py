@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from interventions import POLL, runs_of, seconds_of
+from interventions import POLL, make, runs_of, seconds_of
 
 # The same tool as the rehearsal's, with the same description, so that the model is the same.
 TOOL = '''
@@ -159,29 +159,13 @@ def words_of(name: str, folder: Path) -> list[str]:
     return words
 
 
-def command() -> str:
-    """Return the command that belongs to this interpreter."""
-    return str(Path(sys.executable).parent / "verl-profiler")
-
-
-def make(folder: Path, name: str, repeat: int, arguments: argparse.Namespace) -> bool:
-    """Run the rehearsal with a fault; return whether it is there then."""
-    run = folder / f"{name}-{repeat}"
-    if not (run / "report.html").exists():
-        if run.exists():
-            run.rename(run.with_name(f"unfinished-{len(list(folder.iterdir()))}-{run.name}"))
-        words = [command(), "rehearse", "--engine", arguments.engine, "--output", str(run)]
-        words += ["--steps", str(arguments.steps), *words_of(name, folder)]
-        with (folder / f"{name}-{repeat}.log").open("w") as log:
-            done = subprocess.run(words, stdout=log, stderr=log, check=False)
-        print(f"{run.name}: status {done.returncode}", flush=True)
-    return (run / "report.html").exists()
-
-
 def findings_of(run: Path) -> list[dict[str, Any]]:
     """Return a run's findings, in order."""
     done = subprocess.run(
-        [command(), "summary", str(run), "--json"], check=True, capture_output=True, text=True
+        [str(Path(sys.executable).parent / "verl-profiler"), "summary", str(run), "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return json.loads(done.stdout)["findings"]
 
@@ -234,7 +218,8 @@ def main() -> int:
     if not arguments.table:
         for name in chosen:
             for repeat in range(2 if name == "none" else 1):
-                failed += not make(arguments.output, name, repeat, arguments)
+                run = arguments.output / f"{name}-{repeat}"
+                failed += not make(run, words_of(name, arguments.output), arguments)
     print_table(arguments.output, chosen)
     return min(failed, 1)
 
