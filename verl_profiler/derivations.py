@@ -324,6 +324,9 @@ SELECT * REPLACE (
 FROM joined
 """
 
+# Spans of one process and step lie 2^64 us from those of any other, so that which span contains which is
+# asked with inequalities alone: duckdb joins these by ranges.  With an equality it would hash, and hold
+# each span of a step against all others.
 _PHASES = """
 WITH spans AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us DESC, event)
