@@ -465,7 +465,10 @@ def _replicas_of(requests: Sequence[Request]) -> list[str]:
 
 
 def _ends_alone_us(request: Request, per_work: Mapping[str, float]) -> float:
-    return request.begin_us + sum(_alone_us(stage, per_work) for stage in request.stages)
+    end_us = request.begin_us
+    for stage in request.stages:
+        end_us += _alone_us(stage, per_work)
+    return end_us
 
 
 def _alone_us(stage: Stage, per_work: Mapping[str, float]) -> float:

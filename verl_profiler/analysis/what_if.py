@@ -608,11 +608,11 @@ def _bounds_s(
     """
     if not change.beyond:
         return saved_us / 1e6, saved_us / 1e6
-    least, most = (
-        _saved_us(model, changed, last_us, change, beyond)[change.polls] / 1e6
-        for beyond in ("saturated", "flat")
-    )
-    return least, most
+    least = _saved_us(model, changed, last_us, change, "saturated")[change.polls]
+    # Where load does not make calls slower, the line is flat.
+    flat = not model.slowness[1] and not any(b for _, b in model.slowness_of.values())
+    most = saved_us if flat else _saved_us(model, changed, last_us, change, "flat")[change.polls]
+    return least / 1e6, most / 1e6
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
