@@ -35,7 +35,7 @@ def test_the_sum_everywhere(span, tables, ended):
     shown = {
         "step_times": one(step_times(made))["gen_s"],
         "step_phases": one(step_phases(made), phase="gen")["duration_s"],
-        "step_durations": one(step_durations(made))["rollout_s"],
+        "step_durations": one(step_durations(made))["gen_s"],
         "gens": one(made.rows("SELECT * FROM gens"))["duration_us"] / 1e6,
     }
     if ended:
@@ -50,7 +50,7 @@ def test_of_several_workers_it_is_the_one_that_takes_longest(span, tables):
     made = tables([*events(span, ended=False, name="worker_0"), *other])
 
     assert TOTAL_S == one(step_times(made))["gen_s"]
-    assert TOTAL_S == one(step_durations(made))["rollout_s"]
+    assert TOTAL_S == one(step_durations(made))["gen_s"]
     assert TOTAL_S == one(step_phases(made), phase="gen")["duration_s"]
 
 

@@ -182,7 +182,7 @@ def test_plots(run):
 
     shown = by_step(rates, generated_tokens="generated_tokens", **{name: name for name in RATES})
     same(shown, truth, ("generated_tokens", *RATES))
-    same(by_step(lengths, step="step_s", gen="rollout_s"), truth, ("step", "gen"))
+    same(by_step(lengths, step="step_s", gen="gen_s"), truth, ("step", "gen"))
 
 
 def test_watch(run):

@@ -34,7 +34,7 @@ def test_a_step_and_what_follows_it(span, tables):
 
     expected = {
         "step_s": 8.5,
-        "rollout_s": 4.0,
+        "gen_s": 4.0,
         "training_s": 3.0,
         "weights_s": 1.0,
         "checkpoint_s": 0.0,
@@ -43,7 +43,7 @@ def test_a_step_and_what_follows_it(span, tables):
         "testing_s": 2.0,
         "between_other_s": 0.75,
         "to_next_s": 11.25,
-        "outside_rollout_s": None,
+        "outside_gen_s": None,
     }
     assert expected == {key: first[key] for key in expected}
     assert (None, None) == (second["between_s"], second["to_next_s"])
@@ -67,9 +67,9 @@ def test_without_the_trainer_the_gap_is_everything_else(span, tables):
 
     first, second = step_durations(tables(events))
 
-    assert (False, 6.0, 4.0) == (first["finished"], first["rollout_s"], first["outside_rollout_s"])
+    assert (False, 6.0, 4.0) == (first["finished"], first["gen_s"], first["outside_gen_s"])
     assert (None, None, None) == (first["step_s"], first["training_s"], first["between_s"])
-    assert (3.0, None) == (second["rollout_s"], second["outside_rollout_s"])
+    assert (3.0, None) == (second["gen_s"], second["outside_gen_s"])
 
 
 def test_unusual_steps_are_marked(span, tables):
@@ -89,9 +89,9 @@ def test_the_trend_is_the_median_slope(span, tables):
 
     trends = {row["measure"]: row for row in step_trend(tables(run(span, lengths)))}
 
-    assert trends["rollout"]["slope_s_per_step"] == pytest.approx(0.1)
-    assert trends["rollout"]["change_s"] == pytest.approx(0.9)
-    assert trends["rollout"]["rising"] > 0.9
+    assert trends["gen"]["slope_s_per_step"] == pytest.approx(0.1)
+    assert trends["gen"]["change_s"] == pytest.approx(0.9)
+    assert trends["gen"]["rising"] > 0.9
     assert trends["training"]["slope_s_per_step"] == 0
     assert trends["training"]["rising"] == 0.5
 

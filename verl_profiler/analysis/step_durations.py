@@ -1,4 +1,4 @@
-"""How long rollout and training took in each step, what lies between steps, and the trend."""
+"""How long gen and training took in each step, what lies between steps, and the trend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["step_durations", "step_trend"]
 
 # A step is unusual when it is this many spreads (1.4826 times the median distance to the median)
 # away from the median, and three tenths of it: verl looks for finished samples every 2 s, so that
-# the rollouts of most steps may have the very same length.
+# gen of most steps may have the very same length.
 _SPREADS = 4
 
 _DURATIONS = """
@@ -21,7 +21,7 @@ WITH parts AS (
             AS training_us
     FROM phases WHERE parent = 'step' GROUP BY run, step
 ), seen AS (
-    SELECT run, step, max(end_us) - min(begin_us) AS rollout_us FROM requests
+    SELECT run, step, max(end_us) - min(begin_us) AS requests_us FROM requests
     WHERE finished AND NOT validate GROUP BY run, step
 ), tests AS (
     SELECT run, step, sum(duration_us) AS testing_us FROM phases
@@ -33,7 +33,7 @@ WITH parts AS (
 ), joined AS (
     SELECT s.run, s.step, s.finished, s.begin_us, s.validation_requests > 0 AS validated,
         CASE WHEN s.finished THEN s.duration_us END AS step_us,
-        coalesce(g.duration_us, r.rollout_us) AS rollout_us,
+        coalesce(g.duration_us, r.requests_us) AS gen_us,
         CASE WHEN s.finished THEN coalesce(p.training_us, 0) END AS training_us,
         CASE WHEN s.finished THEN coalesce(p.weights_us, 0) END AS weights_us,
         CASE WHEN s.finished THEN coalesce(p.checkpoint_us, 0) END AS checkpoint_us,
@@ -46,7 +46,7 @@ WITH parts AS (
     LEFT JOIN gens AS g USING (run, step)
     LEFT JOIN seen AS r USING (run, step)
     LEFT JOIN tests AS t USING (run, step)
-    WHERE s.finished OR coalesce(g.duration_us, r.rollout_us) IS NOT NULL
+    WHERE s.finished OR coalesce(g.duration_us, r.requests_us) IS NOT NULL
 )
 """
 
@@ -55,20 +55,20 @@ def step_durations(tables: Tables, steps: Steps = None) -> Rows:
     """List what each step's time went to, and the time until the next one.
 
     Returns:
-        One row per run and step: finished, step_s, rollout_s (`gen`), training_s (rewards,
+        One row per run and step: finished, step_s, gen_s (`gen`), training_s (rewards,
         log-probabilities, values, advantages and updates), weights_s (`update_weights`),
         checkpoint_s and unaccounted_s, which add up to step_s; between_s (from this step's end to
         the next one's begin), of which testing_s (validation) and between_other_s; to_next_s (from
         begin to begin, None when the next step is missing); validated (this step ran a validation);
-        unusual (its step_s, or rollout_s, is far from the run's median).  Where the trainer was not
-        recorded, finished is False, rollout_s is that of the slowest worker, and outside_rollout_s
-        is the rest of to_next_s, whatever it was; else outside_rollout_s is None.
+        unusual (its step_s, or gen_s, is far from the run's median).  Where the trainer was not
+        recorded, finished is False, gen_s is that of the slowest worker, and outside_gen_s
+        is the rest of to_next_s, whatever it was; else outside_gen_s is None.
     """
     return tables.rows(
         f"""
         {_DURATIONS}, measured AS (
-            SELECT *, coalesce(step_us, rollout_us) AS measure_us,
-                median(coalesce(step_us, rollout_us)) OVER (PARTITION BY run, finished) AS middle_us
+            SELECT *, coalesce(step_us, gen_us) AS measure_us,
+                median(coalesce(step_us, gen_us)) OVER (PARTITION BY run, finished) AS middle_us
             FROM joined
         ), spread AS (
             SELECT *, 1.4826 * median(abs(measure_us - middle_us))
@@ -76,15 +76,15 @@ def step_durations(tables: Tables, steps: Steps = None) -> Rows:
             FROM measured
         )
         SELECT run, step, finished, validated, step_us / 1e6 AS step_s,
-            rollout_us / 1e6 AS rollout_s, training_us / 1e6 AS training_s,
+            gen_us / 1e6 AS gen_s, training_us / 1e6 AS training_s,
             weights_us / 1e6 AS weights_s, checkpoint_us / 1e6 AS checkpoint_s,
             unaccounted_us / 1e6 AS unaccounted_s, between_us / 1e6 AS between_s,
             testing_us / 1e6 AS testing_s,
             CASE WHEN between_us >= coalesce(testing_us, 0)
                 THEN (between_us - coalesce(testing_us, 0)) / 1e6 END AS between_other_s,
             to_next_us / 1e6 AS to_next_s,
-            CASE WHEN NOT finished AND to_next_us >= rollout_us
-                THEN (to_next_us - rollout_us) / 1e6 END AS outside_rollout_s,
+            CASE WHEN NOT finished AND to_next_us >= gen_us
+                THEN (to_next_us - gen_us) / 1e6 END AS outside_gen_s,
             abs(measure_us - middle_us) > {_SPREADS} * spread_us
                 AND abs(measure_us - middle_us) > 0.3 * middle_us AS unusual
         FROM spread WHERE {in_steps(steps)} ORDER BY run, step
@@ -98,7 +98,7 @@ def step_trend(tables: Tables, steps: Steps = None) -> Rows:
     Single steps that are unusual do not move it (Theil and Sen).
 
     Returns:
-        One row per run and measure (`step`, `rollout`, `training`): steps, median_s,
+        One row per run and measure (`step`, `gen`, `training`): steps, median_s,
         slope_s_per_step, change_s (the slope times the number of steps passed), change_share (of
         the median), rising (the share of pairs in which the later step is longer; 0.5 is no trend).
         Only measures with at least three steps.
@@ -109,7 +109,7 @@ def step_trend(tables: Tables, steps: Steps = None) -> Rows:
             SELECT * FROM joined WHERE {in_steps(steps)}
         ), measures AS (
             SELECT run, step, 'step' AS measure, step_us AS us FROM chosen
-            UNION ALL SELECT run, step, 'rollout', rollout_us FROM chosen
+            UNION ALL SELECT run, step, 'gen', gen_us FROM chosen
             UNION ALL SELECT run, step, 'training', training_us FROM chosen
         ), known AS (
             SELECT * FROM measures WHERE us IS NOT NULL

@@ -38,7 +38,7 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
             "Hatched: after the step, before the next one (validation is verl's testing)."
         )
         if len(finished) < len(rows):
-            notes.append(f"{len(rows) - len(finished)} unfinished steps show their rollout alone.")
+            notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")
     else:
         notes.append(
             "The trainer was not recorded: what lies between two rollouts (log-probabilities, "
@@ -58,14 +58,14 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
     )
     steps = [row["step"] for row in rows]
     names = [
-        ("rollout", "rollout_s", PHASE_COLORS["gen"]),
+        ("gen", "gen_s", PHASE_COLORS["gen"]),
         ("training", "training_s", _TRAINING_COLOR),
         ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
         ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
         ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
         ("validation", "testing_s", PHASE_COLORS["testing"]),
         ("between steps, other", "between_other_s", "#EDEDED"),
-        ("outside the rollout", "outside_rollout_s", PHASE_COLORS["unaccounted"]),
+        ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
     ]
     heights = [sum(row[key] or 0 for _, key, _ in names) for row in rows]
     factor, unit = time_unit(max(heights))
@@ -81,7 +81,7 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
         hatched={"validation": "////", "between steps, other": "////"},
     )
     for trend in sheets["step_trend"]:
-        if trend["measure"] == "rollout" and len(rows) >= 5:
+        if trend["measure"] == "gen" and len(rows) >= 5:
             middle, slope = trend["median_s"], trend["slope_s_per_step"]
             center = (steps[0] + steps[-1]) / 2
             axes.plot(
@@ -90,7 +90,7 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
                 color=INK,
                 linestyle="--",
                 linewidth=1.2,
-                label="trend of the rollout",
+                label="trend of gen",
             )
     for row, top in zip(rows, tops, strict=True):
         if row["unusual"]:
@@ -104,29 +104,29 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
 
 def _duration_title(rows: Rows, trends: Rows) -> str:
     steps = known(rows, "step_s")
-    rollouts = known(rows, "rollout_s")
+    gens = known(rows, "gen_s")
     if steps:
-        part = sum(row["rollout_s"] or 0 for row in rows if row["finished"]) / sum(steps)
+        part = sum(row["gen_s"] or 0 for row in rows if row["finished"]) / sum(steps)
         title = (
-            f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is rollout"
+            f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is gen"
         )
-    elif rollouts:
-        title = f"A rollout takes {seconds(median(rollouts))} (median)"
+    elif gens:
+        title = f"gen takes {seconds(median(gens))} (median)"
     else:
         title = "Steps"
     if len(rows) < 5:
         return title
     for trend in trends:
-        if trend["measure"] != "rollout":
+        if trend["measure"] != "gen":
             continue
         clear = abs(trend["rising"] - 0.5) > 0.15 and abs(trend["change_share"] or 0) > 0.05
         if clear:
             word = "longer" if trend["change_s"] > 0 else "shorter"
             return (
-                f"{title}; rollouts became {seconds(abs(trend['change_s']))} {word} "
+                f"{title}; gen became {seconds(abs(trend['change_s']))} {word} "
                 f"({share(abs(trend['change_share']))}) over {trend['steps']} steps"
             )
-        return f"{title}; rollouts show no trend"
+        return f"{title}; gen shows no trend"
     return title
 
 
@@ -211,7 +211,7 @@ def _validation(sheets: Sheets, choice: Choice) -> Figure:
 
 PLOTS: dict[str, Plot] = {
     "step_durations": Plot(
-        "How long do rollout and training take in each step, and what lies between steps?",
+        "How long do gen and training take in each step, and what lies between steps?",
         asking(step_durations, step_trend),
         _durations,
         "no step has a rollout there.",
