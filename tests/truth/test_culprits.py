@@ -392,3 +392,32 @@ def test_a_blocked_loop_has_a_bound_beside_its_estimate():
     assert rows[0]["recoverable_s"] <= rows[0]["bound_s"]
     assert true_s <= rows[0]["bound_s"]
     assert all(row["bound_s"] is None for row in rows[1:])
+
+
+def test_the_bound_of_a_blocked_loop_covers_what_the_estimate_cannot_see():
+    """A tool that blocks its own loop takes as long as it blocks: the path gives that time to the tool."""
+    # When the tools begin: on the way, in the engine, back.
+    begin = 1_000 + 10_000 + 3_000 + 500 + 1_500 + 20_000 + 500_000 + 1_000 + 700
+
+    def step_of(number, *, blocked=True):
+        """The last request waits for another's blocking call, or in every second step for its own."""
+        own = number % 2 == 0
+        first = 100_000 if not blocked else 600_000 if own else 700_000
+        tools = [(("patient", first),), (("hasty", 1_000 if own or not blocked else 600_000),)]
+        stall = (0, begin + (0 if own else 100_000), begin + (600_000 if own else 700_000))
+        return Step(
+            (*(Request(turns=(Turn(tools=each),)) for each in tools), *[Request(worker=1)] * 3),
+            stall=stall if blocked else None,
+            stalled_by="mine:blocks",
+            stalled_of=0 if own else 1,
+        )
+
+    rows, _ = found_in(step_of)
+    (row,) = (row for row in rows if row["finding"] == "event_loop")
+    true_s = seconds_per_step(step_of) - seconds_per_step(lambda n: step_of(n, blocked=False))
+
+    assert true_s == pytest.approx((0.5 + 0.6) / 2)
+    # Only where another request's call blocked.
+    assert row["recoverable_s"] == pytest.approx(0.6 / 2)
+    assert row["bound_s"] == pytest.approx(0.6)
+    assert row["recoverable_s"] < true_s <= row["bound_s"]

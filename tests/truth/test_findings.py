@@ -144,6 +144,31 @@ def test_a_quiet_run_has_no_findings():
     assert "" == finding_list(rows)
 
 
+def with_a_tail(tokens):
+    """Two of forty requests generate more in their last turn."""
+
+    def longer(request):
+        return replace(
+            request, turns=(*request.turns[:-1], replace(request.turns[-1], tokens=tokens))
+        )
+
+    return requests_with(longer, (7, 8))
+
+
+def test_what_may_be_chance_is_no_finding():
+    """A gain of less than a tenth of a step needs an interval above 0; a larger one does not."""
+    chance = [with_a_tail(tokens) for tokens in (60, 60, 160, 60, 60, 60)]
+    rows, _ = found_in(*chance)
+    each, _ = found_in(*[with_a_tail(tokens) for tokens in (80, 84, 88, 80, 84, 88)])
+    large, _ = found_in(*[with_a_tail(tokens) for tokens in (60, 60, 900, 60, 60, 60)])
+
+    assert [] == rows
+    for found in (each, large):
+        assert ["tail"] == [row["finding"] for row in found]
+    assert each[0]["share"] < 0.1 < large[0]["share"]
+    assert large[0]["low_s"] < 0 < each[0]["low_s"]
+
+
 def test_one_bad_step_of_many_is_weighed_by_all():
     """The cost is per step; what one step of ten loses is not worth a line."""
     once = CASES["checkpoint"][0]

@@ -384,6 +384,7 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
         step_replays' least_s and its upper one of most_s; None with fewer than three steps, where
         least_s and most_s have the same mean; wider by step_replays' error_s), pair_low_s and
         pair_high_s (likewise for the measured difference to one other run of as many steps),
+        between_runs_s (by how much two such runs without a change differ, at most in nine of ten pairs),
         residual_share (median of the unchanged replays' distance to the measured
         steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
     """
@@ -423,6 +424,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 "high_s": None,
                 "pair_low_s": None,
                 "pair_high_s": None,
+                "between_runs_s": None,
                 "residual_share": None,
                 "tokens_share": None,
             }
@@ -446,7 +448,8 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 error = _NORMAL * fmean(each["error_s"] for each in answers)
                 low, high = _wider(expected, low, high, error)
                 durations = [each["duration_s"] for each in answers]
-                pair = _wider(expected, low, high, _between_runs_s(durations, replayed))
+                between_runs = _between_runs_s(durations, replayed)
+                pair = _wider(expected, low, high, between_runs)
                 row |= {
                     "about": CHANGES[what].about,
                     "saved_s": saved,
@@ -457,6 +460,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                     "high_s": high,
                     "pair_low_s": pair[0],
                     "pair_high_s": pair[1],
+                    "between_runs_s": between_runs,
                 }
             rows.append(row)
     return rows

@@ -23,10 +23,10 @@ def seconds(value: float | None) -> str:
     """Write a length of time with two or three digits: `0.4 ms`, `312 ms`, `6.7 s`, `12 min 5 s`."""
     if value is None:
         return "-"
+    if abs(value) < 0.000_000_5:
+        return "0 s"
     if value < 0:
         return f"-{seconds(-value)}"
-    if value < 0.000_000_5:
-        return "0 s"
     if value < 0.001:
         return f"{value * 1e6:.0f} us"
     if value < 0.0095:

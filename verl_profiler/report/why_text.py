@@ -134,6 +134,13 @@ def _replays(rows: Rows) -> str:
         )
         expected, here = seconds(row["expected_s"]), seconds(row["saved_s"])
         lines.append([row["about"], expected, share(row["share"]), between, here])
+    between = next((r["between_runs_s"] for r in rows if r["between_runs_s"] is not None), None)
+    noise = (
+        ""
+        if between is None
+        else f"\n  two runs with the same settings differ by up to {seconds(between)} per step, in nine of "
+        "ten pairs:\n  with one run each, smaller gains are not to be told from chance"
+    )
     note = (
         "\n  never seen: from replicas that give no more tokens per second than they did, to calls "
         "that do not\n  slow each other down more than they did"
@@ -141,7 +148,7 @@ def _replays(rows: Rows) -> str:
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
     counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
     return (
-        f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}"
+        f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}{noise}"
     )
 
 

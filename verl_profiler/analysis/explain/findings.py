@@ -21,6 +21,9 @@ from verl_profiler.tables import Tables
 
 __all__ = ["explanations", "ranked"]
 
+# The share of a step from which on a gain is a finding also where its interval holds 0.
+_LARGE = 0.1
+
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     """Return everything that explains why steps took as long as they did, each asked for once.
@@ -97,11 +100,14 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
             gain, resampled = _gain(rule, replay, owner_s, culprit, steps)
             if not step_s or not _triggers(rule, gain, owner_s, step_s, culprit):
                 continue
+            if not rule.unseen and _may_be_chance(resampled, gain, step_s):
+                continue
             worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
             if rule.dominates and name not in known:
                 culprit = {**culprit, "text": max(owners, key=lambda owner: owners[owner])}
             who = culprit["culprit"]
-            lost_s = owner_s if rule.owners else gain
+            replayed = resampled is not None and not rule.unseen
+            lost_s = owner_s if rule.owners and not replayed else gain
             words = {
                 "lost_s": lost_s,
                 "lost_share": lost_s / step_s,
@@ -217,6 +223,16 @@ def _triggers(
     if rule.always:
         return culprit["culprit"] is not None
     return (owner_s if rule.unseen else gain) >= rule.least * step_s
+
+
+def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:
+    """Whether a replay's gain is small, and its interval holds 0.
+
+    A large one is a finding all the same: what stands still in one step of many has such an interval.
+    """
+    if replay is None or replay["low_s"] is None or gain >= _LARGE * step_s:
+        return False
+    return replay["low_s"] <= 0
 
 
 def _superfluous(rule: Rule, row: Mapping[str, Any], gains: Mapping[str, float]) -> bool:

@@ -6,8 +6,8 @@ const NONE = '–';
 
 function seconds(value) {
   if (value === null || value === undefined) return NONE;
+  if (Math.abs(value) < 5e-7) return '0 s';
   if (value < 0) return '-' + seconds(-value);
-  if (value < 5e-7) return '0 s';
   if (value < 0.001) return (value * 1e6).toFixed(0) + ' µs';
   if (value < 0.0095) return (value * 1e3).toFixed(1) + ' ms';
   if (value < 0.9995) return (value * 1e3).toFixed(0) + ' ms';

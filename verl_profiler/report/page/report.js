@@ -119,10 +119,12 @@ function whatIf(run) {
   const unchanged = rows.find((row) => row.what === 'unchanged');
   const mean = 'Mean per step over ' + plural(means[0].steps, 'replayed step') + ' of ' + seconds(means[0].step_s) + '. Replayed unchanged, the median step';
   const off = share(Math.abs(unchanged.residual_share)) + (unchanged.tokens_share === null ? '' : '; with decoding predicted from tokens, by ' + share(Math.abs(unchanged.tokens_share)));
+  const between = means.find((row) => row.between_runs_s !== null);
+  const noise = between ? ' Two runs with the same settings differ by up to ' + seconds(between.between_runs_s) + ' per step, in nine of ten pairs: with one run each, smaller gains are not to be told from chance.' : '';
   return [
     element('h3', {}, 'What if'),
     note((own.length ? 'Step ' + clean(chosenStep().label) + ', ' + seconds(unchanged.duration_s) + '. Replayed unchanged, it' : (chosen === ALL ? '' : 'This step was not replayed. ') + mean) + ' is off by ' + off +
-      '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up. Where loads were never seen, “from” supposes that replicas give no more tokens per second than they did, and “to” that more calls do not slow each other down.'),
+      '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up. Where loads were never seen, “from” supposes that replicas give no more tokens per second than they did, and “to” that more calls do not slow each other down.' + noise),
     table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 20, columns: [...(own.length ? [] : run),
       {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
       {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}),
