@@ -1,124 +1,220 @@
-"""Count how often the intervals of what-if hold what a change really saves.
+"""Change things for real in the rehearsal, several times each, and hold what-if against what came of it.
 
-    python benchmarks/bench_what_if.py                  20 runs of each kind
-    python benchmarks/bench_what_if.py --runs 5 --steps 4 8
+    python benchmarks/bench_what_if.py --output DIR [--repeats 5] [--steps 6] [--engine standin] [NAME ...]
+    python benchmarks/bench_what_if.py --output DIR --table
 
-Runs are made by engines that share no code with the analyses (tests/truth/engines.py): a pass takes
-a + b n, prefill stops decoding, passes, steps and runs vary.  The truth of a change is the mean over
-many steps of engines that have it.  `pair` is one other run of as many steps, with the change.
+Every setting that a comparison needs is run --repeats times, one after the other in turns, so that what
+the machine does otherwise meanwhile falls on all of them.  Runs that are there already are not made
+again, so the script may be ended and started again.  --table runs nothing.
+
+The measured seconds are taken from the event files by this script alone: the mean of the steps' lengths
+(or of the part named), without the first step.  Predicted is what `verl-profiler why RUN --json` prints
+of each run of the setting *before*, with its interval.  `held` counts the intervals that hold the
+measured mean.  Base runs against each other show what a difference is worth.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import subprocess
 import sys
-from dataclasses import replace
-from functools import cache
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, stdev
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from scipy import stats
 
-from truth.engines import Engines, changed, steps_of
-from truth.synthetic import events_of, run_of
-
-from verl_profiler.analysis.what_if import what_if
-
-STEPS_OF_TRUTH = 60
-SLOW = ((6_000, 700), (11_000, 1_300))
-KINDS = {
-    "even": Engines(run_noise=0.05),
-    "small": Engines(prompts=4, run_noise=0.05),
-    "slow replica": Engines(replicas=SLOW, run_noise=0.05),
-    "steep": Engines(replicas=((2_000, 1_500),) * 2, run_noise=0.05),
+POLL = "rehearsal.poll_interval_s=0.05"
+LIMIT = "actor_rollout_ref.rollout.max_num_seqs=4"
+# Words for `verl-profiler rehearse`, by setting.
+SETTINGS: dict[str, list[str]] = {
+    "base": [POLL],
+    "polling": ["rehearsal.poll_interval_s=2"],
+    "limit": [POLL, LIMIT],
+    "uneven": [POLL, LIMIT, "rehearsal.routing=uneven"],
+    "fewest": [POLL, LIMIT, "rehearsal.routing=fewest"],
+    "one_late_rank": [POLL, "rehearsal.rank_delay_s=[0,0.8]"],
+    "two_late_ranks": [POLL, "rehearsal.rank_delay_s=[0.4,0.4]"],
+    "slow_sync": [POLL, "rehearsal.weight_sync_s=2"],
+    "half_sync": [POLL, "rehearsal.weight_sync_s=1"],
+    "slow_tools": [POLL, "rehearsal.tool_latency=8"],
+    "half_tools": [POLL, "rehearsal.tool_latency=4"],
 }
 
 
-def truths(made: Engines) -> dict[str, Engines]:
-    """Return the engines with each change."""
-    found = {
-        "half_the_requests": changed(made, prompts=made.prompts // 2),
-        "twice_the_requests": changed(made, prompts=made.prompts * 2),
-        "tools_twice_as_fast": changed(made, tool_factor=0.5),
-        "responses_a_quarter_shorter": changed(made, tokens_factor=0.75),
-        "half_the_slots": changed(made, slots=None),
-        "one_turn_fewer": changed(made, fewer_turns=1),
-    }
-    if made.replicas[0] != made.replicas[1]:
-        found["replicas_equally_fast"] = changed(made, replicas=(made.replicas[0],) * 2)
-    return found
+@dataclass(frozen=True)
+class Comparison:
+    """A change that the rehearsal can make, and the row of what-if that predicts it."""
+
+    before: str
+    after: str
+    row: str
+    part: str = "step"
 
 
-@cache
-def durations_s(made: Engines, steps: int, seed: int) -> list[float]:
-    """Return the lengths of steps of a run."""
-    return [truth.duration_us / 1e6 for truth in events_of(*steps_of(made, steps, seed))[1]]
+COMPARISONS = {
+    "polling": Comparison("polling", "base", "no_polling"),
+    "limit_away": Comparison("limit", "base", "no_queue", "rollout"),
+    "limit_halved": Comparison("base", "limit", "half_the_slots", "rollout"),
+    "routing": Comparison("uneven", "fewest", "even_replicas", "rollout"),
+    "late_rank": Comparison("one_late_rank", "two_late_ranks", "even_ranks"),
+    "weight_sync": Comparison("slow_sync", "half_sync", "weights_twice_as_fast"),
+    "tools": Comparison("slow_tools", "half_tools", "tools_twice_as_fast", "rollout"),
+}
 
 
-def main() -> None:
-    """Print a row for each kind of run, number of steps and change."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--steps", type=int, nargs="*", default=[8])
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
-    asked = parser.parse_args()
-    held: list[bool] = []
-    pairs: list[bool] = []
-    print("| run | steps | change | true s | expected s (median) | interval s | held | pair held |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for kind in asked.kinds:
-        for steps in asked.steps:
-            rows = measured(KINDS[kind], steps, asked.runs)
-            for what, (truth, answers) in rows.items():
-                inside = [low <= truth <= high for _, low, high, *_ in answers]
-                paired = [low <= other <= high for *_, low, high, other in answers]
-                held += inside
-                pairs += paired
-                expected, width = (
-                    median(each)
-                    for each in zip(*((a, h - lo) for a, lo, h, *_ in answers), strict=True)
-                )
-                print(
-                    f"| {kind} | {steps} | {what} | {truth:.2f} | {expected:.2f} | {width:.2f} "
-                    f"| {fmean(inside):.0%} | {fmean(paired):.0%} |".replace("%", " %"),
-                    flush=True,
-                )
-    print(
-        f"\nall: {fmean(held):.1%} of {len(held)} intervals hold the truth, "
-        f"{fmean(pairs):.1%} of the pairs' what one other run shows".replace("%", " %")
+def lines_of(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run."""
+    for path in sorted(run.glob("step_*/*.jsonl")):
+        for line in path.read_text().splitlines():
+            yield json.loads(line)
+
+
+def seconds_of(run: Path, part: str) -> float:
+    """Return the mean length of the steps, or of the rollouts, without the first step.
+
+    A rollout is from where `gen` begins to where the last request of its step ends.
+    """
+    lengths: dict[int, float] = {}
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = defaultdict(float)
+    for line in lines_of(run):
+        event, step, extra = line["event"], line.get("step"), line.get("extra", {})
+        end_s = _unix_s(line["timestamp"])
+        if event == "step":
+            lengths[step] = line["duration_sec"]
+        elif event == "gen":
+            begins[step] = end_s - line["duration_sec"]
+        elif event == "request" and not extra.get("validate"):
+            ends[step] = max(ends[step], end_s)
+    if part == "rollout":
+        lengths = {step: ends[step] - begin_s for step, begin_s in begins.items() if step in ends}
+    return fmean(seconds for step, seconds in lengths.items() if step > min(lengths))
+
+
+def _unix_s(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def predicted(run: Path, row: str) -> tuple[float, float | None, float | None]:
+    """Return what a run predicts to be saved per step, and the ends of its interval; seconds."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "verl-profiler"), "why", str(run), "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
+    rows = {each["what"]: each for each in json.loads(done.stdout)["tables"]["what_if"]}
+    found = rows[row]
+    return found["saved_s"], found["low_s"], found["high_s"]
 
 
-def measured(made: Engines, steps: int, runs: int) -> dict[str, tuple[float, list[tuple]]]:
-    """Return, by change, the truth and each run's (expected, low, high, pair's ends, other run)."""
-    usual = replace(made, run_noise=0.0)
-    before = fmean(durations_s(usual, STEPS_OF_TRUTH, 0))
-    other = truths(made)
-    found: dict[str, tuple[float, list[tuple]]] = {}
-    for seed in range(1, runs + 1):
-        tables, truth = run_of(*steps_of(made, steps + 1, seed))
-        own_s = fmean(each.duration_us for each in truth[1:]) / 1e6
-        answers = {row["what"]: row for row in what_if(tables)}
-        if seed == 1:
-            most = peak(tables, steps)
-            other["half_the_slots"] = changed(other["half_the_slots"], slots=max(most // 2, 1))
-            for what, with_it in other.items():
-                after = fmean(durations_s(replace(with_it, run_noise=0.0), STEPS_OF_TRUTH, 0))
-                found[what] = before - after, []
-        for what, with_it in other.items():
-            row = answers[what]
-            second = own_s - fmean(durations_s(with_it, steps, 1_000 + seed))
-            keys = ("expected_s", "low_s", "high_s", "pair_low_s", "pair_high_s")
-            found[what][1].append((*(row[key] for key in keys), second))
-    return found
+def make(run: Path, words: Sequence[str], arguments: argparse.Namespace) -> bool:
+    """Run the rehearsal with these words, unless the run is there; return whether it is there then."""
+    if (run / "report.html").exists():
+        return True
+    if run.exists():
+        # What an earlier call did not finish is no run.
+        run.rename(run.with_name(f"unfinished-{len(list(run.parent.iterdir()))}-{run.name}"))
+    command = [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"]
+    command += ["--engine", arguments.engine, "--steps", str(arguments.steps)]
+    command += ["--output", str(run), *words]
+    with run.with_name(f"{run.name}.log").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=log, check=False)
+    print(f"{run.name}: status {done.returncode}", flush=True)
+    return (run / "report.html").exists()
 
 
-def peak(tables, steps: int) -> int:
-    from verl_profiler.analysis.step_model import step_models
+def interval(values: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Return the 90 % interval of the difference of two means (Welch)."""
+    spread = stdev(values) ** 2 / len(values), stdev(others) ** 2 / len(others)
+    error = math.sqrt(sum(spread))
+    degrees = sum(spread) ** 2 / (
+        spread[0] ** 2 / (len(values) - 1) + spread[1] ** 2 / (len(others) - 1)
+    )
+    width = float(stats.t.ppf(0.95, degrees)) * error
+    middle = fmean(values) - fmean(others)
+    return middle - width, middle + width
 
-    models = step_models(tables, range(2, steps + 2))
-    return round(median(model.most_running for model in models))
+
+def runs_of(folder: Path, setting: str) -> list[Path]:
+    """Return the finished runs of a setting."""
+    paths = folder.glob(f"{setting}-*")
+    return sorted(path for path in paths if (path / "report.html").exists())
+
+
+def print_table(folder: Path, chosen: Sequence[str]) -> None:
+    """Print each comparison, as a Markdown table."""
+    print("| comparison | runs | predicted by each run, s per step | measured (90 %) | held |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in chosen:
+        each = COMPARISONS[name]
+        before, after = runs_of(folder, each.before), runs_of(folder, each.after)
+        if len(before) < 2 or len(after) < 2:
+            print(f"| {name} | {len(before)} and {len(after)} | too few runs | | |")
+            continue
+        first = [seconds_of(run, each.part) for run in before]
+        second = [seconds_of(run, each.part) for run in after]
+        saved = fmean(first) - fmean(second)
+        low, high = interval(first, second)
+        answers = [predicted(run, each.row) for run in before]
+        held = sum(
+            least is not None and most is not None and least <= saved <= most
+            for _, least, most in answers
+        )
+        shown = ", ".join(
+            f"{value:.2f}" + ("" if least is None else f" ({least:.2f} to {most:.2f})")
+            for value, least, most in answers
+        )
+        print(
+            f"| `{each.row}`: {each.before} → {each.after}, {each.part} "
+            f"| {len(before)} and {len(after)} | {shown} "
+            f"| {saved:.2f} ({low:.2f} to {high:.2f}) | {held} of {len(answers)} |"
+        )
+    base = runs_of(folder, "base")
+    if len(base) > 1:
+        for part in ("step", "rollout"):
+            values = [seconds_of(run, part) for run in base]
+            print(
+                f"\n{len(base)} base runs, {part}: {', '.join(f'{value:.2f}' for value in values)} s; "
+                f"standard deviation {100 * stdev(values) / fmean(values):.1f} % of the mean"
+            )
+
+
+def main() -> int:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMPARISONS)}")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    chosen = arguments.names or list(COMPARISONS)
+    unknown = [name for name in chosen if name not in COMPARISONS]
+    if unknown:
+        parser.error(f"no comparison {', '.join(unknown)}: there are {', '.join(COMPARISONS)}")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    settings = dict.fromkeys(["base"])
+    for name in chosen:
+        settings |= dict.fromkeys([COMPARISONS[name].before, COMPARISONS[name].after])
+    failed = 0
+    for repeat in range(0 if arguments.table else arguments.repeats):
+        for setting in settings:
+            run = arguments.output / f"{setting}-{repeat}"
+            failed += not make(run, SETTINGS[setting], arguments)
+    print_table(arguments.output, chosen)
+    return min(failed, 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

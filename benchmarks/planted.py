@@ -5,7 +5,7 @@
 
 A fault is planted as a user would have it: in a tool, a reward function or a dataset of one's own, or by
 a setting.  Each run is also compared with runs without a fault: `slower` is what the mean step really
-took longer than in those, first step left out, taken from the event files by `interventions.py`.
+took longer than in those, first step left out, taken from the event files by `bench_what_if.py`.
 Runs that are there already are not made again.  Exit status 1: a run failed.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from interventions import POLL, make, runs_of, seconds_of
+from bench_what_if import POLL, make, runs_of, seconds_of
 
 # The same tool as the rehearsal's, with the same description, so that the model is the same.
 TOOL = '''

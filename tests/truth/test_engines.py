@@ -82,7 +82,7 @@ def test_a_slow_replica_is_not_taken_for_routing():
 
 
 def test_intervals_hold_the_truth():
-    """In at least 85 % of runs and changes; benchmarks/bench_what_if.py counts more of them."""
+    """In at least 85 % of runs and changes; benchmarks/bench_simulated_engines.py counts more of them."""
     engines = Engines(prompts=4, run_noise=0.05)
     calm = changed(engines, run_noise=0.0)
     now = mean_s(calm)

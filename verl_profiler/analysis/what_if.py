@@ -50,7 +50,7 @@ _LEVEL = 0.9
 # Requests of a step that has a 95th percentile.
 _ENOUGH = least_values(0.95)
 # Standard errors of the model, in parts: of what is saved, and of what calls gain by running beside
-# fewer others, on top of the fitted slope's own error.  Assumed; benchmarks/bench_what_if.py counts what they cover.
+# fewer others, on top of the fitted slope's own error.  Assumed; benchmarks/bench_simulated_engines.py counts what they cover.
 _MODEL_ERROR = 0.10
 _LOAD_ERROR = 0.20
 # Two runs of the same settings are assumed to differ by this part of a step in nine of ten pairs, beside

@@ -147,9 +147,7 @@ def _replays(rows: Rows) -> str:
     )
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
     counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
-    return (
-        f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}{noise}"
-    )
+    return f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}{noise}"
 
 
 def _stragglers(rows: Rows) -> str:

@@ -107,9 +107,7 @@ def _duration_title(rows: Rows, trends: Rows) -> str:
     gens = known(rows, "gen_s")
     if steps:
         part = sum(row["gen_s"] or 0 for row in rows if row["finished"]) / sum(steps)
-        title = (
-            f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is gen"
-        )
+        title = f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is gen"
     elif gens:
         title = f"gen takes {seconds(median(gens))} (median)"
     else:
