@@ -233,8 +233,13 @@ def test_intervals_that_contradict_each_other_have_one_owner_each(intervals):
     for (event, name), begin, length, request in intervals:
         more = {"request_id": request} if name == "worker_0" else {}
         writer.span(name, event, begin * 1_000, (begin + length) * 1_000, **more)
-    segments = critical_segments(tables_of(writer.events))
+    tables = tables_of(writer.events)
+    segments = critical_segments(tables)
 
+    if tables.rows("SELECT run FROM asynchronous"):
+        # The requests end after `gen`: such a run has no path.
+        assert [] == segments
+        return
     ends = [round((row["begin_s"] + row["duration_s"]) * 1e6) for row in segments]
     begins = [round(row["begin_s"] * 1e6) for row in segments]
     assert [0, *ends[:-1]] == begins
