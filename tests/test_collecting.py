@@ -15,7 +15,7 @@ import pytest
 from verl_profiler import collecting, fetching, plugin, recorder
 from verl_profiler.capture_plan import UNDER_NSYS, Plan
 from verl_profiler.cli import main
-from verl_profiler.collecting import account, collect
+from verl_profiler.collecting import account, collect, read_journal
 from verl_profiler.errors import ReadingError
 from verl_profiler.file_modes import umask
 from verl_profiler.nsys_export import take_captures
@@ -457,8 +457,10 @@ def test_pipes_in_a_run_do_not_hang_the_command(run, capsys):
         os.mkfifo(run / "nsight" / name)
     os.mkfifo(run / "run.json")
 
-    assert 0 == main(["collect", str(run)])
-    assert "1 of 1 captures gathered" in capsys.readouterr().out
+    assert 1 == main(["collect", str(run)])
+    printed = capsys.readouterr().out
+    assert "1 of 2 captures gathered" in printed
+    assert "WARNING journal/x.jsonl cannot be read (is a named pipe" in printed
 
 
 @pytest.mark.parametrize(
@@ -642,3 +644,16 @@ def test_a_node_that_sends_is_waited_for_beyond_the_deadline(run, ray, monkeypat
     (found,) = collect(run, fetch=collecting.Fetch(run), fetch_s=1)
 
     assert 21 == found.size_bytes
+
+
+def test_a_journal_that_cannot_be_read_is_a_problem(run):
+    """Here a directory of its name; the captures of the others are there."""
+    journal(run, 2)
+    (run / "nsight" / "journal" / "actor_h1_99.jsonl").mkdir()
+
+    captures = read_journal(run / "nsight" / "journal")
+
+    assert [2] == [capture.step for capture in captures if not capture.problem]
+    (problem,) = (capture.problem for capture in captures if capture.problem)
+    assert problem.startswith("journal/actor_h1_99.jsonl cannot be read (")
+    assert "not gathered" in problem

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import errno
 import io
 import json
 import os
@@ -36,6 +37,7 @@ from verl_profiler.following import Run
 from verl_profiler.live import Live
 from verl_profiler.nsys_export import take_captures
 from verl_profiler.reader import load
+from verl_profiler.reading.files import reason_of
 from verl_profiler.report.chrome_trace import ChromeTrace
 from verl_profiler.report.guest_traces import read_guest, write_guest
 from verl_profiler.report.live_text import frame
@@ -529,3 +531,12 @@ def test_only_one_module_opens_files_of_runs():
 
 def _name_of(call):
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def test_a_file_that_its_server_dropped_comes_with_advice():
+    """The problem line of one file, as Python and as duckdb put it."""
+    error = OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/nfs/run/step_1/worker_0.jsonl")
+
+    for each in (error, RuntimeError("IO Error: Could not read from file: Stale file handle")):
+        assert "run the command again" in reason_of(each)
+    assert "again" not in reason_of(PermissionError(errno.EACCES, "Permission denied"))

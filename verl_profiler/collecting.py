@@ -254,22 +254,37 @@ class Fetch:
 def read_journal(folder: Path) -> list[Found]:
     """Return the captures that the processes wrote down, in the order in which they began.
 
-    Lines that cannot be right are one capture per journal, whose `problem` has their number.
+    Lines that cannot be right are one capture per journal, whose `problem` has their number; likewise a
+    journal that cannot be read.
     """
     captures = []
     for file in sorted(folder.glob("*.jsonl")):
         by_number: dict[int, Found] = {}
         refused: list[Any] = []
-        with contextlib.suppress(OSError):
-            for text in read_bounded(file, _JOURNAL_LIMIT_BYTES).splitlines():
-                # A process that was killed leaves half a line.
-                with contextlib.suppress(ValueError):
-                    line = parse_json(text)
-                    if not _take_line(line, by_number):
-                        refused.append(line)
+        try:
+            lines = read_bounded(file, _JOURNAL_LIMIT_BYTES).splitlines()
+        except OSError as error:
+            captures.append(
+                _lost({"role": file.stem}, f"{_shown(file)} cannot be read ({reason_of(error)})")
+            )
+            continue
+        for text in lines:
+            # A process that was killed leaves half a line.
+            with contextlib.suppress(ValueError):
+                line = parse_json(text)
+                if not _take_line(line, by_number):
+                    refused.append(line)
         captures += by_number.values()
         if refused:
-            captures.append(_left_out(refused, file.name))
+            many = len(refused) > 1
+            captures.append(
+                _lost(
+                    refused[0],
+                    f"{len(refused):,} line{'s' * many} of {_shown(file)} "
+                    f"{'are' if many else 'is'} left out: role or host cannot be part of a file name, "
+                    "or a value is of another type",
+                )
+            )
     return sorted(captures, key=lambda capture: (capture.begin_ns or 0, capture.label))
 
 
@@ -295,24 +310,25 @@ def _take_line(line: Any, by_number: dict[int, Found]) -> bool:
     return True
 
 
-def _left_out(lines: list[Any], journal: str) -> Found:
-    """Return what stands for lines of a journal that are no captures, named as the first of them."""
-    first = lines[0] if isinstance(lines[0], dict) else {}
+def _shown(journal: Path) -> str:
+    return f"journal/{_NO_NAME.sub('_', journal.name)}"
+
+
+def _lost(line: Any, problem: str) -> Found:
+    """Return what stands for captures that are not gathered, named as a line that is none."""
+    facts = line if isinstance(line, dict) else {}
 
     def name(key: str) -> str:
-        return _NO_NAME.sub("_", str(first.get(key)))[:_NAME_SHOWN]
+        return _NO_NAME.sub("_", str(facts.get(key)))[:_NAME_SHOWN]
 
     def number(key: str) -> int | None:
-        value = first.get(key)
+        value = facts.get(key)
         return value if type(value) is int and 0 <= value < 1 << 31 else None
 
-    many = len(lines) > 1
     return Found(
         *(name("role"), number("rank"), name("host"), number("pid") or 0, number("step"), None, 0),
         *(None, None, "nsys"),
-        problem=f"{len(lines):,} line{'s' * many} of journal/{_NO_NAME.sub('_', journal)} "
-        f"{'are' if many else 'is'} left out: role or host cannot be part of a file name, or a value "
-        "is of another type; what was captured there is not gathered",
+        problem=f"{problem}; what was captured there is not gathered",
     )
 
 
@@ -497,9 +513,9 @@ def account(captures: list[Found]) -> list[str]:
     good = [capture for capture in captures if capture.file and not capture.problem]
     size = sum(capture.size_bytes for capture in good)
     lines = [f"{len(good)} of {len(captures)} captures gathered, {size / 1e6:.1f} MB"]
-    lines += [
-        f"WARNING {capture.label} step {capture.step}: {capture.problem} (capture-missing)"
-        for capture in captures
-        if capture.problem
-    ]
+    for capture in captures:
+        # Those without a number stand for a journal, or lines of it.
+        of = f"{capture.label} step {capture.step}: " if capture.number else ""
+        if capture.problem:
+            lines.append(f"WARNING {of}{capture.problem} (capture-missing)")
     return lines

@@ -21,7 +21,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.event_query import AS_PARQUET, event_query, list_files
 from verl_profiler.processes import Process
 from verl_profiler.reading.cache_folder import Draft
-from verl_profiler.reading.files import open_regular
+from verl_profiler.reading.files import open_regular, reason_of
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.repair import repair
 from verl_profiler.schemas import FIELDS
@@ -93,7 +93,7 @@ def build_part(
                 problems.extend(repair(file.path, copy, file.shown, growing=growing))
                 empty = not copy.stat().st_size
             except OSError as error:
-                problems.append(f"{file.shown} cannot be read: {error.strerror or error}")
+                problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
                 result.complete = False
                 empty = True
             if empty:
@@ -119,7 +119,7 @@ def build_part(
                 others = _other_fields(connection, target.path, fields)
         except duckdb.OutOfMemoryException as error:
             raise ReadingError(
-                f"the events do not fit into the memory limit: {_first_line(error)}\n"
+                f"the events do not fit into the memory limit: {reason_of(error)}\n"
                 "Give more, for example memory_limit='4GB'",
                 "memory-limit",
             ) from error
@@ -129,7 +129,7 @@ def build_part(
         except (OSError, duckdb.Error) as error:
             # Where the disk is full, no file is wrong.
             if str(target.path) in str(error):
-                raise OSError(_first_line(error)) from error
+                raise OSError(reason_of(error)) from error
             target.try_to_write()
             unreadable = {
                 number
@@ -142,7 +142,7 @@ def build_part(
                 mend(sorted(set(paths) - repaired))
             else:
                 for number in _named_in(error, paths) or set(paths):
-                    problems.append(f"{group[number].shown} cannot be read ({_first_line(error)})")
+                    problems.append(f"{group[number].shown} cannot be read ({reason_of(error)})")
                     result.complete = False
                     paths.pop(number)
             continue
@@ -256,7 +256,3 @@ def _changed(file: EventFile) -> bool:
         return file.path.stat().st_size != file.size_bytes
     except OSError:
         return False
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import importlib
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -86,7 +84,9 @@ def _run(words: Sequence[str]) -> int:
             raise KeyboardInterrupt from None
         if args.traceback:
             traceback.print_exc()
-        if _is_stale(error):
+        from verl_profiler.reading.files import is_stale
+
+        if is_stale(error):
             print_error(
                 f"verl-profiler {args.command}: a file was replaced or removed on its file server "
                 "while it was read (stale NFS file handle).",
@@ -101,11 +101,6 @@ def _run(words: Sequence[str]) -> int:
         )
         return 3
     return status
-
-
-def _is_stale(error: BaseException) -> bool:
-    """Return whether an NFS server dropped a file that was open; duckdb has its text only."""
-    return getattr(error, "errno", None) == errno.ESTALE or os.strerror(errno.ESTALE) in str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

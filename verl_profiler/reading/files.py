@@ -28,6 +28,7 @@ __all__ = [
     "expanded",
     "finite",
     "is_regular",
+    "is_stale",
     "limited_lines",
     "open_log",
     "open_regular",
@@ -61,6 +62,7 @@ _KINDS = (
 )
 
 
+_REASON_SHOWN = 200
 _NO_FILE = "cannot be read as a file on a disk"
 
 
@@ -69,8 +71,20 @@ class UnusableFileError(OSError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a file was not read, without its name: `Permission denied`."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    """Return why a file was not read, in a line without its name: `Permission denied`.
+
+    duckdb's messages may hold the name.
+    """
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    line = reason.splitlines()[0][:_REASON_SHOWN]
+    return (
+        f"{line}: its file server replaced it; run the command again" if is_stale(error) else line
+    )
+
+
+def is_stale(error: BaseException) -> bool:
+    """Return whether an NFS server dropped a file that was open; duckdb has its text only."""
+    return getattr(error, "errno", None) == errno.ESTALE or os.strerror(errno.ESTALE) in str(error)
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
