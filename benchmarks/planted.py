@@ -66,11 +66,15 @@ REWARD_PATH = "reward.custom_reward_function"
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted, and which finding is to come first, with which words in its culprit."""
+    """What is planted, and which finding is to come first, with which words in its culprit.
+
+    `seconds` is what a step takes longer for it, where that follows from what is planted alone.
+    """
 
     about: str
     finding: tuple[str, ...]
     culprit: str = ""
+    seconds: float | None = None
     words: list[str] = field(default_factory=list)
     tool: str = ""
     reward: str = ""
@@ -103,7 +107,9 @@ FAULTS = {
         "calculate",
         tool="time.sleep(1 if number % 8 == 3 else 0)",
     ),
-    "slow_reward": Fault("each reward takes 3 s", ("reward",), "", reward="await asyncio.sleep(3)"),
+    "slow_reward": Fault(
+        "each reward takes 3 s", ("reward",), "", 3.0, reward="await asyncio.sleep(3)"
+    ),
     "blocking_reward": Fault(
         "each reward blocks its worker's event loop for 0.25 s",
         ("reward", "event_loop"),
@@ -114,23 +120,25 @@ FAULTS = {
         "each prompt takes 0.4 s to load, 3.2 s per step",
         ("between_steps", "late_start"),
         "",
+        3.2,
         dataset=DATASET,
     ),
     "late_rank": Fault(
         "one rank of two 0.8 s late in each phase",
         ("slow_ranks",),
         "1",
+        2.4,
         words=["rehearsal.rank_delay_s=[0,0.8]"],
     ),
     "slow_sync": Fault(
         "each weight sync takes 3 s longer",
         ("weight_sync",),
         "",
+        3.0,
         words=["rehearsal.weight_sync_s=3"],
     ),
-    "checkpoint": Fault(
-        "a checkpoint in each step", ("checkpoint",), "", words=["trainer.save_freq=1"]
-    ),
+    # Of a toy model it is less than 3 % of a step.
+    "checkpoint": Fault("a checkpoint in each step", (), words=["trainer.save_freq=1"]),
     "validation": Fault(
         "validation in each step", ("validation",), "", words=["trainer.test_freq=1"]
     ),
@@ -174,8 +182,10 @@ def print_table(folder: Path, chosen: list[str]) -> None:
     """Print what was planted beside what came first."""
     healthy = [seconds_of(run, "step") for run in runs_of(folder, "none")]
     base_s = fmean(healthy) if healthy else float("nan")
-    print("| planted | expected | first finding | culprit | recoverable, s | slower, s | others |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| planted | s per step | expected | first finding | culprit | recoverable, s | slower, s | others |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in chosen:
         fault = FAULTS[name]
         for run in runs_of(folder, name):
@@ -190,7 +200,8 @@ def print_table(folder: Path, chosen: list[str]) -> None:
             )
             seconds = first.get("recoverable_s")
             print(
-                f"| {fault.about} | {' or '.join(fault.finding) or 'none'} "
+                f"| {fault.about} | {'' if fault.seconds is None else fault.seconds} "
+                f"| {' or '.join(fault.finding) or 'none'} "
                 f"| {'' if right else '**not**: '}{names[0] if names else 'none'} "
                 f"| {culprit} "
                 f"| {'' if seconds is None else format(seconds, '.2f')} "

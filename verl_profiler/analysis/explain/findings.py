@@ -100,7 +100,7 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
             gain, resampled = _gain(rule, replay, owner_s, culprit, steps)
             if not step_s or not _triggers(rule, gain, owner_s, step_s, culprit):
                 continue
-            if not rule.unseen and _may_be_chance(resampled, gain, step_s):
+            if rule.varies and _may_be_chance(resampled, gain, step_s):
                 continue
             worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
             if rule.dominates and name not in known:

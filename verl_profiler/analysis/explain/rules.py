@@ -24,6 +24,7 @@ class Rule:
         bounded: The owners' time is an estimate, and the culprits' own lost time an upper bound: what
             the last request waits for may be more than the path shows.
         least: The share of a step from which on the rule triggers.
+        varies: What a healthy step has by chance, too: a small gain needs an interval above 0.
         unseen: The replay has bounds only, so the owners' time decides whether the rule triggers.
         dominates: Nothing is out of the ordinary; this is what bounds the step.
         always: Triggers whatever the time.
@@ -45,6 +46,7 @@ class Rule:
     measured: bool = False
     bounded: bool = False
     least: float = 0.03
+    varies: bool = False
     unseen: bool = False
     dominates: bool = False
     always: bool = False
@@ -79,6 +81,7 @@ RULES: dict[str, Rule] = {
         "last ones.",
         ("rollout_tail", "stragglers", "slowest_requests"),
         change="slowest_5_percent",
+        varies=True,
         named_cause="Stragglers are mostly those of {who}.",
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         overrides=("actor_rollout_ref.rollout.multi_turn.max_assistant_turns={p95_turns}",),
@@ -91,6 +94,7 @@ RULES: dict[str, Rule] = {
         "A time limit near the tool's 95th percentile; more workers behind the tool; a cache.",
         ("tool_latencies", "stragglers"),
         change="tools_at_median",
+        varies=True,
     ),
     "failing_tools": Rule(
         "Tool calls fail: {who}.",
@@ -115,6 +119,7 @@ RULES: dict[str, Rule] = {
         "replicas.",
         ("token_rates", "stragglers"),
         change="even_replicas",
+        varies=True,
         without=("slow_replica",),
     ),
     "slow_worker": Rule(
@@ -134,6 +139,7 @@ RULES: dict[str, Rule] = {
         "More agent-loop workers; tools in processes of their own.",
         ("worker_phases", "loop_suspects"),
         change="even_workers",
+        varies=True,
         overrides=_MORE_WORKERS,
         without=("slow_worker", "event_loop", "host_stall"),
     ),
