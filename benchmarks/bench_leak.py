@@ -22,8 +22,8 @@ import types
 import weakref
 from pathlib import Path
 
-from verl_profiler.clock import take_anchor
-from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.recording.clock import take_anchor
 
 SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 MANAGER = "sglang.srt.managers.tokenizer_manager"
@@ -88,10 +88,11 @@ def activate(folder):
         sys.modules[name] = module
     carried = Carried(folder, folder, EventSettings(announce=False), take_anchor())
     os.environ[ENVIRONMENT_VARIABLE] = carried.encode()
-    from verl_profiler import instrument, plugin
+    from verl_profiler import plugin
+    from verl_profiler.instrumentation import wrapping
 
     plugin.activate()
-    placed = sum(map(len, instrument.status.installed.values()))
+    placed = sum(map(len, wrapping.status.installed.values()))
     if not placed:
         sys.exit("no probe was placed; the targets have changed")
     return placed
@@ -129,7 +130,7 @@ def main():
         seconds = time.monotonic() - begin
         events = 0
         if placed:
-            from verl_profiler import recorder
+            from verl_profiler.recording import recorder
 
             active = recorder.active()
             recorder.stop()

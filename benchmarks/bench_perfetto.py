@@ -23,9 +23,9 @@ BAR_S = 10.0
 
 def timeline(folder: Path) -> tuple[float, float, int]:
     """Return wall seconds, CPU seconds and bytes of writing the timeline."""
-    from verl_profiler.reader import load
-    from verl_profiler.report.perfetto import PerfettoTrace
-    from verl_profiler.report.tracks import origin_ns, write_run
+    from verl_profiler.exports.perfetto import PerfettoTrace
+    from verl_profiler.exports.tracks import origin_ns, write_run
+    from verl_profiler.reading.reader import load
 
     load(folder).close()
     wall, cpu = time.perf_counter(), time.process_time()

@@ -11,7 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from verl_profiler import instrument, ranges, start, stop
+from verl_profiler import start, stop
+from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.probes import Probe
 
 CALLS = 2_000
@@ -40,7 +41,7 @@ def microseconds(calls: int, run: object) -> float:
 
 def measure() -> tuple[float, float]:
     """Return microseconds per probed plain call and per probed coroutine."""
-    call, coroutine = instrument.wrap(PLAIN, plain), instrument.wrap(LOOPED, looped)
+    call, coroutine = wrapping.wrap(PLAIN, plain), wrapping.wrap(LOOPED, looped)
 
     def plain_calls() -> None:
         for _ in range(CALLS):
@@ -58,11 +59,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         start(Path(folder) / "run")
         off = measure()
-        ranges.switch_on(always=True)
+        nvtx_ranges.switch_on(always=True)
         on = measure()
-        ranges.switch_off()
+        nvtx_ranges.switch_off()
         stop()
-    attached = "with a tool" if ranges.tool_attached() else "without a tool"
+    attached = "with a tool" if nvtx_ranges.tool_attached() else "without a tool"
     print(f"ranges off:                plain {off[0]:6.2f} µs, coroutine {off[1]:6.2f} µs")
     print(f"ranges on {attached}: plain {on[0]:6.2f} µs, coroutine {on[1]:6.2f} µs")
     print(

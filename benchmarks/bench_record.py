@@ -26,12 +26,14 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from verl_profiler import instrument, recorder, span
-from verl_profiler.clock import now, take_anchor
-from verl_profiler.context import Request, current_request
+from verl_profiler import span
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.probes import Probe
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import Carried, EventSettings
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import now, take_anchor
+from verl_profiler.recording.context import Request, current_request
+from verl_profiler.recording.recorder import Identity
 
 BATCH = 200
 BATCHES = 300
@@ -201,8 +203,8 @@ def bench_calls(folder):
     request = Request(3)
     request.request_id, request.turn, request.sample, request.session = "0123456789abcdef", 1, 7, 0
     host, ids = Host(), list(range(50))
-    wrapped_sync = instrument.wrap(probe, Host.method)
-    wrapped_async = instrument.wrap(probe, Host.coroutine)
+    wrapped_sync = wrapping.wrap(probe, Host.method)
+    wrapped_async = wrapping.wrap(probe, Host.coroutine)
     rows = {}
 
     def run_async(function):

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from truth.engines import Engines, changed, steps_of
 from truth.synthetic import events_of, run_of
 
-from verl_profiler.analysis.what_if import what_if
+from verl_profiler.analysis.explain.what_if import what_if
 
 STEPS_OF_TRUTH = 60
 SLOW = ((6_000, 700), (11_000, 1_300))
@@ -114,7 +114,7 @@ def measured(made: Engines, steps: int, runs: int) -> dict[str, tuple[float, lis
 
 
 def peak(tables, steps: int) -> int:
-    from verl_profiler.analysis.step_model import step_models
+    from verl_profiler.analysis.explain.step_model import step_models
 
     models = step_models(tables, range(2, steps + 2))
     return round(median(model.most_running for model in models))

@@ -34,13 +34,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils import transferqueue_utils as bridge
 
-from verl_profiler import recorder
-from verl_profiler.clock import now, take_anchor
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import Carried, EventSettings
-from verl_profiler.tq_tracing import lines, placement
-from verl_profiler.tq_tracing.placement import Target, around
-from verl_profiler.tq_tracing.switches import Switches
+from verl_profiler.launch.settings import Carried, EventSettings
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import now, take_anchor
+from verl_profiler.recording.recorder import Identity
+from verl_profiler.transfer_queue import lines, placement
+from verl_profiler.transfer_queue.placement import Target, around
+from verl_profiler.transfer_queue.switches import Switches
 
 # Rows and tokens a row; each token is 8 bytes going in and coming out.
 SIZES = (

@@ -33,9 +33,9 @@ AGAIN = 2
 
 def settings(folder):
     """Make a run directory; return what a worker of that run has in its environment."""
-    from verl_profiler import run_directory
-    from verl_profiler.clock import take_anchor
-    from verl_profiler.settings import Carried, EventSettings
+    from verl_profiler.launch import run_directory
+    from verl_profiler.launch.settings import Carried, EventSettings
+    from verl_profiler.recording.clock import take_anchor
 
     anchor = take_anchor()
     events = EventSettings(announce=False)

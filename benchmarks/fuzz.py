@@ -168,7 +168,7 @@ def _refuse(name):
 def compare_events(mutant, cache):
     """Read a run; return what was lost of its untouched events."""
     from verl_profiler.errors import VerlProfilerError
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     expected = mutant.expected()
     try:
@@ -221,7 +221,7 @@ def prepare(folder):
     folder.mkdir(parents=True)
     fuzz_mutations.make_base(folder / "base")
     fuzz_mutations.make_base(folder / "base-cached")
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     with load(folder / "base-cached") as run:
         run.rows("SELECT * FROM requests")

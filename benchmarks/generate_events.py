@@ -503,8 +503,8 @@ def multiply(base: Path, folder: Path, events: int) -> int:
     """
     import duckdb
 
-    from verl_profiler.event_query import AS_PARQUET
-    from verl_profiler.reader import load
+    from verl_profiler.reading.event_sql import AS_PARQUET
+    from verl_profiler.reading.reader import load
 
     with load(base) as run:
         counted = run.rows(

@@ -408,8 +408,8 @@ def define_classes():
 
 def make_probes(producer):
     """Return probes on `Engine` with hooks as the real ones have them: identity, fields, state."""
-    from verl_profiler.context import Request, current_request
     from verl_profiler.probes import Probe
+    from verl_profiler.recording.context import Request, current_request
 
     soak = producer.soak
 
@@ -603,9 +603,11 @@ class Soak:
     def start(self):
         """Start the recorder and place the probes."""
         import verl_profiler
-        from verl_profiler import instrument, recorder, run_directory
-        from verl_profiler.clock import now, take_anchor
-        from verl_profiler.settings import Carried, EventSettings
+        from verl_profiler.instrumentation import wrapping
+        from verl_profiler.launch import run_directory
+        from verl_profiler.launch.settings import Carried, EventSettings
+        from verl_profiler.recording import recorder
+        from verl_profiler.recording.clock import now, take_anchor
 
         anchor = take_anchor()
         settings = EventSettings(
@@ -625,8 +627,8 @@ class Soak:
         self.log = verl_profiler.log_manager.log
         self.loop = Loop(self)
         define_classes()
-        instrument.install(make_probes(self.loop.producer))
-        self.missed = dict(instrument.status.missed)
+        wrapping.install(make_probes(self.loop.producer))
+        self.missed = dict(wrapping.status.missed)
 
     def conduct(self):
         """Run everything, with faults, for the time that was asked for."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import ray
 
-from verl_profiler import actors, preflight
-from verl_profiler.actors import hook_creation
-from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.capture import actor_placement, node_check
+from verl_profiler.capture.actor_placement import hook_creation
+from verl_profiler.capture.plan import Plan, RoleCapture
 
 STAND_IN = """#!/bin/bash
 # Writes its words down, then runs the program as nsys would.
@@ -68,7 +68,7 @@ class TaskRunner(Seen):
         found["task"] = ray.get(task.remote())
         # As the trainer tells the actors that it may have lost.
         told = {}
-        for role, rank, reference in actors.captured_actors:
+        for role, rank, reference in actor_placement.captured_actors:
             told[f"{role} {rank}"] = ray.get(reference().__ray_call__.remote(_pid)) is not None
         return found, told
 
@@ -90,8 +90,8 @@ def main(folder):
     os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     plan = make_plan(folder)
-    answers = preflight._ask_nodes(plan)
-    problems = [preflight.problems_of(seen, plan) for seen in answers.values()]
+    answers = node_check._ask_nodes(plan)
+    problems = [node_check.problems_of(seen, plan) for seen in answers.values()]
     hook_creation(plan, lambda: True)
     runner = ray.remote(TaskRunner).remote()
     found = {"trainer": ray.get(runner.watched.remote(), timeout=120)}

@@ -21,9 +21,10 @@ from omegaconf import OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
-from verl_profiler import capture_probes, capturing, launch, leftovers, preflight
+from verl_profiler.capture import node_check, nsys_processes, probes, session
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
+from verl_profiler.launch import prepare
 
 STEPS = (1, 2)
 RAY = str(Path(sys.executable).parent / "ray")
@@ -56,11 +57,11 @@ class TaskRunner:
         ]
         hosts = ray.get([worker.work.remote() for worker in workers])
         for step in STEPS:
-            capturing.start(step=step)
-            capture_probes._tell(capturing.start, step)
+            session.start(step=step)
+            probes._tell(session.start, step)
             ray.get([worker.work.remote() for worker in workers])
-            capturing.stop()
-            capture_probes._tell(capturing.stop)
+            session.stop()
+            probes._tell(session.stop)
         return hosts
 
 
@@ -135,17 +136,17 @@ def drive(folder):
     nodes = wait_for(2)
     runner = TaskRunner.remote()
     found["hosts"] = ray.get(runner.run.remote([node["NodeID"] for node in nodes]))
-    plan = launch.recorder.active().carried.captures
+    plan = prepare.recorder.active().carried.captures
     run = folder / "logs" / "run"
-    found["in_use"] = [tool.in_use for tool in leftovers.tools_of(run, Path(plan.directory))]
-    launch.end(failed=False)
+    found["in_use"] = [tool.in_use for tool in nsys_processes.tools_of(run, Path(plan.directory))]
+    prepare.end(failed=False)
     # All that is on PATH, but no nsys.
     folders = os.environ["PATH"].split(os.pathsep)
     path = os.pathsep.join(f for f in folders if not shutil.which("nsys", path=f))
     start_node(folder, "node-three", address, path)
     wait_for(3)
     try:
-        preflight.check_nodes(plan, prepared)
+        node_check.check_nodes(plan, prepared)
     except ConfigError as error:
         found["refused"] = str(error)
     ray.shutdown()

@@ -22,7 +22,8 @@ from omegaconf import OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
-from verl_profiler import clock_exchange, recorder
+from verl_profiler.launch import clock_exchange
+from verl_profiler.recording import recorder
 
 AHEAD_NS = 1000 * 10**9
 BEHIND_NS = 37_000_000

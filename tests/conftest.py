@@ -9,10 +9,12 @@ import pytest
 import real_nsys
 from fake_nvtx import FakeNvtx
 
-from verl_profiler import capturing, context, instrument, ranges, recorder
-from verl_profiler.clock import take_anchor
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import Carried, EventSettings
+from verl_profiler.capture import session
+from verl_profiler.instrumentation import nvtx_ranges, wrapping
+from verl_profiler.launch.settings import Carried, EventSettings
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.recorder import Identity
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores SIGINT, and so would all that tests start.
@@ -27,22 +29,22 @@ def _leaves_nothing_behind():
     if recorder.active() is not None:
         left.append("a running recorder")
         recorder.stop("left behind by a test")
-    if instrument.status.installed:
-        left.append(f"probes: {instrument.status.installed}")
-        instrument.uninstall()
+    if wrapping.status.installed:
+        left.append(f"probes: {wrapping.status.installed}")
+        wrapping.uninstall()
     if any(
         thread.name in ("verl-profiler writer", "verl-profiler memory")
         for thread in threading.enumerate()
     ):
         left.append("a thread of the recorder")
-    if ranges.is_on():
+    if nvtx_ranges.is_on():
         left.append("NVTX ranges")
-        ranges.switch_off()
-    capturing._current = None
+        nvtx_ranges.switch_off()
+    session._current = None
     context.process.reset()
     context.current_request.set(None)
     context.current_engine_call.set(None)
-    instrument.status.clear()
+    wrapping.status.clear()
     os.environ.clear()
     os.environ.update(environment)
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from verl_profiler.actors import OFF, UNDER_NSYS, runtime_env_for
-from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.capture.actor_placement import OFF, UNDER_NSYS, runtime_env_for
+from verl_profiler.capture.plan import Plan, RoleCapture
 
 pytest.importorskip("ray")
 

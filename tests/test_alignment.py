@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_profiler import clock_exchange
-from verl_profiler.alignment import aheads, fit
-from verl_profiler.clock import boot_id, now
-from verl_profiler.reader import load
+from verl_profiler.launch import clock_exchange
+from verl_profiler.reading.clock_alignment import aheads, fit
+from verl_profiler.reading.reader import load
+from verl_profiler.recording.clock import boot_id, now
 
 SECOND = 10**9
 WALL_NS = 1_795_228_400 * SECOND
@@ -528,7 +528,7 @@ from types import SimpleNamespace
 sys.modules["ray.util.scheduling_strategies"] = SimpleNamespace(
     NodeAffinitySchedulingStrategy=lambda *_, **__: None
 )
-from verl_profiler.clock_exchange import _actor
+from verl_profiler.launch.clock_exchange import _actor
 ray = SimpleNamespace(remote=lambda made: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made)))
 who, port = _actor(ray, "node").listen("127.0.0.1", b"t" * 16)
 usual = resource.getrlimit(resource.RLIMIT_NOFILE)

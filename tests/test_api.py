@@ -6,8 +6,9 @@ import inspect
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, log_manager, recorder, span, start, stop
-from verl_profiler.context import Request
+from verl_profiler import log_manager, span, start, stop
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.context import Request
 from verl_profiler.testing import recorded_events
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.captures import Capture, translate
+from verl_profiler.capture.verl_keys import Capture, translate
 from verl_profiler.errors import ConfigError
 
 omegaconf = pytest.importorskip("omegaconf")

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from fake_nvtx import FakeNvtx
 
-from verl_profiler import capturing, context, recorder
-from verl_profiler.capture_plan import Plan, RoleCapture
-from verl_profiler.recorder import Identity
+from verl_profiler.capture import session
+from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.recorder import Identity
 
 BY_RANGE = {"capture-range": "nvtx"}
 
@@ -50,11 +51,11 @@ def test_a_capture_is_a_range_that_nsys_waits_for(captured, nvtx, tmp_path):
     """Begin and end are written down at once, so that a killed process leaves what it began."""
     captured()
 
-    assert capturing.start(None, 2)
+    assert session.start(None, 2)
     assert [("start", "capture", "verl_profiler", None, None)] == nvtx.calls
     assert 1 == len(journal(tmp_path))
 
-    capturing.stop()
+    session.stop()
 
     assert ("end", 1) == nvtx.calls[-1]
     begin, end = journal(tmp_path)
@@ -67,7 +68,7 @@ def test_a_capture_is_a_range_that_nsys_waits_for(captured, nvtx, tmp_path):
 def test_starting_twice_is_starting_once(captured, nvtx):
     """verl starts the profiler of a process once per worker group that lives there."""
     captured()
-    for call in (capturing.start, capturing.start, capturing.stop, capturing.stop):
+    for call in (session.start, session.start, session.stop, session.stop):
         call()
 
     assert ["start", "end"] == [call[0] for call in nvtx.calls]
@@ -77,7 +78,7 @@ def test_a_rank_that_was_not_chosen_captures_nothing(captured, nvtx, tmp_path):
     """Whatever the trainer asks of it."""
     captured(roles={"agent_loop": RoleCapture((1,), BY_RANGE)})
 
-    assert not capturing.start(None, 2)
+    assert not session.start(None, 2)
     assert [] == nvtx.calls
     assert not (tmp_path / "journal").exists()
 
@@ -85,7 +86,7 @@ def test_a_rank_that_was_not_chosen_captures_nothing(captured, nvtx, tmp_path):
 def test_without_a_plan_nothing_happens(recording, nvtx):
     """Every process of a run without profile_steps."""
     assert recording is not None
-    assert not capturing.start(None, 2)
+    assert not session.start(None, 2)
     assert [] == nvtx.calls
 
 
@@ -94,7 +95,7 @@ def test_a_failed_check_before_training_switches_captures_off(captured, nvtx, mo
     captured()
     monkeypatch.setenv("VERL_PROFILER_CAPTURES_OFF", "1")
 
-    assert not capturing.start(None, 2)
+    assert not session.start(None, 2)
     assert [] == nvtx.calls
 
 
@@ -102,9 +103,9 @@ def test_captures_that_the_host_makes_are_written_down_too(captured, tmp_path):
     """On CUDA verl calls the CUDA profiler itself; the step and the task are what verl says."""
     by_cuda = {"agent_loop": RoleCapture(None, {"capture-range": "cudaProfilerApi"})}
     captured(discrete=True, roles=by_cuda)
-    process = capturing.current()
-    capturing.note_step(7)
-    capturing.note_task("actor_update")
+    process = session.current()
+    session.note_step(7)
+    session.note_task("actor_update")
     process.opened()
     process.closed()
     process.opened()
@@ -120,12 +121,12 @@ def test_the_torch_profiler_leaves_a_chrome_trace(captured, tmp_path):
     """The second tool: real torch, on a CPU."""
     torch = pytest.importorskip("torch")
     captured(tool="torch")
-    capturing.start(None, 2)
+    session.start(None, 2)
     # Also of another thread: actors run their methods in several.
     thread = threading.Thread(target=lambda: torch.ones(8).sum())
     thread.start()
     thread.join()
-    capturing.stop()
+    session.stop()
 
     (trace,) = (tmp_path / "raw").iterdir()
     names = {
@@ -147,8 +148,8 @@ def test_the_silent_combination_of_nvtx_and_nsys_is_said(captured, monkeypatch, 
     captured()
     monkeypatch.setitem(sys.modules, "nvtx", Silent())
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsys/lib.so")
-    monkeypatch.setattr(capturing, "_version", lambda _name: "0.2.17")
-    capturing.start(None, 2)
+    monkeypatch.setattr(session, "_version", lambda _name: "0.2.17")
+    session.start(None, 2)
 
     assert "(nvtx-silent)" in capfd.readouterr().err
     assert journal(tmp_path)[0]["silent"]
@@ -158,7 +159,7 @@ def test_the_step_is_the_processs_own_where_nobody_says_it(captured, nvtx, tmp_p
     """verl's `start_profile` of the rollout names no step."""
     captured()
     context.process.step = 5
-    capturing.start()
+    session.start()
 
     assert 5 == journal(tmp_path)[0]["step"]
     assert nvtx.calls
@@ -167,12 +168,12 @@ def test_the_step_is_the_processs_own_where_nobody_says_it(captured, nvtx, tmp_p
 def test_a_second_run_of_a_process_has_its_own_captures(captured, nvtx, tmp_path):
     """With its own plan and its own journal, counted from one."""
     captured()
-    capturing.start(None, 2)
-    capturing.stop()
+    session.start(None, 2)
+    session.stop()
     recorder.stop()
     captured(journal=str(tmp_path / "second"))
-    capturing.start(None, 2)
-    capturing.stop()
+    session.start(None, 2)
+    session.stop()
 
     (file,) = (tmp_path / "second").iterdir()
     assert [1, 1] == [json.loads(line)["capture"] for line in file.read_text().splitlines()]
@@ -182,8 +183,8 @@ def test_a_second_run_of_a_process_has_its_own_captures(captured, nvtx, tmp_path
 def test_a_capture_that_runs_when_recording_stops_is_ended(captured, nvtx):
     """The tool would else write no report."""
     captured()
-    capturing.start(None, 2)
+    session.start(None, 2)
     recorder.stop()
-    capturing.stop()
+    session.stop()
 
     assert ("end", 1) == nvtx.calls[-1]

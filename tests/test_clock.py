@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler import clock
-from verl_profiler.clock import (
+from verl_profiler.recording import clock
+from verl_profiler.recording.clock import (
     Anchor,
     Readings,
     Timestamps,

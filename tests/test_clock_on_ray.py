@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.reader import load
+from verl_profiler.reading.reader import load
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -12,15 +12,17 @@ from dataclasses import asdict
 import msgspec
 import pytest
 
-from verl_profiler import collecting, fetching, plugin, recorder
-from verl_profiler.capture_plan import UNDER_NSYS, Plan
+from verl_profiler import plugin
+from verl_profiler.capture import gather, node_copy
+from verl_profiler.capture.file_modes import umask
+from verl_profiler.capture.gather import account, collect, read_journal
+from verl_profiler.capture.plan import UNDER_NSYS, Plan
 from verl_profiler.cli import main
-from verl_profiler.collecting import account, collect, read_journal
 from verl_profiler.errors import ReadingError
-from verl_profiler.file_modes import umask
-from verl_profiler.nsys_export import take_captures
-from verl_profiler.settings import ENVIRONMENT_VARIABLE
-from verl_profiler.tables import Tables
+from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.recording import recorder
 
 
 @pytest.fixture
@@ -277,7 +279,7 @@ def test_a_report_that_somebody_writes_is_waited_for_and_named(run):
 
 def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
     """A report of another node whose nsys was still writing at the first look."""
-    monkeypatch.setattr(collecting, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(gather, "_AGAIN_S", 0.01)
     journal(run, 2)
     looks = []
 
@@ -299,9 +301,9 @@ def test_what_was_placed_does_not_come_again(run, monkeypatch):
     collect(run)
     asked = {}
     monkeypatch.setattr(
-        fetching.Nodes, "fetch", lambda _self, folders, _left_s: asked.update(folders)
+        node_copy.Nodes, "fetch", lambda _self, folders, _left_s: asked.update(folders)
     )
-    fetch = collecting.Fetch(run)
+    fetch = gather.Fetch(run)
     fetch(1.0)
 
     assert {"actor_h1_11.1.nsys-rep": 6} == asked[run / "nsight" / "raw"]
@@ -311,7 +313,7 @@ def test_what_was_placed_does_not_come_again(run, monkeypatch):
 
 def test_files_of_another_node_come_whole_or_not_at_all(tmp_path, monkeypatch):
     """In pieces; one that breaks off has no name that a later collection would take for done."""
-    monkeypatch.setattr(fetching, "_CHUNK", 4)
+    monkeypatch.setattr(node_copy, "_CHUNK", 4)
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     here.mkdir()
@@ -320,11 +322,11 @@ def test_files_of_another_node_come_whole_or_not_at_all(tmp_path, monkeypatch):
     (there / "c.nsys-rep").write_bytes(b"known")
     (there / "d.nsys-rep").write_bytes(b"grown")
     with (there / "e.nsys-rep").open("w"):
-        pieces = list(fetching._read_files(str(there), "mark", {"c.nsys-rep": 5, "d.nsys-rep": 2}))
+        pieces = list(node_copy._read_files(str(there), "mark", {"c.nsys-rep": 5, "d.nsys-rep": 2}))
     # A piece of an earlier try must not become part of the file.
-    fetching._write_files(here, pieces[:2])
+    node_copy._write_files(here, pieces[:2])
     assert ["a.nsys-rep.part"] == [path.name for path in here.iterdir()]
-    fetching._write_files(here, pieces)
+    node_copy._write_files(here, pieces)
 
     assert {"a.nsys-rep": b"0123456789", "b.nsys-rep": b"", "d.nsys-rep": b"grown"} == {
         path.name: path.read_bytes() for path in here.iterdir()
@@ -340,7 +342,7 @@ def test_what_is_no_ordinary_file_on_another_node_costs_only_itself(tmp_path):
     (tmp_path / "d.nsys-rep").write_bytes(b"report")
     pieces = []
     with pytest.raises(OSError, match=r"a\.nsys-rep is a named pipe") as caught:
-        for piece in fetching._read_files(str(tmp_path), "mark", {}):
+        for piece in node_copy._read_files(str(tmp_path), "mark", {}):
             pieces.append(piece)  # noqa: PERF402  what came before the error counts
 
     assert "2 more" in str(caught.value)
@@ -350,11 +352,11 @@ def test_what_is_no_ordinary_file_on_another_node_costs_only_itself(tmp_path):
 @pytest.mark.timeout(30)
 def test_a_file_that_grows_while_it_is_sent_comes_as_long_as_it_was(tmp_path, monkeypatch):
     """What is added meanwhile comes the next time, and no writer keeps the sender busy forever."""
-    monkeypatch.setattr(fetching, "_CHUNK", 4)
+    monkeypatch.setattr(node_copy, "_CHUNK", 4)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"0123456789")
     content = b""
-    for name, chunk, last in fetching._read_files(str(tmp_path), "mark", {}):
+    for name, chunk, last in node_copy._read_files(str(tmp_path), "mark", {}):
         with path.open("ab") as file:
             file.write(b"more" * 4)
         content += chunk
@@ -368,7 +370,7 @@ def test_one_disk_of_two_nodes_is_noticed(tmp_path):
     (tmp_path / "a.nsys-rep").touch()
     (tmp_path / "mark").touch()
 
-    assert [] == list(fetching._read_files(str(tmp_path), "mark", {}))
+    assert [] == list(node_copy._read_files(str(tmp_path), "mark", {}))
 
 
 HOSTILE = [
@@ -600,7 +602,7 @@ def test_silent_nodes_share_one_deadline_and_are_named(run, ray):
     """Each of them took two minutes, one after the other, whatever `collect_timeout_s` was."""
     ray("silent-1", "silent-2", "gone", "good", "failing")
     journal(run, 2)
-    fetch = collecting.Fetch(run)
+    fetch = gather.Fetch(run)
     (found,) = collect(run, patience_s=1, fetch=fetch, fetch_s=1)
     said = fetch.account()
 
@@ -615,7 +617,7 @@ def test_collecting_starts_no_cluster(run, ray):
     ray("node", connected=False)
     journal(run, 2)
     report(run, "actor_h1_11.1.nsys-rep")
-    fetch = collecting.Fetch(run)
+    fetch = gather.Fetch(run)
     (found,) = collect(run, fetch=fetch)
 
     assert "actor_0.step2.nsys-rep" == found.file
@@ -626,7 +628,7 @@ def test_a_node_that_sends_is_waited_for_beyond_the_deadline(run, ray, monkeypat
     """A report of some gigabytes; a node that was silent for a while is given up even so."""
     ray("good")
     journal(run, 2)
-    monkeypatch.setattr(fetching, "_SILENCE_S", 30)
+    monkeypatch.setattr(node_copy, "_SILENCE_S", 30)
     pieces = [("actor_h1_11.1.nsys-rep", b"r", False)] * 20
     pieces.append(("actor_h1_11.1.nsys-rep", b"e", True))
 
@@ -641,7 +643,7 @@ def test_a_node_that_sends_is_waited_for_beyond_the_deadline(run, ray, monkeypat
 
     monkeypatch.setattr(Pieces, "__init__", begin)
     monkeypatch.setattr(Pieces, "__next__", advance)
-    (found,) = collect(run, fetch=collecting.Fetch(run), fetch_s=1)
+    (found,) = collect(run, fetch=gather.Fetch(run), fetch_s=1)
 
     assert 21 == found.size_bytes
 

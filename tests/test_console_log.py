@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler.console_log import STDIN, ConsoleLine, clean, console_lines, file_lines, lines_of
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.formats.console_log import (
+    STDIN,
+    ConsoleLine,
+    clean,
+    console_lines,
+    file_lines,
+    lines_of,
+)
 
 PREFIXES = {
     "(TaskRunner pid=11052) ": ("TaskRunner", 11052, None),

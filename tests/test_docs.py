@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verl_profiler.capture_plan import NsightSettings
+from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.cli import COMMANDS
-from verl_profiler.events import EVENTS, FAMILIES
-from verl_profiler.settings import EventSettings, MemorySaverSettings, Settings
-from verl_profiler.tq_tracing.switches import Switches
+from verl_profiler.events.vocabulary import EVENTS, FAMILIES
+from verl_profiler.launch.settings import EventSettings, MemorySaverSettings, Settings
+from verl_profiler.transfer_queue.switches import Switches
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [

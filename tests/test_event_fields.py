@@ -9,14 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verl_profiler import capturing, plugin, recorder, run_directory
-from verl_profiler.capture_plan import Plan, RoleCapture
-from verl_profiler.clock import take_anchor
-from verl_profiler.collecting import Found
-from verl_profiler.event_fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, page
-from verl_profiler.events import EVENTS
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import parse
+from verl_profiler import plugin
+from verl_profiler.capture import session
+from verl_profiler.capture.gather import Found
+from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, page
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.launch import run_directory
+from verl_profiler.launch.settings import parse
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.recorder import Identity
 
 ROOT = Path(__file__).parents[1]
 REHEARSAL = ROOT / "tests" / "data" / "rehearsal_run.tar.gz"
@@ -52,7 +55,7 @@ def recorded():
 
 
 def test_the_page_is_what_the_tables_make():
-    """`python -m verl_profiler.event_fields > docs/privacy.md` writes it."""
+    """`python -m verl_profiler.events.fields > docs/privacy.md` writes it."""
     assert page() == (ROOT / "docs" / "privacy.md").read_text()
 
 
@@ -95,7 +98,7 @@ def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
 def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monkeypatch):
     """A header with everything, run.json, a journal, a list of captures."""
     monkeypatch.setattr(
-        "verl_profiler.clock_exchange._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
+        "verl_profiler.launch.clock_exchange._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
     )
     recorder.start(carried, lambda: Identity("trainer", 0), plugin._describe)
     recorder.record("step", 1, 2, {}, 1)
@@ -104,7 +107,7 @@ def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monke
     settings = parse({"output_dir": str(tmp_path / "x")})
     run = run_directory.make(str(tmp_path / "x"), take_anchor(), settings, {"memory": {"a": 1}})
     plan = Plan("torch", (1,), False, "/raw", str(tmp_path), "error", {"a": RoleCapture(None)})
-    capturing.Process(plan, "a", 0).closed()
+    session.Process(plan, "a", 0).closed()
     (journal,) = tmp_path.glob("*.jsonl")
 
     assert set() == unknown(header, HEADER)
@@ -117,9 +120,9 @@ def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monke
 def test_what_is_read_of_the_training_is_in_the_table():
     """`launch._training` picks these keys."""
     omegaconf = pytest.importorskip("omegaconf")
-    from verl_profiler import launch
+    from verl_profiler.launch import prepare
 
-    picked = launch._training(omegaconf.OmegaConf.create({}))
+    picked = prepare._training(omegaconf.OmegaConf.create({}))
 
     assert set() == unknown({"training": picked}, RUN)
     assert msgspec.json.encode(picked)

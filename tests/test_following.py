@@ -6,8 +6,8 @@ import random
 import pytest
 from recorded import grow, lines_in_order, unpacked
 
-from verl_profiler import following
-from verl_profiler.following import Run
+from verl_profiler.live import follow
+from verl_profiler.live.follow import Run
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_of_a_long_run_the_beginning_is_not_read(run, tmp_path):
 
 def test_broken_lines_are_counted_and_passed_over(tmp_path, monkeypatch):
     """Also one that is longer than what is read at once."""
-    monkeypatch.setattr(following, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(follow, "_BLOCK_BYTES", 256)
     good = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"turn","step":1}\n'
     pieces = [good, b"{\n", b"\xff\xfe\n", b"x" * 1000 + b"\n", b'{"event":3}\n', good]
     grow(tmp_path, [("step_1/worker_0.jsonl", piece) for piece in pieces])
@@ -75,9 +75,9 @@ def test_broken_lines_are_counted_and_passed_over(tmp_path, monkeypatch):
 
 def test_much_is_read_in_portions(tmp_path, monkeypatch):
     """The screen says how much is left."""
-    monkeypatch.setattr(following, "_AT_ONCE_BYTES", 200)
+    monkeypatch.setattr(follow, "_AT_ONCE_BYTES", 200)
     line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"turn","step":1}\n'
-    monkeypatch.setattr(following, "_BLOCK_BYTES", 2 * len(line))
+    monkeypatch.setattr(follow, "_BLOCK_BYTES", 2 * len(line))
     grow(tmp_path, [(f"step_1/worker_{rank}.jsonl", line * 6) for rank in range(2)])
     followed = Run(tmp_path)
     counts = []

@@ -13,11 +13,12 @@ from contextvars import copy_context
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, instrument, recorder
-from verl_profiler.clock import now
-from verl_profiler.context import EngineCall, Request
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import Probe, all_probes, rollout
 from verl_profiler.probes.values import LONGEST, plain, scalar
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.context import EngineCall, Request
 
 REQUEST = {
     "trajectory": {"step": 3, "sample_index": 1, "rollout_n": 0, "validate": False},
@@ -32,7 +33,7 @@ def probe_of(name):
 
 
 def wrapped(name, function):
-    return instrument.wrap(probe_of(name), function)
+    return wrapping.wrap(probe_of(name), function)
 
 
 class Trainer:
@@ -68,7 +69,7 @@ def test_the_context_is_the_hosts_again(probe, failing, recording, monkeypatch):
     """Also where our own code fails on the way, or the recorder stops during the call."""
     if failing == "enter":
         monkeypatch.setattr(recorder.Recorder, "add_cpu", fails)
-        monkeypatch.setattr(instrument, "SAMPLED", 1)
+        monkeypatch.setattr(wrapping, "SAMPLED", 1)
     elif failing == "leave":
         monkeypatch.setattr(rollout, "_request_fields", fails)
         monkeypatch.setattr("verl_profiler.probes.engine.times_of", fails)
@@ -91,7 +92,7 @@ def test_the_context_is_the_hosts_again(probe, failing, recording, monkeypatch):
         assert [(None, None)] == seen
     else:
         assert [(None, None)] != seen
-    assert (failing != "stopped") == bool(instrument.status.errors)
+    assert (failing != "stopped") == bool(wrapping.status.errors)
 
 
 def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording, carried):
@@ -106,7 +107,7 @@ def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording
 
     asyncio.run(wrapped("request", loop)(**REQUEST))
 
-    assert {"engine_call": 1} == dict(instrument.status.errors)
+    assert {"engine_call": 1} == dict(wrapping.status.errors)
     assert [0, 1, 2] == [line["extra"]["turn"] for line in lines(carried, "turn")]
 
 
@@ -190,7 +191,7 @@ def test_the_event_loop_closes_a_probed_generator_once(recording, caplog):
             await asyncio.sleep(0.01)
             closed.append(True)
 
-    probed = instrument.wrap(Probe("event", "rollout", ("x:y",)), items)
+    probed = wrapping.wrap(Probe("event", "rollout", ("x:y",)), items)
 
     async def serve():
         asyncio.get_running_loop().set_exception_handler(
@@ -220,13 +221,13 @@ def test_nested_probed_generators_are_closed_by_the_one_that_is_dropped(recordin
 
     async def outer():
         try:
-            async for item in instrument.wrap(probe, inner)():
+            async for item in wrapping.wrap(probe, inner)():
                 yield item
         finally:
             closed.append("outer")
 
     async def use():
-        async for _ in instrument.wrap(probe, outer)():
+        async for _ in wrapping.wrap(probe, outer)():
             break
         for _ in range(6):
             await asyncio.sleep(0)
@@ -248,12 +249,12 @@ def test_what_a_hook_meets_in_the_hosts_values_stays_there(where, recording):
         yield 1
 
     async def use():
-        return [item async for item in instrument.wrap(probe, items)()]
+        return [item async for item in wrapping.wrap(probe, items)()]
 
     probe = Probe("event", "rollout", ("x:y",), **{where: cancelled})
 
     assert [1] == asyncio.run(use())
-    assert {"event": 1} == dict(instrument.status.errors)
+    assert {"event": 1} == dict(wrapping.status.errors)
 
 
 def test_what_a_signal_handler_raises_goes_to_the_host(recording):
@@ -270,7 +271,7 @@ def test_what_a_signal_handler_raises_goes_to_the_host(recording):
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(SystemExit):
-            instrument.wrap(Probe("event", "rollout", ("x:y",), leave=end), lambda: 1)()
+            wrapping.wrap(Probe("event", "rollout", ("x:y",), leave=end), lambda: 1)()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -280,8 +281,8 @@ def test_a_failure_that_cannot_be_printed_is_counted(recording, monkeypatch):
     monkeypatch.setattr("traceback.format_exception", fails)
     probe = Probe("event", "rollout", ("x:y",), enter=fails)
 
-    assert 1 == instrument.wrap(probe, lambda: 1)()
-    assert {"event": 1} == dict(instrument.status.errors)
+    assert 1 == wrapping.wrap(probe, lambda: 1)()
+    assert {"event": 1} == dict(wrapping.status.errors)
 
 
 def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
@@ -291,7 +292,7 @@ def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
     def deeper(depth):
         if depth:
             return deeper(depth - 1)
-        return instrument.wrap(probe, lambda tool_call: tool_call)("t")
+        return wrapping.wrap(probe, lambda tool_call: tool_call)("t")
 
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(250)
@@ -442,11 +443,11 @@ def test_fields_are_plain_and_short_whatever_the_host_hands_over(probe, recordin
         outer.turn = 0
         context.current_request.set(outer)
         context.current_engine_call.set(EngineCall() if probe.name == "_vllm_request_id" else None)
-        instrument.wrap(probe, lambda result=result, **_: result)(**strange())
+        wrapping.wrap(probe, lambda result=result, **_: result)(**strange())
         made.append((None, None, 0, outer.full_identity(), outer.step))
         context.current_request.set(None)
         context.process.hold_trainer(trainer)
-        instrument.wrap(probe, lambda result=result, **_: result)(**strange())
+        wrapping.wrap(probe, lambda result=result, **_: result)(**strange())
 
     assert [] == [place for event, _, _, extra, step in made for place in odd([event, extra, step])]
 
@@ -472,10 +473,10 @@ def test_tokens_of_the_model_and_of_tools_are_told_apart(recording, masks, gener
     probe = next(
         each for each in all_probes() if each.targets[0].endswith("_agent_loop_postprocess")
     )
-    instrument.wrap(probe, lambda output: None)(output=made if len(made) > 1 else made[0])
+    wrapping.wrap(probe, lambda output: None)(output=made if len(made) > 1 else made[0])
     context.current_request.set(None)
 
-    assert {} == dict(instrument.status.errors)
+    assert {} == dict(wrapping.status.errors)
     assert (2, 6 * len(masks), generated, tool) == (
         request.prompt_tokens,
         request.response_tokens,

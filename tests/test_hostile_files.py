@@ -30,19 +30,19 @@ from hostile import (
 )
 
 import verl_profiler
-from verl_profiler import nsys_export
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
-from verl_profiler.following import Run
-from verl_profiler.live import Live
-from verl_profiler.nsys_export import take_captures
-from verl_profiler.reader import load
-from verl_profiler.reading.files import reason_of
-from verl_profiler.report.chrome_trace import ChromeTrace
-from verl_profiler.report.guest_traces import read_guest, write_guest
-from verl_profiler.report.live_text import frame
-from verl_profiler.report.perfetto import PerfettoTrace
-from verl_profiler.tables import Tables
+from verl_profiler.events.files import reason_of
+from verl_profiler.exports.chrome_trace import ChromeTrace
+from verl_profiler.exports.guest_traces import read_guest, write_guest
+from verl_profiler.exports.perfetto import PerfettoTrace
+from verl_profiler.live.follow import Run
+from verl_profiler.live.screen import frame
+from verl_profiler.live.state import Live
+from verl_profiler.reading.formats import nsys_export
+from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
 
 # A command that takes longer than this hangs.
 BOUND_S = 20
@@ -224,7 +224,7 @@ def test_summary_takes_any_value_in_any_header(tmp_path):
 
 def test_summary_takes_any_value_in_run_json(tmp_path):
     """Read as the reader does; the commands see only what passed."""
-    from verl_profiler.sources import find_sources
+    from verl_profiler.reading.discovery import find_sources
 
     run = small_run(tmp_path)
     for place, text in list(hostile_texts(RUN))[2::5]:
@@ -474,44 +474,16 @@ def test_every_command_takes_any_value_in_any_line(hostile_lines, tmp_path, comm
 def test_only_one_module_opens_files_of_runs():
     """Whatever is opened is a regular file of bounded size, or written by us."""
     package = Path(verl_profiler.__file__).parent
-    reading = [
-        *(package / "reading").glob("*.py"),
-        *(package / "analysis").glob("*.py"),
-        *(package / "report").glob("*.py"),
-        *(
-            package / f"{name}.py"
-            for name in [
-                "alignment",
-                "console_log",
-                "conversion",
-                "event_query",
-                "fetching",
-                "following",
-                "live",
-                "memory_log",
-                "nsys_export",
-                "parts",
-                "processes",
-                "reader",
-                "repair",
-                "shelf",
-                "sources",
-                "step_lines",
-                "tables",
-                "tq_lines",
-                "tq_log",
-                "tq_rows",
-                "tq_spans",
-            ]
-        ),
-    ]
+    folders = ("reading", "analysis", "views", "render", "exports", "live")
+    reading = [path for folder in folders for path in (package / folder).rglob("*.py")]
+    reading.append(package / "capture" / "node_copy.py")
     found = {
         (path.stem, ast.unparse(node))
         for path in reading
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and _name_of(node) in ("open", "read_text", "read_bytes", "load", "connect", "GzipFile")
-        and path.stem not in ("files", "cache_folder")
+        and path.stem != "cache_folder"
         # Written by us, to scratch.
         and not any(isinstance(a, ast.Constant) and str(a.value) in ("w", "wb") for a in node.args)
     }
@@ -521,7 +493,7 @@ def test_only_one_module_opens_files_of_runs():
         ("archives", "tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member)"),
         ("nsys_export", "sqlite3.connect(uri, uri=True)"),
         # What another node sent, written here.
-        ("fetching", "part.open('ab' if name == begun else 'wb')"),
+        ("node_copy", "part.open('ab' if name == begun else 'wb')"),
         # In memory, and files of the package.
         ("tables", "duckdb.connect()"),
         ("reader", "duckdb.connect()"),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.console_log import LINE_LIMIT_BYTES, file_lines
 from verl_profiler.errors import ReadingError
-from verl_profiler.memory_log import read_logs as read_memory
-from verl_profiler.step_lines import logged_runs
-from verl_profiler.tq_log import read_logs as read_transfers
+from verl_profiler.reading.formats.console_log import LINE_LIMIT_BYTES, file_lines
+from verl_profiler.reading.formats.console_memory import read_logs as read_memory
+from verl_profiler.reading.formats.console_steps import logged_runs
+from verl_profiler.reading.formats.tq_log import read_logs as read_transfers
 
 GOOD = "step:1 - timing_s/gen:1.5 - perf/x:1\n"
 READING = "x, memory allocated (GB): 1.5, memory reserved (GB): 2\n"
@@ -170,7 +170,7 @@ def test_the_pipe_of_a_shell_is_read():
 
 @pytest.mark.timeout(60)
 def test_a_compressed_log_that_expands_without_end_is_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr("verl_profiler.reading.files.EXPANSION_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr("verl_profiler.events.files.EXPANSION_FROM_BYTES", 1 << 20)
     path = tmp_path / "console.log.gz"
     packer = zlib.compressobj(wbits=31)
     packed = packer.compress(GOOD.encode())

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from verl_profiler.clock import take_anchor
-from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.recording.clock import take_anchor
 
 READING = {"duckdb", "matplotlib", "jinja2", "pandas", "numpy", "scipy"}
 HOSTS = {"torch", "ray", "verl", "sglang", "vllm", "transfer_queue", "hydra", "omegaconf"}
@@ -42,7 +42,7 @@ def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
     """Also when it records, with every probe registered."""
     carried = Carried(str(tmp_path), "x", EventSettings(announce=False), take_anchor())
     found = imported_by(
-        "import verl_profiler.plugin; import verl_profiler.recorder as r; assert r.active()",
+        "import verl_profiler.plugin; import verl_profiler.recording.recorder as r; assert r.active()",
         **{ENVIRONMENT_VARIABLE: carried.encode()},
     )
 
@@ -64,7 +64,7 @@ def test_the_plugin_does_nothing_without_settings():
 
 def test_an_engine_that_is_not_profiled_imports_one_module():
     """SGLang calls its plugins in every engine of the environment."""
-    found = imported_by("from verl_profiler.scheduler_ranges import load; load()")
+    found = imported_by("from verl_profiler.instrumentation.sglang_scheduler import load; load()")
 
     assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
 
@@ -72,10 +72,10 @@ def test_an_engine_that_is_not_profiled_imports_one_module():
 @pytest.mark.parametrize(
     "module",
     [
-        "verl_profiler.reader",
+        "verl_profiler.reading.reader",
         "verl_profiler.analysis",
-        "verl_profiler.report.text",
-        "verl_profiler.tq_log",
+        "verl_profiler.render.text",
+        "verl_profiler.reading.formats.tq_log",
         "verl_profiler.exports.jsonl",
     ],
 )
@@ -100,7 +100,7 @@ def test_the_command_line_needs_only_the_core(tmp_path):
     assert set() == found & (READING | HOSTS)
 
 
-@pytest.mark.parametrize("module", ["redaction", "event_fields", "connected_ray"])
+@pytest.mark.parametrize("module", ["events.redaction", "events.fields", "capture.connected_ray"])
 def test_what_both_halves_import_needs_no_other_package(module):
     """Masking, for example, is done in the driver and in the report."""
     found = imported_by(f"import verl_profiler.{module}")

@@ -9,8 +9,9 @@ import types
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import instrument, recorder
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import Probe
+from verl_profiler.recording import recorder
 
 SOURCE = """
 import asyncio
@@ -99,7 +100,7 @@ def host(monkeypatch):
     exec(SOURCE, module.__dict__)
     monkeypatch.setitem(sys.modules, "probed_host", module)
     yield module
-    instrument.uninstall()
+    wrapping.uninstall()
 
 
 def probe(path, event="seen", **hooks):
@@ -114,7 +115,7 @@ def test_kind_signature_and_attributes_stay(host, recording, method):
     """A caller, Ray's dispatcher and `inspect` see what they saw before."""
     before = getattr(host.Host, method)
     static = inspect.getattr_static(host.Host, method)
-    instrument.install([probe(f"Host.{method}")])
+    wrapping.install([probe(f"Host.{method}")])
     after = getattr(host.Host, method)
 
     assert after is not before
@@ -135,8 +136,8 @@ def test_uninstalling_restores_the_very_same_object(host, recording, method):
     """Also for static and class methods, and on the class that defines it."""
     owner = host.Base if method == "inherited" else host.Host
     before = vars(owner)[method]
-    instrument.install([probe(f"Host.{method}")])
-    instrument.uninstall()
+    wrapping.install([probe(f"Host.{method}")])
+    wrapping.uninstall()
 
     assert before is vars(owner)[method]
     assert method not in vars(host.Host) or owner is host.Host
@@ -145,9 +146,9 @@ def test_uninstalling_restores_the_very_same_object(host, recording, method):
 def test_installing_twice_wraps_once(host, recording, carried):
     """The entry point and Ray's hook may both load the plugin."""
     probes = [probe("Host.plain")]
-    instrument.install(probes)
+    wrapping.install(probes)
     first = host.Host.plain
-    instrument.install(probes)
+    wrapping.install(probes)
     one = host.Host()
     one.result = 1
     one.plain(1)
@@ -173,18 +174,18 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, c
     before = vars(host.Host)[method]
     kind = type(before) if method != "plain" else lambda function: function
     probes = [probe(f"Host.{method}")]
-    instrument.install(probes)
+    wrapping.install(probes)
     ours = vars(host.Host)[method]
     setattr(host.Host, method, kind(foreign(foreign(getattr(ours, "__func__", ours)))))
-    instrument.uninstall()
-    instrument.install(probes)
-    assert {"seen": [f"probed_host:Host.{method}"]} == instrument.status.installed
+    wrapping.uninstall()
+    wrapping.install(probes)
+    assert {"seen": [f"probed_host:Host.{method}"]} == wrapping.status.installed
     one = host.Host()
     one.result = 1
     getattr(one, method)(1)
     setattr(host.Host, method, ours)
     getattr(one, method)(1)
-    instrument.uninstall()
+    wrapping.uninstall()
     recorder.stop()
 
     assert 2 == len(lines_of(carried.directory))
@@ -194,7 +195,7 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, c
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
 def test_the_result_is_the_same_object(host, recording, method):
     """Never a copy or a proxy."""
-    instrument.install([probe(f"Host.{method}")])
+    wrapping.install([probe(f"Host.{method}")])
     one = host.Host()
     one.result = object()
     got = getattr(one, method)(1)
@@ -205,7 +206,7 @@ def test_the_result_is_the_same_object(host, recording, method):
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
 def test_the_exception_is_the_same_object_and_is_recorded(host, recording, carried, method):
     """The host's error handling sees what it always saw."""
-    instrument.install([probe(f"Host.{method}")])
+    wrapping.install([probe(f"Host.{method}")])
     one = host.Host()
     one.error = KeyError("k")
     with pytest.raises(KeyError) as caught:
@@ -223,7 +224,7 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
     host, recording, carried, method, raises
 ):
     """verl's vLLM adapter has `torch.no_grad` before `update_weights`; what it hands out is awaited."""
-    instrument.install([probe(f"Host.{method}")])
+    wrapping.install([probe(f"Host.{method}")])
     one = host.Host()
     one.result, one.error = object(), KeyError("k")
 
@@ -244,7 +245,7 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
 
 def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, carried):
     """verl's checkpoint engine is called from coroutines and from plain code."""
-    instrument.install([probe("Host.either")])
+    wrapping.install([probe("Host.either")])
     one = host.Host()
     one.result = object()
 
@@ -255,7 +256,7 @@ def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, 
 
 def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried):
     """And stays cancelled."""
-    instrument.install([probe("Host.coroutine")])
+    wrapping.install([probe("Host.coroutine")])
     one = host.Host()
     one.error = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
@@ -267,7 +268,7 @@ def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried
 
 def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, carried):
     """Nothing is left open."""
-    instrument.install([probe("Host.coroutine")])
+    wrapping.install([probe("Host.coroutine")])
 
     class Never:
         def __await__(self):
@@ -276,9 +277,9 @@ def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, c
     async def endless(self, x):
         await Never()
 
-    instrument.uninstall()
+    wrapping.uninstall()
     host.Host.coroutine = endless
-    instrument.install([probe("Host.coroutine")])
+    wrapping.install([probe("Host.coroutine")])
     coroutine = host.Host().coroutine(1)
     coroutine.send(None)
     coroutine.close()
@@ -289,7 +290,7 @@ def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, c
 
 def test_a_generator_passes_values_both_ways(host, recording, carried):
     """verl's timers are generators behind `contextmanager`."""
-    instrument.install([probe("Host.generator")])
+    wrapping.install([probe("Host.generator")])
     generator = host.Host().generator("x")
 
     assert "x" == next(generator)
@@ -304,7 +305,7 @@ def test_a_generator_passes_values_both_ways(host, recording, carried):
 def test_an_async_generator_passes_items_sends_and_throws(host, recording, carried):
     """Every item also reaches the probe."""
     seen = []
-    instrument.install([probe("Host.items", item=lambda call, item: seen.append(item))])
+    wrapping.install([probe("Host.items", item=lambda call, item: seen.append(item))])
     one = host.Host()
     one.got = []
 
@@ -336,7 +337,7 @@ def test_an_async_generator_that_is_dropped_is_closed(host, recording):
             closed.append(True)
 
     host.Host.items = items
-    instrument.install([probe("Host.items")])
+    wrapping.install([probe("Host.items")])
 
     async def take_one():
         generator = host.Host().items(2)
@@ -354,20 +355,20 @@ def test_a_probe_that_fails_costs_itself_only(host, recording, carried, capsys):
     def broken(call, *result):
         raise RuntimeError("ours")
 
-    instrument.install([probe("Host.plain", leave=broken), probe("function", "f", enter=broken)])
+    wrapping.install([probe("Host.plain", leave=broken), probe("function", "f", enter=broken)])
     one = host.Host()
     one.result = 3
 
     assert [3, 3, 3] == [one.plain(1) for _ in range(3)]
     assert 4 == host.function(4)
-    assert {"seen": 3, "f": 1} == dict(instrument.status.errors)
+    assert {"seen": 3, "f": 1} == dict(wrapping.status.errors)
     assert 2 == capsys.readouterr().err.count("probe-failed")
 
 
 def test_arguments_reach_the_hooks_by_name(host, recording):
     """However the caller passed them."""
     seen = []
-    instrument.install([probe("Host.plain", enter=lambda call: seen.append(dict(call.arguments)))])
+    wrapping.install([probe("Host.plain", enter=lambda call: seen.append(dict(call.arguments)))])
     one = host.Host()
     one.result = None
     one.plain(1, y=5)
@@ -378,10 +379,10 @@ def test_arguments_reach_the_hooks_by_name(host, recording):
 
 def test_a_target_that_moved_costs_one_line_and_that_probe_only(host, recording, capsys):
     """Training is not affected, and the header says what is missing."""
-    instrument.install([probe("Host.gone", "gone"), probe("Host.plain")])
+    wrapping.install([probe("Host.gone", "gone"), probe("Host.plain")])
 
-    assert {"gone": "probed_host has no Host.gone"} == instrument.status.missed
-    assert ["seen"] == list(instrument.status.installed)
+    assert {"gone": "probed_host has no Host.gone"} == wrapping.status.missed
+    assert ["seen"] == list(wrapping.status.installed)
     line = capsys.readouterr().err
     assert 1 == line.count("\n")
     assert "Training is not affected" in line
@@ -389,19 +390,19 @@ def test_a_target_that_moved_costs_one_line_and_that_probe_only(host, recording,
 
 def test_a_parameter_that_is_gone_is_named(host, recording, capsys):
     """The time is still measured."""
-    instrument.install([probe("Host.plain", reads=("x", "priority"))])
+    wrapping.install([probe("Host.plain", reads=("x", "priority"))])
 
     assert "no longer takes priority" in capsys.readouterr().err
-    assert ["seen"] == list(instrument.status.installed)
+    assert ["seen"] == list(wrapping.status.installed)
 
 
 def test_of_several_targets_in_one_module_the_first_that_exists_is_used(host, recording):
     """Newest verl first."""
     both = Probe("seen", "rollout", ("probed_host:Host.newer", "probed_host:Host.plain"))
-    instrument.install([both])
+    wrapping.install([both])
 
-    assert {"seen": ["probed_host:Host.plain"]} == instrument.status.installed
-    assert {} == instrument.status.missed
+    assert {"seen": ["probed_host:Host.plain"]} == wrapping.status.installed
+    assert {} == wrapping.status.missed
 
 
 def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, monkeypatch):
@@ -409,25 +410,25 @@ def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, 
     (tmp_path / "later_host.py").write_text("def work():\n    return 1\n")
     (tmp_path / "later_user.py").write_text("from later_host import work\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    instrument.install([Probe("work", "rollout", ("later_host:work",))])
+    wrapping.install([Probe("work", "rollout", ("later_host:work",))])
     import later_user
 
     assert hasattr(later_user.work, "__wrapped__")
-    instrument.uninstall()
+    wrapping.uninstall()
     del sys.modules["later_user"], sys.modules["later_host"]
 
 
 def test_without_a_recorder_nothing_is_wrapped(host):
     """Off means the original function object."""
     before = host.Host.plain
-    instrument.install([probe("Host.plain")])
+    wrapping.install([probe("Host.plain")])
 
     assert before is host.Host.plain
 
 
 def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
     """A class may be unpickled where nothing records."""
-    instrument.install([probe("Host.plain")])
+    wrapping.install([probe("Host.plain")])
     recorder.stop()
     one = host.Host()
     one.result = "r"
@@ -438,7 +439,7 @@ def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
 def test_a_partial_is_no_obstacle(host, recording, carried):
     """Callables without names are wrapped by what they are."""
     host.bound = functools.partial(host.function, 3)
-    instrument.install([probe("bound")])
+    wrapping.install([probe("bound")])
 
     assert 3 == host.bound()
     recorder.stop()
@@ -449,7 +450,7 @@ def test_a_partial_is_no_obstacle(host, recording, carried):
 def test_hooks_are_accounted_and_the_host_is_not(recording, carried, monkeypatch, method):
     """Each hook takes 1 s and the host 1000 s, by a clock that they move."""
     clock = [10**9]
-    monkeypatch.setattr(instrument, "now", lambda: clock[0])
+    monkeypatch.setattr(wrapping, "now", lambda: clock[0])
     monkeypatch.setattr(recorder, "now", lambda: clock[0])
 
     def hook(*_):
@@ -478,7 +479,7 @@ def test_hooks_are_accounted_and_the_host_is_not(recording, carried, monkeypatch
     function = functions.get(method, plain)
     item = hook if method == "items" else None
     probe = Probe("event", "rollout", ("x:y",), enter=hook, leave=hook, item=item)
-    wrapped = instrument.wrap(probe, function)
+    wrapped = wrapping.wrap(probe, function)
     if method == "items":
         asyncio.run(through())
     elif method == "coroutine":

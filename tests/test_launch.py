@@ -6,8 +6,11 @@ import types
 
 import pytest
 
-from verl_profiler import actors, clock_exchange, launch, recorder, run_directory
-from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.capture import actor_placement
+from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.launch import clock_exchange, run_directory
+from verl_profiler.launch import prepare as launch
+from verl_profiler.recording import recorder
 
 omegaconf = pytest.importorskip("omegaconf")
 
@@ -140,14 +143,14 @@ def created(monkeypatch):
         return handle, (got[-1].get("runtime_env") or {}).get("_nsight")
 
     yield create
-    actors.hook_creation(None)
+    actor_placement.hook_creation(None)
 
 
 def test_a_second_run_captures_with_its_own_plan(created):
     """And one without captures captures nothing."""
     found = []
     for each in (plan("first"), plan("second"), None):
-        actors.hook_creation(each)
+        actor_placement.hook_creation(each)
         found.append(created()[1])
 
     assert [{"trace": "first"}, {"trace": "second"}, None] == found
@@ -155,19 +158,19 @@ def test_a_second_run_captures_with_its_own_plan(created):
 
 def test_captured_actors_are_those_that_are_alive_and_of_this_run(created):
     """A run that restarts its engines for two weeks keeps no list of them."""
-    actors.hook_creation(plan("first"))
+    actor_placement.hook_creation(plan("first"))
     for _ in range(50):
         created()
     kept, _ = created()
 
-    assert [kept] == [reference() for _, _, reference in actors.captured_actors]
-    actors.hook_creation(plan("second"))
-    assert [] == actors.captured_actors
+    assert [kept] == [reference() for _, _, reference in actor_placement.captured_actors]
+    actor_placement.hook_creation(plan("second"))
+    assert [] == actor_placement.captured_actors
 
 
 def test_a_failed_check_of_an_earlier_run_is_forgotten(ray, prepare, monkeypatch):
     """`on_missing: warn` switched that run's captures off."""
-    monkeypatch.setenv(actors.OFF, "1")
+    monkeypatch.setenv(actor_placement.OFF, "1")
     prepare()
 
-    assert actors.OFF not in os.environ
+    assert actor_placement.OFF not in os.environ

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler import leftovers
-from verl_profiler.capture_plan import UNDER_NSYS
+from verl_profiler.capture import nsys_processes
+from verl_profiler.capture.plan import UNDER_NSYS
 from verl_profiler.cli import main
-from verl_profiler.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
 
 TAIL = shutil.which("tail")
 
@@ -62,7 +62,7 @@ def run(tmp_path):
 
 
 def found(run):
-    return {tool.pid: tool.in_use for tool in leftovers.tools_of(run, run / "nsight" / "raw")}
+    return {tool.pid: tool.in_use for tool in nsys_processes.tools_of(run, run / "nsight" / "raw")}
 
 
 def test_a_tool_belongs_to_a_run_by_its_words_or_its_environment(run, start, tmp_path):
@@ -141,15 +141,15 @@ def test_a_machine_without_proc_has_nothing_to_say(run, monkeypatch):
     """A Mac gathers and reads too."""
     monkeypatch.setattr(os, "listdir", lambda _path: os.stat("/nowhere"))
 
-    assert [] == leftovers.tools_of(run, run)
-    assert set() == leftovers.being_written(run)
+    assert [] == nsys_processes.tools_of(run, run)
+    assert set() == nsys_processes.being_written(run)
 
 
 def test_who_does_not_heed_is_killed(run, start):
     """A process that is stopped never sees SIGTERM."""
     left = start("nsys", f"{run}/nsight/raw/actor_h_1")
     left.send_signal(19)
-    (tool,) = leftovers.end(run, run / "nsight" / "raw", grace_s=0.2)
+    (tool,) = nsys_processes.end(run, run / "nsight" / "raw", grace_s=0.2)
 
     assert left.pid == tool.pid
     assert -9 == left.wait(10)
@@ -167,15 +167,17 @@ def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
         start_new_session=True,
     )
     assert b"1\n" == launcher.stdout.readline()
-    tools = leftovers.tools_of(run, run / "nsight" / "raw")
+    tools = nsys_processes.tools_of(run, run / "nsight" / "raw")
     (agent,) = [tool for tool in tools if "--start-agent" in tool.words]
     try:
         assert {True} == {tool.in_use for tool in tools}
         assert launcher.pid in {tool.pid for tool in tools}
         # It stops, so that it stays; everything else of the session dies.
         os.kill(agent.pid, signal.SIGSTOP)
-        processes = {process.pid: process for process in leftovers._processes()}
-        under = [p for p in processes.values() if launcher.pid in leftovers._above(p, processes)]
+        processes = {process.pid: process for process in nsys_processes._processes()}
+        under = [
+            p for p in processes.values() if launcher.pid in nsys_processes._above(p, processes)
+        ]
         for process in under:
             os.kill(process.pid, signal.SIGKILL)
         launcher.kill()
@@ -185,7 +187,7 @@ def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
 
         assert {agent.pid: False} == found(run)
         assert [agent.pid] == [
-            tool.pid for tool in leftovers.end(run, run / "nsight" / "raw", grace_s=0.5)
+            tool.pid for tool in nsys_processes.end(run, run / "nsight" / "raw", grace_s=0.5)
         ]
         assert {} == found(run)
     finally:

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, instrument, loop_lag, recorder
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.launch.settings import EventSettings
 from verl_profiler.probes import Probe
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import EventSettings
+from verl_profiler.recording import context, event_loop_lag, recorder
+from verl_profiler.recording.recorder import Identity
 
 PROBE = Probe("event", "rollout", ("x:y",))
 _current_batch: ContextVar[object] = ContextVar("current_batch")
@@ -30,15 +31,15 @@ class Batch:
 @pytest.fixture
 def quick(monkeypatch):
     """Beats every 10 ms."""
-    monkeypatch.setattr(loop_lag, "_PERIOD_S", 0.01)
-    monkeypatch.setattr(loop_lag, "_QUIET_PERIOD_S", 0.01)
+    monkeypatch.setattr(event_loop_lag, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(event_loop_lag, "_QUIET_PERIOD_S", 0.01)
 
 
 async def _call():
     """What the host awaits."""
 
 
-probed = instrument.wrap(PROBE, _call)
+probed = wrapping.wrap(PROBE, _call)
 
 
 def lags(carried):
@@ -48,13 +49,13 @@ def lags(carried):
 def beats(monkeypatch):
     """Return a list that grows with each beat."""
     seen = []
-    beat = loop_lag._Heartbeat._beat
+    beat = event_loop_lag._Heartbeat._beat
 
     def counted(self):
         seen.append(True)
         beat(self)
 
-    monkeypatch.setattr(loop_lag._Heartbeat, "_beat", counted)
+    monkeypatch.setattr(event_loop_lag._Heartbeat, "_beat", counted)
     return seen
 
 
@@ -79,8 +80,8 @@ def test_the_first_requests_context_is_free_when_it_is_over(recording, quick):
 def test_a_loop_at_the_address_of_an_earlier_one_is_watched(recording, quick, monkeypatch):
     """The loop that was looked at last is known by its address."""
     seen = beats(monkeypatch)
-    monkeypatch.setattr(loop_lag, "id", lambda _: 7, raising=False)
-    monkeypatch.setattr(instrument, "id", lambda _: 7, raising=False)
+    monkeypatch.setattr(event_loop_lag, "id", lambda _: 7, raising=False)
+    monkeypatch.setattr(wrapping, "id", lambda _: 7, raising=False)
 
     async def serve():
         await probed()
@@ -116,7 +117,7 @@ def test_a_loop_is_watched_again_by_the_next_recording(carried, quick, monkeypat
 
 def test_a_stall_is_recorded_with_the_call_that_caused_it(recording, carried, quick):
     """In the heartbeat's own context, which has no request."""
-    blocking = instrument.wrap(PROBE, lambda: time.sleep(0.3))
+    blocking = wrapping.wrap(PROBE, lambda: time.sleep(0.3))
 
     async def serve():
         await probed()
@@ -143,8 +144,8 @@ def test_a_loop_that_takes_no_timer_of_ours_costs_no_call(recording, capsys):
     loop.run_until_complete(probed())
     loop.close()
 
-    assert {} == dict(instrument.status.errors)
-    assert {"event": 1} == dict(instrument.status.hits)
+    assert {} == dict(wrapping.status.errors)
+    assert {"event": 1} == dict(wrapping.status.hits)
 
 
 def test_a_forked_child_watches_its_own_loops(recording, quick):
@@ -152,13 +153,13 @@ def test_a_forked_child_watches_its_own_loops(recording, quick):
 
     async def serve():
         await probed()
-        return (loop_lag.last_loop, len(loop_lag._watched))
+        return (event_loop_lag.last_loop, len(event_loop_lag._watched))
 
     async def fork():
         before = await serve()
         child = os.fork()
         if child == 0:
-            os._exit(0 if (loop_lag.last_loop, len(loop_lag._watched)) == (0, 0) else 1)
+            os._exit(0 if (event_loop_lag.last_loop, len(event_loop_lag._watched)) == (0, 0) else 1)
         return before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     (last, watched), status = asyncio.run(fork())
@@ -265,9 +266,7 @@ def test_the_blocking_tool_and_its_request_are_named(recording, carried):
     async def blocks_in_a_tool():
         sleep_in_place(0.25)
 
-    call_tool = instrument.wrap(
-        Probe("tool_call", "rollout", ("x:y",), enter=begin_tool), tool_call
-    )
+    call_tool = wrapping.wrap(Probe("tool_call", "rollout", ("x:y",), enter=begin_tool), tool_call)
 
     async def request(name, tool):
         own = context.Request(1)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from verl_profiler.cli import main
-from verl_profiler.memory_log import read_logs, readings
+from verl_profiler.reading.formats.console_memory import read_logs, readings
 
 GIB = 1 << 30
 

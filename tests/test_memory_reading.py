@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, memory_reading, memory_sampler, recorder
 from verl_profiler.probes.weights import PROBES
-from verl_profiler.recorder import Identity
+from verl_profiler.recording import context, device_memory, memory_sampler, recorder
+from verl_profiler.recording.recorder import Identity
 
 
 class FakeNvml:
@@ -42,7 +42,7 @@ class FakeNvml:
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr(memory_reading, "_nvml_handles", {})
+    monkeypatch.setattr(device_memory, "_nvml_handles", {})
 
 
 @pytest.fixture
@@ -67,19 +67,19 @@ def accelerator(*, initialized):
 
 def test_host_memory_is_that_of_this_process_and_of_its_machine():
     """More than nothing, and the process holds less than the machine."""
-    found = memory_reading.host(whole=True)
+    found = device_memory.host(whole=True)
 
     assert 1_000_000 < found["rss_bytes"] < found["host_used_bytes"]
-    assert {"rss_bytes"} == set(memory_reading.host())
+    assert {"rss_bytes"} == set(device_memory.host())
 
 
 def test_a_device_in_use_is_asked_through_torch(monkeypatch):
     """The current one, or the one named."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=True)))
 
-    assert {"used_bytes": 3, "total_bytes": 100} == memory_reading.device()
-    assert {"used_bytes": 1, "total_bytes": 100} == memory_reading.device(1)
-    assert 3 == memory_reading.current_device()
+    assert {"used_bytes": 3, "total_bytes": 100} == device_memory.device()
+    assert {"used_bytes": 1, "total_bytes": 100} == device_memory.device(1)
+    assert 3 == device_memory.current_device()
 
 
 def test_a_device_that_is_not_in_use_is_left_alone(monkeypatch):
@@ -87,8 +87,8 @@ def test_a_device_that_is_not_in_use_is_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=False)))
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    assert {} == memory_reading.device()
-    assert None is memory_reading.current_device()
+    assert {} == device_memory.device()
+    assert None is device_memory.current_device()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_driver_is_asked_about_the_visible_devices(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert expected == memory_reading.device(None, chosen)
+    assert expected == device_memory.device(None, chosen)
 
 
 def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
@@ -124,21 +124,21 @@ def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
 
     monkeypatch.setattr(nvml, "nvmlInit", no_driver)
 
-    assert [{}, {}] == [memory_reading.device(), memory_reading.device()]
+    assert [{}, {}] == [device_memory.device(), device_memory.device()]
     assert [1] == tries
 
 
 def test_a_device_in_trouble_is_left_out(nvml, monkeypatch):
     """The host will say so itself."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    memory_reading.device()
+    device_memory.device()
 
     def lost(handle):
         raise FakeNvml.Error("GPU is lost")
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lost)
 
-    assert {} == memory_reading.device()
+    assert {} == device_memory.device()
 
 
 def events(recording):
@@ -155,7 +155,7 @@ def test_a_release_says_its_tags_and_the_memory_around_it(nvml, recording, monke
     """On the devices of the replica: of those visible, the first two from number 1 on."""
     import asyncio
 
-    from verl_profiler.instrument import wrap
+    from verl_profiler.instrumentation.wrapping import wrap
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
 
@@ -182,7 +182,7 @@ def test_a_release_says_its_tags_and_the_memory_around_it(nvml, recording, monke
 
 def test_a_resume_through_the_adapter_names_its_tags(recording):
     """Without any device, the host's memory is there all the same."""
-    from verl_profiler.instrument import wrap
+    from verl_profiler.instrumentation.wrapping import wrap
 
     def resume(self, tags):
         return None
@@ -233,7 +233,7 @@ def test_a_sample_has_the_process_its_host_and_the_step(carried):
 )
 def test_ranks_that_ask_no_engine_are_left_out(recording, adapter, recorded):
     """They return at once, and their readings would be those of another rank's call."""
-    from verl_profiler.instrument import wrap
+    from verl_profiler.instrumentation.wrapping import wrap
 
     def resume(self, tags):
         return None

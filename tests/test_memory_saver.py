@@ -5,9 +5,9 @@ import os
 import pytest
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.memory_plan import Host
-from verl_profiler.memory_saver import apply, facts
-from verl_profiler.settings import MemorySaverSettings, parse
+from verl_profiler.launch.memory_saver.host_config import Host
+from verl_profiler.launch.memory_saver.translate import apply, facts
+from verl_profiler.launch.settings import MemorySaverSettings, parse
 
 TODAY = Host(backs_up_hybrid_weights=True, heeds_multi_stage_wake_up=False, has_memory_saver=True)
 OLD = Host(backs_up_hybrid_weights=False, heeds_multi_stage_wake_up=True, has_memory_saver=True)

@@ -9,8 +9,8 @@ from nsys_database import EPOCH_NS, PID, TID
 from test_reader import line, write_run
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.nsys_export import export, read
-from verl_profiler.reader import load
+from verl_profiler.reading.formats.nsys_export import export, read
+from verl_profiler.reading.reader import load
 
 
 @pytest.fixture

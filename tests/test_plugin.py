@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verl_profiler import instrument, plugin, recorder, span, worker_hook
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import ENVIRONMENT_VARIABLE
+from verl_profiler import plugin, span
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.launch import worker_setup_hook
+from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.recording import recorder
+from verl_profiler.recording.recorder import Identity
 
 
 class Closed:
@@ -55,7 +58,7 @@ def test_a_job_config_of_another_form_is_no_failure(config, monkeypatch):
     """It is Ray's own, and may change."""
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
     kwargs = {}
-    worker_hook.add((), kwargs)
+    worker_setup_hook.add((), kwargs)
 
     assert callable(kwargs["runtime_env"]["worker_process_setup_hook"])
 
@@ -65,12 +68,12 @@ def test_the_hook_survives_a_closed_stderr_and_a_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "verl_profiler.plugin", None)
     monkeypatch.setattr(sys, "stderr", Closed())
 
-    worker_hook.make_hook(None)()
+    worker_setup_hook.make_hook(None)()
 
 
 def test_a_reason_in_the_header_holds_no_credential():
     """It is the text of an exception of the host's."""
-    instrument.status.missed["turn"] = "verl.x: ValueError('https://u:sECRet@host?token=sECRet')"
+    wrapping.status.missed["turn"] = "verl.x: ValueError('https://u:sECRet@host?token=sECRet')"
     header = msgspec.json.encode(plugin._describe(), enc_hook=str).decode()
 
     assert "sECRet" not in header

@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from verl_profiler.capture_plan import Plan, RoleCapture
+from verl_profiler.capture.node_check import _names, check_nodes, look, problems_of
+from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.errors import ConfigError
-from verl_profiler.preflight import _names, check_nodes, look, problems_of
 
 GOOD = {
     "python": "/env/bin/python",
@@ -60,7 +60,7 @@ def test_silent_ranges_matter_only_to_captures_that_wait_for_one():
 def test_the_command_ends_unless_told_otherwise(monkeypatch):
     """And names each node."""
     monkeypatch.setattr(
-        "verl_profiler.preflight._ask_nodes", lambda _plan: {"h2": {**GOOD, "nvtx": None}}
+        "verl_profiler.capture.node_check._ask_nodes", lambda _plan: {"h2": {**GOOD, "nvtx": None}}
     )
     with pytest.raises(ConfigError) as caught:
         check_nodes(plan(), None)
@@ -74,7 +74,7 @@ def test_different_versions_are_said(monkeypatch, capfd):
     old, new = "NVIDIA Nsight Systems version 2022.4", "NVIDIA Nsight Systems version 2025.1"
     versions = {"h1": old, "h2": old, "h3": new}
     nodes = {host: {**GOOD, "version": version} for host, version in versions.items()}
-    monkeypatch.setattr("verl_profiler.preflight._ask_nodes", lambda _plan: nodes)
+    monkeypatch.setattr("verl_profiler.capture.node_check._ask_nodes", lambda _plan: nodes)
 
     assert check_nodes(plan(), None)
     assert f"{old} on h1, h2; {new} on h3" in capfd.readouterr().err
@@ -84,7 +84,7 @@ def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
     """Its controller would otherwise still be started under nsys."""
     omegaconf = pytest.importorskip("omegaconf")
     monkeypatch.setattr(
-        "verl_profiler.preflight._ask_nodes", lambda _plan: {"h2": {"failed": "timed out"}}
+        "verl_profiler.capture.node_check._ask_nodes", lambda _plan: {"h2": {"failed": "timed out"}}
     )
     config = omegaconf.OmegaConf.create({"global_profiler": {"steps": [1], "tool": "nsys"}})
 

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from verl_profiler.reader import load
 from verl_profiler.reading.process_ends import end_problems
+from verl_profiler.reading.reader import load
 
 START = datetime(2026, 11, 21, 2, 33, 20, tzinfo=timezone.utc)
 LATER = START + timedelta(days=1)
@@ -153,10 +153,10 @@ def test_a_real_process_that_is_killed(tmp_path, idle_s, expected):
     """With the real recorder: killed after it wrote everything, or in the middle of its work."""
     code = (
         "import sys, time\n"
-        "from verl_profiler import clock, recorder\n"
-        "from verl_profiler.clock import take_anchor\n"
-        "from verl_profiler.recorder import Identity\n"
-        "from verl_profiler.settings import Carried, EventSettings\n"
+        "from verl_profiler.recording import clock, recorder\n"
+        "from verl_profiler.recording.clock import take_anchor\n"
+        "from verl_profiler.recording.recorder import Identity\n"
+        "from verl_profiler.launch.settings import Carried, EventSettings\n"
         "events = EventSettings(flush_interval_s=0.5, announce=False)\n"
         "carried = Carried(sys.argv[1], sys.argv[1], events, take_anchor())\n"
         "recorder.start(carried, lambda: Identity('agent_loop', 0))\n"

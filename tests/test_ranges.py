@@ -6,9 +6,11 @@ import sys
 import msgspec
 import pytest
 
-from verl_profiler import api, instrument, plugin, ranges
-from verl_profiler.capture_plan import Plan
+from verl_profiler import plugin
+from verl_profiler.capture.plan import Plan
+from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.probes import Probe, rollout
+from verl_profiler.recording import api
 
 PLAIN = Probe("load", "workers", ("m:f",))
 LOOPED = Probe("tool_call", "rollout", ("m:g",))
@@ -18,16 +20,16 @@ NOTHING = Probe(None, "rollout", ("m:h",))
 @pytest.fixture(autouse=True)
 def _off_again():
     yield
-    ranges.switch_off()
+    nvtx_ranges.switch_off()
 
 
 def test_a_process_that_no_tool_watches_keeps_its_functions(monkeypatch, nvtx):
     """The hot path is the very same code."""
     monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
-    before = (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+    before = (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
 
-    assert not ranges.switch_on()
-    assert before == (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+    assert not nvtx_ranges.switch_on()
+    assert before == (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
     assert [] == nvtx.calls
 
 
@@ -35,7 +37,7 @@ def test_a_library_that_does_not_exist_is_no_tool(monkeypatch):
     """verl sets such a name for the torch profiler, to keep nsys out."""
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/nonexistent/lib.so")
 
-    assert not ranges.tool_attached()
+    assert not nvtx_ranges.tool_attached()
 
 
 def test_a_tool_is_noticed(monkeypatch, tmp_path, nvtx):
@@ -44,7 +46,7 @@ def test_a_tool_is_noticed(monkeypatch, tmp_path, nvtx):
     library.touch()
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
 
-    assert ranges.switch_on()
+    assert nvtx_ranges.switch_on()
     assert nvtx is not None
 
 
@@ -52,13 +54,13 @@ def test_without_nvtx_one_line_says_so(monkeypatch, capfd):
     """And nothing changes."""
     monkeypatch.setitem(sys.modules, "nvtx", None)
 
-    assert not ranges.switch_on(always=True)
+    assert not nvtx_ranges.switch_on(always=True)
     assert 1 == capfd.readouterr().err.count("(no-nvtx)")
 
 
 def test_plain_calls_nest_and_coroutines_overlap(nvtx, recording):
     """Push and pop belong to a thread; start and end may cross."""
-    assert ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on(always=True)
     assert recording is not None
 
     async def wait(first, second):
@@ -67,10 +69,10 @@ def test_plain_calls_nest_and_coroutines_overlap(nvtx, recording):
 
     async def both():
         a, b = asyncio.Event(), asyncio.Event()
-        waiting = instrument.wrap(LOOPED, wait)
+        waiting = wrapping.wrap(LOOPED, wait)
         await asyncio.gather(waiting(a, b), waiting(b, a))
 
-    instrument.wrap(PLAIN, lambda: None)()
+    wrapping.wrap(PLAIN, lambda: None)()
     asyncio.run(both())
 
     domain = "verl_profiler"
@@ -85,7 +87,7 @@ def test_plain_calls_nest_and_coroutines_overlap(nvtx, recording):
 
 def test_errors_and_generators_close_their_ranges(nvtx, recording):
     """Every range that was opened is closed, with the same kind."""
-    assert ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on(always=True)
     assert recording is not None
 
     def fail():
@@ -96,18 +98,18 @@ def test_errors_and_generators_close_their_ranges(nvtx, recording):
         yield 2
 
     with pytest.raises(KeyError):
-        instrument.wrap(PLAIN, fail)()
-    assert [1, 2] == list(instrument.wrap(PLAIN, items)())
-    instrument.wrap(NOTHING, lambda: None)()
+        wrapping.wrap(PLAIN, fail)()
+    assert [1, 2] == list(wrapping.wrap(PLAIN, items)())
+    wrapping.wrap(NOTHING, lambda: None)()
 
     assert ["push", "pop", "start", "end"] == [call[0] for call in nvtx.calls]
 
 
 def test_spans_and_turns_have_ranges(nvtx, recording):
     """A user's own span, and the turn, which is no call of verl's."""
-    assert ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on(always=True)
     assert recording is not None
-    from verl_profiler.context import Request
+    from verl_profiler.recording.context import Request
 
     with api.span("rerank"):
         pass
@@ -132,34 +134,34 @@ def test_a_failing_nvtx_changes_nothing_for_the_host(nvtx, recording, monkeypatc
 
     for name in ("start_range", "push_range", "end_range", "pop_range"):
         monkeypatch.setattr(nvtx, name, broken)
-    assert ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on(always=True)
 
-    assert 7 == instrument.wrap(PLAIN, lambda: 7)()
+    assert 7 == wrapping.wrap(PLAIN, lambda: 7)()
     with api.span("x"):
         pass
 
 
 def test_switching_off_puts_the_originals_back(nvtx):
     """The very same objects."""
-    before = (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
-    assert ranges.switch_on(always=True)
+    before = (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
+    assert nvtx_ranges.switch_on(always=True)
     assert nvtx is not None
-    ranges.switch_off()
+    nvtx_ranges.switch_off()
 
-    assert before == (instrument._enter, instrument._leave, api._Span.__enter__, rollout._open_turn)
+    assert before == (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
 
 
 def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvtx, recording):
     """Ray ships actor classes from the trainer; only the process where they land knows its tool."""
     cloudpickle = pytest.importorskip("cloudpickle")
     assert recording is not None
-    wrapped = cloudpickle.dumps(instrument.wrap(PLAIN, lambda: 7))
+    wrapped = cloudpickle.dumps(wrapping.wrap(PLAIN, lambda: 7))
 
-    assert ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on(always=True)
     assert 7 == cloudpickle.loads(wrapped)()
     assert ["push", "pop"] == [call[0] for call in nvtx.calls]
-    shipped_with_ranges = cloudpickle.dumps(instrument.wrap(PLAIN, lambda: 8))
-    ranges.switch_off()
+    shipped_with_ranges = cloudpickle.dumps(wrapping.wrap(PLAIN, lambda: 8))
+    nvtx_ranges.switch_off()
     nvtx.calls.clear()
 
     assert 8 == cloudpickle.loads(shipped_with_ranges)()
@@ -189,4 +191,4 @@ def test_ranges_are_opened_where_they_were_asked_for(
     assert nvtx is not None
     plugin._open_ranges(msgspec.structs.replace(carried, captures=plan, nvtx=wanted))
 
-    assert opened == ranges.is_on()
+    assert opened == nvtx_ranges.is_on()

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verl_profiler import conversion, reader
 from verl_profiler.errors import ReadingError
-from verl_profiler.reader import load
-from verl_profiler.schemas import FIELDS
+from verl_profiler.reading import convert, reader
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.schemas import FIELDS
 
 try:
     import zstandard
@@ -847,9 +847,9 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
 def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
     """The second opening converts nothing; a longer file is converted again."""
     built = []
-    original = conversion.build_part
+    original = convert.build_part
     monkeypatch.setattr(
-        conversion, "build_part", lambda *args: built.append(args[4]) or original(*args)
+        convert, "build_part", lambda *args: built.append(args[4]) or original(*args)
     )
     monkeypatch.setattr("verl_profiler.reading.cache_folder._UNUSED_S", 0)
     path = write_run(tmp_path, [line(1), "bad"])
@@ -979,7 +979,7 @@ def test_the_memory_limit_must_be_an_amount(tmp_path):
 def test_reading_imports_nothing_of_the_host():
     """A laptop without torch, Ray or verl is enough."""
     code = (
-        "import sys, verl_profiler.reader, verl_profiler.analysis, verl_profiler.report.text\n"
+        "import sys, verl_profiler.reading.reader, verl_profiler.analysis, verl_profiler.render.text\n"
         "print(sorted({'torch', 'ray', 'verl', 'wrapt', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
 

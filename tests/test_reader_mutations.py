@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verl_profiler.reader import load
-from verl_profiler.repair import repair
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.salvage import repair
 
 STAMP = "2026-11-21T02:33:22.{:06d}+00:00"
 GOOD = [

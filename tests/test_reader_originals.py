@@ -5,7 +5,7 @@ import json
 import pytest
 
 from verl_profiler.analysis import request_times, step_phases, step_times
-from verl_profiler.reader import load
+from verl_profiler.reading.reader import load
 
 BASE = "2025-06-13T06:30:{:02d}.{:06d}"
 

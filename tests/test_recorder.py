@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from reading_back import headers_of, lines_of
 
-from verl_profiler import context, recorder
-from verl_profiler.clock import now
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import Carried, EventSettings
+from verl_profiler.launch.settings import Carried, EventSettings
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.recorder import Identity
 
 
 def test_a_line_has_the_original_loggers_keys_in_its_order(recording, carried):
@@ -327,9 +327,9 @@ def run_child(carried, body):
     code = textwrap.dedent(
         """
         import os, signal, sys, time
-        from verl_profiler import recorder
-        from verl_profiler.recorder import Identity
-        from verl_profiler.settings import Carried
+        from verl_profiler.recording import recorder
+        from verl_profiler.recording.recorder import Identity
+        from verl_profiler.launch.settings import Carried
 
         carried = Carried.decode(sys.argv[1])
         active = recorder.start(carried, lambda: Identity("agent_loop", 0))

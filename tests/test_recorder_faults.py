@@ -18,8 +18,9 @@ import msgspec
 import pytest
 from reading_back import headers_of, lines_of
 
-from verl_profiler import log_manager, memory_sampler, recorder, span
-from verl_profiler.recorder import Identity
+from verl_profiler import log_manager, span
+from verl_profiler.recording import memory_sampler, recorder
+from verl_profiler.recording.recorder import Identity
 
 PATIENCE_S = 30
 
@@ -56,9 +57,9 @@ def run_child(carried, body, *arguments):
     code = textwrap.dedent(
         """
         import multiprocessing, os, signal, sys, threading, time
-        from verl_profiler import context, log_manager, recorder, span
-        from verl_profiler.recorder import Identity
-        from verl_profiler.settings import Carried
+        from verl_profiler.recording import context, recorder; from verl_profiler import log_manager, span
+        from verl_profiler.recording.recorder import Identity
+        from verl_profiler.launch.settings import Carried
 
         carried = Carried.decode(sys.argv[1])
         active = recorder.start(carried, lambda: Identity("agent_loop", 0))
@@ -618,7 +619,7 @@ def test_the_header_of_a_killed_process_is_up_to_date(carried):
     run_child(
         carried,
         """
-        from verl_profiler.clock import now
+        from verl_profiler.recording.clock import now
         for n in range(100):
             recorder.record("turn", now(), now(), {"n": n}, 1)
         print("recorded", flush=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from verl_profiler.redaction import MASK, is_secret, mask, mask_command, mask_text
+from verl_profiler.events.redaction import MASK, is_secret, mask, mask_command, mask_text
 
 
 def words(text):

@@ -14,10 +14,10 @@ import weakref
 
 import pytest
 
-from verl_profiler import context, instrument, ranges
-from verl_profiler.capture_probes import PROBES as CAPTURE_PROBES
+from verl_profiler.capture.probes import PROBES as CAPTURE_PROBES
+from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.probes import Probe, all_probes
-from verl_profiler.recording import event_loop_lag
+from verl_profiler.recording import context, loop_watchdog
 
 PROBED = [*all_probes(), *CAPTURE_PROBES]
 
@@ -312,20 +312,20 @@ def test_nothing_of_a_call_outlives_it(
 ):
     """Without a garbage collection, which the host's own code needs neither."""
     # The frame of a stalled loop that the watchdog takes a sample of is freed by the collector.
-    monkeypatch.setattr(event_loop_lag, "ensure_watched", lambda _: None)
+    monkeypatch.setattr(loop_watchdog, "ensure_watched", lambda _: None)
     if with_ranges:
-        assert ranges.switch_on(always=True)
+        assert nvtx_ranges.switch_on(always=True)
     make = suitable if hooks == "work" else unsuitable
     bare = alive(run(kind, ending, [lambda function: function], make))
-    wraps = [functools.partial(instrument.wrap, probe) for probe in PROBED]
+    wraps = [functools.partial(wrapping.wrap, probe) for probe in PROBED]
     watched = run(kind, ending, wraps, make)
-    ranges.switch_off()
+    nvtx_ranges.switch_off()
 
     assert all(len(things) > 10 for things in watched)
     if hooks == "fail":
-        assert {"request", "engine_request", "metrics"} <= set(instrument.status.errors)
+        assert {"request", "engine_request", "metrics"} <= set(wrapping.status.errors)
     elif kind != "plain" or ending != "cancel":
-        assert {} == dict(instrument.status.errors), capsys.readouterr().err
+        assert {} == dict(wrapping.status.errors), capsys.readouterr().err
     assert [] == bare
     assert [] == named(alive(watched))
     assert context.current_request.get() is None
@@ -355,7 +355,7 @@ class Owner:
 @pytest.mark.parametrize("kind", ["coroutine", "items", "generator", "plain"])
 def test_an_object_that_holds_its_own_call_is_collected(kind, recording, manual_gc):
     """The wrapper's frame is part of the circle; bare, the collector frees it."""
-    method = instrument.wrap(Probe("event", "rollout", ("x:y",)), getattr(Owner, kind))
+    method = wrapping.wrap(Probe("event", "rollout", ("x:y",)), getattr(Owner, kind))
 
     def begin():
         owner = Owner()
@@ -392,10 +392,10 @@ def test_a_task_that_outlives_a_request_keeps_no_answer_of_it(recording):
 
     async def serve(**_):
         left.append(asyncio.create_task(ended.wait()))
-        return len(await instrument.wrap(answers, items)().__anext__())
+        return len(await wrapping.wrap(answers, items)().__anext__())
 
     async def use():
-        await instrument.wrap(generate, serve)(request_id="r", prompt_ids=[1])
+        await wrapping.wrap(generate, serve)(request_id="r", prompt_ids=[1])
         await asyncio.sleep(0.01)
         gc.collect()
         free = watched[0]() is None

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import instrument, recorder
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import reward
+from verl_profiler.recording import recorder
 
 (PROBE,) = reward.PROBES
 FUNCTION_S = 0.1
@@ -47,7 +48,7 @@ def sample(info):
 
 async def score_at_once(worker, infos):
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    compute = instrument.wrap(PROBE, Worker.compute_score)
+    compute = wrapping.wrap(PROBE, Worker.compute_score)
     return await asyncio.gather(
         *(compute(worker, sample(info)) for info in infos), return_exceptions=True
     )
@@ -103,7 +104,7 @@ def test_the_function_stays_what_it_was(recording, carried):
     assert 0.5 == asyncio.run(once(extra_info={}))
     with pytest.raises(ValueError, match="mine"):
         failing.compute_score(extra_info={})
-    assert {} == dict(instrument.status.errors)
+    assert {} == dict(wrapping.status.errors)
 
 
 def test_two_calls_with_the_same_dict_are_not_mixed_up(recording, carried):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verl_profiler import run_directory
-from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
-from verl_profiler.settings import EventSettings, parse
+from verl_profiler.launch import run_directory
+from verl_profiler.launch.settings import EventSettings, parse
+from verl_profiler.recording.clock import take_anchor
 
 CLOCK = take_anchor()
 

@@ -10,11 +10,11 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from verl_profiler import scheduler_ranges
-from verl_profiler.clock import take_anchor
+from verl_profiler.instrumentation import sglang_scheduler
+from verl_profiler.instrumentation.sglang_scheduler import load
+from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.recording.clock import take_anchor
 from verl_profiler.rehearsal.environment import environment
-from verl_profiler.scheduler_ranges import load
-from verl_profiler.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
 
 
 class Batch:
@@ -36,7 +36,7 @@ def settings(monkeypatch):
 def registered(monkeypatch):
     """Call `load` under a registry that writes down what it gets."""
     found = []
-    monkeypatch.setattr(scheduler_ranges, "_register", lambda: found.append(1))
+    monkeypatch.setattr(sglang_scheduler, "_register", lambda: found.append(1))
     load()
     return bool(found)
 
@@ -70,7 +70,7 @@ def test_an_engine_without_the_profiler_is_left_alone(monkeypatch):
 def test_a_failure_costs_the_ranges_only(settings, monkeypatch, capfd):
     """And is said."""
     settings("on")
-    monkeypatch.setattr(scheduler_ranges, "_register", lambda: 1 / 0)
+    monkeypatch.setattr(sglang_scheduler, "_register", lambda: 1 / 0)
     load()
 
     assert "ZeroDivisionError" in capfd.readouterr().err
@@ -78,7 +78,7 @@ def test_a_failure_costs_the_ranges_only(settings, monkeypatch, capfd):
 
 def test_a_batch_is_a_range_with_its_kind_and_size(nvtx):
     """Result and arguments pass through."""
-    hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._forward)
+    hook = sglang_scheduler._in_range(nvtx, sglang_scheduler._forward)
     result = hook(lambda *args, **kwargs: (args, kwargs), "scheduler", Batch, proxy=1)
 
     assert (("scheduler", Batch), {"proxy": 1}) == result
@@ -95,7 +95,7 @@ def test_an_error_of_the_scheduler_passes_and_the_range_ends(nvtx):
     def run_batch(_scheduler, _batch):
         raise error
 
-    hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._result)
+    hook = sglang_scheduler._in_range(nvtx, sglang_scheduler._result)
     with pytest.raises(RuntimeError) as caught:
         hook(run_batch, "scheduler", Batch)
 
@@ -105,7 +105,7 @@ def test_an_error_of_the_scheduler_passes_and_the_range_ends(nvtx):
 
 def test_a_batch_of_another_kind_runs_without_a_range(nvtx):
     """A later SGLang may call it otherwise."""
-    hook = scheduler_ranges._in_range(nvtx, scheduler_ranges._forward)
+    hook = sglang_scheduler._in_range(nvtx, sglang_scheduler._forward)
 
     assert 7 == hook(lambda _scheduler, _batch: 7, "scheduler", object())
     assert [] == nvtx.calls

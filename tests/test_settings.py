@@ -2,10 +2,10 @@
 
 import pytest
 
-from verl_profiler.clock import take_anchor
 from verl_profiler.errors import ConfigError
-from verl_profiler.events import FAMILIES
-from verl_profiler.settings import Carried, EventSettings, parse
+from verl_profiler.events.vocabulary import FAMILIES
+from verl_profiler.launch.settings import Carried, EventSettings, parse
+from verl_profiler.recording.clock import take_anchor
 
 
 def test_what_travels_comes_back_the_same():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.analysis import ANALYSES
-from verl_profiler.reader import load
-from verl_profiler.shelf import Shelf
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.table_cache import Shelf
 
 SMALL = Path(__file__).parent / "data" / "small_run"
 # Between them, they read every table that is kept.
@@ -24,8 +24,8 @@ ASKED = (
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A run of two steps and a start-up, each step a chunk of its own."""
-    monkeypatch.setattr("verl_profiler.tables._CHUNK_EVENTS", 1)
-    monkeypatch.setattr("verl_profiler.conversion._PART_BYTES", 1)
+    monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 1)
+    monkeypatch.setattr("verl_profiler.reading.convert._PART_BYTES", 1)
     monkeypatch.setattr("verl_profiler.reading.cache_folder._UNUSED_S", 0)
     shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
     return tmp_path / "run"
@@ -53,7 +53,7 @@ def test_chunks_on_the_shelf_give_the_same_answers(run, monkeypatch):
     """However a run is cut, its tables are the same."""
     cut = answers(run)
     files = shelf(run, "turns")
-    monkeypatch.setattr("verl_profiler.tables._CHUNK_EVENTS", 1_000_000)
+    monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 1_000_000)
 
     assert cut == answers(run, cache=False)
     assert 3 == len(files)

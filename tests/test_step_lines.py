@@ -13,7 +13,7 @@ from console_logs import FOLDER, FORMS, line, log, step_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_profiler.step_lines import FAMILIES, logged_runs, step_lines
+from verl_profiler.reading.formats.console_steps import FAMILIES, logged_runs, step_lines
 
 NAMES = st.from_regex(r"[a-zA-Z][\w]{0,8}(/[\w@.()+\-]{1,10}){0,3}", fullmatch=True).filter(
     lambda name: not name.startswith("val-") and "timing_s/timing_s" not in name

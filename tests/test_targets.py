@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 
-from verl_profiler import capture_probes
-from verl_profiler.doctor import find_targets
-from verl_profiler.events import EVENTS, FAMILIES
+from verl_profiler.capture import probes
+from verl_profiler.events.vocabulary import EVENTS, FAMILIES
+from verl_profiler.launch.doctor import find_targets
 from verl_profiler.probes import all_probes, select
 
 # The event of these probes is chosen per call, or they record none of their own.
@@ -47,7 +47,7 @@ def test_parents_are_events_and_make_no_circle():
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
 def test_every_target_is_in_the_installed_sources():
     """For verl 0.9 all of them; a newer verl shows here first what has moved."""
-    rows = find_targets([*all_probes(), *capture_probes.PROBES])
+    rows = find_targets([*all_probes(), *probes.PROBES])
 
     assert [] == [
         target for probe, target, state in rows if state == "missing" and not probe.optional

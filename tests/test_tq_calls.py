@@ -17,10 +17,11 @@ import types
 import pytest
 from reading_back import lines_of
 
-from verl_profiler import context, instrument, recorder
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes.transfer_queue import PROBES
-from verl_profiler.tq_tracing import lines, metrics, placement, trace_ids
-from verl_profiler.tq_tracing.switches import Switches
+from verl_profiler.recording import context, recorder
+from verl_profiler.transfer_queue import lines, metrics, placement, trace_ids
+from verl_profiler.transfer_queue.switches import Switches
 
 BRIDGE = """
 import asyncio, functools, inspect
@@ -633,11 +634,11 @@ def test_the_clients_events_name_call_and_function(hosts, trace, carried):
         for probe in PROBES
         if probe.event in ("tq_get", "tq_put")
     ]
-    instrument.install(placement.name_calls(probes))
+    wrapping.install(placement.name_calls(probes))
     trace(trace=True, records=True)
     bridge.tqbridge()(update_actor := lambda data: {"a": data["ids"]})(meta_of(queue, 4))
     placement.uninstall()
-    instrument.uninstall()
+    wrapping.uninstall()
     recorder.stop()
     events = {event["event"]: event["extra"] for event in lines_of(carried.directory)}
 

@@ -14,9 +14,9 @@ from tq_lines import WALL_S, Writer, log_of
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.tq_throughput import tq_throughput
 from verl_profiler.errors import ReadingError
-from verl_profiler.reader import load
-from verl_profiler.tq_lines import MIB
-from verl_profiler.tq_log import read_logs
+from verl_profiler.reading.formats.console_tq import MIB
+from verl_profiler.reading.formats.tq_log import read_logs
+from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parent / "data" / "tq"
 # The lines that the guide shows, to the letter.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from verl_profiler.tq_tracing import metrics
+from verl_profiler.transfer_queue import metrics
 
 SECOND = 10**9
 

@@ -15,9 +15,9 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from verl_profiler.tq_tracing import calls, lines, metrics, placement
-from verl_profiler.tq_tracing.switches import Switches
-from verl_profiler.tq_tracing.trace_ids import Origin
+from verl_profiler.transfer_queue import calls, lines, metrics, placement
+from verl_profiler.transfer_queue.switches import Switches
+from verl_profiler.transfer_queue.trace_ids import Origin
 
 ALL = Switches(trace=True, detail=True, metrics=True)
 _batch: ContextVar[object] = ContextVar("batch")

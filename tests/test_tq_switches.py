@@ -3,8 +3,8 @@
 import pytest
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.settings import parse
-from verl_profiler.tq_tracing.switches import RUN_VARIABLE, Switches, variables
+from verl_profiler.launch.settings import parse
+from verl_profiler.transfer_queue.switches import RUN_VARIABLE, Switches, variables
 
 
 def test_the_environment_wins():

@@ -81,7 +81,7 @@ def test_the_callback_and_the_entry_point_are_in_the_wheel(bare):
     out = bare(
         "-c",
         "from importlib.metadata import entry_points\n"
-        "import verl_profiler.hydra_callback\n"
+        "import verl_profiler.launch.hydra_callback\n"
         "print([p.load().__name__ for p in entry_points(group='verl.plugins')])",
     )
 

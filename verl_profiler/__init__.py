@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verl_profiler.api import log_manager, span, start, stop
-    from verl_profiler.launch import prepare
+    from verl_profiler.launch.prepare import prepare
+    from verl_profiler.recording.api import log_manager, span, start, stop
 
     __version__: str
 
 __all__ = ["__version__", "log_manager", "prepare", "span", "start", "stop"]
 
 _HOMES = {
-    "log_manager": "api",
-    "prepare": "launch",
-    "span": "api",
-    "start": "api",
-    "stop": "api",
+    "log_manager": "recording.api",
+    "prepare": "launch.prepare",
+    "span": "recording.api",
+    "start": "recording.api",
+    "stop": "recording.api",
 }
 
 

@@ -43,15 +43,16 @@ def activate(role: str | None = None) -> bool:
             _trace_transfers()
         return False
     try:
-        from verl_profiler import recorder, roles
-        from verl_profiler.recorder import Identity
-        from verl_profiler.settings import Carried
+        from verl_profiler.launch.settings import Carried
+        from verl_profiler.recording import identity as roles
+        from verl_profiler.recording import recorder
+        from verl_profiler.recording.recorder import Identity
 
         carried = Carried.decode(text)
         if recorder.active() is not None:
             return True
         if carried.captures is not None:
-            from verl_profiler.file_modes import restore_umask
+            from verl_profiler.capture.file_modes import restore_umask
 
             restore_umask(carried.captures.umask)
         describe = _describe if carried.record_command else _describe_without_paths
@@ -64,7 +65,7 @@ def activate(role: str | None = None) -> bool:
             _place_probes(families)
             _trace_transfers(families)
             if carried.captures is not None:
-                from verl_profiler import capture_probes
+                from verl_profiler.capture import probes as capture_probes
 
                 capture_probes.install(carried.captures)
             _open_ranges(carried)
@@ -78,9 +79,9 @@ def _open_ranges(carried: Any) -> None:
     """Open NVTX ranges where they were asked for, or where nsys will see them."""
     by_nsys = carried.captures is not None and carried.captures.tool == "nsys"
     if carried.nvtx == "on" or (carried.nvtx == "auto" and by_nsys):
-        from verl_profiler import ranges
+        from verl_profiler.instrumentation import nvtx_ranges
 
-        ranges.switch_on(always=carried.nvtx == "on")
+        nvtx_ranges.switch_on(always=carried.nvtx == "on")
 
 
 def _transfers_are_traced() -> bool:
@@ -92,9 +93,9 @@ def _trace_transfers(families: Collection[str] = ()) -> None:
     if not _transfers_are_traced():
         return
     try:
-        from verl_profiler import tq_tracing
+        from verl_profiler import transfer_queue
 
-        tq_tracing.activate(records="transfer_queue" in families)
+        transfer_queue.activate(records="transfer_queue" in families)
     except Exception:  # noqa: BLE001  see the module docstring
         _complain(
             "TransferQueue is not traced in this process; training is not affected. (plugin-failed)"
@@ -112,15 +113,16 @@ def _complain(text: str) -> None:
 
 
 def _place_probes(families: Collection[str]) -> None:
-    from verl_profiler import instrument, recorder
+    from verl_profiler.instrumentation import wrapping
     from verl_profiler.probes import select
+    from verl_profiler.recording import recorder
 
     probes = select(families)
     if _transfers_are_traced():
-        from verl_profiler.tq_tracing.placement import name_calls
+        from verl_profiler.transfer_queue.placement import name_calls
 
         probes = name_calls(probes)
-    instrument.install(probes)
+    wrapping.install(probes)
     if "rollout" in families:
         from verl_profiler.probes.rollout import finish_open_requests
 
@@ -129,10 +131,10 @@ def _place_probes(families: Collection[str]) -> None:
 
 def _describe() -> dict[str, Any]:
     """Return the header's account of versions and probes."""
-    from verl_profiler import instrument
+    from verl_profiler.instrumentation import wrapping
 
-    status = instrument.status
-    exchange = sys.modules.get("verl_profiler.clock_exchange")
+    status = wrapping.status
+    exchange = sys.modules.get("verl_profiler.launch.clock_exchange")
     return {
         **(exchange.account() if exchange is not None else {}),
         "versions": _versions(),
@@ -150,7 +152,7 @@ def _reasons(missed: dict[str, str]) -> dict[str, str]:
     """Return why probes are not placed; the text may be that of somebody else's exception."""
     if not missed:
         return {}
-    from verl_profiler.redaction import mask_text
+    from verl_profiler.events.redaction import mask_text
 
     return {name: mask_text(reason) for name, reason in missed.items()}
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_profiler import api
+from verl_profiler.recording import api
 
 __all__ = ["recorded_events"]
 

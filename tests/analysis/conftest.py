@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.events import EVENTS
-from verl_profiler.reader import load
-from verl_profiler.tables import Tables
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.analysis import ANALYSES, SUMMARY
-from verl_profiler.reader import load
-from verl_profiler.tables import SCHEMAS, Tables
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import SCHEMAS, Tables
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 
@@ -73,7 +73,7 @@ def test_shuffled_rows_give_the_same_answers(events, seed):
 def test_a_large_run_is_derived_in_chunks_with_the_same_answers(events, monkeypatch):
     """Memory does not grow with the run; a chunk of one step holds all that its rows need."""
     whole = results(Tables.of(events))
-    monkeypatch.setattr("verl_profiler.tables._CHUNK_EVENTS", 10)
+    monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 10)
 
     assert whole == results(Tables.of(events))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_profiler.analysis import gpu_idle, range_times, span_kernels, top_kernels
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 MS = 1_000_000
 OF = {"run": "r", "step": 2, "name": "actor_0", "file": "f", "host": "h1", "pid": 5}

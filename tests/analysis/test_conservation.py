@@ -16,7 +16,7 @@ from verl_profiler.analysis.step_durations import step_durations
 from verl_profiler.analysis.token_rates import replica_token_rates, token_rates
 from verl_profiler.analysis.tool_latencies import tool_latencies
 from verl_profiler.analysis.turns import turn_times
-from verl_profiler.tables import REQUEST_PARTS
+from verl_profiler.reading.tables.tables import REQUEST_PARTS
 
 MICROSECOND = 1e-6
 

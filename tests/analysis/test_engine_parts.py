@@ -1,7 +1,7 @@
 """Engine parts: what the engine reports, what it does not, and what is not the engine."""
 
 from verl_profiler.analysis.engine_parts import engine_parts
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 
 def call(duration_s, engine_s=None, parts=(None, None, None), *, step=1, validate=False, number=0):

@@ -9,7 +9,7 @@ import pytest
 
 from verl_profiler import analysis
 from verl_profiler.analysis import ANALYSES, compare
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 NOT_IN_A_REHEARSAL = (
     *("clock_agreement", "memory_peaks", "memory_phases", "step_trend"),

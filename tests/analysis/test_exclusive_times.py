@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from verl_profiler.analysis.exclusive_times import exclusive_times
-from verl_profiler.report.style import color
+from verl_profiler.render.colors import color
 
 
 def own(rows, scope):

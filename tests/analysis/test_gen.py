@@ -8,9 +8,9 @@ from verl_profiler.analysis.captures import gpu_idle
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.step_durations import step_durations
 from verl_profiler.analysis.steps import step_phases, step_times
-from verl_profiler.following import Line
-from verl_profiler.live import Live
-from verl_profiler.tables import Tables
+from verl_profiler.live.follow import Line
+from verl_profiler.live.state import Live
+from verl_profiler.reading.tables.tables import Tables
 
 GENS = ((0, 5), (10, 30), (40, 52))
 TOTAL_S = 5 + 20 + 12

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.analysis.logged_and_recorded import logged_and_recorded, timer_differences
-from verl_profiler.reader import load
-from verl_profiler.step_lines import LoggedRun, StepLine
+from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine
+from verl_profiler.reading.reader import load
 
 SOURCE = Path("a.log")
 RUN = Path(__file__).parent.parent / "data/rehearsal_run.tar.gz"

@@ -16,7 +16,7 @@ from verl_profiler.analysis.logged_timers import (
     per_token_times,
     timer_places,
 )
-from verl_profiler.step_lines import LoggedRun, StepLine, logged_runs
+from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine, logged_runs
 
 SOURCE = Path("a.log")
 

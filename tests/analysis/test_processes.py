@@ -14,7 +14,7 @@ from verl_profiler.analysis import (
     transfer_totals,
     weight_sync,
 )
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
 

@@ -4,7 +4,7 @@ import pytest
 
 from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
 from verl_profiler.analysis.workers import rank_balance
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 STEPS = range(1, 11)
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from verl_profiler.analysis.request_durations import request_duration_cdf, request_percentiles
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 
 def requests(durations_s, *, step=1, name="worker_0", validate=False):

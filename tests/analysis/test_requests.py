@@ -8,7 +8,7 @@ from verl_profiler.analysis import (
     slowest_requests,
     turns_per_request,
 )
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 
 def requests(intervals, **more):

@@ -11,10 +11,10 @@ import pytest
 from verl_profiler.__main__ import main
 from verl_profiler.analysis.step_durations import step_durations
 from verl_profiler.analysis.token_rates import token_rates
-from verl_profiler.following import Line
-from verl_profiler.live import RATE_S, Live
-from verl_profiler.reader import load
-from verl_profiler.report.sections import document
+from verl_profiler.live.follow import Line
+from verl_profiler.live.state import RATE_S, Live
+from verl_profiler.reading.reader import load
+from verl_profiler.views.sections import document
 
 DATA = Path(__file__).parent.parent / "data"
 

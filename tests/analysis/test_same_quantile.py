@@ -10,12 +10,12 @@ from recorded import lines_in_order, unpacked
 from verl_profiler.__main__ import main
 from verl_profiler.analysis import request_percentiles, validation_times
 from verl_profiler.analysis.compare.step_metrics import step_metrics
-from verl_profiler.following import Line
-from verl_profiler.live import Live
-from verl_profiler.reader import load
-from verl_profiler.report.live_text import frame
-from verl_profiler.report.sections import document
-from verl_profiler.report.text import seconds
+from verl_profiler.live.follow import Line
+from verl_profiler.live.screen import frame
+from verl_profiler.live.state import Live
+from verl_profiler.reading.reader import load
+from verl_profiler.render.text import seconds
+from verl_profiler.views.sections import document
 
 SHARES = {"p50": 0.5, "p80": 0.8, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # So many values lie, one of them, beyond the quantile.

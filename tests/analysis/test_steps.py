@@ -3,7 +3,7 @@
 import pytest
 
 from verl_profiler.analysis import step_phases, step_tail, step_times
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
 

@@ -10,7 +10,7 @@ from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
 from verl_profiler.analysis.tq_throughput import tq_throughput
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.analysis.tq_wall import tq_wall
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 MIB = 1 << 20
 ALL = (

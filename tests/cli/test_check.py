@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from verl_profiler import doctor
 from verl_profiler.cli import main
+from verl_profiler.launch import doctor
 from verl_profiler.probes import Probe
 
 

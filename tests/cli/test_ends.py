@@ -48,7 +48,7 @@ def test_a_signal_leaves_no_scratch_files(number, run, tmp_path):
     scratch.mkdir()
     slow = (
         "import sys, time\n"
-        "from verl_profiler import reader\n"
+        "from verl_profiler.reading import reader\n"
         "def wait(*_, **__):\n"
         "    print('reading', flush=True)\n"
         "    time.sleep(60)\n"

@@ -12,7 +12,7 @@ from report.perfetto_reading import read_trace
 
 from verl_profiler.cli import export
 from verl_profiler.errors import ReadingError
-from verl_profiler.report.guest_traces import read_guest
+from verl_profiler.exports.guest_traces import read_guest
 
 DATA = Path(__file__).parent.parent / "data"
 SMALL = DATA / "small_run"

@@ -11,8 +11,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from verl_profiler import run_directory
 from verl_profiler.cli import main, summary
+from verl_profiler.launch import run_directory
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
 
@@ -105,7 +105,7 @@ class StaleNfs:
 )
 def test_a_stale_handle_is_a_message(monkeypatch, capsys, error):
     """One line of what happened, one of what to do."""
-    monkeypatch.setattr("verl_profiler.reader.load", StaleNfs(error))
+    monkeypatch.setattr("verl_profiler.reading.reader.load", StaleNfs(error))
 
     assert 2 == main(["summary", str(SMALL), "--no-cache"])
     printed = capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from verl_profiler.cli import main
-from verl_profiler.report.memory_text import memory_text, size_change
+from verl_profiler.views.memory_text import memory_text, size_change
 
 DATA = Path(__file__).parent.parent / "data"
 REHEARSED = str(DATA / "rehearsal_run.tar.gz")

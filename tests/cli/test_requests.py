@@ -8,7 +8,7 @@ import pytest
 
 from verl_profiler.cli import requests
 from verl_profiler.errors import ReadingError
-from verl_profiler.report.request_text import request_lines, request_table
+from verl_profiler.views.request_text import request_lines, request_table
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 REHEARSED = Path(__file__).parent.parent / "data" / "rehearsal_run.tar.gz"

@@ -12,7 +12,7 @@ import pytest
 
 from verl_profiler.cli import summary
 from verl_profiler.errors import ReadingError
-from verl_profiler.report.text import seconds, share, size
+from verl_profiler.render.text import seconds, share, size
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
-from verl_profiler.reader import load
+from verl_profiler.reading.reader import load
 
 HERE = Path(__file__).parent
 

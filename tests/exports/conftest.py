@@ -3,7 +3,7 @@
 import pytest
 from tq_lines import Writer, log_of
 
-from verl_profiler.tq_log import read_logs
+from verl_profiler.reading.formats.tq_log import read_logs
 
 PARTS = [("get", 0.05), ("compute", 0.8), ("put", 0.06)]
 SHARED_ID = "5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f"

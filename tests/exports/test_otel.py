@@ -20,8 +20,8 @@ from tq_lines import Writer
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.exports.otel import About, otlp_lines, send, spans
-from verl_profiler.tables import Tables
-from verl_profiler.tq_log import read_logs
+from verl_profiler.reading.formats.tq_log import read_logs
+from verl_profiler.reading.tables.tables import Tables
 
 SHARED_ID = "5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f"
 ABOUT = About(project="p", experiment={"training.log": "e"})

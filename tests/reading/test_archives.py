@@ -14,8 +14,8 @@ import pytest
 from hostile import small_run
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reader import load
 from verl_profiler.reading import archives
+from verl_profiler.reading.reader import load
 
 zstandard = pytest.importorskip("zstandard")
 

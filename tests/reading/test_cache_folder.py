@@ -12,10 +12,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from verl_profiler import parts
-from verl_profiler.reader import load
-from verl_profiler.reading import cache_folder
+from verl_profiler.reading import cache_folder, chunks
 from verl_profiler.reading.cache_folder import CacheFolder
+from verl_profiler.reading.reader import load
 
 ROOT = Path(__file__).parents[2]
 SMALL = ROOT / "tests" / "data" / "small_run"
@@ -111,7 +110,7 @@ def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch, name):
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken_disk:
-        broken_disk.setattr(parts, "repair", broken)
+        broken_disk.setattr(chunks, "repair", broken)
         during, problems = answers(run)
     assert during != complete[0]
     assert any("cannot be read: Input/output error" in problem for problem in problems)
@@ -125,7 +124,7 @@ def test_a_file_without_permission_for_a_moment_is_read_the_next_time(run):
     """As another user, because root reads everything."""
     script = (
         "import os, sys\n"
-        "from verl_profiler.reader import load\n"
+        "from verl_profiler.reading.reader import load\n"
         # Modules that are imported late may lie where only this user reads.
         "with load(sys.argv[1], cache=False) as run:\n    run.problems\n"
         "if os.geteuid() == 0:\n    os.setgid(65534)\n    os.setuid(65534)\n"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from verl_profiler.cli import main
-from verl_profiler.reader import load
-from verl_profiler.schemas import SCHEMAS
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.schemas import SCHEMAS
 
 HUGE = 9 * 10**18
 REQUEST = {"request_id": "r1", "turn": 0}

@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from verl_profiler.reading.files import (
+from verl_profiler.events.files import (
     UnusableFileError,
     expanded,
     limited_lines,

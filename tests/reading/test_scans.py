@@ -6,9 +6,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from verl_profiler.reader import load
+from verl_profiler.reading.reader import load
 from verl_profiler.reading.scans import quoted, scan
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # Hydra's override_dirname makes such folders; each value is one that no event of the run has.

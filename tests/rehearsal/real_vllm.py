@@ -15,7 +15,7 @@ from other_engines import vllm_server
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from verl_profiler import instrument
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import select
 from verl_profiler.testing import recorded_events
 
@@ -73,10 +73,10 @@ async def asked(model):
 
 def main():
     with recorded_events() as events:
-        instrument.install(select(["engine", "weights"]))
+        wrapping.install(select(["engine", "weights"]))
         answers, problems = asyncio.run(asked(sys.argv[1]))
-        errors = dict(instrument.status.errors)
-        instrument.uninstall()
+        errors = dict(wrapping.status.errors)
+        wrapping.uninstall()
     report = {"events": events, "answers": answers, "problems": problems, "errors": errors}
     print("REPORT", json.dumps(report), flush=True)
     # vLLM's threads keep the process at its end (vllm 0.27.1).

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_profiler.rehearsal import adjust
+from verl_profiler.rehearsal import cpu_patches
 
 pytestmark = [
     pytest.mark.verl,
@@ -22,7 +22,7 @@ def test_a_vllm_built_for_cpus_is_found_under_its_own_name(installed, found):
     """And no other package becomes another one."""
     metadata = SimpleNamespace(PackageNotFoundError=KeyError, version=installed.__getitem__)
 
-    adjust._vllm_built_for_cpus(metadata)
+    cpu_patches._vllm_built_for_cpus(metadata)
 
     assert found == metadata.version("vllm")
     with pytest.raises(KeyError):
@@ -31,6 +31,6 @@ def test_a_vllm_built_for_cpus_is_found_under_its_own_name(installed, found):
 
 def test_every_adjusted_module_exists():
     """A module that verl or an installed engine moved would leave its adjustment undone."""
-    for name, _ in adjust.ADJUSTMENTS:
+    for name, _ in cpu_patches.ADJUSTMENTS:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             assert importlib.util.find_spec(name) is not None, name

@@ -12,7 +12,7 @@ import pytest
 
 from verl_profiler.analysis import range_times, span_kernels
 from verl_profiler.cli import main
-from verl_profiler.reader import load
+from verl_profiler.reading.reader import load
 
 from .conftest import COMMANDS, STEPS
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and
 # Runs in a process of its own: becoming a subreaper is for the whole process.
 TEST = """
 import os, sys, time
-from verl_profiler.rehearsal.children import Children
+from verl_profiler.rehearsal.process_tree import Children
 
 PROGRAM = '''
 import os, signal, subprocess, sys, time
@@ -71,7 +71,7 @@ def test_other_children_are_left_alone():
     """Only what was started here is ended."""
     code = """
 import os, subprocess, sys
-from verl_profiler.rehearsal.children import Children
+from verl_profiler.rehearsal.process_tree import Children
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 children = Children([sys.executable, "-c", "pass"], dict(os.environ))
 children.program.wait()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.rehearsal import interventions
-from verl_profiler.rehearsal.interventions import DEFAULTS, VARIABLE, asked, checked
+from verl_profiler.rehearsal import perturbations
+from verl_profiler.rehearsal.perturbations import DEFAULTS, VARIABLE, asked, checked
 
 of_verl = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed"
@@ -83,7 +83,7 @@ def test_replay_buffer_polls_as_set(ask, adjusted, seconds, expected):
     """Without a setting verl's own interval stays."""
     ask(poll_interval_s=seconds)
     buffer, _ = adjusted(
-        interventions._poll_interval,
+        perturbations._poll_interval,
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer",
         "__init__",
@@ -113,7 +113,7 @@ def test_replicas_are_chosen_as_set(ask, adjusted, routing, first_calls, later):
     """Sticky requests stay where they were; with `fewest` each call goes where there are fewest."""
     ask(routing=routing)
     balancer, _ = adjusted(
-        interventions._routing,
+        perturbations._routing,
         "verl.workers.rollout.router",
         "GlobalRequestLoadBalancer",
         "acquire_server",
@@ -139,10 +139,10 @@ def test_nothing_is_wrapped_where_nothing_is_asked(ask, adjusted):
     ask()
     engine_workers = "verl.workers.engine_workers"
     for adjustment, *where in (
-        (interventions._slow_ranks, engine_workers, "TrainingWorker", "infer_batch"),
-        (interventions._slow_sync, engine_workers, "ActorRolloutRefWorker", "update_weights"),
+        (perturbations._slow_ranks, engine_workers, "TrainingWorker", "infer_batch"),
+        (perturbations._slow_sync, engine_workers, "ActorRolloutRefWorker", "update_weights"),
         (
-            interventions._routing,
+            perturbations._routing,
             "verl.workers.rollout.router",
             "GlobalRequestLoadBalancer",
             "acquire_server",
@@ -170,7 +170,7 @@ def test_a_rank_stands_still_at_its_end_of_the_work(ask, adjusted, monkeypatch, 
         work.dispatched_as = method
         monkeypatch.setattr(owner, method, work)
     owner, _ = adjusted(
-        interventions._slow_ranks, "verl.workers.engine_workers", "TrainingWorker", *methods
+        perturbations._slow_ranks, "verl.workers.engine_workers", "TrainingWorker", *methods
     )
 
     assert all(getattr(owner, method)("result") == "result" for method in methods)
@@ -195,7 +195,7 @@ def test_a_weight_sync_takes_longer(ask, adjusted, monkeypatch):
     monkeypatch.setattr(owner, "update_weights", synchronize)
     ask(weight_sync_s=1.5)
     owner, _ = adjusted(
-        interventions._slow_sync,
+        perturbations._slow_sync,
         "verl.workers.engine_workers",
         "ActorRolloutRefWorker",
         "update_weights",

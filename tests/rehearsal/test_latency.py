@@ -2,8 +2,8 @@
 
 import statistics
 
-from verl_profiler.rehearsal.interventions import VARIABLE
 from verl_profiler.rehearsal.latency import latency_s
+from verl_profiler.rehearsal.perturbations import VARIABLE
 
 
 def test_the_same_call_takes_the_same_time():

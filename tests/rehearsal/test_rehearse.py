@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.rehearsal.children import _descendants
+from verl_profiler.rehearsal.process_tree import _descendants
 
 pytestmark = [
     pytest.mark.rehearsal,

@@ -8,9 +8,9 @@ import pytest
 from report.chromium import Chromium, find
 
 from verl_profiler.cli.report import write_report
-from verl_profiler.reader import load
-from verl_profiler.report.html import page
-from verl_profiler.report.sections import document
+from verl_profiler.reading.reader import load
+from verl_profiler.render.html import page
+from verl_profiler.views.sections import document
 
 pytestmark = [
     pytest.mark.browser,

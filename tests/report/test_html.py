@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from verl_profiler.cli import report
 from verl_profiler.errors import ReadingError
-from verl_profiler.reader import load
-from verl_profiler.report import sections, timelines
-from verl_profiler.report.conclusions import conclusions
-from verl_profiler.report.html import page, script_json
-from verl_profiler.report.sections import document
+from verl_profiler.reading.reader import load
+from verl_profiler.render.html import page, script_json
+from verl_profiler.views import sections, timelines
+from verl_profiler.views.conclusions import conclusions
+from verl_profiler.views.sections import document
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 HOSTILE = "</script><img src=x onerror=alert(1)>{{7*7}}\"'\u2028\x07\u202e\ud83d"

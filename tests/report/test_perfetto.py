@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report.perfetto_reading import read_trace
 
-from verl_profiler.report.perfetto import PerfettoTrace
+from verl_profiler.exports.perfetto import PerfettoTrace
 
 plain = (
     st.booleans()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.reader import load
-from verl_profiler.tables import Tables
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
 
 pytest.importorskip("matplotlib")
 
@@ -16,10 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from verl_profiler.report import style
-from verl_profiler.report.plots import PLOTS, Choice, NothingToDraw
-from verl_profiler.report.plots.canvas import save, settings
-from verl_profiler.report.text import _other_lines
+from verl_profiler.render import colors
+from verl_profiler.render.figure import save, settings
+from verl_profiler.render.text import _other_lines
+from verl_profiler.views.plots import PLOTS, Choice, NothingToDraw
 
 DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
@@ -194,13 +194,13 @@ def test_a_part_has_the_same_color_in_every_plot(runs):
         for axes in figure.axes:
             handles, labels = axes.get_legend_handles_labels()
             for handle, label in zip(handles, labels, strict=True):
-                if label in style.PART_COLORS or label in style.PHASE_COLORS:
+                if label in colors.PART_COLORS or label in colors.PHASE_COLORS:
                     code = to_hex(handle.patches[0].get_facecolor()).upper()
                     seen.setdefault(label, set()).add(code)
 
     assert {"queue", "prefill", "decode", "outside", "tool", "other"} <= set(seen)
     for label, codes in seen.items():
-        known = style.PART_COLORS.get(label) or style.PHASE_COLORS[label]
+        known = colors.PART_COLORS.get(label) or colors.PHASE_COLORS[label]
         assert {known.upper()} == codes, label
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from verl_profiler.events import PHASES
-from verl_profiler.report import style
-from verl_profiler.tables import REQUEST_PARTS
+from verl_profiler.events.vocabulary import PHASES
+from verl_profiler.reading.tables.tables import REQUEST_PARTS
+from verl_profiler.render import colors
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 VISION = {
@@ -59,9 +59,13 @@ def seen(code: str, vision: str) -> tuple[float, float, float]:
 @pytest.mark.parametrize(
     "family",
     [
-        style.PHASE_COLORS,
-        {name: code for name, code in style.PART_COLORS.items() if name != "engine"},
-        {name: code for name, code in style.PART_COLORS.items() if name not in style.ENGINE_COLORS},
+        colors.PHASE_COLORS,
+        {name: code for name, code in colors.PART_COLORS.items() if name != "engine"},
+        {
+            name: code
+            for name, code in colors.PART_COLORS.items()
+            if name not in colors.ENGINE_COLORS
+        },
     ],
     ids=["phases", "parts with the engine's", "parts"],
 )
@@ -80,20 +84,20 @@ def test_every_two_colors_of_a_family_stay_apart(family, vision):
 
 def test_every_phase_and_part_has_a_color_of_its_own():
     """No phase of verl's and no part of a request falls back to a spare color."""
-    assert set(PHASES) <= set(style.PHASE_COLORS)
-    assert {*REQUEST_PARTS, "other"} <= set(style.PART_COLORS)
+    assert set(PHASES) <= set(colors.PHASE_COLORS)
+    assert {*REQUEST_PARTS, "other"} <= set(colors.PART_COLORS)
 
 
 def test_a_shared_name_has_one_color():
     """`reward` is a phase and a part; both figures show it in the same color."""
-    for name in set(style.PHASE_COLORS) & set(style.PART_COLORS):
-        assert style.PHASE_COLORS[name] == style.PART_COLORS[name]
+    for name in set(colors.PHASE_COLORS) & set(colors.PART_COLORS):
+        assert colors.PHASE_COLORS[name] == colors.PART_COLORS[name]
 
 
 def test_an_unknown_name_keeps_its_color():
     """A user's timer looks the same in every process, in spite of randomized hashes."""
     code = (
-        "from verl_profiler.report.style import color; print(color('my_timer'), color('\\udc80'))"
+        "from verl_profiler.render.colors import color; print(color('my_timer'), color('\\udc80'))"
     )
     outputs = {
         subprocess.run(
@@ -111,7 +115,7 @@ def test_an_unknown_name_keeps_its_color():
 
 def test_importing_the_style_imports_no_plotting_library():
     """The HTML report uses the colors without matplotlib."""
-    code = "import sys, verl_profiler.report.style; print('matplotlib' in sys.modules)"
+    code = "import sys, verl_profiler.render.colors; print('matplotlib' in sys.modules)"
 
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -10,11 +10,11 @@ from console_logs import FORMS, log
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
-from verl_profiler.report.plots.canvas import settings
-from verl_profiler.report.plots.choice import NothingToDraw
-from verl_profiler.report.plots.timing import PICTURES
-from verl_profiler.report.style import PHASE_COLORS
-from verl_profiler.step_lines import logged_runs
+from verl_profiler.reading.formats.console_steps import logged_runs
+from verl_profiler.render.colors import PHASE_COLORS
+from verl_profiler.render.figure import settings
+from verl_profiler.views.plots.choice import NothingToDraw
+from verl_profiler.views.plots.timing import PICTURES
 
 
 def run_of(text, folder):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from report.perfetto_reading import read_trace
 
-from verl_profiler.reader import load
-from verl_profiler.report.chrome_trace import ChromeTrace
-from verl_profiler.report.perfetto import PerfettoTrace
-from verl_profiler.report.tracks import Lanes, origin_ns, write_run
+from verl_profiler.exports.chrome_trace import ChromeTrace
+from verl_profiler.exports.perfetto import PerfettoTrace
+from verl_profiler.exports.tracks import Lanes, origin_ns, write_run
+from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parent.parent / "data"
 NOT_DRAWN = ("memory", "profiler_cost", "request_start")

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verl_profiler.events import EVENTS
-from verl_profiler.tables import Tables
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
 EPOCH = 1_795_228_400 * SECOND

@@ -6,7 +6,7 @@ from truth.test_culprits import STEPS, healthy
 
 from verl_profiler.analysis import ANALYSES
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.report.findings import findings
+from verl_profiler.views.findings import findings
 
 JOINED = (
     "critical_path",

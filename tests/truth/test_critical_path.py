@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from truth.synthetic import EPOCH, Phase, Request, Step, Turn, Writer, run_of, tables_of
 
-from verl_profiler.analysis.critical_path import OWNERS, critical_path, critical_segments
+from verl_profiler.analysis.explain.critical_path import OWNERS, critical_path, critical_segments
 
 # A step costs a tenth of a second; shrinking a failure would cost minutes.
 UNSHRUNK = (Stage.explicit, Stage.generate)

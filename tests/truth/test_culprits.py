@@ -8,7 +8,7 @@ from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
 from verl_profiler.analysis.explain.concentration import Place, concentration, identity
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.rules import RULES
-from verl_profiler.report.findings import finding_list, findings
+from verl_profiler.views.findings import finding_list, findings
 
 # The first one is warm-up; of two alike, eight steps name the one that always leads.
 STEPS = 9

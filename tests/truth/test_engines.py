@@ -7,8 +7,8 @@ from truth.engines import Engines, changed, steps_of
 from truth.synthetic import events_of, run_of
 
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.analysis.step_model import step_models
-from verl_profiler.analysis.what_if import what_if
+from verl_profiler.analysis.explain.step_model import step_models
+from verl_profiler.analysis.explain.what_if import what_if
 
 LINES = ((6_000, 700), (11_000, 1_300))
 # Prefill that hardly holds decoding up, so that a call's passes are all that it takes.

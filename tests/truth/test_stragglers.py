@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from truth.synthetic import Phase, Request, Step, Turn, run_of
 from truth.test_critical_path import UNSHRUNK, steps
 
-from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
+from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 
 
 def waiting(ends_us):

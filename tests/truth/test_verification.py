@@ -10,7 +10,7 @@ from truth.test_culprits import healthy
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.verification import verified
 from verl_profiler.analysis.steps import step_times
-from verl_profiler.report.findings import findings
+from verl_profiler.views.findings import findings
 
 
 def run(poll_us, seed, steps=10):

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from truth.synthetic import Phase, Request, Step, Turn, run_of, with_turns
 from truth.test_critical_path import UNSHRUNK, steps
 
-from verl_profiler.analysis.step_model import Call, StepModel, step_models
-from verl_profiler.analysis.step_model import Request as ModelRequest
-from verl_profiler.analysis.what_if import (
+from verl_profiler.analysis.explain.step_model import Call, StepModel, step_models
+from verl_profiler.analysis.explain.step_model import Request as ModelRequest
+from verl_profiler.analysis.explain.what_if import (
     CHANGES,
     UNCHANGED,
     chosen_steps,

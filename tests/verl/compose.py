@@ -47,7 +47,7 @@ def run(words, folder):
         traceback.print_exc()
         status = 1
     finally:
-        from verl_profiler import recorder
+        from verl_profiler.recording import recorder
 
         recorder.stop("exit")
         sys.stdout.flush()

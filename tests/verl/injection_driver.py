@@ -22,7 +22,8 @@ class AgentLoopWorker:
     """Named as verl's, so that the plugin knows its role; it never imports verl."""
 
     async def look(self):
-        from verl_profiler import recorder, span
+        from verl_profiler import span
+        from verl_profiler.recording import recorder
 
         async with span("looked"):
             pass

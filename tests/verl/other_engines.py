@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
 
-from verl_profiler import instrument
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import select
 from verl_profiler.testing import recorded_events
 
@@ -201,12 +201,12 @@ def main():
         ("trtllm", trtllm_server, FakeTensorRT()),
     ):
         with recorded_events() as events:
-            instrument.install(select(["engine", "weights"]))
+            wrapping.install(select(["engine", "weights"]))
             server = made(engine)
             reasons = asyncio.run(asked(server))
-            missed = dict(instrument.status.missed)
-            errors = dict(instrument.status.errors)
-            instrument.uninstall()
+            missed = dict(wrapping.status.missed)
+            errors = dict(wrapping.status.errors)
+            wrapping.uninstall()
         report[name] = {"events": events, "reasons": reasons, "missed": missed, "errors": errors}
     print("REPORT", json.dumps(report))
 

@@ -21,8 +21,9 @@ from collections import Counter
 from pathlib import Path
 
 import verl_profiler
-from verl_profiler import context, instrument
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import select
+from verl_profiler.recording import context
 
 # Read when they are used first, which is later.
 FOLDER = Path(tempfile.mkdtemp(prefix="other_wrappers_"))
@@ -178,13 +179,13 @@ async def calls():
 def recorded(name, body):
     """Record while `body` runs; return its result and the counts of events."""
     run = verl_profiler.start(FOLDER / name)
-    instrument.install(select({"rollout", "trainer"}))
+    wrapping.install(select({"rollout", "trainer"}))
     try:
         result = body()
     finally:
         verl_profiler.stop()
-        failures = dict(instrument.status.errors)
-        instrument.uninstall()
+        failures = dict(wrapping.status.errors)
+        wrapping.uninstall()
     return result, counted(run), failures
 
 

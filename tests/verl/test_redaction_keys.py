@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_profiler.redaction import is_secret
+from verl_profiler.events.redaction import is_secret
 
 
 def folder_of(package):

@@ -5,11 +5,13 @@ import inspect
 
 import pytest
 
-from verl_profiler import launch, tq_tracing, worker_hook
-from verl_profiler.doctor import find_targets
+from verl_profiler import transfer_queue
 from verl_profiler.errors import ConfigError
+from verl_profiler.launch import prepare as launch
+from verl_profiler.launch import worker_setup_hook
+from verl_profiler.launch.doctor import find_targets
 from verl_profiler.probes import Probe
-from verl_profiler.tq_tracing import placement
+from verl_profiler.transfer_queue import placement
 
 omegaconf = pytest.importorskip("omegaconf")
 
@@ -30,7 +32,7 @@ def prepared(tmp_path):
                 "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": users or {"MINE": "1"}}}},
             }
         )
-        tq_tracing._announce.cache_clear()
+        transfer_queue._announce.cache_clear()
         launch.prepare(config)
         return config.ray_kwargs.ray_init.runtime_env.env_vars
 
@@ -99,7 +101,7 @@ def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
     """What the user gives `ray.init` stays; the hook loads the plugin where verl does not."""
     got = []
     ray = type("ray", (), {"init": staticmethod(lambda *a, **k: got.append((a, k)))})
-    tq_tracing._hook_ray_init({"TQ_TRACE_ENABLED": "1", "MINE": "ours"}, ray)
+    transfer_queue._hook_ray_init({"TQ_TRACE_ENABLED": "1", "MINE": "ours"}, ray)
     ray.init("auto", runtime_env={"working_dir": ".", "env_vars": {"MINE": "users"}})
     ray.init(num_cpus=2)
     ray.init("ray://head:10001")
@@ -130,9 +132,9 @@ def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
 def test_a_hook_of_ours_is_not_put_around_ours():
     """`+profiler=…` and the variables may both ask for it."""
     given = {}
-    worker_hook.add((), given)
+    worker_setup_hook.add((), given)
     first = given["runtime_env"]["worker_process_setup_hook"]
-    worker_hook.add((), given)
+    worker_setup_hook.add((), given)
 
     assert first is given["runtime_env"]["worker_process_setup_hook"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tq_lines import ON, of, traced_lines
 
-from verl_profiler.tq_tracing import placement
+from verl_profiler.transfer_queue import placement
 
 HERE = Path(__file__).parent
 FOLDER = os.environ.get("VERL_PROFILER_TEST_VERL", "")

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 tensordict = pytest.importorskip("tensordict")
 
-from verl_profiler.tq_tracing.sizes import Size, size_of  # noqa: E402
+from verl_profiler.transfer_queue.sizes import Size, size_of  # noqa: E402
 
 
 def nested(*lengths, layout=torch.jagged):

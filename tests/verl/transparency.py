@@ -19,11 +19,12 @@ from pathlib import Path
 
 import cloudpickle
 
-from verl_profiler import instrument, recorder
-from verl_profiler.clock import take_anchor
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.probes import all_probes
-from verl_profiler.recorder import Identity
-from verl_profiler.settings import Carried, EventSettings
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.recorder import Identity
 
 MAGIC_ATTR = "attrs_3141562937"
 
@@ -47,7 +48,7 @@ def places():
             module, _, path = target.partition(":")
             if module not in sys.modules:
                 continue
-            place = instrument.resolve(sys.modules[module], path)
+            place = wrapping.resolve(sys.modules[module], path)
             if place is not None:
                 found.append((target, probe, *place))
     return found
@@ -132,11 +133,11 @@ def check_behavior(probe, function):
     """Return what a call through the probe gets wrong: result, exception."""
     problems = []
     sentinel = object()
-    wrapped = instrument.wrap(probe, mimic(function, sentinel))
+    wrapped = wrapping.wrap(probe, mimic(function, sentinel))
     if use(wrapped, arguments_for(function)) is not sentinel:
         problems.append("the result is another object")
     for error in (KeyError("k"), asyncio.CancelledError()):
-        wrapped = instrument.wrap(probe, mimic(function, error))
+        wrapped = wrapping.wrap(probe, mimic(function, error))
         try:
             use(wrapped, arguments_for(function))
             problems.append(f"{error!r} was swallowed")
@@ -193,11 +194,11 @@ def main():
     recorder.start(
         Carried(folder, folder, settings, take_anchor()), lambda: Identity("agent_loop", 0)
     )
-    instrument.install(all_probes())
-    report["installed"] = dict(instrument.status.installed)
-    report["missed"] = dict(instrument.status.missed)
+    wrapping.install(all_probes())
+    report["installed"] = dict(wrapping.status.installed)
+    report["missed"] = dict(wrapping.status.missed)
     first = {target: vars(owner)[name] for target, _, owner, name, _ in before}
-    instrument.install(all_probes())
+    wrapping.install(all_probes())
     report["wrapped_twice"] = [
         target for target, _, owner, name, _ in before if vars(owner)[name] is not first[target]
     ]
@@ -226,7 +227,7 @@ def main():
     report["unpicklable"] = check_pickles(
         {target: function_of(vars(owner)[name]) for target, _, owner, name, _ in before}
     )
-    instrument.uninstall()
+    wrapping.uninstall()
     report["not_restored"] = [
         target for target, _, owner, name, static in before if vars(owner)[name] is not static
     ]

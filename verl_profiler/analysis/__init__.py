@@ -10,12 +10,14 @@ from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels,
 from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.cost import profiler_cost
-from verl_profiler.analysis.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.engine_parts import engine_parts
 from verl_profiler.analysis.engines import engine_times, replica_balance
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags
 from verl_profiler.analysis.event_shares import event_shares
 from verl_profiler.analysis.exclusive_times import exclusive_times
+from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
+from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
+from verl_profiler.analysis.explain.what_if import step_replays, what_if
 from verl_profiler.analysis.loop_suspects import loop_suspects
 from verl_profiler.analysis.memory import memory_peaks
 from verl_profiler.analysis.memory_over_time import memory_over_time, phase_spans
@@ -39,7 +41,6 @@ from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.step_durations import step_durations, step_trend
 from verl_profiler.analysis.steps import step_phases, step_tail, step_times
-from verl_profiler.analysis.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.token_rates import replica_token_rates, request_token_rates, token_rates
 from verl_profiler.analysis.tool_latencies import tool_latencies
 from verl_profiler.analysis.tools import tool_times
@@ -55,7 +56,6 @@ from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.analysis.turns import step_turn_times, turn_times
 from verl_profiler.analysis.validation_times import validation_times
 from verl_profiler.analysis.weights import weight_sync
-from verl_profiler.analysis.what_if import step_replays, what_if
 from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
 from verl_profiler.analysis.workers import rank_balance, rollout_balance
 

@@ -7,7 +7,7 @@ looks idle, unless that process was captured too.
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["gpu_idle", "range_times", "span_kernels", "top_kernels"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.token_rates import ENGINE_RATE, calls_covered
-from verl_profiler.quantiles import quantiles
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engine_times", "replica_balance"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.events import EVENTS
-from verl_profiler.tables import Tables
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["exclusive_times"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from verl_profiler.analysis.logged_timers import logged_phases
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.step_lines import LoggedRun
-from verl_profiler.tables import Tables
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["logged_and_recorded", "timer_differences"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.step_lines import LoggedRun, StepLine
+from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine
 
 __all__ = [
     "COUNTS",

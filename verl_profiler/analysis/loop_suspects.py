@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.events import COMPUTING_ROLES
-from verl_profiler.tables import Tables
+from verl_profiler.events.vocabulary import COMPUTING_ROLES
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["loop_suspects"]
 

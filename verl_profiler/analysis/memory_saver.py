@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["memory_findings", "memory_timeline", "release_effects", "sleep_times"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["PERCENTILES", "request_duration_cdf", "request_percentiles"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.quantiles import quantiles
-from verl_profiler.tables import REQUEST_PARTS, Tables
+from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
 __all__ = ["request_parts", "request_times", "slowest_requests", "turns_per_request"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
-from verl_profiler.derivations import SYNCHRONOUS
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["POINTS", "requests_in_flight", "rollout_tail"]
 

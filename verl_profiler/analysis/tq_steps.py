@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_selection import SPEED, of_function
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["tq_over_time", "tq_steps"]
 

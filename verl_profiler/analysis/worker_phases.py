@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["worker_balance", "worker_phases"]
 

@@ -84,7 +84,7 @@ def _run(words: Sequence[str]) -> int:
             raise KeyboardInterrupt from None
         if args.traceback:
             traceback.print_exc()
-        from verl_profiler.reading.files import is_stale
+        from verl_profiler.events.files import is_stale
 
         if is_stale(error):
             print_error(

@@ -46,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 0 if all is well, else 1."""
     if args.config is not None:
-        from verl_profiler import dry_run
+        from verl_profiler.launch import dry_run
 
         print("\n".join(shown(dry_run.explain(args.config))))
         return 0
-    from verl_profiler import doctor
+    from verl_profiler.launch import doctor
 
     findings = doctor.examine(Path(args.output_dir))
     if args.ray:

@@ -60,23 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was gathered; return 1 if something is missing."""
-    from verl_profiler import collecting
+    from verl_profiler.capture import gather
 
     if not args.directory.is_dir():
         raise ReadingError(
             f"{args.directory} does not exist, or is not a directory.", "no-such-run"
         )
-    fetch = collecting.Fetch(args.directory) if args.ray else None
+    fetch = gather.Fetch(args.directory) if args.ray else None
     with _cluster() if args.ray else contextlib.nullcontext():
-        captures = collecting.collect(
+        captures = gather.collect(
             args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
         )
     lines = _left_over(args.directory, ending=args.end_left_over)
     if lines and args.end_left_over:
         # Asked to end, an agent may have written what it had.
-        captures = collecting.collect(args.directory)
+        captures = gather.collect(args.directory)
     if args.export:
-        from verl_profiler.nsys_export import export
+        from verl_profiler.reading.formats.nsys_export import export
 
         for capture in captures:
             if capture.file and capture.tool == "nsys" and not capture.problem:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         for capture in captures:
             if capture.file:
                 print(visible(f"{capture.size_bytes / 1e6:8.1f} MB  {capture.file}"))
-        print("\n".join(shown(collecting.account(captures))))
+        print("\n".join(shown(gather.account(captures))))
     for line in [*(fetch.account() if fetch is not None else ()), *lines]:
         print(visible(line), file=sys.stderr if args.json else sys.stdout)
     return 1 if any(capture.problem for capture in captures) else 0
@@ -114,14 +114,14 @@ def _cluster() -> Iterator[None]:
 
 def _left_over(run: Path, *, ending: bool) -> list[str]:
     """Return a line per process of nsys that outlived the run here, ended or not."""
-    from verl_profiler import collecting, leftovers
+    from verl_profiler.capture import gather, nsys_processes
 
-    raw = collecting.raw_of(run)
+    raw = gather.raw_of(run)
     if ending:
-        return [f"ended {tool.label}" for tool in leftovers.end(run, raw)]
+        return [f"ended {tool.label}" for tool in nsys_processes.end(run, raw)]
     return [
         f"WARNING nsys outlived the run: {tool.label}. It may still be writing: wait with --wait 60; "
         "end it with --end-left-over. (left-over)"
-        for tool in leftovers.tools_of(run, raw)
+        for tool in nsys_processes.tools_of(run, raw)
         if not tool.in_use
     ]

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from verl_profiler.analysis.compare.comparison import adjusted, change
     from verl_profiler.analysis.compare.conditions import condition
-    from verl_profiler.report.diff_text import diff_text, gathered
+    from verl_profiler.views.diff_text import diff_text, gathered
 
     conditions = [condition(text) for text in args.fail_if]
     target = None
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(diff_text(shown(document), everything=args.all))
     if target is not None:
-        from verl_profiler.report.diff_page import diff_page
+        from verl_profiler.views.diff_page import diff_page
 
         write_whole(target, [diff_page(document)])
         # Standard output may be the JSON.
@@ -175,7 +175,7 @@ def _read(each: Side, warmup: int | None, *, cache: bool) -> _Read:
     """Return the metrics of one side's steps."""
     from verl_profiler.analysis.compare.step_metrics import step_metrics
     from verl_profiler.analysis.selection import warm_up
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     with load(each.path, cache=cache) as opened:
         check_steps(opened, each.steps, f"{each.path}@")
@@ -252,7 +252,7 @@ def _configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a launch, by dotted name; credentials are masked."""
-    from verl_profiler.redaction import mask, mask_command
+    from verl_profiler.events.redaction import mask, mask_command
 
     found: dict[str, Any] = {}
 

@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.reader import load
-    from verl_profiler.report.chrome_trace import ChromeTrace
-    from verl_profiler.report.guest_traces import find_guests, read_guest, write_guest
-    from verl_profiler.report.perfetto import PerfettoTrace
-    from verl_profiler.report.tracks import origin_ns, write_run
+    from verl_profiler.exports.chrome_trace import ChromeTrace
+    from verl_profiler.exports.guest_traces import find_guests, read_guest, write_guest
+    from verl_profiler.exports.perfetto import PerfettoTrace
+    from verl_profiler.exports.tracks import origin_ns, write_run
+    from verl_profiler.reading.reader import load
 
     kind = ChromeTrace if args.chrome_json else PerfettoTrace
     name = "timeline.json" if args.chrome_json else "timeline.pftrace"

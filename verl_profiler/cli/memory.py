@@ -23,7 +23,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
-    from verl_profiler.reader import Run
+    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run"]
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.analysis import memory_saver
-    from verl_profiler.report.memory_text import memory_text
+    from verl_profiler.views.memory_text import memory_text
 
     with ExitStack() as stack:
         tables, about, launches = _open(args.paths, not args.no_cache, stack)
@@ -87,12 +87,12 @@ def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, di
             "runs-and-logs",
         )
     if logs:
-        from verl_profiler.memory_log import read_logs
+        from verl_profiler.reading.formats.console_memory import read_logs
 
         tables, problems = read_logs(logs)
         names = [row["run"] for row in tables.rows("SELECT DISTINCT run FROM memory ORDER BY run")]
         return tables, {"runs": names, "problems": problems}, {}
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     opened: Run = stack.enter_context(load(list(paths), cache=cache))
     about = {"runs": opened.labels, "problems": opened.problems, "run": opened}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
-    from verl_profiler.reader import Run
+    from verl_profiler.reading.reader import Run
 
 __all__ = [
     "add_cache",

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from verl_profiler.analysis import Rows
-    from verl_profiler.reader import Run
-    from verl_profiler.report.plots import Choice, Plot
+    from verl_profiler.reading.reader import Run
+    from verl_profiler.views.plots import Choice, Plot
 
 __all__ = ["add_arguments", "percentiles", "run"]
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise ReadingError(
             f"no run was named.\nFor example verl-profiler plot {args.name} logs/my-run", "no-run"
         )
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     with load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)
@@ -139,7 +139,7 @@ def known_plots() -> Mapping[str, Plot]:
         ReadingError: What draws them is not installed.
     """
     try:
-        from verl_profiler.report.plots import PLOTS
+        from verl_profiler.views.plots import PLOTS
     except ImportError as error:
         raise ReadingError(
             f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
@@ -187,7 +187,7 @@ def _chosen(plots: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Pl
 
 
 def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
-    from verl_profiler.report.plots import Choice
+    from verl_profiler.views.plots import Choice
 
     more: dict[str, Any] = {}
     if args.percentiles is not None:
@@ -210,8 +210,8 @@ def _of_run(sheets: Mapping[str, Rows], label: str) -> dict[str, Rows]:
 
 
 def _draw(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
-    from verl_profiler.report.plots import NothingToDraw
-    from verl_profiler.report.plots.canvas import save
+    from verl_profiler.render.figure import save
+    from verl_profiler.views.plots import NothingToDraw
 
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.terminal import print_error
-from verl_profiler.console_log import CONSOLE
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
-    from verl_profiler.step_lines import LoggedRun
+    from verl_profiler.reading.formats.console_steps import LoggedRun
 
 __all__ = ["add_arguments", "run", "write_report"]
 
@@ -97,9 +97,9 @@ def _write(
     cache: bool,
     logs: Sequence[Path] = (),
 ) -> Path | None:
-    from verl_profiler.reader import load
-    from verl_profiler.report.html import page
-    from verl_profiler.report.sections import document
+    from verl_profiler.reading.reader import load
+    from verl_profiler.render.html import page
+    from verl_profiler.views.sections import document
 
     target = target_of(runs, out, "report.html", force=force)
     log = _logged(logs, runs)
@@ -137,7 +137,7 @@ def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list
     Raises:
         ReadingError: Logs that were named cannot be read, or have no timers.
     """
-    from verl_profiler.step_lines import logged_runs
+    from verl_profiler.reading.formats.console_steps import logged_runs
 
     beside = [path for run in runs if (path := run / CONSOLE).is_file()]
     problems: list[str] = []

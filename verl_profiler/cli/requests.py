@@ -25,7 +25,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
-    from verl_profiler.reader import Run
+    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run"]
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: No such step, worker or request (exit code 2).
     """
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     if args.slowest < 1:
         raise ReadingError(
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(opened: Run, args: argparse.Namespace) -> int:
     from verl_profiler.analysis.request_breakdown import request_breakdown
     from verl_profiler.analysis.rows_of import rows_of
-    from verl_profiler.report.request_text import request_table
+    from verl_profiler.views.request_text import request_table
 
     rows = request_breakdown(
         opened.tables,
@@ -99,7 +99,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
 
 def _one(opened: Run, args: argparse.Namespace) -> int:
     from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
-    from verl_profiler.report.request_text import request_lines
+    from verl_profiler.views.request_text import request_lines
 
     found = request_breakdown(
         opened.tables,

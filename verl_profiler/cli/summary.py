@@ -19,7 +19,7 @@ from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
-    from verl_profiler.reader import Run
+    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     with load(args.runs, cache=not args.no_cache) as opened:
         return _print(opened, args.steps, sys.stdout, as_json=args.json)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def summarize(run_dir: Path, stream: TextIO) -> None:
     """Write the summary of a run to `stream`."""
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     with load(run_dir) as opened:
         _print(opened, None, stream, as_json=False)
@@ -55,8 +55,8 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
 def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
-    from verl_profiler.report.findings import finding_list, findings
-    from verl_profiler.report.text import summary
+    from verl_profiler.render.text import summary
+    from verl_profiler.views.findings import finding_list, findings
 
     check_steps(opened, steps)
     tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}

@@ -28,8 +28,8 @@ from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
-    from verl_profiler.report.plots.timing import Picture
-    from verl_profiler.step_lines import LoggedRun
+    from verl_profiler.reading.formats.console_steps import LoggedRun
+    from verl_profiler.views.plots.timing import Picture
 
 __all__ = ["add_arguments", "run"]
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: A log cannot be read, or a file is in the way (exit code 2).
     """
-    from verl_profiler.step_lines import logged_runs
+    from verl_profiler.reading.formats.console_steps import logged_runs
 
     problems: list[str] = []
     runs = logged_runs(args.logs, problems, separate=args.separate)
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _draw(runs, args)
     if compared is not None:
-        from verl_profiler.report.timing_text import difference_table
+        from verl_profiler.views.timing_text import difference_table
 
         print(f"\nThe log and the recorded spans of {visible(str(args.recorded))}:\n")
         print(difference_table(shown(compared)))
@@ -133,8 +133,8 @@ def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     """Write the pictures of each run and print its statistics."""
-    from verl_profiler.report.plots.choice import NothingToDraw
-    from verl_profiler.report.timing_text import run_facts, summary_block
+    from verl_profiler.views.plots.choice import NothingToDraw
+    from verl_profiler.views.timing_text import run_facts, summary_block
 
     pictures, save = _plotting()
     folders = _folders(runs, args.output_dir)
@@ -163,8 +163,8 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
 
 def _plotting() -> tuple[Mapping[str, Picture], Any]:
     try:
-        from verl_profiler.report.plots.canvas import save
-        from verl_profiler.report.plots.timing import PICTURES
+        from verl_profiler.render.figure import save
+        from verl_profiler.views.plots.timing import PICTURES
     except ImportError as error:
         raise ReadingError(
             f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
@@ -175,7 +175,7 @@ def _plotting() -> tuple[Mapping[str, Picture], Any]:
 
 def _folders(runs: Sequence[LoggedRun], output_dir: Path | None) -> list[Path]:
     """Return the folder of each run; runs that would share one get a folder each inside it."""
-    from verl_profiler.console_log import STDIN
+    from verl_profiler.reading.formats.console_log import STDIN
 
     beside = [Path() if run.source == STDIN else run.source.parent for run in runs]
     folders = [(output_dir or folder / _FOLDER).resolve() for folder in beside]
@@ -268,7 +268,7 @@ def _as_csv(runs: Sequence[LoggedRun]) -> str:
 def _compared(runs: Sequence[LoggedRun], args: argparse.Namespace, problems: list[str]) -> Rows:
     """Compare the last run of the logs with a recorded one."""
     from verl_profiler.analysis.logged_and_recorded import logged_and_recorded
-    from verl_profiler.reader import load
+    from verl_profiler.reading.reader import load
 
     if len(runs) > 1:
         problems.append(f"Compared with the recorded run is {runs[-1].label}, the last in the log.")

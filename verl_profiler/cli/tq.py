@@ -33,8 +33,8 @@ from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Rows
-    from verl_profiler.tables import Tables
-    from verl_profiler.tq_phrases import Note
+    from verl_profiler.reading.tables.tables import Tables
+    from verl_profiler.views.tq_phrases import Note
 
 __all__ = ["Source", "add_arguments", "opened", "run"]
 
@@ -137,9 +137,9 @@ def opened(
     Raises:
         ReadingError: There is nothing to read at a path.
     """
-    from verl_profiler.reader import load
-    from verl_profiler.tq_log import read_logs
-    from verl_profiler.tq_phrases import Note
+    from verl_profiler.reading.formats.tq_log import read_logs
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.tq_phrases import Note
 
     runs = [path for path in paths if is_run(path)]
     logs = [path for path in paths if path not in runs]
@@ -177,8 +177,8 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
     """Draw every plot that has something to show; return 1 when none has."""
     from verl_profiler.cli.output import refuse_overwriting, replacing
     from verl_profiler.cli.plot import known_plots
-    from verl_profiler.report.plots import Choice, NothingToDraw
-    from verl_profiler.report.plots.canvas import save
+    from verl_profiler.render.figure import save
+    from verl_profiler.views.plots import Choice, NothingToDraw
 
     several = sum(len(source.labels) for source in sources) > 1
     written = 0
@@ -271,7 +271,7 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
 
 
 def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list[str]:
-    from verl_profiler.tq_phrases import Note
+    from verl_profiler.views.tq_phrases import Note
 
     sampled: dict[int, list[str]] = {}
     for row in tables["tq_functions"]:
@@ -292,7 +292,7 @@ def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
 
 
 def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str) -> None:
-    from verl_profiler.report.tq_text import tq_report
+    from verl_profiler.views.tq_text import tq_report
 
     for source in sources:
         for label in source.labels:
@@ -306,7 +306,7 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
 def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
     """List the ids that fit; of a single one, list its calls."""
     from verl_profiler.analysis.tq_calls import tq_calls
-    from verl_profiler.report.text import align, seconds
+    from verl_profiler.render.text import align, seconds
 
     rows = shown(rows)
     if not rows:

@@ -73,8 +73,8 @@ def _read(path: Path, *, cache: bool) -> tuple[dict[str, Any], Rows]:
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.selection import warm_up
     from verl_profiler.analysis.steps import step_times
-    from verl_profiler.reader import load
-    from verl_profiler.report.findings import findings
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.findings import findings
 
     with load(path, cache=cache) as opened:
         rows = [row for row in step_times(opened.tables) if row["finished"] and row["step"] > 0]
@@ -87,7 +87,7 @@ def _read(path: Path, *, cache: bool) -> tuple[dict[str, Any], Rows]:
 
 
 def _text(result: dict[str, Any]) -> str:
-    from verl_profiler.report.text import seconds, share
+    from verl_profiler.render.text import seconds, share
 
     def span(low: float | None, high: float | None) -> str:
         return "" if low is None or high is None else f" ({seconds(low)} to {seconds(high)})"

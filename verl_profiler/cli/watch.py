@@ -22,8 +22,8 @@ from verl_profiler.cli.terminal import control
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
-    from verl_profiler.following import Run
-    from verl_profiler.live import Live
+    from verl_profiler.live.follow import Run
+    from verl_profiler.live.state import Live
 
 __all__ = ["add_arguments", "run"]
 
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The path or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.following import Run
-    from verl_profiler.live import Live
-    from verl_profiler.sources import run_directory
+    from verl_profiler.live.follow import Run
+    from verl_profiler.live.state import Live
+    from verl_profiler.reading.discovery import run_directory
 
     if not args.interval > 0:
         raise ReadingError(
@@ -101,8 +101,8 @@ def _read(followed: Run, live: Live) -> None:
 
 
 def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
-    from verl_profiler.reading.files import cleaned_text
-    from verl_profiler.report.live_text import frame
+    from verl_profiler.events.files import cleaned_text
+    from verl_profiler.live.screen import frame
 
     columns, rows = shutil.get_terminal_size((80, 24))
     problems = []

@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.analysis.explain.findings import explanations
-    from verl_profiler.reader import load
-    from verl_profiler.report.findings import findings
-    from verl_profiler.report.why_text import why
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.findings import findings
+    from verl_profiler.views.why_text import why
 
     with load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)

@@ -22,7 +22,7 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.errors import ReadingError
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 try:
     from google.protobuf.json_format import MessageToDict

@@ -18,8 +18,8 @@ from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.tq_selection import of_function
 from verl_profiler.errors import ReadingError, VerlProfilerError
+from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible
-from verl_profiler.tables import Tables
 
 try:
     import prometheus_client

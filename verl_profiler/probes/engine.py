@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_profiler import context
-from verl_profiler.context import EngineCall
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import plain
+from verl_profiler.recording import context
+from verl_profiler.recording.context import EngineCall
 
 __all__ = ["PROBES"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_profiler import memory_reading, memory_sampler
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import plain
+from verl_profiler.recording import device_memory, memory_sampler
 
 __all__ = ["PROBES"]
 
@@ -32,7 +32,7 @@ def _read_memory(call: Call) -> None:
         free, total = device.mem_get_info()
         extra["used_bytes"] = int(total - free)
         extra["total_bytes"] = int(total)
-    extra.update(memory_reading.host())
+    extra.update(device_memory.host())
     call.extra = extra
     memory_sampler.begin()
 

@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from verl_profiler import context
-from verl_profiler.clock import now
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import scalar
+from verl_profiler.recording import context
+from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]
 

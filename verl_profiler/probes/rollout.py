@@ -11,11 +11,11 @@ import os
 import weakref
 from typing import Any
 
-from verl_profiler import context, recorder
-from verl_profiler.clock import now
-from verl_profiler.context import EngineCall, Request
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import plain, scalar
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.context import EngineCall, Request
 
 __all__ = ["PROBES", "finish_open_requests"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_profiler import context
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import number, plain
+from verl_profiler.recording import context
 
 __all__ = ["PROBES"]
 

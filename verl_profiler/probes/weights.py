@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler import context, memory_reading, memory_sampler
 from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.values import plain
+from verl_profiler.recording import context, device_memory, memory_sampler
 
 __all__ = ["PROBES"]
 
@@ -79,7 +79,7 @@ def _asks_engine(adapter: Any) -> bool:
 
 
 def _read(call: Call, when: str) -> None:
-    readings = {**memory_reading.device(None, call.state), **memory_reading.host(whole=True)}
+    readings = {**device_memory.device(None, call.state), **device_memory.host(whole=True)}
     extra = call.extra or {}
     for name, value in readings.items():
         stem = name.removesuffix("_bytes")

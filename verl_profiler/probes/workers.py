@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_profiler import context
 from verl_profiler.probes import Call, Probe
+from verl_profiler.recording import context
 
 __all__ = ["PROBES"]
 

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading.files import (
+from verl_profiler.events.files import (
     EXPANSION_FROM_BYTES,
     Expanded,
     UnusableFileError,

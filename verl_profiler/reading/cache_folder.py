@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events import FORMAT_VERSION
-from verl_profiler.reading.files import JSON_LIMIT_BYTES, parse_json
+from verl_profiler.events.files import JSON_LIMIT_BYTES, parse_json
+from verl_profiler.events.vocabulary import FORMAT_VERSION
 
 __all__ = ["CacheFolder", "Draft", "Kept", "unwritable"]
 

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.reading.files import read_object, reason_of
+from verl_profiler.events.files import read_object, reason_of
 
 __all__ = ["CAPTURE", "HEADER", "LAUNCH", "Faults", "checked", "described", "instant"]
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from verl_profiler.reading.descriptions import instant
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["end_problems"]
 

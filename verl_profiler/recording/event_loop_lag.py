@@ -1,267 +1,162 @@
-"""What holds up an event loop: one thread per process that samples the loop's stack while it is late.
+"""Notice when an event loop does not run: a timer that is late by more than the threshold.
 
-The thread wakes shortly after each heartbeat of a loop was due.  If the beat has run, that is all;
-if not, it takes the stack of the loop's thread: the function that runs there, the probed call and the
-request it runs in, and the last time at which the loop is known to have been alive.
+A rollout is thousands of coroutines in one thread.  When one of them blocks, every request seems
+slow wherever it happens to wait; the recorded interval says when the loop itself stood still, and
+`recording.event_loop_lag` in which function.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import contextvars
 import os
 import sys
-import sysconfig
 import threading
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+import weakref
+from types import FrameType
+from typing import Any
 
-from verl_profiler import context, recorder
-from verl_profiler.clock import now
-from verl_profiler.probes import Call
+from verl_profiler.recording import loop_watchdog, recorder
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.loop_watchdog import Stall
 
-__all__ = ["RUN_HANDLE", "Beat", "Stall", "ensure_watched"]
+__all__ = ["WORTH_NAMING_NS", "note_blocking_call", "watch_running_loop"]
 
-# A stalled loop is sampled so often at first, and rarely after so many samples.
-_EVERY_S = 0.05
-_OFTEN = 20
-_RARELY_S = 1.0
-# With no loop at all.
-_IDLE_S = 0.2
-# The thread's time on a core is read at each so manyth wake.
-_ACCOUNTED = 20
-# Late by less than this is not looked into, whatever the threshold is.
-_LEAST_NS, _MOST_NS = 10_000_000, 1_000_000_000
-_MOST_FRAMES = 500
-_MOST_FUNCTIONS = 50
-_NAME_LIMIT = 200
-
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_REHEARSAL = os.path.join(_PACKAGE, "rehearsal", "")
-_WRAPPER = os.path.join(_PACKAGE, "instrument.py")
-_STDLIB = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")} | {"<frozen "}
-)
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-RUN_HANDLE: CodeType = asyncio.Handle._run.__code__
-_RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
+# Between two beats of a loop in which a probed coroutine began lately, and of any other.
+_PERIOD_S, _QUIET_PERIOD_S = 0.1, 0.2
+_LATELY_NS = 2_000_000_000
+# Synchronous calls that are shorter are not worth a `note_blocking_call`.
+WORTH_NAMING_NS = 5_000_000
+# Event, begin, end and thread of the last probed synchronous call of some length.
+last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+# A loop's timer holds its heartbeat, which holds the loop: both go together.
+_beats: weakref.WeakSet[_Heartbeat] = weakref.WeakSet()
+# `id` of the loop that was looked at last, so that callers can skip it; 0 when that one is gone.
+last_loop: int = 0
+_last_reference: weakref.ref[Any] | None = None
 
 
-@dataclass
-class Function:
-    """A function that held the loop's thread, and for whom."""
-
-    during: str
-    innermost: str
-    file: str
-    line: int
-    tool: str | None
-    request: context.Request | None
-    identity: dict[str, Any]
-    held_ns: int = 0
-
-
-@dataclass
-class Stall:
-    """What was seen of a loop from when its beat was due."""
-
-    # When the loop is known to have been alive last, as of the first sample; None: it never blocked.
-    alive_ns: int | None = None
-    functions: dict[str, Function] = field(default_factory=dict)
-    # The loop did not run at all: nobody waits for it.
-    stopped: bool = False
-    samples: int = 0
-    sampled_ns: int = 0
-    next_ns: int = 0
-
-    def culprit(self) -> Function | None:
-        """Return the function that held the loop longest."""
-        return max(self.functions.values(), key=lambda each: each.held_ns, default=None)
-
-
-class Beat(Protocol):
-    """The heartbeat of one loop, as the watching thread needs it."""
-
-    loop: Any
-    due_ns: int
-    threshold_ns: int
-    thread: int
-    base: int
-    stall: Stall | None
-
-
-_thread: threading.Thread | None = None
-_beats: Any = ()
-
-
-def ensure_watched(beats: Any) -> None:
-    """Watch these heartbeats (a `WeakSet`) from now on; cheap when they are watched already."""
-    global _thread, _beats
-    thread = _thread
-    if thread is not None and thread.is_alive():
+def watch_running_loop() -> None:
+    """Watch the running event loop from now on; cheap when it is watched already."""
+    global last_loop, _last_reference
+    loop = asyncio._get_running_loop()
+    active = recorder.active()
+    if loop is None or active is None or not active.carried.events.families.event_loop:
         return
-    _beats = beats
-    thread = threading.Thread(target=_watch, name="verl-profiler watchdog", daemon=True)
-    _thread = thread
-    # Without a thread, stalls are recorded all the same, without a name.
-    with contextlib.suppress(RuntimeError):
-        thread.start()
+    last_loop = id(loop)
+    # A loop of another kind may refuse a weak reference or the timer; the call goes on without.
+    with contextlib.suppress(Exception):
+        _last_reference = weakref.ref(loop, _forget_last)
+        if loop not in _watched:
+            _watched.add(loop)
+            heartbeat = _Heartbeat(loop, active.carried.events.lag_threshold_s)
+            heartbeat.arm(_PERIOD_S)
+            _beats.add(heartbeat)
+            loop_watchdog.ensure_watched(_beats)
+
+
+def _forget_last(reference: weakref.ref[Any] | None) -> None:
+    """Look at the next loop again, which may have the address of the one that is gone."""
+    global last_loop
+    if reference is _last_reference:
+        last_loop = 0
 
 
 def _forked() -> None:
-    global _thread
-    _thread = None
+    """Forget the parent's loops, which never run here."""
+    global last_loop
+    last_loop = 0
+    _watched.clear()
+    _beats.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
-def _watch() -> None:
-    spent_ns = time.thread_time_ns()
-    for wakes in itertools.count():
+class _Heartbeat:
+    def __init__(self, loop: Any, threshold_s: float) -> None:
+        self.loop = loop
+        self.threshold_ns = int(threshold_s * 1e9)
+        self.beat_ns = now()
+        self.due_ns = 0
+        self.thread = threading.get_ident()
+        # `id` of the frame that runs the loop; 0 before the first beat.
+        self.base = 0
+        self.stall: Stall | None = None
+        # A timer keeps the context it is set in; the caller's is that of one request.
+        self._context = contextvars.Context()
+
+    def arm(self, period_s: float) -> None:
+        self.due_ns = now() + int(period_s * 1e9)
+        self.loop.call_later(period_s, self._beat, context=self._context)
+
+    def _beat(self) -> None:
         active = recorder.active()
         if active is None:
+            _watched.discard(self.loop)
+            _beats.discard(self)
+            _forget_last(_last_reference)
             return
-        wait_s = _IDLE_S
-        # Whatever the host's frames and loops are like, the next stall gets its chance.
-        with contextlib.suppress(Exception):
-            wait_s = _look_at_all(active)
-        if not wakes % _ACCOUNTED:
-            spent_ns, before_ns = time.thread_time_ns(), spent_ns
-            active.wrapper_cpu_ns += spent_ns - before_ns
-        del active
-        time.sleep(wait_s)
+        ran_ns, cpu_ns = active.begin_section()
+        stall, self.stall = self.stall, None
+        late_ns = ran_ns - self.due_ns
+        # A loop that did not run between two calls of `run_until_complete` kept nobody waiting.
+        if late_ns >= self.threshold_ns and not (stall is not None and stall.stopped):
+            self._record(ran_ns, late_ns, stall)
+        self.beat_ns = ran_ns
+        self.thread = threading.get_ident()
+        self.base = _running_frame(sys._getframe(1))
+        self.arm(_PERIOD_S if ran_ns - active.alive_ns < _LATELY_NS else _QUIET_PERIOD_S)
+        loop_watchdog.ensure_watched(_beats)
+        active.end_section(ran_ns, cpu_ns)
+
+    def _record(self, ran_ns: int, late_ns: int, stall: Stall | None) -> None:
+        extra: dict[str, Any] = {}
+        begin_ns = self.due_ns
+        culprit = None if stall is None else stall.culprit()
+        if stall is not None and culprit is not None:
+            # It began between the last sign of life and when the beat was due.
+            if stall.alive_ns is not None and self.beat_ns < stall.alive_ns < self.due_ns:
+                begin_ns = stall.alive_ns
+                error_ns = self.due_ns - begin_ns
+            else:
+                error_ns = (self.due_ns - self.beat_ns) // 2
+                begin_ns = self.due_ns - error_ns
+            extra = {
+                **culprit.identity,
+                "during": culprit.during,
+                "function": culprit.during,
+                "innermost": culprit.innermost,
+                "file": culprit.file,
+                "line": culprit.line,
+                "begin_error_s": round(error_ns / 1e9, 6),
+            }
+            if culprit.tool is not None:
+                extra["tool"] = culprit.tool
+        event, call_ns, end_ns, thread = last_blocking_call
+        shared_ns = min(end_ns, ran_ns) - max(call_ns, self.due_ns)
+        if thread == self.thread and shared_ns * 2 > late_ns:
+            extra["during"] = event
+            if self.beat_ns < call_ns < self.due_ns:
+                begin_ns, extra["begin_error_s"] = call_ns, 0.0
+        if extra.get("function") == extra.get("during"):
+            # Said once: names are long, and lines many.
+            extra.pop("function", None)
+        extra["loop"] = threading.current_thread().name
+        recorder.record("event_loop_lag", begin_ns, ran_ns, extra)
 
 
-def _look_at_all(active: recorder.Recorder) -> float:
-    """Look at all loops; return for how many seconds nothing will be due."""
-    beats = list(_beats)
-    alive_ns = active.alive_ns if len(beats) == 1 else 0
-    until_ns = now() + round(_IDLE_S * 1e9)
-    for beat in beats:
-        until_ns = min(until_ns, _look_at(beat, alive_ns))
-    return max(until_ns - now(), 1_000_000) / 1e9
+def _running_frame(frame: FrameType | None) -> int:
+    """Return the `id` of the frame that runs the loop, which called a beat."""
+    if frame is not None and frame.f_code is loop_watchdog.RUN_HANDLE:
+        # Below it is `_run_once`, which is called by it each time.
+        frame = frame.f_back and frame.f_back.f_back
+    return id(frame)
 
 
-def _look_at(beat: Beat, alive_ns: int) -> int:
-    """Sample a loop that is late; return when to look again."""
-    due_ns = beat.due_ns
-    grace_ns = min(max(beat.threshold_ns, _LEAST_NS), _MOST_NS)
-    at_ns = now()
-    if at_ns < due_ns + grace_ns:
-        return due_ns + grace_ns
-    stall = beat.stall
-    if stall is None:
-        stall = Stall()
-    elif at_ns < stall.next_ns:
-        return stall.next_ns
-    if not beat.loop.is_running():
-        stall.stopped = True
-        found = None
-    else:
-        found = _seen(beat.loop, sys._current_frames().get(beat.thread), beat.base)
-    if found is not None:
-        if stall.alive_ns is None:
-            stall.alive_ns = alive_ns
-        stall.sampled_ns = stall.sampled_ns or due_ns
-        _credit(stall, found, at_ns - stall.sampled_ns)
-    stall.sampled_ns = at_ns
-    stall.samples += 1
-    every_s = _EVERY_S if stall.samples < _OFTEN else _RARELY_S
-    stall.next_ns = at_ns + round(every_s * 1e9)
-    # The beat may have run meanwhile.
-    if beat.due_ns == due_ns:
-        beat.stall = stall
-    return stall.next_ns
-
-
-def _credit(stall: Stall, seen: _Seen, ns: int) -> None:
-    during = _name(seen.frame)
-    function = stall.functions.get(during)
-    request = seen.request
-    if function is None:
-        if len(stall.functions) >= _MOST_FUNCTIONS:
-            return
-        stall.functions[during] = function = Function(
-            during,
-            _name(seen.inner),
-            os.path.basename(seen.frame.f_code.co_filename)[:_NAME_LIMIT],
-            seen.frame.f_lineno or 0,
-            seen.tool,
-            request,
-            {} if request is None else request.identity(),
-        )
-    elif function.request is not request:
-        # One function, called for several requests.
-        function.request, function.identity = None, {}
-    function.held_ns += ns
-
-
-def _name(frame: FrameType) -> str:
-    module = frame.f_globals.get("__name__")
-    code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-    return f"{module if isinstance(module, str) else '?'}:{name}"[:_NAME_LIMIT]
-
-
-class _Seen(NamedTuple):
-    """The innermost frame of the user's code (else of a package, else any), and what it is part of."""
-
-    frame: FrameType
-    inner: FrameType
-    tool: str | None
-    request: context.Request | None
-
-
-def _seen(loop: Any, frame: FrameType | None, base: int) -> _Seen | None:
-    """Find the function that runs in a loop's callback; None where the loop runs no callback."""
-    inner = users = packages = None
-    calls: list[Call] = []
-    for _ in range(_MOST_FRAMES):
-        if frame is None or frame.f_code is _RUN_ONCE:
-            # Not this loop, or it is between two callbacks.
-            return None
-        if frame.f_code is RUN_HANDLE or id(frame) == base:
-            break
-        filename = frame.f_code.co_filename
-        if filename == _WRAPPER:
-            call = frame.f_locals.get("call")
-            if isinstance(call, Call):
-                calls.append(call)
-        else:
-            inner = inner or frame
-            if _is_users(filename):
-                users = users or frame
-            elif not _is_python(filename):
-                packages = packages or frame
-        frame = frame.f_back
-    if inner is None:
-        return None
-    tools = (call.extra.get("tool") for call in calls if call.extra)
-    tool = next((each for each in tools if isinstance(each, str)), None)
-    requests = (call.request for call in calls if call.request is not None)
-    request = next(requests, None) or _request_of(loop)
-    return _Seen(users or packages or inner, inner, tool, request)
-
-
-def _is_package(filename: str) -> bool:
-    return any(part in filename for part in _PACKAGES)
-
-
-def _is_python(filename: str) -> bool:
-    return filename.startswith(_STDLIB) and not _is_package(filename)
-
-
-def _is_users(filename: str) -> bool:
-    own = filename.startswith(_PACKAGE) and not filename.startswith(_REHEARSAL)
-    return not (own or _is_python(filename) or _is_package(filename))
-
-
-def _request_of(loop: Any) -> context.Request | None:
-    """Return the request of the running task, where Python shows a task's context (from 3.12)."""
-    get_context = getattr(asyncio.current_task(loop), "get_context", None)
-    return None if get_context is None else get_context().get(context.current_request)
+def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:
+    """Remember a probed synchronous call, so that a stall of its thread's loop can name it."""
+    global last_blocking_call
+    last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())

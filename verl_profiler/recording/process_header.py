@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler.clock import Anchor
+from verl_profiler.recording.clock import Anchor
 from verl_profiler.recording.values import plain
 
 __all__ = ["Mark", "ProcessHeader", "fallback_directory"]

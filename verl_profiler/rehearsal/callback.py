@@ -19,7 +19,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict
 
-from verl_profiler.rehearsal import assets, interventions
+from verl_profiler.rehearsal import assets, perturbations
 from verl_profiler.rehearsal.environment import environment
 
 __all__ = ["RehearsalCallback"]
@@ -48,8 +48,8 @@ def prepare(config: DictConfig) -> None:
     """Make the driver and its config ready for a run on a CPU."""
     os.environ.update(environment(config.actor_rollout_ref.rollout.name, os.environ))
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    asked = interventions.checked(config.rehearsal, ranks)
-    os.environ[interventions.VARIABLE] = json.dumps(asked)
+    asked = perturbations.checked(config.rehearsal, ranks)
+    os.environ[perturbations.VARIABLE] = json.dumps(asked)
 
     from verl.plugin.platform import platform_manager
 

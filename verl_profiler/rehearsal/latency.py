@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from verl_profiler.rehearsal.interventions import asked
+from verl_profiler.rehearsal.perturbations import asked
 
 __all__ = ["latency_s"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
-from verl_profiler import capturing
+from verl_profiler.capture import session
 
 __all__ = ["CpuPlatform"]
 
@@ -123,11 +123,11 @@ class CpuPlatform(PlatformBase):
 
     def profiler_start(self) -> None:
         """Start a capture of ours, where `cudaProfilerStart` would start one on a GPU."""
-        capturing.start()
+        session.start()
 
     def profiler_stop(self) -> None:
         """End that capture."""
-        capturing.stop()
+        session.stop()
 
     def cudart(self) -> None:
         """No CUDA."""

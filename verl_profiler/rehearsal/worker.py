@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-from verl_profiler.rehearsal import adjust
+from verl_profiler.rehearsal import cpu_patches
 from verl_profiler.rehearsal.platform import CpuPlatform
 
 PlatformRegistry.register("cpu")(CpuPlatform)
-adjust.install()
+cpu_patches.install()

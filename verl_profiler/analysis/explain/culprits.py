@@ -17,7 +17,7 @@ from verl_profiler.analysis.explain.concentration import (
     identity,
 )
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["culprits"]
 

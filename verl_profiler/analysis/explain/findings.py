@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from verl_profiler.analysis.critical_path import critical_segments, path_owners
+from verl_profiler.analysis.explain.critical_path import critical_segments, path_owners
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import (
     fix_values,
@@ -14,10 +14,10 @@ from verl_profiler.analysis.explain.fixes import (
     values_of,
 )
 from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
+from verl_profiler.analysis.explain.what_if import replays_and_averages
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
-from verl_profiler.analysis.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.what_if import replays_and_averages
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["explanations", "ranked"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.tables import Tables
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["FILES", "VALUES", "fix_values", "names_in", "overrides_of", "values_of"]
 

@@ -1,0 +1,393 @@
+"""What each second of a step went to: one owner for every moment, from the step's begin to its end.
+
+Looking back from the end, the trainer waits for its own timers; in `gen` for the request that ended
+last, and that for its turns; in the other phases for the rank that was done last.  Whatever runs
+beside these does not lengthen the step and is left out.  A moment belongs to the innermost interval
+of this chain; what no event explains is `unexplained`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+from verl_profiler.analysis.explain.step_model import engine_interval
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["OWNERS", "UNEXPLAINED", "critical_path", "critical_segments", "path_owners"]
+
+UNEXPLAINED = "unexplained"
+
+# Every owner that is not a phase under verl's own name, and what the time went to.
+OWNERS: dict[str, str] = {
+    "dispatch": "from the begin of gen until the request that ended last began",
+    "prompt_build": "the first prompt was tokenized",
+    "server_acquire": "waiting for the load balancer to choose a replica",
+    "transport": "on the way to the engine and back, and other waiting outside it",
+    "queue": "waiting in the engine",
+    "prefill": "first forward pass until the first token",
+    "decode": "first token until the last",
+    "engine": "in the engine, which reported no parts",
+    "tool": "a tool call",
+    "tool_parsing": "tool calls were read from the response",
+    "token_merge": "new tokens were merged into the conversation",
+    "postprocess": "the result was made into tensors and stored",
+    "reward": "the request waited for its reward; or the trainer's timer of that name",
+    "transfer": "TransferQueue calls",
+    "event_loop": "the worker's event loop did not run, where the request waited for it or an answer",
+    "host_stall": "the same, while most other processes of its host did not run either",
+    "sleep_replicas": "the trainer waits while the engines are put to sleep, at the end of gen",
+    "polling": "every request had ended, and the trainer had not looked yet",
+    "handover": "a phase of the trainer in which its last rank was not at work",
+    UNEXPLAINED: "no event explains the time",
+}
+
+_MIDDLE = "(r.begin_us + r.end_us) // 2"
+
+# Which interval a moment belongs to when several are open: the highest level, then the one that
+# began last.
+_STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART, _STALL = range(10)
+
+_OF_EVENT = {
+    "request": UNEXPLAINED,
+    "agent_loop": UNEXPLAINED,
+    "turn": UNEXPLAINED,
+    "tool_execution": "tool",
+    "tool_call": "tool",
+    "engine_call": "transport",
+}
+# Other processes answer these, and only the loop notices.  A stall owns what it overlaps of such a wait,
+# if the wait ends soon after it: one that goes on much longer was not over yet.
+_ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
+# A tool has its own work too: a stall owns it only where another request is known to have caused it.
+_TOOL = "e.event IN ('tool_call', 'tool_execution')"
+# A stall of at least this length, of which this part is seen in so many other processes of the host,
+# of at least two roles, is not the loop's own: the machine was paused, or had no time for any of them.
+_HOST_US, _HOST_PART, _HOST_PROCESSES = 500_000, 0.8, 3
+_OF_HOST = f"""
+    g.duration_us >= {_HOST_US} AND (
+        SELECT count(DISTINCT o.name) >= {_HOST_PROCESSES} AND count(DISTINCT o.role) >= 2
+        FROM lags AS o JOIN processes AS q ON q.run = o.run AND q.name = o.name
+        WHERE o.run = g.run AND o.name <> g.name AND o.during IS NULL
+            AND q.host IS NOT DISTINCT FROM p.host
+            AND least(o.end_us, g.end_us) - greatest(o.begin_us, g.begin_us)
+                >= {_HOST_PART} * g.duration_us)
+"""
+_LEVEL_OF_EVENT = {
+    "request": _REQUEST,
+    "agent_loop": _REQUEST,
+    "turn": _REQUEST,
+    "engine_call": _REQUEST,
+    "postprocess": _REQUEST,
+    "event_loop_lag": _LAG,
+}
+
+
+class _Span(NamedTuple):
+    begin_us: int
+    end_us: int
+    level: int
+    owner: str
+    phase: str | None
+    event: str
+    name: str
+    request_id: str | None = None
+    turn: int | None = None
+    what: str | None = None
+
+
+def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
+    """List what a step waited for, in order, from its begin to its end.
+
+    Returns:
+        One row per run, step and stretch of time with one owner: place (from 0), begin_s (from the
+        step's begin), duration_s (they add up to the step's), owner (a key of `OWNERS`, or the
+        trainer's timer), phase (the trainer's timer, None between timers), event (the innermost
+        one), name (its process), request_id, turn, what (tool, server or operation).  Only steps
+        with an end, of runs whose steps consume their own requests.
+    """
+    rows: Rows = []
+    for (run, step), spans in _chains(tables, steps):
+        for place, (begin, end, span) in enumerate(_swept(spans)):
+            rows.append(
+                {
+                    "run": run,
+                    "step": step,
+                    "place": place,
+                    "begin_s": (begin - spans[0].begin_us) / 1e6,
+                    "duration_s": (end - begin) / 1e6,
+                    **{key: getattr(span, key) for key in _Span._fields[3:]},
+                }
+            )
+    return rows
+
+
+def critical_path(tables: Tables, steps: Steps = None) -> Rows:
+    """Give each second of a step one owner.
+
+    Returns:
+        One row per run, step and owner, most time first, `unexplained` last: duration_s, share (of
+        the step; they add up to 1), segments (stretches of time), longest_s and longest_what (the
+        longest stretch: its tool, server, process or event).
+    """
+    return path_owners(critical_segments(tables, steps))
+
+
+def path_owners(segments: Rows) -> Rows:
+    """Add up the rows of `critical_segments` by owner, as `critical_path` returns them."""
+    rows: Rows = []
+    for (run, step), chain in groupby(segments, key=lambda row: (row["run"], row["step"])):
+        owners: dict[str, list[dict[str, Any]]] = {}
+        for row in chain:
+            owners.setdefault(row["owner"], []).append(row)
+        whole = sum(row["duration_s"] for group in owners.values() for row in group)
+        own: Rows = []
+        for owner, group in owners.items():
+            longest = max(group, key=lambda row: (row["duration_s"], -row["begin_s"]))
+            total = sum(row["duration_s"] for row in group)
+            own.append(
+                {
+                    "run": run,
+                    "step": step,
+                    "owner": owner,
+                    "duration_s": total,
+                    "share": total / whole if whole else None,
+                    "segments": len(group),
+                    "longest_s": longest["duration_s"],
+                    "longest_what": longest["what"] or longest["event"],
+                }
+            )
+        own.sort(key=lambda row: (row["owner"] == UNEXPLAINED, -row["duration_s"], row["owner"]))
+        rows += own
+    return rows
+
+
+def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], list[_Span]]]:
+    """Give each finished step's chain: the step itself first, then all intervals inside it."""
+    chains: dict[tuple[str, int], list[_Span]] = {}
+    for row in tables.rows(
+        f"SELECT s.run, s.step, s.begin_us, s.end_us, p.name FROM steps AS s JOIN phases AS p "
+        f"ON p.run = s.run AND p.step = s.step AND p.phase = 'step' "
+        f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        "ORDER BY s.run, s.step, p.name"
+    ):
+        chains.setdefault(
+            (row["run"], row["step"]),
+            [_Span(row["begin_us"], row["end_us"], _STEP, UNEXPLAINED, None, "step", row["name"])],
+        )
+    if not chains:
+        return
+    for spans in (_timers, _ranks, _requests, _engine_parts):
+        for key, span in spans(tables, steps):
+            if key in chains:
+                chains[key].append(span)
+    for key, spans in chains.items():
+        yield key, spans
+
+
+_Keyed = Iterator[tuple[tuple[str, int], _Span]]
+
+
+def _keyed(
+    row: Mapping[str, Any], level: int, owner: str, **more: Any
+) -> tuple[tuple[str, int], _Span]:
+    """Make a span of a row, with some of its columns otherwise, and the key of its chain."""
+    columns = {key: row[key] for key in _Span._fields if key in row}
+    return (row["run"], row["step"]), _Span(
+        **{"phase": None, **columns, "level": level, "owner": owner, **more}
+    )
+
+
+def _timers(tables: Tables, steps: Steps) -> _Keyed:
+    """Give the trainer's timers, its waits in `gen`, and its TransferQueue calls."""
+    for row in tables.rows(
+        f"""
+        SELECT run, step, phase, phase AS event, begin_us, end_us, name, EXISTS (
+            SELECT 1 FROM rank_spans AS r WHERE r.run = p.run AND r.step = p.step
+                AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us) AS ranked
+        FROM phases AS p WHERE phase <> 'step' AND NOT validate AND {in_steps(steps)}
+        ORDER BY run, step, begin_us, end_us DESC, phase
+        """
+    ):
+        phase = "gen" if row["phase"] == "sample_wait" else row["phase"]
+        handed = row["ranked"] and phase not in _WITHOUT_RANKS
+        yield _keyed(row, _TIMER, "handover" if handed else phase)
+    for row in tables.rows(
+        "SELECT run, step, 'gen' AS phase, trainer AS name, gen_begin_us, gen_end_us, wait_end_us, "
+        f"begin_us, end_us FROM last_requests WHERE {in_steps(steps)}"
+    ):
+        if row["begin_us"] > row["gen_begin_us"]:
+            yield _keyed(
+                row,
+                _RANK,
+                "dispatch",
+                event="dispatch",
+                begin_us=row["gen_begin_us"],
+                end_us=row["begin_us"],
+            )
+        until = min(row["wait_end_us"] or 0, row["gen_end_us"])
+        if until > row["end_us"]:
+            yield _keyed(
+                row, _WAIT, "polling", event="polling", begin_us=row["end_us"], end_us=until
+            )
+    for row in tables.rows(
+        f"SELECT run, step, event, op AS what, begin_us, end_us, name FROM transfers "
+        f"WHERE role = 'trainer' AND duration_us IS NOT NULL AND {in_steps(steps)} "
+        f"ORDER BY run, step, begin_us, end_us, event"
+    ):
+        yield _keyed(row, _TRANSFER, "transfer")
+
+
+# Timers that wait for requests or engines, not for ranks.
+_WITHOUT_RANKS = ("gen", "sleep_replicas", "update_weights")
+
+
+def _ranks(tables: Tables, steps: Steps) -> _Keyed:
+    """Give the work of the rank that was done last in each of the trainer's phases."""
+    for row in tables.rows(
+        f"""
+        WITH timers AS (
+            SELECT run, step, phase, begin_us, end_us,
+                row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
+            FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
+        ), inside AS MATERIALIZED (
+            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, t.phase AS owner, NULL AS what,
+                greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
+            FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
+                AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN t.begin_us AND t.end_us
+        ), last AS (
+            SELECT timer, max_by(name, (end_us, begin_us, name)) AS name FROM inside GROUP BY timer
+        ), moved AS (
+            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, 'transfer' AS owner,
+                q.op AS what, q.begin_us, q.end_us
+            FROM timers AS t JOIN last AS l USING (timer) JOIN transfers AS q
+                ON q.run = t.run AND q.step = t.step AND q.name = l.name
+                AND q.begin_us >= t.begin_us AND q.end_us <= t.end_us
+            WHERE q.duration_us IS NOT NULL AND q.role <> 'agent_loop'
+        )
+        SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name
+        UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event
+        """
+    ):
+        yield _keyed(row, _RANK, row["owner"])
+
+
+def _requests(tables: Tables, steps: Steps) -> _Keyed:
+    """Give what happened in the request that ended last, and its worker's event-loop lags."""
+    for row in tables.rows(
+        f"""
+        WITH lasts AS (
+            SELECT * FROM last_requests WHERE {in_steps(steps)}
+        ), stalls AS (
+            SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS owner
+            FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
+                LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
+        ), own AS (
+            SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
+                coalesce(e.tool, e.server, e.op) AS what, NULL AS owner,
+                greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
+            FROM lasts AS l JOIN event_fields AS e ON e.run = l.run AND e.step = l.step
+                AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
+            WHERE e.duration_us IS NOT NULL AND {in_steps(steps, "e.step")}
+                AND e.family IN ('rollout', 'transfer_queue', 'user')
+                -- A whole function with what it computes, not a call of the queue.
+                AND NOT starts_with(e.event, 'tq_function')
+            UNION ALL
+            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL, g.owner,
+                greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
+            FROM lasts AS l JOIN stalls AS g USING (run, step, name)
+        ), stalled AS (
+            SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family, g.owner AS owner,
+                greatest(e.begin_us, g.begin_us) AS begin_us, least(e.end_us, g.end_us) AS end_us)
+            FROM own AS e JOIN stalls AS g USING (run, step, name)
+            WHERE ({_ANSWERED} AND g.during IS DISTINCT FROM e.event
+                    AND coalesce(g.request_id <> e.request_id, true)
+                    OR {_TOOL} AND g.request_id <> e.request_id)
+                AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {STALL_NOTICED_US}
+        ), every AS (
+            SELECT *, false AS above FROM own UNION ALL SELECT *, true FROM stalled
+        )
+        SELECT *, 'gen' AS phase
+        FROM every WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
+        """
+    ):
+        event = row["event"]
+        # What the engine says is inside comes from `_engine_parts`; the rest is the way there.
+        owner = row["owner"] or _OF_EVENT.get(event) or event
+        if row["family"] == "transfer_queue":
+            owner = "transfer"
+        level = _STALL if row["above"] else _LEVEL_OF_EVENT.get(event, _PART)
+        yield _keyed(row, level, owner)
+
+
+def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
+    """Lay out queue, prefill and decode of the last request's engine calls, one after the other."""
+    for row in tables.rows(
+        f"""
+        SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
+            coalesce(c.engine_name, c.name) AS name, c.server AS what, c.engine_begin_us,
+            c.engine_duration_us, c.queue_us, c.prefill_us, c.decode_us
+        FROM last_requests AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
+            AND c.name = l.name AND NOT c.validate AND c.request_id = l.request_id
+        WHERE c.duration_us IS NOT NULL AND {in_steps(steps, "l.step")}
+        ORDER BY 1, 2, c.begin_us, c.end_us
+        """
+    ):
+        at, end = row["begin_us"], row["end_us"]
+        if row["engine_duration_us"] is not None:
+            at, end = engine_interval(row)
+        yield _keyed(row, _ENGINE, "engine", event="engine_call", begin_us=at, end_us=end)
+        for part in ("queue", "prefill", "decode"):
+            until = min(at + (row[f"{part}_us"] or 0), end)
+            if until > at:
+                yield _keyed(row, _PART, part, event=part, begin_us=at, end_us=until)
+                at = until
+
+
+def _depth(event: str) -> int:
+    """Return how many events of the vocabulary contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
+
+
+def _swept(spans: list[_Span]) -> Iterable[tuple[int, int, _Span]]:
+    """Cut the first span at every change of the innermost open one; merge equal neighbours."""
+    first, last = spans[0].begin_us, spans[0].end_us
+    ordered = sorted(spans, key=lambda span: span.begin_us)
+    open_: list[tuple[tuple[int, int, int, int], int, _Span]] = []
+    result: list[tuple[int, int, _Span]] = []
+    moments = sorted(
+        {first, last}
+        | {min(max(moment, first), last) for span in spans for moment in (span[0], span[1])}
+    )
+    place = 0
+    for begin, end in pairwise(moments):
+        while place < len(ordered) and ordered[place].begin_us <= begin:
+            span = ordered[place]
+            heapq.heappush(
+                open_,
+                (
+                    (
+                        -span.level,
+                        -span.begin_us,
+                        span.end_us - span.begin_us,
+                        -_depth(span.event),
+                    ),
+                    place,
+                    span,
+                ),
+            )
+            place += 1
+        while open_[0][2].end_us <= begin:
+            heapq.heappop(open_)
+        span = open_[0][2]
+        if result and result[-1][2][3:] == span[3:]:
+            result[-1] = (result[-1][0], end, span)
+        else:
+            result.append((begin, end, span))
+    return result

@@ -1,0 +1,107 @@
+"""Who makes others wait, how much, and why: requests, tools, workers, replicas and ranks.
+
+Whoever is done waits until the last of its kind is done.  Each moment of that waiting is charged in
+equal parts to those that are not done yet; so all blame adds up to all waiting.
+"""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.derivations import BLAME, SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["REASONS", "straggler_requests", "stragglers"]
+
+# Why a request ended later than the median one of its step.
+REASONS: dict[str, str] = {
+    "late": "it began later",
+    "queued": "it waited in the engine or on the way there",
+    "long": "it had more to generate, or longer prompts",
+    "slow": "it took longer per token",
+    "tool": "it waited for tools",
+    "other": "reward, post-processing and what no event explains",
+}
+
+
+def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> Rows:
+    """Find the requests that others waited for most, and why.
+
+    Returns:
+        At most `count` rows, most blame first: run, step, name, request_id, sample, blame_s (the
+        others' waiting that is charged to it), share (of all waiting for requests in the step),
+        behind_s (how much later than the median request it ended), because (a key of `REASONS`: the
+        largest part of that), and the parts late_s, queued_s, long_s, slow_s, tool_s and other_s,
+        which add up to behind_s.  Only finished training requests.
+    """
+    return tables.rows(
+        f"""
+        SELECT run, step, name, request_id, sample, blame_us / 1e6 AS blame_s,
+            blame_us / nullif(sum(blame_us) OVER (PARTITION BY run, step), 0) AS share,
+            behind_us / 1e6 AS behind_s, because,
+            {", ".join(f"{reason}_us / 1e6 AS {reason}_s" for reason in REASONS)}
+        FROM request_blame WHERE {in_steps(steps)} QUALIFY blame_us > 0
+        ORDER BY blame_us DESC, run, step, name, request_id LIMIT {int(count)}
+        """
+    )
+
+
+def stragglers(tables: Tables, steps: Steps = None) -> Rows:
+    """Say who makes others wait, over all chosen steps.
+
+    Returns:
+        One row per run, kind and who, most blame first within a kind: kind (`request`, whose who is
+        the reason, a key of `REASONS`; `tool`, which is charged with a request's blame in
+        proportion to its part of what the request was behind; `worker` and `replica`, by when the
+        last request or generate call of each was done; or a phase of the trainer, whose who is a
+        rank's process), steps (in which it was charged), of_steps, last (steps in which it was the
+        last), blame_s (others' waiting charged to it, in all steps), per_step_s (blame_s by
+        of_steps), share (of the blame of its kind).
+    """
+    return tables.rows(
+        f"""
+        WITH told AS NOT MATERIALIZED (
+            SELECT * FROM request_blame WHERE {in_steps(steps)}
+        ), by_reason AS (
+            SELECT run, step, because, bool_or(place = many AND many > 1) AS last,
+                sum(blame_us) AS blame_us
+            FROM told GROUP BY run, step, because
+        ), others AS (
+            SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
+            FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
+            GROUP BY ALL
+            UNION ALL
+            SELECT run, step, 'replica', '', engine_name, max(engine_end_us)
+            FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {SYNCHRONOUS}
+                AND {in_steps(steps)}
+            GROUP BY ALL
+            UNION ALL
+            SELECT p.run, p.step, p.phase, p.begin_us::VARCHAR, r.name, max(r.end_us)
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.role NOT IN ('trainer', 'engine')
+                AND (r.begin_us + r.end_us) // 2 BETWEEN p.begin_us AND p.end_us
+            WHERE p.parent = 'step' AND p.phase <> 'gen' AND {in_steps(steps, "p.step")}
+            GROUP BY ALL
+        ), charged AS (
+            SELECT run, step, kind, who, place = many AND many > 1 AS last, blame_us
+            FROM ({BLAME.format(ends="others", group="run, step, kind, part")})
+            UNION ALL
+            SELECT run, step, 'request', because, last, blame_us FROM by_reason
+            UNION ALL
+            SELECT run, step, 'tool', coalesce(tool, 'tool'), last, blame_us FROM tool_blame
+            WHERE {in_steps(steps)}
+        ), summed AS (
+            SELECT run, kind, who, count(DISTINCT step) FILTER (blame_us > 0) AS steps,
+                count(DISTINCT step) FILTER (last) AS last, sum(blame_us) AS blame_us
+            FROM charged GROUP BY run, kind, who
+        ), counted AS (
+            SELECT run, kind, count(DISTINCT step) AS of_steps FROM charged GROUP BY run, kind
+        )
+        SELECT s.run, s.kind, who, steps, of_steps, last, blame_us / 1e6 AS blame_s,
+            blame_us / of_steps / 1e6 AS per_step_s,
+            blame_us / nullif(sum(blame_us) OVER (PARTITION BY s.run, s.kind), 0) AS share
+        FROM summed AS s JOIN counted AS c ON c.run = s.run AND c.kind = s.kind
+        WHERE blame_us > 0
+        ORDER BY s.run, coalesce(list_position(['request', 'tool', 'worker', 'replica'], s.kind), 9),
+            s.kind, blame_us DESC, who
+        """
+    )

@@ -1,0 +1,670 @@
+"""What a step would have taken, had something been otherwise: the steps replayed with one change.
+
+`CHANGES` is the list of questions.  Each is answered by `step_model`: the unchanged replay and the
+changed one, in the same model, so that what the model gets wrong in both cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_
+from statistics import fmean, median
+from typing import Any
+
+from verl_profiler.analysis.explain.step_model import (
+    Call,
+    Request,
+    Stage,
+    StepModel,
+    Tools,
+    Work,
+    step_models,
+)
+from verl_profiler.analysis.quantiles import interpolated, least_values
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = [
+    "CHANGES",
+    "UNCHANGED",
+    "Change",
+    "averages",
+    "chosen_steps",
+    "replays_and_averages",
+    "replays_of",
+    "step_replays",
+    "tools_of_length",
+    "what_if",
+]
+
+UNCHANGED = "unchanged"
+
+# A replay of one generate call costs 10 to 20 microseconds, and there are a dozen replays.  A run
+# with more calls than this is answered by every n-th step; this many are replayed for resampling.
+_CALLS = 10_000
+_STEPS = 40
+_LEVEL = 0.9
+# Requests of a step that has a 95th percentile.
+_ENOUGH = least_values(0.95)
+# Standard errors of the model, in parts: of what is saved, and of what calls gain by running beside
+# fewer others, on top of the fitted slope's own error.  Assumed; benchmarks/bench_simulated_engines.py counts what they cover.
+_MODEL_ERROR = 0.10
+_LOAD_ERROR = 0.20
+# Two runs of the same settings are assumed to differ by this part of a step in nine of ten pairs, beside
+# what follows from how much their steps vary.
+_RUN_SPREAD = 0.15
+_NORMAL = 1.645
+# A replica is slower than the others if a token takes this much longer.
+_SLOWER = 1.2
+
+
+@dataclass(frozen=True)
+class Change:
+    """One question.
+
+    Args:
+        about: What is otherwise, in a few words.
+        requests: Makes the requests of a step otherwise; gets the typical length of each tool.
+        polls: Whether the trainer still polls.
+        even: Whether generate calls go to the replica with the fewest.
+        slots: How many calls a replica runs at once; None as measured.
+        saved_us: What the step saves outside its rollout.
+        speeds: (a, b) of the replicas that are otherwise.
+        batches: Makes whole batches of a step and the others, in place of `requests`; what the step
+            saves is the mean over them.
+        beyond: Whether replicas run more calls at once than they were seen to run: then the answer has
+            bounds.
+        least: How many requests a step needs for an answer.
+    """
+
+    about: str
+    requests: (
+        Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
+    ) = None
+    polls: bool = True
+    even: bool = False
+    slots: Callable[[StepModel], int | None] | None = None
+    saved_us: Callable[[StepModel], float] = lambda _: 0.0
+    speeds: Callable[[StepModel], dict[str, tuple[float, float]]] | None = None
+    batches: Callable[[StepModel, Sequence[StepModel]], list[list[Request]]] | None = None
+    beyond: bool = False
+    least: int = 1
+
+
+def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
+    """Give a request other stages; one that has just these already stays what it is."""
+    changed = tuple(stages)
+    if len(changed) == len(request.stages) and all(map(is_, changed, request.stages)):
+        return request
+    return request._replace(stages=changed)
+
+
+def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
+    """Stop the slowest requests, at least one, at P95; start a typical one in each one's place."""
+
+    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+        order = sorted(requests, key=lambda request: request.duration_us)
+        limit = interpolated([request.duration_us for request in order], 0.95)
+        slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
+        typical = order[(len(order) - 1) // 2]
+
+        def stopped(request: Request) -> Request:
+            cut = _cut(request.stages, limit)
+            if not refilled:
+                return request._replace(stages=cut)
+            # What was stopped is not trained on.
+            return request._replace(
+                stages=(*cut, *typical.stages),
+                prompt_tokens=typical.prompt_tokens,
+                response_tokens=typical.response_tokens,
+                generated=0,
+            )
+
+        return [
+            stopped(request) if id(request) in slowest and request.duration_us > limit else request
+            for request in requests
+        ]
+
+    return change
+
+
+def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
+    """Keep the part of a chain before a moment, by the measured lengths.
+
+    A call that is cut keeps the same part of each of its pieces.
+    """
+    kept: list[Stage] = []
+    for stage in stages:
+        if limit_us <= 0:
+            break
+        length = _measured_us(stage)
+        part = min(limit_us / length, 1.0) if length else 1.0
+        limit_us -= length
+        if part == 1.0:
+            kept.append(stage)
+        elif isinstance(stage, Call):
+            kept.append(
+                stage._replace(
+                    tokens=None if stage.tokens is None else round(stage.tokens * part),
+                    before_us=stage.before_us * part,
+                    fixed_us=stage.fixed_us * part,
+                    work=stage.work * part,
+                    after_us=stage.after_us * part,
+                    seen_us=length * part,
+                )
+            )
+        else:
+            kept.append(Work(length * part, own=False))
+    return tuple(kept)
+
+
+def _measured_us(stage: Stage) -> float:
+    return stage.seen_us if isinstance(stage, Call) else stage.length_us
+
+
+def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
+    """Give each tool call the length that `length_of` makes of its own and its tool's median."""
+
+    def change(
+        _: StepModel, requests: Sequence[Request], medians: Mapping[str, float]
+    ) -> list[Request]:
+        def length(tool: str, measured: float) -> float:
+            return length_of(measured, medians.get(tool, measured))
+
+        def changed(stage: Stage) -> Stage:
+            return stage.changed(length) if isinstance(stage, Tools) else stage
+
+        return [_of_stages(request, map(changed, request.stages)) for request in requests]
+
+    return change
+
+
+def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
+    """Take the last turn from the requests that took the most turns."""
+    last = max((request.turns for request in model.requests), default=0) - 1
+    if last < 1:
+        return list(requests)
+    return [
+        _of_stages(request, (s for s in request.stages if isinstance(s, Work) or s.turn != last))
+        for request in requests
+    ]
+
+
+def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+    """Take the engine's queue from generate calls."""
+
+    def changed(stage: Stage) -> Stage:
+        if isinstance(stage, Call) and stage.queue_us:
+            return stage._replace(before_us=stage.before_us - stage.queue_us, queue_us=0.0)
+        return stage
+
+    return [_of_stages(request, map(changed, request.stages)) for request in requests]
+
+
+def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
+    """Give each worker the mean of what the workers' event loops had to do."""
+    loads: dict[str, float] = {}
+    for request in model.requests:
+        loads.setdefault(request.worker, 0.0)
+        loads[request.worker] += sum(
+            stage.length_us for stage in request.stages if isinstance(stage, Work) and stage.own
+        )
+    mean = fmean(loads.values())
+    return [
+        request._replace(
+            stages=tuple(
+                stage._replace(length_us=stage.length_us * mean / loads[request.worker])
+                if isinstance(stage, Work) and stage.own and loads[request.worker]
+                else stage
+                for stage in request.stages
+            )
+        )
+        for request in requests
+    ]
+
+
+def _shorter(share: float) -> Callable[..., list[Request]]:
+    """Let each generate call generate this part of its tokens."""
+
+    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+        def changed(stage: Stage) -> Stage:
+            if not isinstance(stage, Call) or not stage.tokens or stage.replica is None:
+                return stage
+            return stage._replace(work=stage.work * share, tokens=round(stage.tokens * share))
+
+        return [_of_stages(request, map(changed, request.stages)) for request in requests]
+
+    return change
+
+
+def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
+    """Give replicas that are slower than the others the line of the middle one of these."""
+    load = max(model.most_running / 2, 1.0)
+
+    def token_us(name: str) -> float:
+        a, b = model.slowness_of[name]
+        return a + b * load
+
+    speeds = {}
+    for name in model.slowness_of:
+        others = sorted((other for other in model.slowness_of if other != name), key=token_us)
+        if others:
+            middle = others[(len(others) - 1) // 2]
+            if token_us(name) >= _SLOWER * token_us(middle):
+                speeds[name] = model.slowness_of[middle]
+    return speeds
+
+
+def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
+    """Split a step's requests by prompt; without several prompts, one by one."""
+    names = [request.group for request in model.requests]
+    groups: list[Any] = list(dict.fromkeys(names))
+    if len(groups) < 2 or None in groups:
+        groups = names = list(range(len(model.requests)))
+    first = set(groups[0::2])
+    halves = ([], [])
+    for name, request in zip(names, model.requests, strict=True):
+        halves[name in first].append(request)
+    return [half for half in halves if half]
+
+
+def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request]]:
+    """Put the requests of a step and of another one of its run together, or its own twice.
+
+    Those of other steps are other draws: the longest of them may be longer than the step's own.
+    """
+    own = [each for each in models if each.run == model.run and each.requests]
+    place = next((n for n, each in enumerate(own) if each is model), 0)
+    others = [own[place - 1], own[(place + 1) % len(own)]] if len(own) > 1 else own[:1]
+    return [[*model.requests, *other.requests] for other in others]
+
+
+# The questions, by name.
+CHANGES: dict[str, Change] = {
+    "no_polling": Change("the trainer is told when its samples are ready", polls=False),
+    "slowest_1_percent": Change(
+        "the slowest 1 % of the requests stop at P95",
+        requests=_capped(0.01, refilled=False),
+        least=_ENOUGH,
+    ),
+    "slowest_1_percent_refilled": Change(
+        "slowest 1 % stop, typical ones begin instead",
+        requests=_capped(0.01, refilled=True),
+        least=_ENOUGH,
+    ),
+    "slowest_5_percent": Change(
+        "the slowest 5 % of the requests stop at P95",
+        requests=_capped(0.05, refilled=False),
+        least=_ENOUGH,
+    ),
+    "slowest_5_percent_refilled": Change(
+        "slowest 5 % stop, typical ones begin instead",
+        requests=_capped(0.05, refilled=True),
+        least=_ENOUGH,
+    ),
+    "tools_at_median": Change(
+        "no tool call takes longer than its tool's median", requests=tools_of_length(min)
+    ),
+    "tools_twice_as_fast": Change(
+        "every tool call takes half its time",
+        requests=tools_of_length(lambda length, _: length / 2),
+    ),
+    "one_turn_fewer": Change(
+        "requests with the most turns end one turn earlier", requests=_one_turn_fewer
+    ),
+    "responses_a_quarter_shorter": Change(
+        "generate calls generate a quarter less", requests=_shorter(0.75)
+    ),
+    "half_the_requests": Change("a step has half as many prompts", batches=_halves),
+    "twice_the_requests": Change(
+        "a step has twice as many prompts (load never seen)", batches=_doubled, beyond=True
+    ),
+    "replicas_equally_fast": Change(
+        "slower replicas are as fast as the others", speeds=_equally_fast
+    ),
+    "even_replicas": Change("generate calls go to the replica with the fewest", even=True),
+    "even_workers": Change(
+        "the event loops of all workers have the same work", requests=_even_workers
+    ),
+    "even_ranks": Change(
+        "every rank takes the ranks' mean in each phase", saved_us=lambda model: model.uneven_us
+    ),
+    "weights_twice_as_fast": Change(
+        "the weight sync takes half its time", saved_us=lambda model: model.weights_us / 2
+    ),
+    "no_queue": Change(
+        "no generate call waits in its engine (load never seen)",
+        requests=_without_queue,
+        slots=lambda model: len(model.requests) if model.slots else None,
+        beyond=True,
+    ),
+    "twice_the_slots": Change(
+        "replicas run twice as many calls at once (never seen)",
+        slots=lambda model: 2 * model.slots if model.slots else None,
+        beyond=True,
+    ),
+    "half_the_slots": Change(
+        "replicas run half as many calls at once",
+        slots=lambda model: max(model.most_running // 2, 1),
+    ),
+}
+
+
+def step_replays(tables: Tables, steps: Steps = None) -> Rows:
+    """Replay steps unchanged and with each change.
+
+    Returns:
+        One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
+        (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
+        error_s (standard error of the model in it),
+        least_s and most_s (what is saved over many steps if more calls at once than were seen get no more
+        tokens per second, or do not slow each other down; the same where no more run), residual_s and
+        residual_share (unchanged minus measured; None for the others), tokens_share
+        (how far, in parts of the step, the rollout's end is off when each call's decoding is not as
+        measured but as its tokens and the fitted speed predict; None for the others).  A run with
+        more generate calls than can be replayed in seconds is answered by every n-th step.
+    """
+    return replays_of(step_models(tables, chosen_steps(tables, steps)))
+
+
+def what_if(tables: Tables, steps: Steps = None) -> Rows:
+    """Say what steps would have saved on average.
+
+    Returns:
+        One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed; the
+        95th percentile needs 20 requests, and where no step has enough the gains are None),
+        step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
+        one; negative where it would take longer), earlier_s (the same if the trainer did not poll),
+        expected_s (what saved_s comes to over many steps: earlier_s, but saved_s where the change is
+        that the trainer does not poll), share (of step_s, by expected_s), low_s and high_s (the
+        90 % interval of expected_s, which allows for autocorrelated steps: its lower end of
+        step_replays' least_s and its upper one of most_s; None with fewer than three steps, where
+        least_s and most_s have the same mean; wider by step_replays' error_s), pair_low_s and
+        pair_high_s (likewise for the measured difference to one other run of as many steps),
+        between_runs_s (by how much two such runs without a change differ, at most in nine of ten pairs),
+        residual_share (median of the unchanged replays' distance to the measured
+        steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
+    """
+    return replays_and_averages(tables, steps)[1]
+
+
+def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Rows]:
+    """Return the rows of `step_replays` and those of `what_if`, for the price of one."""
+    models = step_models(tables, chosen_steps(tables, steps))
+    replays = replays_of(models)
+    return replays, averages(models, replays)
+
+
+def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
+    """Average the rows of `step_replays` over the steps of each run, as `what_if` returns them."""
+    rows: Rows = []
+    for run in dict.fromkeys(model.run for model in models):
+        own = [model for model in models if model.run == run]
+        step_s = fmean(model.duration_us for model in own) / 1e6
+        for what in (UNCHANGED, *CHANGES):
+            answers = [
+                row
+                for row in replays
+                if row["run"] == run and row["what"] == what and row["replayed_s"] is not None
+            ]
+            row: dict[str, Any] = {
+                "run": run,
+                "what": what,
+                "about": "as measured",
+                "steps": len(answers),
+                "step_s": step_s,
+                "saved_s": None,
+                "share": None,
+                "earlier_s": None,
+                "expected_s": None,
+                "low_s": None,
+                "high_s": None,
+                "pair_low_s": None,
+                "pair_high_s": None,
+                "between_runs_s": None,
+                "residual_share": None,
+                "tokens_share": None,
+            }
+            if what == UNCHANGED:
+                row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+                known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
+                row["tokens_share"] = median(known) if known else None
+            elif not answers:
+                row["about"] = CHANGES[what].about
+            else:
+                saved = fmean(each["saved_s"] for each in answers)
+                earlier = fmean(each["earlier_s"] for each in answers)
+                expected = earlier if CHANGES[what].polls else saved
+                least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
+                replayed = [each["step"] for each in answers]
+                low, _ = _interval(least, replayed)
+                _, high = _interval(most, replayed)
+                if low is None and least != most:
+                    low, high = fmean(least), fmean(most)
+                # The model's error is the same in all steps: more of them do not make it smaller.
+                error = _NORMAL * fmean(each["error_s"] for each in answers)
+                low, high = _wider(expected, low, high, error)
+                durations = [each["duration_s"] for each in answers]
+                between_runs = _between_runs_s(durations, replayed)
+                pair = _wider(expected, low, high, between_runs)
+                row |= {
+                    "about": CHANGES[what].about,
+                    "saved_s": saved,
+                    "share": expected / step_s if step_s else None,
+                    "earlier_s": earlier,
+                    "expected_s": expected,
+                    "low_s": low,
+                    "high_s": high,
+                    "pair_low_s": pair[0],
+                    "pair_high_s": pair[1],
+                    "between_runs_s": between_runs,
+                }
+            rows.append(row)
+    return rows
+
+
+def replays_of(models: Sequence[StepModel]) -> Rows:
+    """Replay models unchanged and with each change, as `step_replays` returns them."""
+    medians = _tool_medians(models)
+    rows: Rows = []
+    for model in models:
+        last = model.last_end_us()
+        unchanged = model.length_us(last)
+        residual = unchanged - model.duration_us
+        first = _replay(model, UNCHANGED, unchanged)
+        first["residual_s"] = residual / 1e6
+        first["residual_share"] = residual / model.duration_us if model.duration_us else 0.0
+        predicted = model.from_tokens()
+        if predicted is not None and model.duration_us:
+            off = predicted - model.length_us(last, polls=False)
+            first["tokens_share"] = off / model.duration_us
+        rows.append(first)
+        for what, change in CHANGES.items():
+            if len(model.requests) < change.least or (change.batches and not model.load_varied):
+                rows.append(_replay(model, what, None))
+                continue
+            if change.batches is not None and model.requests:
+                batches = change.batches(model, models)
+            else:
+                batches = [_changed(model, model.requests, change, medians)]
+            answers = [_answer(model, batch, last, change) for batch in batches]
+            row = _replay(model, what, 0.0)
+            row |= {name: fmean(each[name] for each in answers) for name in answers[0]}
+            row["replayed_s"] = unchanged / 1e6 - row["saved_s"]
+            rows.append(row)
+    return rows
+
+
+def _answer(
+    model: StepModel, requests: Sequence[Request], last_us: float, change: Change
+) -> dict[str, float]:
+    """Return what a change saves with these requests: five of the columns of `step_replays`."""
+    saved, earlier = _saved_us(model, requests, last_us, change)
+    expected = earlier if change.polls else saved
+    least, most = _bounds_s(model, requests, last_us, change, expected)
+    error = _error_us(model, requests, change, expected)
+    return {
+        "saved_s": saved / 1e6,
+        "earlier_s": earlier / 1e6,
+        "least_s": least,
+        "most_s": most,
+        "error_s": error / 1e6,
+    }
+
+
+def _error_us(
+    model: StepModel, requests: Sequence[Request], change: Change, expected_us: float
+) -> float:
+    """Return the standard error of the model in what a change saves."""
+    untouched = requests is model.requests and change.slots is None and not change.even
+    if untouched or not model.slowness[1]:
+        by_load = 0.0
+    elif change.slots is not None or change.even or change.batches is not None:
+        by_load = expected_us
+    else:
+        # What the change would save if calls kept the speed that they had.
+        own, other = (
+            max((_kept_us(request) for request in each), default=0.0)
+            for each in (model.requests, requests)
+        )
+        by_load = expected_us - (own - other)
+    after_us = model.after_change_us(requests)[1]
+    return math.hypot(
+        _MODEL_ERROR * expected_us,
+        math.hypot(_LOAD_ERROR, model.slope_error) * by_load,
+        after_us,
+    )
+
+
+def _kept_us(request: Request) -> float:
+    return request.begin_us + sum(map(_measured_us, request.stages))
+
+
+def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str, Any]:
+    return {
+        "run": model.run,
+        "step": model.step,
+        "what": what,
+        "duration_s": model.duration_us / 1e6,
+        "replayed_s": None if replayed_us is None else replayed_us / 1e6,
+        **dict.fromkeys(
+            (
+                "saved_s",
+                "earlier_s",
+                "least_s",
+                "most_s",
+                "error_s",
+                "residual_s",
+                "residual_share",
+                "tokens_share",
+            )
+        ),
+    }
+
+
+def _changed(
+    model: StepModel, requests: Sequence[Request], change: Change, medians: Mapping[str, float]
+) -> Sequence[Request]:
+    """Return the requests with the change."""
+    if change.requests is None or not requests:
+        return requests
+    return change.requests(model, requests, medians)
+
+
+def _saved_us(
+    model: StepModel,
+    changed: Sequence[Request],
+    last_us: float,
+    change: Change,
+    beyond: str = "line",
+) -> tuple[float, float]:
+    """Return what a change saves, and what it would save if the trainer did not poll.
+
+    `changed` are the requests with it, `last_us` is when the last of them ends without it, `beyond`
+    is a key of `BEYOND`.
+    """
+    slots = None if change.slots is None else change.slots(model)
+    changed_last = last_us
+    speeds = None if change.speeds is None else change.speeds(model)
+    if changed is not model.requests or slots is not None or change.even or speeds:
+        changed_last = model.last_end_us(
+            changed, slots=slots, even=change.even, beyond=beyond, speeds=speeds
+        )
+    more = change.saved_us(model) - model.after_change_us(changed)[0]
+    saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
+    earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
+    return saved + more, earlier + more
+
+
+def _bounds_s(
+    model: StepModel,
+    changed: Sequence[Request],
+    last_us: float,
+    change: Change,
+    saved_us: float,
+) -> tuple[float, float]:
+    """Return the least and the most that a change may save, in s, given what it saves by the line.
+
+    All of them as if the trainer did not poll, where the change leaves it polling.
+    """
+    if not change.beyond:
+        return saved_us / 1e6, saved_us / 1e6
+    least = _saved_us(model, changed, last_us, change, "saturated")[change.polls]
+    # Where load does not make calls slower, the line is flat.
+    flat = not model.slowness[1] and not any(b for _, b in model.slowness_of.values())
+    most = saved_us if flat else _saved_us(model, changed, last_us, change, "flat")[change.polls]
+    return least / 1e6, most / 1e6
+
+
+def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
+    """Choose every n-th step after the warm-up, so that replaying them takes seconds."""
+    steps = after_warm_up(tables, steps)
+    counted = tables.rows(
+        "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
+        "SELECT run, step, count(*) AS calls FROM engine_calls WHERE NOT validate "
+        f"AND {in_steps(steps)} GROUP BY run, step) AS c USING (run, step) "
+        f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        "GROUP BY s.step ORDER BY s.step"
+    )
+    calls = sum(row["calls"] for row in counted)
+    every = max(-(-len(counted) // _STEPS), -(-calls // _CALLS), 1)
+    return [row["step"] for row in counted[every // 2 :: every] or counted[:1]]
+
+
+def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
+    lengths: dict[str, list[float]] = {}
+    for model in models:
+        for request in model.requests:
+            for stage in request.stages:
+                if isinstance(stage, Tools):
+                    for _, length, tool in stage.calls:
+                        lengths.setdefault(tool, []).append(length)
+    return {tool: median(each) for tool, each in lengths.items()}
+
+
+def _wider(
+    value: float, low: float | None, high: float | None, more: float
+) -> tuple[float | None, float | None]:
+    """Widen an interval by another, independent error, to both sides."""
+    if low is None or high is None:
+        return None, None
+    return value - math.hypot(value - low, more), value + math.hypot(high - value, more)
+
+
+def _between_runs_s(durations_s: Sequence[float], steps: Sequence[int]) -> float:
+    """Return by how much two runs with the same settings differ, in nine of ten pairs, in s."""
+    low, high = _interval(durations_s, steps)
+    chance = 0.0 if low is None or high is None else (high - low) / 2 * math.sqrt(2)
+    return math.hypot(chance, _RUN_SPREAD * fmean(durations_s))
+
+
+def _interval(saved: Sequence[float], steps: Sequence[int]) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of a mean over steps; None with too few of them."""
+    # Imported here, as few commands need scipy.
+    from verl_profiler.analysis.intervals import mean
+
+    estimate = mean(saved, steps)
+    return (None, None) if estimate is None else estimate.interval(_LEVEL)

@@ -1,0 +1,1 @@
+"""Captures of nsys and torch: planned, taken, gathered."""

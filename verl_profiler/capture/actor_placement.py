@@ -1,0 +1,165 @@
+"""Start the actors of a capture's plan under nsys, and all others without.
+
+verl puts `runtime_env={"nsight": …}` on the TaskRunner and on its worker groups, for every rank and
+on CUDA only.  Everything that the TaskRunner creates inherits it, so engines, agent loops and
+queues run under nsys with the controller's options (seen with ray 2.60).  `nsight: None` does not
+stop that, since Ray drops the key; an explicit `_nsight` of None does.  So each actor and task gets
+its own answer where it is created.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from verl_profiler.capture.plan import UNDER_NSYS, Plan, RoleCapture
+from verl_profiler.recording import identity as roles
+from verl_profiler.recording import recorder
+
+__all__ = ["OFF", "captured_actors", "hook_creation", "runtime_env_for"]
+
+# In a process's environment: the check before training failed, nothing is captured.
+OFF = "VERL_PROFILER_CAPTURES_OFF"
+
+# Role, rank and a weak reference to the handle of each captured actor that this process made and
+# still holds.
+captured_actors: list[tuple[str, int | None, weakref.ref[Any]]] = []
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What decides about new actors and tasks of this process."""
+
+    plan: Plan
+    before_trainer: Callable[[], bool] | None
+
+
+_decision: _Decision | None = None
+
+
+def hook_creation(plan: Plan | None, before_trainer: Callable[[], bool] | None = None) -> None:
+    """Decide at every creation of an actor or task in this process whether nsys starts it.
+
+    Args:
+        plan: What is captured; None to decide nothing any more.
+        before_trainer: Called before the TaskRunner is made; False means that captures are off.
+    """
+    global _decision
+    captured_actors.clear()
+    _decision = None if plan is None else _Decision(plan, before_trainer)
+    if plan is None:
+        return
+    import ray.actor
+    import ray.remote_function
+
+    _wrap(ray.actor.ActorClass, _of_actor)
+    _wrap(ray.remote_function.RemoteFunction, _of_task)
+
+
+def _wrap(owner: type, prepare: Callable[[_Decision, Any, dict[str, Any]], Any]) -> None:
+    original = owner._remote  # type: ignore[attr-defined]
+    if getattr(original, "__verl_profiler__", False):
+        return
+
+    @functools.wraps(original)
+    def _remote(self: Any, *args: Any, **options: Any) -> Any:
+        decision = _decision
+        identity = None if decision is None else prepare(decision, self, options)
+        handle = original(self, *args, **options)
+        if identity is not None:
+            alive = [each for each in captured_actors if each[2]() is not None]
+            captured_actors[:] = [*alive, (identity.role, identity.rank, weakref.ref(handle))]
+        return handle
+
+    _remote.__verl_profiler__ = True  # type: ignore[attr-defined]
+    owner._remote = _remote  # type: ignore[attr-defined]
+
+
+def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
+    plan, before_trainer = decision.plan, decision.before_trainer
+    try:
+        class_name = actor.__ray_metadata__.class_name
+        environment = (options.get("runtime_env") or {}).get("env_vars") or {}
+        identity = roles.of_actor(options.get("name"), class_name, environment)
+    except Exception as error:  # noqa: BLE001  another Ray
+        recorder.say(f"WARNING an actor is not captured: {error!r}")
+        return None
+    if identity.role == "trainer" and before_trainer is not None:
+        # Off unless the check succeeds, also where it raises.
+        os.environ[OFF] = "1"
+        if before_trainer():
+            del os.environ[OFF]
+    try:
+        off = bool(os.environ.get(OFF))
+        capture = None if off else plan.of(identity.role, identity.rank)
+        options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"), off=off)
+    except Exception as error:  # noqa: BLE001  verl makes its actors with or without us
+        recorder.say(f"WARNING {class_name} is not captured: {error!r}")
+        return None
+    return identity if capture is not None else None
+
+
+def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> None:
+    asked = options.get("runtime_env")
+    # A user's own task may ask for nsys itself.
+    if (asked or {}).get("_nsight"):
+        return
+    try:
+        made = runtime_env_for(decision.plan, None, asked)
+        if made is not asked:
+            from ray._private.utils import get_runtime_env_info
+
+            # Ray has encoded it before it comes here, and looks at that alone.
+            options["serialized_runtime_env_info"] = get_runtime_env_info(
+                made, is_job_runtime_env=False, serialize=True
+            )
+    except Exception as error:  # noqa: BLE001  another Ray; the task runs as its parent does
+        recorder.say(f"WARNING a task may run under nsys: {error!r}")
+
+
+def runtime_env_for(
+    plan: Plan, capture: RoleCapture | None, runtime_env: Any, *, off: bool = False
+) -> Any:
+    """Return a runtime environment with the plan's answer for nsys in it.
+
+    Args:
+        plan: What is captured.
+        capture: The capture of this process, or None.
+        runtime_env: The one that was asked for; a dict, a `RuntimeEnv` or None.
+        off: Whether the check before training failed; the process is told so.
+
+    Returns:
+        A `RuntimeEnv`; the very same object where nothing has to change.
+    """
+    from ray.runtime_env import RuntimeEnv
+
+    variables = dict((runtime_env or {}).get("env_vars") or {})
+    nsight = dict(capture.options) if capture is not None and plan.tool == "nsys" else None
+    under_nsys = bool(os.environ.get(UNDER_NSYS)) and os.environ[UNDER_NSYS] != "0"
+    if off:
+        variables[OFF] = "1"
+    if nsight is not None:
+        variables[UNDER_NSYS] = "1"
+        # Ray starts `nsys … python` by that bare name, whatever interpreter the driver has.  The
+        # node puts its own PATH in; an interpreter that is elsewhere there is still found by it.
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}${{PATH}}"
+        variables["PATH"] = variables.get("PATH", path)
+    elif under_nsys:
+        # Also keeps the environment from being empty, which Ray would take for none at all.
+        variables[UNDER_NSYS] = "0"
+    elif not off and not (runtime_env or {}).get("_nsight"):
+        return runtime_env
+    made = RuntimeEnv(**{k: v for k, v in (runtime_env or {}).items() if not k.startswith("_")})
+    for key, value in (runtime_env or {}).items():
+        if key.startswith("_"):
+            dict.__setitem__(made, key, value)
+    if variables:
+        made["env_vars"] = variables
+    # Set past the constructor, which drops None; and None is what keeps the parent's away.
+    dict.__setitem__(made, "_nsight", nsight)
+    return made

@@ -1,0 +1,36 @@
+"""The umask, which files of a run follow, also where nsys has taken it away.  Both halves use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from verl_profiler.capture.plan import UNDER_NSYS
+
+__all__ = ["restore_umask", "restrict", "umask"]
+
+
+def umask() -> int:
+    """Return the umask of this process."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    # Other threads may create files meanwhile: for the owner alone, then.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def restore_umask(mask: int) -> None:
+    """Set the umask of this process where nsys, which starts programs without one, took it away."""
+    if os.environ.get(UNDER_NSYS) == "1" and umask() == 0:
+        os.umask(mask)
+
+
+def restrict(path: str | os.PathLike[str]) -> None:
+    """Take from a file that a tool wrote what the umask takes; other users' files stay as they are."""
+    with contextlib.suppress(OSError):
+        mode = os.stat(path).st_mode & 0o7777
+        if mode & umask():
+            os.chmod(path, mode & ~umask())

@@ -1,0 +1,245 @@
+"""Bring what other nodes wrote on disks of their own to this one, over Ray.
+
+A file that somebody still writes stays until the next time, and one that is here already does not
+come again.  What a node gives is copied: its disk keeps it.  All nodes are asked at once, and one that
+is silent costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.capture.connected_ray import as_connected
+from verl_profiler.capture.nsys_processes import being_written
+from verl_profiler.events.files import open_regular, reason_of
+from verl_profiler.events.redaction import mask_text
+
+__all__ = ["Nodes"]
+
+_CHUNK = 64 << 20
+# How long one look waits for nodes that have not answered yet.
+_LOOK_S = 5.0
+# A node that sends files is not given up at the deadline before it was silent for so long.
+_SILENCE_S = 10.0
+_POLL_S = 0.2
+
+Folders = Mapping[Path, Mapping[str, int]]
+
+
+class Nodes:
+    """The other nodes of the cluster that this process is connected to."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Node] = {}
+        self._gone: dict[str, str] = {}
+        self._problem = ""
+
+    def fetch(self, folders: Folders, left_s: float) -> bool:
+        """Ask every node that answered the last time; bring its files into the same folders.
+
+        Args:
+            folders: Folder → names and sizes of the files that need not come.
+            left_s: How long the caller can wait.  When that ends, nodes that are silent are given up,
+                and those that send files are not.
+
+        Returns:
+            Whether a node may still answer.
+        """
+        import ray
+
+        if left_s <= 0:
+            return False
+        self._problem = ""
+        if not ray.is_initialized():
+            self._problem = (
+                "Ray has been shut down; what other nodes wrote on their own disks stays there"
+            )
+            return False
+        here, nodes = _cluster(ray)
+        self._gone = {
+            node["NodeID"]: node["NodeManagerHostname"] for node in nodes if not node["Alive"]
+        }
+        for node in nodes:
+            key = node["NodeID"]
+            known = self._asked.get(key)
+            if node["Alive"] and key != here and (known is None or known.ended):
+                self._asked[key] = _Node(ray, key, node["NodeManagerHostname"], folders)
+        last = left_s <= _LOOK_S
+        deadline = time.monotonic() + min(left_s, _LOOK_S)
+        while waiting := [node for node in self._asked.values() if not node.answered]:
+            if time.monotonic() >= deadline and not (last and any(n.sends for n in waiting)):
+                break
+            waiting[0].wait(_POLL_S)
+        if last:
+            for node in waiting:
+                node.give_up()
+        return bool(waiting) and not last
+
+    def problems(self) -> list[str]:
+        """Return which nodes could not give their files, in plain words."""
+        found = [self._problem] if self._problem else []
+        found += [
+            f"{host} has left the cluster; what lies on its own disk stays there"
+            for host in self._gone.values()
+        ]
+        return found + [
+            f"{node.host} does not give its reports: {node.problem}"
+            for node in self._asked.values()
+            if node.problem
+        ]
+
+
+def _cluster(ray: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return the id of this node, and all nodes."""
+    here = as_connected(ray.get_runtime_context)().get_node_id()
+    # Never connects anew.
+    return here, ray.nodes()
+
+
+class _Node:
+    """One node, and the thread that waits for it; Ray may take any time for any call."""
+
+    def __init__(self, ray: Any, node: str, host: str, folders: Folders) -> None:
+        self.host = host
+        self.problem = ""
+        self._ray = ray
+        self._node = node
+        self._folders = folders
+        self._ended = threading.Event()
+        self._given_up = threading.Event()
+        self._asked_s = time.monotonic()
+        self._heard_s: float | None = None
+        threading.Thread(
+            target=self._run, name=f"verl-profiler fetches from {host}", daemon=True
+        ).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it gave what it has, or failed."""
+        return self._ended.is_set()
+
+    @property
+    def answered(self) -> bool:
+        """Whether nothing more is expected of it."""
+        return self._ended.is_set() or self._given_up.is_set()
+
+    @property
+    def sends(self) -> bool:
+        """Whether a piece of a file came a short while ago."""
+        return self._heard_s is not None and time.monotonic() - self._heard_s < _SILENCE_S
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has answered, or so long."""
+        self._ended.wait(seconds)
+
+    def give_up(self) -> None:
+        """Wait no longer for it, and write nothing that it still sends."""
+        self._given_up.set()
+        self.problem = f"no answer within {time.monotonic() - self._asked_s:.0f} s"
+
+    def _run(self) -> None:
+        try:
+            for folder, have in self._folders.items():
+                self._fetch(folder, have)
+        except Exception as error:  # noqa: BLE001  one node; the others still give theirs
+            said = mask_text(f"{type(error).__name__}: {error}").strip().splitlines()
+            if not self._given_up.is_set():
+                self.problem = said[0] if len(said) == 1 else f"{said[0]} … {said[-1]}"
+        finally:
+            self._ended.set()
+
+    def _fetch(self, folder: Path, have: Mapping[str, int]) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=".here-", dir=folder) as mark:
+            task = self._ray.remote(num_cpus=0, max_retries=0)(_read_files).options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=False),
+                num_returns="streaming",
+                # Reports take gigabytes, and Ray's store holds what nobody has asked for yet.
+                _generator_backpressure_num_objects=2,
+            )
+            pieces = task.remote(str(folder), os.path.basename(mark.name), dict(have))
+            _write_files(folder, self._pieces(pieces))
+
+    def _pieces(self, pieces: Any) -> Iterator[tuple[str, bytes, bool]]:
+        """Yield what a task yields, until somebody waits no longer."""
+        while not self._given_up.is_set():
+            if not as_connected(self._ray.wait)([pieces], timeout=_POLL_S)[0]:
+                continue
+            try:
+                reference = next(pieces)
+            except StopIteration:
+                return
+            piece = as_connected(self._ray.get)(reference, timeout=_SILENCE_S)
+            self._heard_s = time.monotonic()
+            if not self._given_up.is_set():
+                yield piece
+        with contextlib.suppress(Exception):
+            as_connected(self._ray.cancel)(pieces, force=True)
+
+
+def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> None:
+    """Write what `_read_files` yields; a file has its name only when it is whole."""
+    begun = ""
+    for name, chunk, last in pieces:
+        part = folder / f"{name}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab" if name == begun else "wb") as file:
+            file.write(chunk)
+        begun = name
+        if last:
+            part.replace(folder / name)
+
+
+def _read_files(folder: str, mark: str, have: dict[str, int]) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield name, piece and whether it is the last, of the files that the other side lacks.
+
+    Args:
+        folder: Where they are.
+        mark: A file of the other side; where it is seen, both have one disk.
+        have: Names and sizes of what the other side has.
+
+    Raises:
+        OSError: Files cannot be read or are no regular files; after all others have been given.
+    """
+    if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, mark)):
+        return
+    unfinished = being_written(Path(folder))
+    failed: dict[str, OSError] = {}
+    for path in sorted(
+        os.path.join(at, name) for at, _, names in os.walk(folder) for name in names
+    ):
+        name = os.path.relpath(path, folder)
+        if name in unfinished or name.endswith(".part"):
+            continue
+        try:
+            yield from _pieces_of(path, name, have.get(name))
+        except OSError as error:
+            failed[name] = error
+    if failed:
+        name, error = next(iter(failed.items()))
+        more = f"; {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise OSError(f"{name} {reason_of(error)}{more}")
+
+
+def _pieces_of(path: str, name: str, had: int | None) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield a file in pieces, up to the size that it has now, unless the other side `had` that."""
+    with open_regular(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        if left == had:
+            return
+        chunk = file.read(min(left, _CHUNK))
+        left -= len(chunk)
+        while following := file.read(min(left, _CHUNK)):
+            left -= len(following)
+            yield name, chunk, False
+            chunk = following
+        yield name, chunk, True

@@ -1,0 +1,133 @@
+"""Where captures start and stop: the trainer's own calls, and those of verl's profiler in workers.
+
+The trainer starts its worker groups itself.  For the roles that verl knows nothing of it starts
+nothing, so its `_start_profiling` also starts our captures in this process and in those actors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from verl_profiler.capture import session
+from verl_profiler.capture.actor_placement import OFF, captured_actors, hook_creation
+from verl_profiler.capture.plan import ROLES, Plan
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.probes import Call, Probe
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import now
+
+__all__ = ["PROBES", "install"]
+
+_V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+_V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+_PATIENCE_S = 60.0
+
+
+def install(plan: Plan) -> None:
+    """Place the probes, and the decision about new actors, in this process."""
+    if os.environ.get(OFF):
+        return
+    wrapping.install(PROBES)
+    if "ray" in sys.modules:
+        hook_creation(plan)
+
+
+def _captured(call: Call) -> tuple[Plan, Any] | None:
+    """Return the plan and the trainer, if its step is captured."""
+    active, trainer = recorder.active(), call.arguments["self"]
+    plan = None if active is None else active.carried.captures
+    return (plan, trainer) if plan is not None and trainer.global_steps in plan.steps else None
+
+
+def _start(call: Call) -> None:
+    captured = _captured(call)
+    if captured is not None:
+        call.state = call.begin_ns
+        step = captured[1].global_steps
+        session.start(step=step)
+        _tell(session.start, step)
+
+
+def _started(call: Call, _result: Any) -> None:
+    if call.state is not None:
+        recorder.record("start_profile", call.state, now())
+
+
+def _stop(call: Call, _result: Any) -> None:
+    captured = _captured(call)
+    if captured is None:
+        return
+    plan, trainer = captured
+    continuous = trainer.config.global_profiler.get("profile_continuous_steps", False)
+    if not (continuous and trainer.global_steps + 1 in plan.steps):
+        session.stop()
+        _tell(session.stop)
+
+
+def _stop_and_say(call: Call, result: Any) -> None:
+    """Stop, and record as verl's V0 trainer does how long it took: seconds, with nsys."""
+    _stop(call, result)
+    if _captured(call) is not None:
+        recorder.record("stop_profile", call.begin_ns, now())
+
+
+def _tell(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in every captured actor that verl does not start by itself."""
+    import ray
+
+    calls = {}
+    for role, rank, reference in captured_actors:
+        handle = reference()
+        if role not in ROLES["workers"] and role != "trainer" and handle is not None:
+            calls[handle.__ray_call__.remote(function, *arguments)] = (role, rank)
+    _, late = (
+        ray.wait(list(calls), num_returns=len(calls), timeout=_PATIENCE_S) if calls else ((), ())
+    )
+    if late:
+        names = sorted({f"{role} {rank}" for role, rank in (calls[call] for call in late)})
+        recorder.say(
+            f"WARNING {', '.join(names)} did not {function.__name__} a capture within "
+            f"{_PATIENCE_S:.0f} s. Training goes on. (capture-late)"
+        )
+
+
+def _note_step(call: Call) -> None:
+    session.note_step(call.arguments.get("profile_step", call.arguments.get("global_step")))
+
+
+def _note_task(call: Call) -> None:
+    session.note_task(call.arguments.get("role") or call.arguments.get("message"))
+
+
+def _host_started(_call: Call, _result: Any) -> None:
+    process = session.current()
+    if process is not None and not process.is_open:
+        process.opened()
+
+
+def _host_stopped(_call: Call, _result: Any) -> None:
+    process = session.current()
+    if process is not None and process.is_open:
+        process.closed()
+
+
+def _probe(*targets: str, **hooks: Any) -> Probe:
+    return Probe(None, "nsight", targets, **hooks)
+
+
+_NSIGHT = "verl.utils.profiler.nvtx_profile:NsightSystemsProfiler"
+
+PROBES = (
+    # The V0 trainer has timers around these calls.
+    _probe(f"{_V1}._start_profiling", enter=_start, leave=_started),
+    _probe(f"{_V1}._stop_profiling", leave=_stop_and_say),
+    _probe(f"{_V0}._start_profiling", enter=_start),
+    _probe(f"{_V0}._stop_profiling", leave=_stop),
+    _probe("verl.utils.profiler.profile:DistProfiler.start", enter=_note_step),
+    _probe(f"{_NSIGHT}.annotate", enter=_note_task),
+    _probe("torch.cuda.profiler:start", leave=_host_started),
+    _probe("torch.cuda.profiler:stop", leave=_host_stopped),
+)

@@ -1,0 +1,1 @@
+"""The contract of both halves: names, fields and files of events."""

@@ -1,0 +1,206 @@
+"""The questions behind a timeline: spans in the order of their lanes, arrows, and counters."""
+
+from __future__ import annotations
+
+from verl_profiler.events.vocabulary import EVENTS
+
+__all__ = [
+    "ARROWS",
+    "COUNTERS",
+    "GROUPS",
+    "KINDS",
+    "LANES",
+    "ORDERED",
+    "PROCESSES",
+    "SPANS",
+    "UNFINISHED",
+]
+
+# All processes that left a header or an event, in the order in which they are shown.
+PROCESSES = """
+SELECT * FROM (
+    SELECT run, name, coalesce(any_value(p.role), any_value(e.role)) AS role,
+        any_value(p.rank) AS rank, coalesce(any_value(p.host), 'unknown') AS host,
+        any_value(p.pid) AS pid, any_value(actor_class) AS actor_class,
+        any_value(shift_us) AS shift_us
+    FROM (SELECT DISTINCT run, name, role FROM event_fields) AS e
+    FULL JOIN processes AS p USING (run, name) GROUP BY run, name
+) ORDER BY run, host, role <> 'trainer', role, rank, name
+"""
+
+# The lanes of a process, in the order in which they are shown, and what lies in them.  Requests
+# keep together; other spans share lanes where they are nested.
+LANES = {
+    "phases": "role = 'trainer' AND family = 'trainer'",
+    "requests": "request_id IS NOT NULL AND family IN ('rollout', 'user')",
+    "engine requests": "family = 'engine'",
+    "work": "family IN ('workers', 'weights', 'memory', 'trainer')",
+    "reward scores": "family = 'reward'",
+    "transfers": "family = 'transfer_queue'",
+    "event-loop stalls": "family = 'event_loop'",
+    "events": "true",
+}
+
+# Parents before children where begin and end are the same.
+_DEPTHS: dict[str, int] = {}
+for _name, _event in EVENTS.items():
+    _DEPTHS[_name] = 0 if _event.parent is None else _DEPTHS.get(_event.parent, 0) + 1
+
+SPANS = f"""
+CREATE OR REPLACE TEMP TABLE spans AS
+SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::UBIGINT AS id,
+    CASE WHEN request_id IS NOT NULL THEN hash(run, name, step, validate, request_id) END AS story,
+    run, name, step, validate, request_id, turn, event, family,
+    greatest(begin_us, 0) AS begin_us, greatest(end_us, 0) AS end_us, duration_us IS NULL AS instant,
+    CASE {" ".join(f"WHEN {claim} THEN {place}" for place, claim in enumerate(LANES.values()))} END
+        AS lane,
+    CASE WHEN event IN ('engine_call', 'engine_request')
+        THEN extra->>'$.engine_request_id' END AS engine_request_id,
+    CASE event WHEN 'tool_call' THEN extra->>'$.tool' END AS tool,
+    CASE event WHEN 'reward_score' THEN extra->>'$.uid' END AS uid,
+    sample, session, extra
+FROM events
+WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN ('memory', 'profiler_cost', 'request_start')
+"""
+
+# One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
+# numbers are those of the span that asks (an engine call, a tool call, a reward), and one more for the
+# way back.
+ARROWS = """
+CREATE OR REPLACE TEMP TABLE arrows AS
+WITH followed AS (
+    SELECT id, event, end_us, engine_request_id,
+        lead(id) OVER story AS next_id, lead(begin_us) OVER story AS next_us,
+        last_value(CASE WHEN event = 'tool_parsing' THEN id END IGNORE NULLS) OVER (
+            story ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS asked_id,
+        first_value(CASE WHEN event IN ('engine_call', 'postprocess') THEN id END IGNORE NULLS)
+            OVER (story ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS answered_id
+    FROM spans WHERE family = 'rollout' AND story IS NOT NULL AND event IN
+        ('engine_call', 'tool_parsing', 'tool_call', 'token_merge', 'postprocess')
+    WINDOW story AS (PARTITION BY story ORDER BY begin_us, end_us, id)
+), calls AS (
+    SELECT c.*, s.id AS served_id FROM followed AS c
+    JOIN spans AS s ON s.event = 'engine_request' AND s.engine_request_id = c.engine_request_id
+    WHERE c.event = 'engine_call'
+), rewards AS (
+    SELECT w.id, s.id AS scored_id FROM spans AS w
+    JOIN requests AS r USING (run, name, step, validate, request_id)
+    JOIN spans AS s ON s.event = 'reward_score' AND s.run = r.run AND s.uid = r.uid
+        AND s.session IS NOT DISTINCT FROM r.session AND s.begin_us BETWEEN w.begin_us AND w.end_us
+    WHERE w.event = 'reward' AND w.family = 'rollout'
+), edges AS (
+    SELECT id AS arrow, id AS source, served_id AS target FROM calls
+    UNION ALL SELECT id + 1, served_id, next_id FROM calls WHERE next_us >= end_us
+    UNION ALL SELECT id, asked_id, id FROM followed WHERE event = 'tool_call'
+    UNION ALL SELECT id + 1, id, answered_id FROM followed WHERE event = 'tool_call'
+    UNION ALL SELECT id, id, scored_id FROM rewards
+)
+SELECT id, list_sort(list(arrow) FILTER (leaving)) AS sources,
+    list_sort(list(arrow) FILTER (NOT leaving)) AS targets
+FROM (
+    SELECT unnest([source, target]) AS id, arrow, unnest([true, false]) AS leaving
+    FROM edges WHERE source IS NOT NULL AND target IS NOT NULL
+) GROUP BY id
+"""
+
+# What the spans are and whose: few, so that the rows of `ORDERED` are numbers.
+KINDS = """
+CREATE OR REPLACE TEMP TABLE kinds AS
+SELECT row_number() OVER (ORDER BY event, family, tool, instant) AS kind, * FROM (
+    SELECT DISTINCT event, family, tool, instant FROM spans)
+"""
+GROUPS = """
+CREATE OR REPLACE TEMP TABLE lane_groups AS
+SELECT row_number() OVER (ORDER BY run, name, lane) AS group_id, * FROM (
+    SELECT DISTINCT run, name, lane FROM spans)
+"""
+
+# `unit` is what keeps together: a request, or all spans of a lane that are nested anyway.
+ORDERED = f"""
+WITH united AS (
+    SELECT group_id, kind, id, begin_us, end_us, extra,
+        CASE spans.event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
+            ELSE 9 END AS depth,
+        CASE lane WHEN 1 THEN hash(request_id, step, validate) WHEN 0 THEN 0 WHEN 3 THEN 0
+            ELSE id END AS unit
+    FROM spans JOIN lane_groups USING (run, name, lane)
+    JOIN kinds AS k ON k.event = spans.event AND k.family = spans.family
+        AND k.instant = spans.instant AND k.tool IS NOT DISTINCT FROM spans.tool
+), bounded AS (
+    SELECT *, min(begin_us) OVER (PARTITION BY group_id, unit) AS unit_begin_us FROM united
+)
+SELECT group_id, unit, begin_us * 1000, end_us * 1000, kind, extra, sources, targets
+FROM bounded LEFT JOIN arrows USING (id)
+ORDER BY group_id, unit_begin_us, unit, begin_us, end_us DESC, depth, id
+"""
+
+# A number that rises and falls with spans: what each adds while it lasts, by process.
+_UNDER_WAY = """
+SELECT run, name, time_us, sum(sum(change)) OVER (
+    PARTITION BY run, name ORDER BY time_us ROWS UNBOUNDED PRECEDING) AS value
+FROM (
+    SELECT run, name, begin_us AS time_us, {change} AS change FROM {table} WHERE {which}
+    UNION ALL
+    SELECT run, name, end_us, -{change} FROM {table} WHERE {which} AND end_us IS NOT NULL
+) GROUP BY run, name, time_us
+"""
+_RATE = "response_tokens * 1e6 / duration_us"
+_WITH_RATE = "response_tokens > 0 AND duration_us > 0 AND {selected}"
+_EVERYWHERE = "(SELECT * REPLACE ('' AS name) FROM {})"
+
+# (counter, unit, query with run, name, time_us and value, in any order); without a process where
+# name is ''.
+COUNTERS = (
+    (
+        "requests in flight",
+        "requests",
+        _UNDER_WAY.format(table="requests", change="1", which="{selected}"),
+    ),
+    (
+        "requests in flight",
+        "requests",
+        _UNDER_WAY.format(table=_EVERYWHERE.format("requests"), change="1", which="{selected}"),
+    ),
+    (
+        "engine requests in flight",
+        "requests",
+        _UNDER_WAY.format(table="engine_requests", change="1", which="{selected}"),
+    ),
+    (
+        "generated tokens per second",
+        "tokens/s",
+        _UNDER_WAY.format(table="engine_requests", change=_RATE, which=_WITH_RATE),
+    ),
+    (
+        "generated tokens per second",
+        "tokens/s",
+        _UNDER_WAY.format(table=_EVERYWHERE.format("engine_calls"), change=_RATE, which=_WITH_RATE),
+    ),
+    *(
+        (
+            f"memory {kind}",
+            "bytes",
+            (
+                f"SELECT run, name, end_us AS time_us, {kind}_bytes AS value FROM memory "
+                f"WHERE {kind}_bytes IS NOT NULL AND {{selected}}"
+            ),
+        )
+        for kind in ("allocated", "reserved", "used")
+    ),
+    (
+        "event-loop lag",
+        "ms",
+        (
+            "SELECT run, name, time_us, max(value) AS value FROM ("
+            "SELECT run, name, begin_us AS time_us, duration_us / 1000 AS value FROM lags "
+            "WHERE {selected} UNION ALL SELECT run, name, end_us, 0.0 FROM lags WHERE {selected}"
+            ") GROUP BY run, name, time_us"
+        ),
+    ),
+)
+
+UNFINISHED = """
+SELECT run, name, request_id, step, validate, begin_us, turns, tool_calls
+FROM requests WHERE NOT finished AND end_us IS NULL AND {selected}
+ORDER BY run, name, begin_us, request_id
+"""

@@ -1,0 +1,212 @@
+"""Lay a run out in tracks: node, role, process, and in each process lanes of spans and counters.
+
+Spans of one lane are nested or apart, as every viewer asks.  A request has a lane of its own while
+it lasts; what overlaps in it without being nested, such as parallel tool calls, takes another one.
+Arrows lead from generate calls to the engine and back, and from the conversation to its tools,
+its reward worker, and back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Protocol
+
+import msgspec
+
+from verl_profiler.analysis.selection import Steps, in_steps
+from verl_profiler.exports.perfetto import Arrows, Event, Kind, Points
+from verl_profiler.exports.track_queries import (
+    ARROWS,
+    COUNTERS,
+    GROUPS,
+    KINDS,
+    LANES,
+    ORDERED,
+    PROCESSES,
+    SPANS,
+    UNFINISHED,
+)
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["Folders", "Lanes", "Span", "Trace", "origin_ns", "write_run"]
+
+
+class Trace(Protocol):
+    """What writes a trace: `PerfettoTrace` or `ChromeTrace`."""
+
+    def folder(self, name: str, parent: int = 0, *, about: str = "") -> int: ...  # noqa: D102
+    def lane(self, name: str, parent: int) -> int: ...  # noqa: D102
+    def counter(self, name: str, parent: int, unit: str) -> int: ...  # noqa: D102
+    def write(self, events: Iterable[Event]) -> None: ...  # noqa: D102
+    def count(self, track: int, points: Points) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+Folders = dict[tuple[str, str], int]
+# Begin, end, kind, fields as a JSON object, arrows that leave and that arrive.
+Span = tuple[int, int, Kind, "str | None", Arrows, Arrows]
+
+# Rows at a time; many more no longer fit into the processor's cache.
+_FETCHED = 2_000
+
+
+def origin_ns(tables: Tables, steps: Steps) -> int:
+    """Return the first time of the run, in nanoseconds since 1970."""
+    row = tables.row(f"SELECT min(begin_us) AS first_us FROM event_fields WHERE {in_steps(steps)}")
+    return max(row["first_us"] or 0, 0) * 1000
+
+
+def write_run(tables: Tables, steps: Steps, trace: Trace) -> Folders:
+    """Write all of a run's spans, arrows and counters.
+
+    Args:
+        tables: The tables of the run.
+        steps: First and last step to write.
+        trace: Where to.
+
+    Returns:
+        The folder of each process, by run and process name; that of a whole run has no name.
+    """
+    selected = in_steps(steps)
+    folders = _folders(tables, trace)
+    connection = tables.connection
+    try:
+        connection.execute(SPANS.format(selected=selected))
+        tables.make("requests")
+        connection.execute(ARROWS)
+        connection.execute(KINDS)
+        connection.execute(GROUPS)
+        trace.write(_placed(tables, folders, trace))
+    finally:
+        for table in ("spans", "arrows", "kinds", "lane_groups"):
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+    _write_unfinished(tables, selected, folders, trace)
+    _write_counters(tables, selected, folders, trace)
+    return folders
+
+
+class Lanes:
+    """The lanes of one kind of span in one process.
+
+    Args:
+        trace: Where to write.
+        folder: The process's.
+        name: What all of these lanes are called.
+    """
+
+    def __init__(self, trace: Trace, folder: int, name: str) -> None:
+        self._trace = trace
+        self._folder = folder
+        self._name = name
+        self._free: list[int] = []
+        self._taken: list[tuple[int, int]] = []
+
+    def place(self, spans: Iterable[Span]) -> Iterator[Event]:
+        """Place spans that keep together, in the order of their begin; so do those of later calls."""
+        # Tracks, and the ends of their open spans.
+        lanes: list[tuple[int, list[int]]] = []
+        last_ns = 0
+        for begin_ns, end_ns, kind, fields, sources, targets in spans:
+            last_ns = max(last_ns, end_ns)
+            for track, ends in lanes:
+                while ends and ends[-1] <= begin_ns:
+                    yield track, ends.pop(), None, None, (), ()
+                if not ends or end_ns <= ends[-1]:
+                    break
+            else:
+                if not lanes:
+                    self._release(begin_ns)
+                track, ends = self._lane(), []
+                lanes.append((track, ends))
+            yield track, begin_ns, kind, fields, sources, targets
+            if not kind[2]:
+                ends.append(end_ns)
+        for track, ends in lanes:
+            while ends:
+                yield track, ends.pop(), None, None, (), ()
+            heapq.heappush(self._taken, (last_ns, track))
+
+    def _release(self, begin_ns: int) -> None:
+        while self._taken and self._taken[0][0] <= begin_ns:
+            heapq.heappush(self._free, heapq.heappop(self._taken)[1])
+
+    def _lane(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        return self._trace.lane(self._name, self._folder)
+
+
+def _folders(tables: Tables, trace: Trace) -> Folders:
+    """Make a folder per node, role and process, in this order."""
+    folders: Folders = {}
+    above: dict[tuple[Any, ...], int] = {}
+    rows = tables.rows(PROCESSES)
+    several = len({row["run"] for row in rows}) > 1
+    for row in rows:
+        run, host, role = row["run"], row["host"], row["role"]
+        if (run, "") not in folders:
+            folders[run, ""] = trace.folder(f"{run}: whole run" if several else "whole run")
+        node = f"{run}: node {host}" if several else f"node {host}"
+        if (run, host) not in above:
+            above[run, host] = trace.folder(node)
+        if (run, host, role) not in above:
+            above[run, host, role] = trace.folder(role, above[run, host])
+        about = ", ".join(
+            f"{key} {row[key]}"
+            for key in ("pid", "actor_class", "shift_us")
+            if row[key] is not None
+        )
+        folders[run, row["name"]] = trace.folder(row["name"], above[run, host, role], about=about)
+    return folders
+
+
+def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
+    cursor = tables.connection.execute(query)
+    while rows := cursor.fetchmany(_FETCHED):
+        yield from rows
+
+
+def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
+    names = list(LANES)
+    lanes = {
+        row["group_id"]: Lanes(trace, folders[row["run"], row["name"]], names[row["lane"]])
+        for row in tables.rows("SELECT * FROM lane_groups")
+    }
+    kinds = {
+        row["kind"]: (
+            f"{row['event']} {row['tool']}" if row["tool"] else row["event"],
+            row["family"],
+            row["instant"],
+        )
+        for row in tables.rows("SELECT * FROM kinds")
+    }
+    for (group, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1)):
+        yield from lanes[group].place(
+            (begin_ns, end_ns, kinds[kind], extra, sources or (), targets or ())
+            for _, _, begin_ns, end_ns, kind, extra, sources, targets in spans
+        )
+
+
+def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
+    """Begin, and never end, a span for every request of which only the begin is known."""
+    for row in tables.rows(UNFINISHED.format(selected=selected)):
+        track = trace.lane("unfinished requests", folders[row.pop("run"), row.pop("name")])
+        begin_ns = max(row.pop("begin_us"), 0) * 1000
+        fields = {key: value for key, value in row.items() if value is not None}
+        about = msgspec.json.encode(fields).decode()
+        trace.write([(track, begin_ns, ("request (unfinished)", "rollout", False), about, (), ())])
+
+
+def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
+    tables.make("requests", "engine_requests", "engine_calls", "memory", "lags")
+    for counter, unit, query in COUNTERS:
+        asked = (
+            "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
+            f"FROM ({query.format(selected=selected)}) ORDER BY run, name, time_us"
+        )
+        for process, points in groupby(_fetched(tables, asked), itemgetter(0, 1)):
+            track = trace.counter(counter, folders[process], unit)
+            trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))

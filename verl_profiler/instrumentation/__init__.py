@@ -1,0 +1,1 @@
+"""How a callable of the host is wrapped."""

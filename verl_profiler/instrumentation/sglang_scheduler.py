@@ -1,0 +1,78 @@
+"""NVTX ranges inside SGLang's schedulers, which are processes of their own below an engine server.
+
+SGLang >= 0.5.11 calls the entry points of its group `sglang.srt.plugins` in the engine's process and
+in each scheduler, before anything runs there; that is the way in.  Ranges are opened where those of
+the engine server are: in captured engines that a tool watches, or everywhere with
+`profiler.nsight.nvtx=on`.  Elsewhere the scheduler's functions are the original objects.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["load"]
+
+_CATEGORY = "scheduler"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+
+def load() -> None:
+    """Register the ranges with SGLang, if this process should have them; never raises."""
+    # `settings.ENVIRONMENT_VARIABLE`; importing it would cost every engine that is not profiled.
+    text = os.environ.get("VERL_PROFILER_SETTINGS")
+    if not text:
+        return
+    from verl_profiler.recording import recorder
+
+    try:
+        from verl_profiler.instrumentation.nvtx_ranges import tool_attached
+        from verl_profiler.launch.settings import Carried
+
+        carried = Carried.decode(text)
+        captured = carried.captures is not None and carried.captures.tool == "nsys"
+        if carried.nvtx == "on" or (carried.nvtx == "auto" and captured and tool_attached()):
+            _register()
+    except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
+        recorder.say(f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)")
+
+
+def _register() -> None:
+    import nvtx
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for method, name_of in (("run_batch", _forward), ("process_batch_result", _result)):
+        HookRegistry.register(f"{_SCHEDULER}.{method}", _in_range(nvtx, name_of), HookType.AROUND)
+
+
+def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
+    """Return a hook that opens a range around a method whose first argument is a batch."""
+    from verl_profiler.capture.plan import DOMAIN
+
+    push, pop = nvtx.push_range, nvtx.pop_range
+
+    def around(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        pushed = False
+        try:
+            batch = args[0] if args else kwargs["batch"]
+            push(name_of(batch), None, DOMAIN, _CATEGORY, len(batch.reqs))
+            pushed = True
+        except Exception:  # noqa: BLE001  a batch of another kind; the forward pass goes on
+            pass
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            if pushed:
+                pop(DOMAIN)
+
+    return around
+
+
+def _forward(batch: Any) -> str:
+    """Name a forward pass by its kind, for example `forward_extend` or `forward_decode`."""
+    return f"forward_{batch.forward_mode.name.lower()}"
+
+
+def _result(_batch: Any) -> str:
+    return "batch_result"

@@ -1,0 +1,1 @@
+"""The driver's part, before training."""

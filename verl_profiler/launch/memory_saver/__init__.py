@@ -1,0 +1,1 @@
+"""Flags of the memory saver, put into verl's configuration."""

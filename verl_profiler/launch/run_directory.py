@@ -1,0 +1,172 @@
+"""Make the directory of one launch, and write what was launched into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verl_profiler.errors import ConfigError
+from verl_profiler.events.redaction import is_secret, mask, mask_command
+from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE
+from verl_profiler.recording.clock import Anchor
+
+__all__ = ["discard", "make", "versions"]
+
+# What `profiler.record_command: false` leaves out of run.json, beside the folder of the model.
+_COMMAND = (
+    "command",
+    "cwd",
+    "host",
+    "settings.output_dir",
+    "settings.nsight.directory",
+    "settings.nsight.options",
+    "settings.memory_saver.environment",
+)
+# A variable's value of fewer characters is no credential, and part of other words.
+_LONG_ENOUGH = 8
+
+
+def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, Any]) -> Path:
+    """Make the run directory; a second launch with one name gets `<name>-2`, and so on.
+
+    Args:
+        output_dir: `profiler.output_dir`; a relative path is taken from the current directory.
+        clock: The driver's anchor.
+        settings: The checked settings, for run.json.
+        training: What the trainer was asked to do, for run.json.
+
+    Returns:
+        The directory, absolute.
+
+    Raises:
+        ConfigError: If it cannot be made or written.
+    """
+    wanted = Path(os.path.abspath(os.path.expanduser(output_dir)))
+    content = msgspec.json.format(
+        msgspec.json.encode(_launch(wanted.name, clock, settings, training)), indent=2
+    )
+    for number in range(1, 100_000):
+        directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # An older logger's files there must not be mixed with ours.
+            if (
+                number == 1
+                and any(directory.glob("step_*"))
+                and not (directory / RUN_FILE).exists()
+            ):
+                continue
+            descriptor = os.open(directory / RUN_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            if directory.is_dir():
+                continue
+            raise ConfigError(
+                f"profiler.output_dir is {output_dir!r}, but {directory} is a file.\n"
+                "Choose another with profiler.output_dir=DIR.",
+                "output-dir",
+            ) from None
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            advice = (
+                "Free some space, or choose another disk"
+                if error.errno == errno.ENOSPC
+                else "Choose a directory that this user may write"
+            )
+            raise ConfigError(
+                f"profiler.output_dir is {output_dir!r}, but {directory} cannot be written: "
+                f"{reason}.\n{advice}, with profiler.output_dir=DIR.",
+                "output-dir",
+            ) from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content + b"\n")
+        return directory
+    raise ConfigError(
+        f"profiler.output_dir is {output_dir!r}, and 100000 launches of that name exist already.\n"
+        "Set EXPERIMENT_NAME or profiler.output_dir to a name of this launch's own.",
+        "output-dir",
+    )
+
+
+def discard(directory: Path) -> None:
+    """Remove a run directory that holds nothing but what this process made."""
+    headers = directory / "processes"
+    if any(directory.glob("step_*")) or len(list(headers.glob("*.json"))) > 1:
+        return
+    for file in (directory / RUN_FILE, *headers.glob("*.json")):
+        file.unlink(missing_ok=True)
+    for folder in (headers, directory):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _launch(
+    experiment: str, clock: Anchor, settings: Any, training: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the content of run.json, without credentials."""
+    # A shell puts them in the place of `$HF_TOKEN`.
+    known = [
+        value
+        for key, value in os.environ.items()
+        if is_secret(key) and len(value) >= _LONG_ENOUGH and not value.startswith("/")
+    ]
+    launch: dict[str, Any] = {
+        "format": FORMAT_VERSION,
+        "experiment": experiment,
+        "launched": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "+00:00",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        # `python -m x` shows in sys.orig_argv only.
+        "command": mask_command(getattr(sys, "orig_argv", sys.argv), known),
+        "cwd": os.getcwd(),
+        "versions": versions(),
+        "settings": mask(msgspec.to_builtins(settings), known),
+        "training": mask(dict(training), known),
+        "clock": msgspec.to_builtins(clock),
+    }
+    if not getattr(settings, "record_command", True):
+        _leave_out(launch)
+    return launch
+
+
+def _leave_out(launch: dict[str, Any]) -> None:
+    """Take out the command, and what tells of the machine: host, paths, variables, nsys options."""
+    for path in _COMMAND:
+        *groups, key = path.split(".")
+        node: Any = launch
+        for group in groups:
+            node = node.get(group) or {}
+        node.pop(key, None)
+    model = launch["training"].get("model")
+    if isinstance(model, str):
+        launch["training"]["model"] = model.rstrip("/").rpartition("/")[2]
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of what a run depends on; absent packages are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": sys.version.split()[0]}
+    for name in (
+        "verl-profiler",
+        "verl",
+        "ray",
+        "torch",
+        "sglang",
+        "vllm",
+        "TransferQueue",
+        "transformers",
+        "nvtx",
+    ):
+        try:
+            found[name.lower().replace("-", "_")] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

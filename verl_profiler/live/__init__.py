@@ -1,0 +1,1 @@
+"""A run that is still going on, in the terminal."""

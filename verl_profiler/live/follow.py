@@ -1,0 +1,166 @@
+"""Read the files of a run as they grow: each byte once, whole lines only.
+
+Opening a long training does not read all of it: of the steps before the last ones, only the
+trainer's files, which hold little.  Nothing is written, locked or asked of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verl_profiler.events.files import UnusableFileError, cleaned_text, open_regular
+from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+
+__all__ = ["Line", "Run"]
+
+_STEP_FOLDER = re.compile(r"step_([0-9]{1,9})")
+_DURATION_LIMIT_S = 1e9
+_STEP_LIMIT = 1 << 31
+# What a line may be nested; a decoder's own limit is the interpreter's stack.
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_TRAINER = "trainer_"
+# Steps of which everything is read when watching begins, and that are looked at every time.
+_LATEST = 3
+_BLOCK_BYTES = 1 << 20
+# So much is read before a frame is shown again.
+_AT_ONCE_BYTES = 32 << 20
+
+
+class Line(msgspec.Struct):
+    """A line of an event file."""
+
+    timestamp: str
+    event: str
+    duration_sec: float | None = None
+    extra: dict[str, Any] | None = None
+    step: int | None = None
+
+
+class Run:
+    """A run directory that is followed.
+
+    Args:
+        directory: The run.
+
+    Attributes:
+        behind_bytes: How much was there and not yet read when `poll` returned.
+        unreadable: Lines that could not be read.
+        damaged: What is wrong with run.json and the headers, as they were read last.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.behind_bytes = 0
+        self.unreadable = 0
+        self.damaged: list[str] = []
+        self._offsets: dict[Path, int] = {}
+        self._unusable: dict[Path, str] = {}
+        self._first_step: int | None = None
+        self._decode = msgspec.json.Decoder(Line).decode
+
+    def launch(self) -> dict[str, Any]:
+        """Return run.json, or an empty dict."""
+        path = self.directory / RUN_FILE
+        return described(path, RUN_FILE, LAUNCH, Faults()) or {}
+
+    def headers(self) -> dict[str, dict[str, Any]]:
+        """Return the headers of all processes by name, as they are now; note what is wrong with them."""
+        faults = Faults()
+        headers = {}
+        path = self.directory / RUN_FILE
+        if os.path.lexists(path):
+            described(path, RUN_FILE, LAUNCH, faults)
+        for path in sorted((self.directory / "processes").glob("*.json")):
+            shown = cleaned_text(path.name)
+            header = described(path, shown, HEADER, faults)
+            headers[cleaned_text(path.stem)] = header or {}
+        self.damaged = [*faults.sentences(), *self._unusable.values()]
+        return headers
+
+    def poll(self) -> Iterator[tuple[str, int, Line]]:
+        """Yield process, step and line of everything that was added since the last time."""
+        self.behind_bytes = 0
+        left = _AT_ONCE_BYTES
+        for step, path in self._files():
+            if path in self._unusable:
+                continue
+            offset = self._offsets.setdefault(path, 0)
+            try:
+                size = path.stat().st_size
+                if size <= offset:
+                    continue
+                with open_regular(path) as file:
+                    file.seek(offset)
+                    while left > 0 and (block := file.read(_BLOCK_BYTES)):
+                        whole = block.rfind(b"\n") + 1
+                        if not whole and len(block) < _BLOCK_BYTES:
+                            break
+                        # No line of ours is so long; what is left of it cannot be read either.
+                        whole = whole or len(block)
+                        offset += whole
+                        left -= whole
+                        file.seek(offset)
+                        yield from self._lines(cleaned_text(path.stem), step, block[:whole])
+            except UnusableFileError as error:
+                self._unusable[path] = f"{cleaned_text(path.name)} of step {step} {error}"
+                continue
+            except OSError:
+                # Removed, or a file system that is away for a while.
+                continue
+            finally:
+                self._offsets[path] = offset
+            if left <= 0:
+                self.behind_bytes += size - offset
+
+    def _lines(self, name: str, step: int, block: bytes) -> Iterator[tuple[str, int, Line]]:
+        for text in block.splitlines():
+            try:
+                line = self._decode(text)
+            except _UNDECODABLE:
+                line = None
+            if line is None or not _is_possible(line):
+                self.unreadable += 1
+                continue
+            yield name, step if line.step is None else line.step, line
+
+    def _files(self) -> list[tuple[int, Path]]:
+        folders = []
+        with contextlib.suppress(OSError):
+            for entry in self.directory.iterdir():
+                match = _STEP_FOLDER.fullmatch(entry.name)
+                if match:
+                    folders.append((int(match[1]), entry))
+        folders.sort()
+        latest = {step for step, _ in folders[-_LATEST:]}
+        if self._first_step is None and folders:
+            self._first_step = min(latest)
+        found = []
+        for step, folder in folders:
+            if step in latest:
+                found += [(step, path) for path in sorted(folder.glob("*.jsonl"))]
+            elif step < (self._first_step or 0):
+                pattern = f"{_TRAINER}*.jsonl"
+                found += [
+                    (step, path) for path in folder.glob(pattern) if path not in self._offsets
+                ]
+            else:
+                # Late lines of steps that were followed from their begin.
+                found += [(step, path) for path in self._offsets if path.parent == folder]
+        return found
+
+
+def _is_possible(line: Line) -> bool:
+    """Return whether the numbers of a line can be what they are called."""
+    duration = line.duration_sec
+    return (
+        duration is None or (math.isfinite(duration) and 0 <= duration <= _DURATION_LIMIT_S)
+    ) and (line.step is None or abs(line.step) < _STEP_LIMIT)

@@ -1,0 +1,249 @@
+"""What is known of a run while it goes on: its step, its requests, its tools, from line after line.
+
+Lines are written when something ends, so what goes on now is concluded: a request is in flight from
+its `request_start` on, and a phase follows the one that ended last, as it did in the step before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_profiler.events.vocabulary import PHASES, WORKER_ROLE
+from verl_profiler.live.follow import Line
+from verl_profiler.reading.descriptions import instant
+from verl_profiler.reading.discovery import role_and_rank
+
+__all__ = ["Asked", "Live", "Step", "Tool"]
+
+# Rates are of the calls that ended in this time.
+RATE_S = 10.0
+_KEPT_STEPS = 50
+_WORD = 100
+# After these a request does the next thing; before them it is known what it waits for.
+_NEXT = {
+    "request_start": "prompt",
+    "prompt_build": "engine",
+    "server_acquire": "engine",
+    "tool_parsing": "tool",
+    "tool_call": "engine",
+    "tool_execution": "engine",
+    "engine_call": "parsing",
+    "turn": "engine",
+    "agent_loop": "reward",
+    "reward": "storing",
+    "postprocess": "storing",
+}
+
+
+@dataclass
+class Asked:
+    """A request in flight.
+
+    Args:
+        begin_s: When it began, in seconds since 1970.
+        name: The agent-loop worker.
+        request_id: None until verl has given it one.
+        doing: What it does or waits for, as far as its last line tells.
+    """
+
+    begin_s: float
+    name: str
+    sample: str
+    session: str
+    request_id: str | None = None
+    turn: int = 0
+    doing: str = "prompt"
+
+
+@dataclass
+class Tool:
+    """The calls of one tool in a step."""
+
+    seconds: list[float] = field(default_factory=list)
+    failed: int = 0
+
+
+@dataclass
+class Step:
+    """One step as far as it has come.
+
+    Args:
+        phases: (name, seconds) in the order in which they ended.
+        ends: When its finished training requests ended, in seconds since 1970.
+    """
+
+    number: int
+    begin_s: float
+    last_s: float
+    duration_s: float | None = None
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    phase_end_s: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    failed: int = 0
+    started: int = 0
+    tools: dict[str, Tool] = field(default_factory=dict)
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """The phases in the order in which each first ended, several of a name added up."""
+        sums: dict[str, float] = {}
+        for name, length_s in self.phases:
+            sums[name] = sums.get(name, 0.0) + length_s
+        return sums
+
+
+class Live:
+    """Everything that a frame shows.
+
+    Attributes:
+        steps: The latest steps by number.
+        asked: Requests in flight, by process, step, validation, sample and session.
+        newest_s: The latest time on any line, in seconds since 1970.
+        rates: (end in seconds since 1970, generated tokens) of the latest engine calls.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Step] = {}
+        self.asked: dict[tuple[Any, ...], Asked] = {}
+        self.newest_s = 0.0
+        self.rates: deque[tuple[float, int]] = deque()
+        self.finished: deque[float] = deque()
+        self._by_id: dict[tuple[str, int, str], tuple[Any, ...]] = {}
+
+    @property
+    def current(self) -> Step | None:
+        """The latest step in which something was done; verl's clearing up opens another one."""
+        busy = [
+            number
+            for number, step in self.steps.items()
+            if step.started or step.ends or step.phases or step.duration_s is not None
+        ]
+        return self.steps[max(busy or self.steps)] if self.steps else None
+
+    def take(self, name: str, number: int, line: Line) -> None:
+        """Take one line into account."""
+        moment = instant(line.timestamp)
+        if moment is None:
+            return
+        end_s = moment.timestamp()
+        begin_s = end_s - (line.duration_sec or 0)
+        self.newest_s = max(self.newest_s, end_s)
+        role, _ = role_and_rank(name)
+        # Engines file requests under the step after their weights' version; workers know theirs.
+        if role == "engine":
+            return
+        step = self._step(number, begin_s)
+        step.begin_s = min(step.begin_s, begin_s)
+        step.last_s = max(step.last_s, end_s)
+        if role == "trainer":
+            self._trainer(step, line, end_s)
+        elif role == WORKER_ROLE:
+            self._worker(name, step, line, begin_s, end_s)
+
+    def rate_window(self, now_s: float) -> tuple[float, float]:
+        """Return generated tokens and requests per second over the last `RATE_S` seconds."""
+        for ended in (self.rates, self.finished):
+            while ended and _time_of(ended[0]) < now_s - RATE_S:
+                ended.popleft()
+        return sum(tokens for _, tokens in self.rates) / RATE_S, len(self.finished) / RATE_S
+
+    def phase(self) -> tuple[str, float, float | None] | None:
+        """Conclude which phase the current step is in.
+
+        Returns:
+            Its name, when it began in seconds since 1970, and how long it took in the step before, all of them;
+            None between steps, and where nothing is known.
+        """
+        step = self.current
+        if step is None or step.duration_s is not None or not step.number:
+            return None
+        begin_s = step.phase_end_s if step.phase_end_s is not None else step.begin_s
+        before = self.steps.get(step.number - 1)
+        lengths = before.phase_seconds if before else {}
+        done = [name for name, _ in step.phases]
+        order = [name for name, _ in before.phases] if before else []
+        if not done:
+            following = PHASES[0]
+        elif done == order[: len(done)]:
+            following = [*order, "end of step"][len(done)]
+        elif done[-1] in order:
+            following = [*order, "end of step"][order.index(done[-1]) + 1]
+        else:
+            following = f"after {done[-1]}"
+        return following, begin_s, lengths.get(following)
+
+    def _step(self, number: int, begin_s: float) -> Step:
+        step = self.steps.get(number)
+        if step is None:
+            step = self.steps[number] = Step(number, begin_s, begin_s)
+            while len(self.steps) > _KEPT_STEPS:
+                del self.steps[min(self.steps)]
+        return step
+
+    def _trainer(self, step: Step, line: Line, end_s: float) -> None:
+        if line.duration_sec is None:
+            return
+        if line.event == "step":
+            step.duration_s = line.duration_sec
+        elif line.event in PHASES and line.event != "testing":
+            step.phases.append((line.event, line.duration_sec))
+            step.phase_end_s = end_s
+
+    def _worker(self, name: str, step: Step, line: Line, begin_s: float, end_s: float) -> None:
+        extra = line.extra or {}
+        validate = bool(extra.get("validate"))
+        request_id = extra.get("request_id")
+        key = (name, step.number, validate, _word(extra.get("sample")), _word(extra.get("session")))
+        if line.event == "request_start":
+            self.asked[key] = Asked(end_s, name, key[3], key[4])
+            step.started += not validate
+        elif line.event == "request":
+            self.asked.pop(key, None)
+            self._by_id.pop((name, step.number, _word(request_id)), None)
+            self.finished.append(end_s)
+            if not validate:
+                step.failed += "status" in extra
+                step.seconds.append(end_s - begin_s)
+                step.ends.append(end_s)
+        if line.event == "tool_call" and not validate:
+            tool = step.tools.setdefault(_word(extra.get("tool", "?")), Tool())
+            tool.seconds.append(end_s - begin_s)
+            tool.failed += "status" in extra
+        elif line.event == "engine_call":
+            tokens = _count(extra.get("response_tokens"))
+            if tokens is not None:
+                self.rates.append((end_s, tokens))
+        if request_id is not None and line.event != "request":
+            self._follow(key, _word(request_id), line, extra)
+
+    def _follow(self, key: tuple[Any, ...], request_id: str, line: Line, extra: Any) -> None:
+        """Note what a request in flight does; only its first lines carry sample and session."""
+        name, number = key[0], key[1]
+        place = self._by_id.get((name, number, request_id))
+        if place is None and key in self.asked:
+            place = self._by_id[name, number, request_id] = key
+        asked = self.asked.get(place) if place is not None else None
+        if asked is None:
+            return
+        asked.request_id = request_id
+        asked.turn = max(asked.turn, _count(extra.get("turn")) or 0)
+        asked.doing = _NEXT.get(line.event, asked.doing)
+        if line.event == "turn":
+            asked.turn += 1
+
+
+def _word(value: Any) -> str:
+    """Return a value as a short text; the values of lines may be anything."""
+    return value[:_WORD] if isinstance(value, str) else repr(value)[:_WORD]
+
+
+def _count(value: Any) -> int | None:
+    valid = isinstance(value, int) and 0 <= value < 1 << 31
+    return value if valid else None
+
+
+def _time_of(ended: Any) -> float:
+    return ended[0] if isinstance(ended, tuple) else ended

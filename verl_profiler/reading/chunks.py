@@ -1,0 +1,258 @@
+"""Convert some event files into one Parquet part, whatever is wrong with them.
+
+A file that cannot be parsed, or that has values of wrong types, is read again as a repaired copy
+(`repair`), which says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.files import open_regular, reason_of
+from verl_profiler.reading.cache_folder import Draft
+from verl_profiler.reading.discovery import EventFile
+from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
+from verl_profiler.reading.processes import Process
+from verl_profiler.reading.salvage import repair
+from verl_profiler.reading.scans import quoted, scan
+from verl_profiler.reading.tables.schemas import FIELDS
+
+__all__ = ["Part", "build_part"]
+
+# Fields become columns of a part if lines here have them; should more than `_MANY` of its events
+# turn out to have others, it is made again with these.
+_LOOK_BYTES = 8 << 10
+_LOOK_FILES = 8
+_MANY = 0.05
+_KEY = re.compile(rb'"(\w+)":')
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./ ,:+@=%~-]+")
+
+
+@dataclass
+class Part:
+    """What a part holds, and what is wrong with its files.
+
+    Args:
+        counts: Events by process name.
+        problems: Sentences about files and lines.
+        complete: Every file could be read, whatever was in it.
+        empty: There are no events, and nothing was written.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    complete: bool = True
+    empty: bool = False
+
+
+def build_part(
+    connection: duckdb.DuckDBPyConnection,
+    group: list[EventFile],
+    processes: dict[str, Process],
+    original: bool,
+    target: Draft,
+    scratch: Path,
+) -> Part:
+    """Write the events of some files as Parquet.
+
+    Args:
+        connection: Does the work.
+        group: The files.
+        processes: By name.
+        original: The files are in a vocabulary of the original logger.
+        target: The file to write.
+        scratch: A folder for repaired copies.
+
+    Raises:
+        OSError: `target` cannot be written.
+        ReadingError: The events do not fit into memory.
+    """
+    result = Part()
+    problems = result.problems
+    paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
+    repaired: set[int] = set()
+
+    def mend(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            file = group[number]
+            copy = scratch / f"repaired-{number}.jsonl"
+            repaired.add(number)
+            try:
+                running = processes[file.name].has_header and processes[file.name].ended is None
+                growing = running and _changed(file)
+                problems.extend(repair(file.path, copy, file.shown, growing=growing))
+                empty = not copy.stat().st_size
+            except OSError as error:
+                problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
+                result.complete = False
+                empty = True
+            if empty:
+                paths.pop(number)
+            else:
+                paths[number] = copy
+
+    mend([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
+    fields = set(FIELDS) if original else _likely_fields(group, processes)
+    counts: list[tuple[int, int, int, int]] = []
+    while paths:
+        rows = _listing(group, paths, processes, original)
+        list_files(connection, rows, scratch / "files.json")
+        query = event_query(list(paths.values()), fields)
+        try:
+            connection.execute(f"COPY ({query}) TO '{quoted(target.path)}' {AS_PARQUET}")
+            counts = connection.execute(
+                "SELECT file_id, count(*), count(*) FILTER (flawed), count(rest) "
+                f"FROM {scan('read_parquet', [target.path])} GROUP BY file_id"
+            ).fetchall()
+            others = set[str]()
+            if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
+                others = _other_fields(connection, target.path, fields)
+        except duckdb.OutOfMemoryException as error:
+            raise ReadingError(
+                f"the events do not fit into the memory limit: {reason_of(error)}\n"
+                "Give more, for example memory_limit='4GB'",
+                "memory-limit",
+            ) from error
+        except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
+            # The query itself is wrong, not the files.
+            raise
+        except (OSError, duckdb.Error) as error:
+            # Where the disk is full, no file is wrong.
+            if str(target.path) in str(error):
+                raise OSError(reason_of(error)) from error
+            target.try_to_write()
+            unreadable = {
+                number
+                for number, path in paths.items()
+                if number not in repaired and not _readable(connection, path)
+            }
+            if unreadable:
+                mend(sorted(unreadable))
+            elif set(paths) - repaired:
+                mend(sorted(set(paths) - repaired))
+            else:
+                for number in _named_in(error, paths) or set(paths):
+                    problems.append(f"{group[number].shown} cannot be read ({reason_of(error)})")
+                    result.complete = False
+                    paths.pop(number)
+            continue
+        if others:
+            fields |= others
+            continue
+        flawed = {number for number, _, faults, _ in counts if faults} - repaired
+        if not flawed:
+            break
+        mend(sorted(flawed))
+    for number, count, *_ in counts if paths else []:
+        name = group[number].name
+        result.counts[name] = result.counts.get(name, 0) + count
+    for leftover in scratch.glob("repaired-*.jsonl"):
+        leftover.unlink()
+    result.empty = not paths
+    return result
+
+
+def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process]) -> set[str]:
+    """Return the `FIELDS` that the first and last lines of some files of each role have."""
+    by_role: dict[str, list[Path]] = {}
+    for each in group:
+        by_role.setdefault(processes[each.name].role, []).append(each.path)
+    found: set[bytes] = set()
+    for paths in by_role.values():
+        for path in paths[:: -(-len(paths) // _LOOK_FILES)]:
+            with contextlib.suppress(OSError), open_regular(path) as file:
+                found.update(_KEY.findall(file.read(_LOOK_BYTES)))
+                file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - _LOOK_BYTES))
+                found.update(_KEY.findall(file.read(_LOOK_BYTES)))
+    return {name for name in FIELDS if name.encode() in found}
+
+
+def _other_fields(connection: duckdb.DuckDBPyConnection, part: Path, fields: set[str]) -> set[str]:
+    """Return the `FIELDS` that events of a part have in `rest` only."""
+    rows = connection.execute(
+        f"SELECT DISTINCT unnest(json_keys(rest)) FROM {scan('read_parquet', [part])} "
+        "WHERE rest IS NOT NULL"
+    ).fetchall()
+    return set(FIELDS).difference(fields).intersection(key for (key,) in rows)
+
+
+def _listing(
+    group: list[EventFile],
+    paths: dict[int, Path],
+    processes: dict[str, Process],
+    original: bool,
+) -> list[dict[str, Any]]:
+    rows = []
+    for number, path in paths.items():
+        file, process = group[number], processes[group[number].name]
+        rows.append(
+            {
+                "file_id": number,
+                "path": str(path),
+                "name": file.name,
+                "role": process.role,
+                "rank": process.rank,
+                "host": process.host,
+                "pid": process.pid,
+                "step": file.step,
+                "shift_us": process.shift_us,
+                "drift": process.drift,
+                "drift_from_us": process.drift_from_us,
+                "original": original,
+            }
+        )
+    return rows
+
+
+def _ends_with_newline(path: Path) -> bool:
+    try:
+        with open_regular(path) as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+    except OSError:
+        return False
+
+
+def _named_in(error: Exception, paths: dict[int, Path]) -> set[int]:
+    text = str(error)
+    return {number for number, path in paths.items() if f'"{path}"' in text}
+
+
+def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
+    try:
+        connection.execute(
+            "SELECT count(json) FROM "
+            + scan("read_ndjson_objects", [path], f"maximum_object_size = {16 << 20}")
+        )
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _plain_path(file: EventFile, scratch: Path) -> Path:
+    """Return an absolute path without characters that duckdb takes for patterns."""
+    path = file.path.absolute()
+    if _PLAIN_PATH.fullmatch(str(path)):
+        return path
+    digest = hashlib.sha256(os.fsencode(file.path)).hexdigest()[:16]
+    link = scratch / f"link-{digest}.jsonl"
+    if not link.exists():
+        link.symlink_to(file.path.resolve())
+    return link
+
+
+def _changed(file: EventFile) -> bool:
+    try:
+        return file.path.stat().st_size != file.size_bytes
+    except OSError:
+        return False

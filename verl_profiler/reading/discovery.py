@@ -1,0 +1,355 @@
+"""Find the event files that a path means: run directories, archives, steps, single files.
+
+A path may be a run directory, a folder that holds one, a `step_<N>` folder, an event file, a
+`.parquet` file (or a folder of them), or a tar of a run directory.  Nothing is parsed here but
+`run.json` and the process headers; event files are only listed, with their sizes and times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.files import JSON_LIMIT_BYTES, is_regular, reason_of, status_of_regular
+from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
+from verl_profiler.reading import archives
+from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+
+__all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
+
+PROCESSES = "processes"
+_STEP_FOLDER = re.compile(r"step_([0-9]{1,18})")
+_NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
+_STEP_LIMIT = 1 << 31
+# A header is a few kilobytes; thousands of processes leave tens of megabytes.
+_HEADERS_LIMIT_BYTES = 256 << 20
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class EventFile:
+    """One `.jsonl` file.
+
+    Args:
+        path: Where it is.
+        shown: Its path below the run directory, for messages.
+        name: The process, from the file name.
+        step: From the folder's name; None when the file lies outside one.
+        size_bytes: Its size when it was found.
+        modified_ns: Its modification time when it was found.
+    """
+
+    path: Path
+    shown: str
+    name: str
+    step: int | None
+    size_bytes: int
+    modified_ns: int
+
+
+@dataclass
+class Source:
+    """One run, or the part of it that was asked for.
+
+    Args:
+        root: The run directory.
+        label: What tables show in `run`.
+        whole: True when all files of the directory are meant, so that a cache may be kept.
+    """
+
+    root: Path
+    label: str
+    whole: bool = True
+    files: list[EventFile] = field(default_factory=list)
+    parquet: list[Path] = field(default_factory=list)
+    launch: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[Source]:
+    """List what `paths` hold, each run once.
+
+    Args:
+        paths: What the user named.
+        scratch: A folder of the caller's for unpacked archives.
+        problems: Sentences are appended here.
+
+    Raises:
+        ReadingError: A path does not exist, holds no events, or holds several runs.
+    """
+    sources: list[Source] = []
+    seen: dict[Path, Path] = {}
+    launches: dict[tuple[Any, ...], Source] = {}
+    for position, path in enumerate(paths):
+        real = _resolved(path)
+        if real in seen:
+            problems.append(f"{path} was named twice; it is read once")
+            continue
+        seen[real] = path
+        source = _source(path, scratch / f"archive-{position}", problems)
+        key = _launch_key(source.launch)
+        if key is not None and source.whole and key in launches:
+            other = launches[key]
+            problems.append(
+                f"{path} is a copy of the run in {other.root} (same launch); it is read once"
+            )
+            continue
+        if key is not None and source.whole:
+            launches[key] = source
+        sources.append(source)
+    _make_labels_unique(sources)
+    return sources
+
+
+def role_and_rank(name: str) -> tuple[str, int | None]:
+    """Read role and rank from a file name, for files without a header."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return name, None
+    role = match["role"]
+    return (WORKER_ROLE if role == "worker" else role), int(match["rank"])
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        # A link that leads to itself; opening it says so.
+        return path.absolute()
+
+
+def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
+    try:
+        os.stat(path)
+    except FileNotFoundError as error:
+        raise ReadingError(
+            f"{path} does not exist.\nName a run directory, such as logs/my-run", "no-such-run"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ReadingError(f"{path} cannot be read: {reason_of(error)}", "unreadable") from error
+    if not path.is_dir():
+        try:
+            status_of_regular(path)
+        except OSError as error:
+            raise ReadingError(
+                f"{path} cannot be read: {reason_of(error)}", "unreadable"
+            ) from error
+        if path.name.endswith(archives.SUFFIXES):
+            archives.unpack(path, scratch, problems)
+            source = _directory(run_directory(scratch, path), problems)
+            source.label = _text(re.sub(r"(\.tar(\.gz|\.zst)?|\.tgz)$", "", path.name))
+            source.whole = True
+            return source
+        if path.suffix == ".parquet":
+            return Source(path.parent, _text(path.stem), whole=False, parquet=[path])
+        return _single_file(path, problems)
+    if _STEP_FOLDER.fullmatch(_resolved(path).name) and not _step_folders(path):
+        return _single_step(_resolved(path), problems)
+    return _directory(run_directory(path, path), problems)
+
+
+def _directory(root: Path, problems: list[str]) -> Source:
+    source = _described(root, problems)
+    folders = _step_folders(root, problems)
+    source.files = _event_files(folders or [(None, root)], root, problems)
+    if not source.files:
+        found = sorted([*root.glob("*.parquet"), *root.glob("events/*.parquet")])
+        source.parquet = _usable(found, root, problems)
+    if not source.files and not source.parquet and not source.headers and not source.launch:
+        raise ReadingError(
+            f"{root} holds no event files (step_<N>/<name>.jsonl).\n"
+            "Name the directory that the run wrote, such as logs/my-run",
+            "no-events",
+        )
+    return source
+
+
+def _single_step(folder: Path, problems: list[str]) -> Source:
+    source = _described(folder.parent, problems)
+    source.whole = False
+    source.files = _event_files([(_step_of(folder), folder)], folder.parent, problems)
+    return source
+
+
+def _single_file(path: Path, problems: list[str]) -> Source:
+    path = _resolved(path)
+    step = _step_of(path.parent)
+    root = path.parent if step is None else path.parent.parent
+    source = _described(root, problems)
+    source.whole = False
+    source.files = [_event_file(path, root, step)]
+    return source
+
+
+def _step_of(folder: Path) -> int | None:
+    match = _STEP_FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match and int(match[1]) < _STEP_LIMIT else None
+
+
+def _described(root: Path, problems: list[str]) -> Source:
+    """Read what a run says about itself; both parts may be missing."""
+    source = Source(root, _text(_resolved(root).name or str(root)))
+    launch = root / RUN_FILE
+    faults = Faults()
+    if os.path.lexists(launch):
+        source.launch = described(launch, RUN_FILE, LAUNCH, faults) or {}
+    size_bytes = 0
+    with contextlib.suppress(OSError):
+        for path in sorted((root / PROCESSES).glob("*.json")):
+            shown = _text(f"{PROCESSES}/{path.name}")
+            with contextlib.suppress(OSError):
+                size_bytes += min(path.stat().st_size, JSON_LIMIT_BYTES)
+            if size_bytes > _HEADERS_LIMIT_BYTES:
+                problems.append(
+                    f"{PROCESSES}/ holds more than {_HEADERS_LIMIT_BYTES >> 20} MiB; "
+                    f"{path.name} and those behind it are not read"
+                )
+                break
+            header = described(path, shown, HEADER, faults)
+            if header is not None:
+                source.headers[_text(path.stem)] = header
+    problems += faults.sentences()
+    for shown, content in [
+        (RUN_FILE, source.launch),
+        *((f"{PROCESSES}/{name}.json", header) for name, header in source.headers.items()),
+    ]:
+        version = content.get("format", FORMAT_VERSION)
+        if version not in (None, FORMAT_VERSION):
+            problems.append(
+                f"{shown} has format {version!r}; this version of verl-profiler reads format "
+                f"{FORMAT_VERSION}, so something may be misread"
+            )
+            break
+    return source
+
+
+def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[int | None, Path]]:
+    folders: list[tuple[int | None, Path]] = []
+    for entry in root.iterdir():
+        if not _STEP_FOLDER.fullmatch(entry.name) or not _is_folder(entry):
+            continue
+        step = _step_of(entry)
+        if step is not None:
+            folders.append((step, entry))
+        elif problems is not None:
+            problems.append(f"{entry.name}/ is of no step that verl counts; it is not read")
+    return sorted(folders)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _event_files(
+    folders: Iterable[tuple[int | None, Path]], root: Path, problems: list[str]
+) -> list[EventFile]:
+    files: list[EventFile] = []
+    failed: dict[Path, OSError] = {}
+    for step, folder in folders:
+        for path in sorted(folder.glob("*.jsonl")):
+            try:
+                files.append(_event_file(path, root, step))
+            except OSError as error:
+                failed[path] = error
+    problems += _unusable(failed, root)
+    return files
+
+
+def _usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]:
+    usable: list[Path] = []
+    failed: dict[Path, OSError] = {}
+    for path in paths:
+        try:
+            status_of_regular(path)
+            usable.append(path)
+        except OSError as error:
+            failed[path] = error
+    problems += _unusable(failed, root)
+    return usable
+
+
+def _unusable(failed: dict[Path, OSError], root: Path) -> list[str]:
+    said = [
+        f"{_shown(path, root)} cannot be read: {reason_of(error)}"
+        for path, error in list(failed.items())[:_SHOWN]
+    ]
+    if len(failed) > _SHOWN:
+        said.append(f"{len(failed) - _SHOWN} more files cannot be read")
+    return said
+
+
+def _event_file(path: Path, root: Path, step: int | None) -> EventFile:
+    status = status_of_regular(path)
+    size, modified = status.st_size, status.st_mtime_ns
+    return EventFile(path, _shown(path, root), _text(path.stem), step, size, modified)
+
+
+def _shown(path: Path, root: Path) -> str:
+    return _text(str(path.relative_to(root)) if path.is_relative_to(root) else path.name)
+
+
+def _text(name: str) -> str:
+    """Return a file name as text that can be encoded; names on disk are bytes."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _is_run(folder: Path) -> bool:
+    return (
+        is_regular(folder / RUN_FILE)
+        or _is_folder(folder / PROCESSES)
+        or bool(_step_folders(folder))
+        or any(folder.glob("*.jsonl"))
+        or any(folder.glob("*.parquet"))
+    )
+
+
+def run_directory(path: Path, named: Path) -> Path:
+    """Return the run in or below `path`, when there is exactly one."""
+    try:
+        if _is_run(path):
+            return path
+        runs = sorted(child for child in path.iterdir() if _is_folder(child) and _is_run(child))
+        if not runs:
+            runs = sorted(
+                child for child in path.glob("*/*") if _is_folder(child) and _is_run(child)
+            )
+    except OSError as error:
+        raise ReadingError(f"{named} cannot be read: {error.strerror}", "unreadable") from error
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        listed = "\n    ".join(str(run) for run in runs[:10])
+        raise ReadingError(
+            f"{named} holds {len(runs)} runs; name the one that you mean:\n    {listed}",
+            "several-runs",
+        )
+    raise ReadingError(
+        f"{named} holds no event files (step_<N>/<name>.jsonl).\n"
+        "Name the directory that the run wrote, such as logs/my-run",
+        "no-events",
+    )
+
+
+def _launch_key(launch: dict[str, Any]) -> tuple[Any, ...] | None:
+    key = tuple(str(launch.get(part)) for part in ("launched", "host", "pid"))
+    return key if "launched" in launch else None
+
+
+def _make_labels_unique(sources: list[Source]) -> None:
+    taken: set[str] = set()
+    for source in sources:
+        label, number = source.label, 2
+        while label in taken:
+            label = f"{source.label} ({number})"
+            number += 1
+        source.label = label
+        taken.add(label)

@@ -1,0 +1,1 @@
+"""Files of other forms than the event files: one module for each."""

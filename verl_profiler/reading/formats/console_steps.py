@@ -1,0 +1,388 @@
+"""The step lines that verl prints, of every version from 0.3 to 0.9, as numbers by run and step.
+
+    step:7 - actor/entropy:0.32 - timing_s/gen:10.2 - perf/throughput:np.float64(38.7)
+
+verl prints `%.3f` up to 0.4 and what `pprint` makes of a value since 0.5.  A line may stand behind a
+progress bar, be wrapped by a terminal, or be cut.  Logs of several launches in a row are told apart:
+a launch that begins above the first step of the one before resumes it, and what it did again
+counts; one that does not is a run of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
+
+__all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
+
+# The metrics that are kept, by the beginning of their names.
+FAMILIES = ("timing_s/", "timing_per_token_ms/", "perf/")
+
+_VALIDATION = ("val-", "val/")
+_STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9})(?= -|\s*$)")
+_BETWEEN = " - "
+
+_NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
+_VALUE = (
+    rf"(?:(?:np|numpy)\.\w+\((?P<wrapped>{_NUMBER}|True|False)\)|(?P<plain>{_NUMBER})"
+    r"|(?:np\.)?(?P<truth>True|False)_?)"
+)
+_METRIC = re.compile(rf"(?P<name>\S.*?):{_VALUE}\s*")
+# The last value of a line, with what another writer put right behind it.
+_GLUED = re.compile(rf"(?P<name>[\w/@.()+\-]+):{_VALUE}(?=[^\w.]|[A-Z])")
+# A metric whose line ends before its value does.
+_WORDS = "|".join(
+    word[:end] for word in ("nan", "inf", "True", "False") for end in range(1, len(word))
+)
+_BEGUN = re.compile(
+    rf"[\w/@.()+\-]*|[\w/@.()+\-]+:(?:[-+]?(?:[\d.]*(?:[eE][-+]?)?|{_WORDS})"
+    rf"|np|np\.\w*|np\.\w+\((?:{_NUMBER})?[eE.+\-]*)"
+)
+_ROUNDED = re.compile(r"[-+]?\d+\.\d{3}|nan|inf|[-+]inf")
+# No quantity of a training is larger; beyond it, sums of squares would overflow.
+_LARGEST = 1e100
+# More of one kind of problem than this are counted instead of listed.
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One step, as the console says it.
+
+    Args:
+        step: verl's `global_steps`.
+        values: Numbers by metric, of `FAMILIES` only.
+        source: The file.
+        number: The line in it.
+        pid: Of the trainer's process, where Ray says it.
+        validated: The line has results of a validation, or the time that one took.
+        rounded: Every number has three decimals, as verl prints them up to 0.4.
+    """
+
+    step: int
+    values: dict[str, float]
+    source: Path
+    number: int
+    pid: int | None = None
+    validated: bool = False
+    rounded: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """The line has timers; one without is that of a validation before training."""
+        return any(name.startswith("timing_s/") for name in self.values)
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The steps of one training, from one launch or several.
+
+    Args:
+        label: The file's name, and a number where it holds several runs.
+        lines: One per step, in order.
+        begins: The first step of each launch.
+        source: The file in which the run begins.
+    """
+
+    label: str
+    lines: Sequence[StepLine]
+    begins: Sequence[int]
+    source: Path
+
+
+@dataclass
+class _Problems:
+    """What could not be read, a few of each kind in words and the others counted."""
+
+    listed: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, kind: str, sentence: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= _LISTED:
+            self.listed.append(sentence)
+
+    def sentences(self) -> list[str]:
+        more = [
+            f"{count - _LISTED} more {kind}."
+            for kind, count in self.counts.items()
+            if count > _LISTED
+        ]
+        return [*self.listed, *more]
+
+
+def logged_runs(
+    paths: Iterable[Path], problems: list[str], *, separate: bool = False
+) -> list[LoggedRun]:
+    """Read the runs of console logs.
+
+    Args:
+        paths: In the order in which they were written; `-` for standard input.
+        problems: Takes sentences about what could not be read, and about what was left out.
+        separate: Every file is a run of its own, whatever its steps.
+
+    Returns:
+        The runs that have at least one step with timers.
+
+    Raises:
+        ReadingError: A file cannot be read.
+    """
+    runs: list[LoggedRun] = []
+    groups: list[list[StepLine]] = []
+    for path in paths:
+        read = list(step_lines(path, problems))
+        if not any(line.trained for line in read):
+            problems.append(f"{_name(path)}: {_no_timers(read)}")
+        if separate or not groups:
+            groups.append(read)
+        else:
+            groups[-1].extend(read)
+    for lines in groups:
+        runs += _runs(_launches(lines, problems), problems)
+    return _labeled(runs)
+
+
+def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
+    """Read the step lines of one log, in the order in which they stand there.
+
+    Args:
+        path: A text or gzip file; `-` for standard input.
+        problems: Takes sentences about what could not be read, once all lines were taken.
+
+    Raises:
+        ReadingError: The file cannot be read.
+    """
+    found = _Problems()
+    current: _Text | None = None
+    for number, raw in file_lines(path, problems):
+        if current is None and "step:" not in raw:
+            continue
+        for line in lines_of(raw, number):
+            match = _STEP.search(line.text)
+            if match is None and current is not None and current.continued(line):
+                continue
+            if current is not None:
+                yield from current.read(path, found)
+                current = None
+            if match is not None:
+                current = _Text(int(match["step"]), line, line.text[match.end() :])
+    if current is not None:
+        yield from current.read(path, found)
+    problems += found.sentences()
+
+
+class _Text:
+    """The text of a step line while it is put together."""
+
+    def __init__(self, step: int, line: ConsoleLine, text: str) -> None:
+        self.step = step
+        self.line = line
+        self.text = text
+        self.whole = line.whole
+        self.wraps = 0
+        self.width = len(line.text)
+        self.quoted = (line.before or line.text).lstrip().startswith(">")
+
+    def continued(self, line: ConsoleLine) -> bool:
+        """Take a line as the rest of this one, if that is what it must be."""
+        if line.pid is not None or not line.text.strip():
+            return False
+        text = line.text
+        if self.quoted:
+            text = text.removeprefix(">").removeprefix(" ")
+        open_end = self.text.rpartition(_BETWEEN)[2]
+        for joint in ("", " "):
+            joined = (open_end + joint + text).removesuffix(_BETWEEN[:-1])
+            metrics = [part for part in joined.split(_BETWEEN) if part]
+            if _fits(metrics) and (
+                len(metrics) > 1
+                or not _METRIC.fullmatch(open_end)
+                or (self.wraps and len(line.text) <= self.width)
+            ):
+                self.text += joint + text
+                self.whole = line.whole
+                self.wraps += 1
+                return True
+        return False
+
+    def read(self, path: Path, problems: _Problems) -> Iterator[StepLine]:
+        """Read the numbers."""
+        where = f"{_name(path)}, line {self.line.number}: step {self.step}"
+        values: dict[str, float] = {}
+        validated, rounded, numbers = False, True, 0
+        metrics = list(_metrics(self.text))
+        for place, metric in enumerate(metrics):
+            last = place == len(metrics) - 1
+            match = _METRIC.fullmatch(metric) or (_GLUED.match(metric) if last else None)
+            if last and (match is None or not self.whole):
+                problems.add(
+                    "lines that are cut",
+                    f"{where} is cut at {metric[-60:]!r}; what followed is not known.",
+                )
+                if match is None or match["wrapped"] is None:
+                    continue
+            if match is None:
+                problems.add(
+                    "values that are no numbers", f"{where}: {metric[:80]!r} is no number."
+                )
+                continue
+            name = match["name"].replace("timing_s/timing_s/", "timing_s/")
+            validated |= name.startswith(_VALIDATION) or name == "timing_s/testing"
+            numbers += 1
+            rounded &= bool(_ROUNDED.fullmatch(match["plain"] or ""))
+            if name.startswith(FAMILIES):
+                value = _number(match)
+                if abs(value) <= _LARGEST:
+                    values[name] = value
+                else:
+                    problems.add("values that are no quantity", f"{where}: {name} is {value}.")
+        if numbers:
+            yield StepLine(
+                self.step, values, path, self.line.number, self.line.pid, validated, rounded
+            )
+
+
+def _metrics(text: str) -> Iterator[str]:
+    """Split a line into `name:value`; a name may hold the separator."""
+    carried = ""
+    for metric in text.split(_BETWEEN):
+        if ":" in metric:
+            if carried and metric.startswith(FAMILIES):
+                yield carried.removesuffix(_BETWEEN)
+                carried = ""
+            yield carried + metric
+            carried = ""
+        elif carried or metric.strip():
+            carried += metric + _BETWEEN
+    if carried:
+        yield carried.removesuffix(_BETWEEN)
+
+
+def _fits(metrics: Sequence[str]) -> bool:
+    *complete, last = metrics
+    return all(_strict(metric) for metric in complete) and bool(
+        _strict(last) or _BEGUN.fullmatch(last)
+    )
+
+
+def _strict(metric: str) -> bool:
+    match = _METRIC.fullmatch(metric)
+    return match is not None and not re.search(r"[\s:]", match["name"])
+
+
+def _number(match: re.Match[str]) -> float:
+    text = match["wrapped"] or match["plain"] or match["truth"]
+    return float(text == "True") if text in ("True", "False") else float(text)
+
+
+def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepLine]]:
+    """Cut the lines where a new launch begins; leave out lines that stand there twice."""
+    launches: list[list[StepLine]] = [[]]
+    last: StepLine | None = None
+    twice = 0
+    for line in lines:
+        current = launches[-1]
+        if any(_same(line, earlier) for earlier in current[-2:]):
+            twice += 1
+            continue
+        if last is not None and current:
+            same_process = None in (line.pid, last.pid) or line.pid == last.pid
+            if same_process and line.step == last.step and not line.values.keys() & last.values:
+                last = current[-1] = _together(last, line)
+                continue
+            back = line.step <= last.step if line.trained else line.step < last.step
+            if back or not same_process:
+                launches.append([])
+                last = None
+        launches[-1].append(line)
+        if line.trained:
+            last = line
+    if twice:
+        problems.append(
+            f"{twice} step line{'s' * (twice > 1)} stood there twice; each counts once."
+        )
+    return launches
+
+
+def _together(line: StepLine, more: StepLine) -> StepLine:
+    """Add what a second line says of the same step, such as its validation or a user's metrics."""
+    return replace(
+        line, values={**line.values, **more.values}, validated=line.validated or more.validated
+    )
+
+
+def _same(one: StepLine, other: StepLine) -> bool:
+    return one.step == other.step and one.values == other.values and one.trained
+
+
+def _runs(launches: Iterable[list[StepLine]], problems: list[str]) -> list[LoggedRun]:
+    """Put launches that resume the one before together."""
+    runs: list[tuple[list[StepLine], list[int]]] = []
+    for launch in launches:
+        trained = [line for line in launch if line.trained]
+        if not trained:
+            continue
+        first = trained[0]
+        if runs and first.step > runs[-1][1][0]:
+            lines, begins = runs[-1]
+            replaced = [line.step for line in lines if line.step >= first.step]
+            lines[:] = [line for line in lines if line.step < first.step]
+            begins[:] = [step for step in begins if step < first.step]
+            where = (
+                f"{_name(first.source)}, line {first.number}: training resumes at step {first.step}"
+            )
+            problems.append(
+                f"{where}; what was logged before of {_steps(replaced)} was done again and is not shown."
+                if replaced
+                else f"{where}."
+            )
+        else:
+            lines, begins = [], []
+            runs.append((lines, begins))
+        lines += trained
+        begins.append(first.step)
+    return [LoggedRun("", lines, begins, lines[0].source) for lines, begins in runs]
+
+
+def _labeled(runs: Sequence[LoggedRun]) -> list[LoggedRun]:
+    """Name each run after its file; number those of the same name."""
+    stems = [_stem(run.source) for run in runs]
+    several = Counter(stems)
+    seen: Counter[str] = Counter()
+    labeled = []
+    for run, stem in zip(runs, stems, strict=True):
+        seen[stem] += 1
+        label = f"{stem}-{seen[stem]}" if several[stem] > 1 else stem
+        labeled.append(LoggedRun(label, run.lines, run.begins, run.source))
+    return labeled
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _no_timers(read: Sequence[StepLine]) -> str:
+    if not read:
+        return (
+            "there is no line `step:N - …` in it; name the file that the trainer's console went to."
+        )
+    return (
+        f"its {len(read)} step line{'s have' if len(read) > 1 else ' has'} no timers (timing_s/…); "
+        "a validation before training has none, and neither has supervised fine-tuning."
+    )
+
+
+def _name(path: Path) -> str:
+    return "standard input" if path == STDIN else str(path)
+
+
+def _stem(path: Path) -> str:
+    if path == STDIN:
+        return "stdin"
+    name = path.name.removesuffix(".gz")
+    return name.rpartition(".")[0] or name

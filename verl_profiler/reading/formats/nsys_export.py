@@ -1,0 +1,353 @@
+"""Read what `nsys export --type sqlite` makes of the captures of a run into tables.
+
+nsys makes a table only when it has rows for it, and versions differ, so every table and column is
+looked for before it is asked.  Times become nanoseconds since 1970; they agree with the events of
+the same process to a few tenths of a millisecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.files import read_json, reason_of, status_of_regular
+from verl_profiler.events.vocabulary import process_name
+from verl_profiler.reading.descriptions import CAPTURE, Faults, checked
+from verl_profiler.reading.tables.schemas import SCHEMAS
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["Export", "export", "read", "take_captures"]
+
+SUMMARY = "captures.json"
+_NEEDED = {"role", "rank", "host", "pid", "step", "file", "problem"}
+# Event types of NVTX_EVENTS.
+_CATEGORY, _PUSH_POP, _START_END, _DOMAIN = 33, 59, 60, 75
+# Work of a GPU: table → what it is, and the column with its name.
+_WORK = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("kernel", "demangledName"),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("graph", None),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": ("memcpy", None),
+    "CUPTI_ACTIVITY_KIND_MEMSET": ("memset", None),
+}
+# The process in a `globalTid` or `globalPid`: the same bits in both.
+_PROCESS = "0x0000FFFFFF000000"
+_TABLES = {
+    "NVTX_EVENTS",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "TARGET_INFO_CUDA_DEVICE",
+    "TARGET_INFO_SESSION_START_TIME",
+    *_WORK,
+}
+# The places of names in rows of ranges and of work.
+_RANGE_TEXTS, _WORK_TEXTS = frozenset((0, 1, 2, 4)), frozenset((0, 1, 2))
+# Steps of SQLite's machine per byte of the file: ordinary exports take a few, and a file whose
+# tables lack their keys may take their square.
+_STEPS_PER_BYTE, _STEPS_FROM, _STEPS = 20, 20_000_000, 100_000
+_NAME_LIMIT = 4_096
+_UNPRINTED = {0: " ", 10: " ", 13: " "}
+
+
+@dataclass
+class Export:
+    """What one export holds.
+
+    Args:
+        ranges: NVTX ranges: domain, name, category, payload, kind, pid, tid, begin_ns, end_ns.
+        work: Kernels, graphs and copies: kind, name, gpu, stream, pid, tid, launch_ns, begin_ns,
+            end_ns; pid and tid are those of the call that launched it.
+        problems: What is missing in it, in plain words.
+        dated: Whether it says at what time of day it began; otherwise all times count from there.
+        left_out: Rows with values that cannot be right.
+    """
+
+    ranges: list[tuple[Any, ...]] = field(default_factory=list)
+    work: list[tuple[Any, ...]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    dated: bool = True
+    left_out: int = 0
+
+
+def export(report: Path) -> Path:
+    """Turn a report into SQLite beside it, unless that is there already.
+
+    Raises:
+        ReadingError: If nsys is not here, or cannot read the report.
+    """
+    target = report.with_suffix(".sqlite")
+    if target.exists() and target.stat().st_mtime >= report.stat().st_mtime:
+        return target
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise ReadingError(
+            "nsys is not on PATH, and only nsys can read its reports.\nExport them where it is: "
+            f"nsys export --type sqlite -o {target} {report}",
+            "no-nsys",
+        )
+    command = [nsys, "export", "--type", "sqlite", "--force-overwrite=true", "-q", "true"]
+    done = subprocess.run(  # noqa: S603
+        [*command, "-o", str(target), str(report)], capture_output=True, text=True, check=False
+    )
+    if done.returncode or not target.exists():
+        said = (done.stderr or done.stdout).strip()[-300:]
+        raise ReadingError(
+            f"nsys cannot export {report}: {said}\nA newer nsys reads older reports, not the other "
+            "way round.",
+            "no-nsys",
+        )
+    return target
+
+
+def read(path: Path) -> Export:
+    """Read one export.
+
+    Raises:
+        ReadingError: If the file is not an export of nsys.
+    """
+    try:
+        size_bytes = status_of_regular(path).st_size
+    except OSError as error:
+        raise ReadingError(f"{path} cannot be read: {reason_of(error)}.", "unreadable") from error
+    try:
+        # Immutable: no journal or lock beside it is looked for.
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            _guard(connection, size_bytes)
+            return _read(connection)
+    except (sqlite3.Error, OverflowError, UnicodeError) as error:
+        raise ReadingError(f"{path} is not an export of nsys: {error}.", "unreadable") from None
+
+
+def _guard(connection: sqlite3.Connection, size_bytes: int) -> None:
+    """Bound what a database may ask for: its schema is code."""
+    left = [(_STEPS_FROM + _STEPS_PER_BYTE * size_bytes) // _STEPS]
+
+    def step() -> int:
+        left[0] -= 1
+        return left[0] < 0
+
+    connection.text_factory = lambda content: content.decode("utf-8", "replace")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.set_progress_handler(step, _STEPS)
+
+
+def _read(connection: sqlite3.Connection) -> Export:
+    columns = {
+        name: {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')}
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        if name in _TABLES
+    }
+    found = Export()
+    start_ns = 0
+    if "TARGET_INFO_SESSION_START_TIME" in columns:
+        row = connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        start_ns = row[0] if row and type(row[0]) is int and row[0] > 0 else 0
+    found.dated = bool(start_ns)
+    if not found.dated:
+        found.problems.append("it has no wall-clock start, so it cannot be joined with the events")
+    if "NVTX_EVENTS" in columns:
+        rows = _ranges(connection, start_ns)
+        found.ranges = list(_possible(rows, _RANGE_TEXTS, (7,), found))
+    else:
+        found.problems.append("it has no NVTX ranges")
+    for table, (kind, name) in _WORK.items():
+        if table in columns:
+            rows = _work(connection, columns, table, kind, name, start_ns)
+            found.work += _possible(rows, _WORK_TEXTS, (7, 8), found)
+    if not found.work:
+        found.problems.append("it has no work of a GPU")
+    if found.left_out:
+        found.problems.append("it has rows whose values cannot be right, which are left out")
+    return found
+
+
+def _possible(
+    rows: Iterable[tuple[Any, ...]],
+    texts: frozenset[int],
+    needed: tuple[int, ...],
+    found: Export,
+) -> Iterator[tuple[Any, ...]]:
+    """Yield rows whose values are what their columns hold: SQLite takes any value in any column.
+
+    Args:
+        rows: As a query gives them.
+        texts: The places of names; whole numbers of 64 bits are in all others.
+        needed: The places that must not be NULL.
+        found: Counts the others.
+    """
+    for row in rows:
+        if all(
+            value is None or (type(value) is int) or place in texts
+            for place, value in enumerate(row)
+        ) and all(row[place] is not None for place in needed):
+            yield tuple(
+                value if place not in texts or value is None else _text(value)
+                for place, value in enumerate(row)
+            )
+        else:
+            found.left_out += 1
+
+
+def _text(value: Any) -> str:
+    return str(value)[:_NAME_LIMIT].translate(_UNPRINTED)
+
+
+def _ranges(connection: sqlite3.Connection, start_ns: int) -> Iterator[tuple[Any, ...]]:
+    query = f"""
+        WITH named AS (
+            SELECT *, globalTid & {_PROCESS} AS process,
+                coalesce((SELECT value FROM StringIds WHERE id = textId), text) AS name
+            FROM NVTX_EVENTS
+        ), domains AS (SELECT domainId, process, name FROM named WHERE eventType = {_DOMAIN}),
+        categories AS (
+            SELECT domainId, process, category, name FROM named WHERE eventType = {_CATEGORY}
+        )
+        SELECT coalesce(d.name, ''), e.name, c.name, coalesce(e.int64Value, e.uint64Value),
+            CASE e.eventType WHEN {_PUSH_POP} THEN 'push' ELSE 'start' END,
+            (e.globalTid >> 24) & 0xFFFFFF, e.globalTid & 0xFFFFFF, e.start + ?, e.end + ?
+        FROM named AS e
+        LEFT JOIN domains AS d ON d.domainId = e.domainId AND d.process = e.process
+        LEFT JOIN categories AS c ON c.domainId = e.domainId AND c.process = e.process
+            AND c.category = e.category
+        WHERE e.eventType IN ({_PUSH_POP}, {_START_END})
+        ORDER BY e.start
+    """
+    return connection.execute(query, (start_ns, start_ns))
+
+
+def _work(
+    connection: sqlite3.Connection,
+    columns: dict[str, set[str]],
+    table: str,
+    kind: str,
+    name: str | None,
+    start_ns: int,
+) -> Iterator[tuple[Any, ...]]:
+    has = columns[table]
+    text = f"(SELECT value FROM StringIds WHERE id = w.{name})" if name in has else f"'{kind}'"
+    runtime = columns.get("CUPTI_ACTIVITY_KIND_RUNTIME", set())
+    launch, joined = "NULL, NULL", ""
+    if {"correlationId", "globalTid"} <= runtime and {"correlationId", "globalPid"} <= has:
+        launch = f"r.globalTid & 0xFFFFFF, r.start + {start_ns}"
+        joined = (
+            "LEFT JOIN CUPTI_ACTIVITY_KIND_RUNTIME AS r ON r.correlationId = w.correlationId "
+            f"AND (r.globalTid & {_PROCESS}) = (w.globalPid & {_PROCESS})"
+        )
+    gpu = "CAST(w.deviceId AS TEXT)" if "deviceId" in has else "''"
+    devices = columns.get("TARGET_INFO_CUDA_DEVICE", set())
+    if {"cudaId", "pid", "uuid"} <= devices and "deviceId" in has and "globalPid" in has:
+        # Processes number their visible GPUs from 0; the uuid tells them apart.
+        gpu = (
+            "coalesce((SELECT uuid FROM TARGET_INFO_CUDA_DEVICE AS d WHERE d.cudaId = w.deviceId "
+            f"AND d.pid = (w.globalPid >> 24) & 0xFFFFFF), {gpu})"
+        )
+    stream = "w.streamId" if "streamId" in has else "NULL"
+    pid = "(w.globalPid >> 24) & 0xFFFFFF" if "globalPid" in has else "NULL"
+    return connection.execute(
+        f"SELECT '{kind}', {text}, {gpu}, {stream}, {pid}, {launch}, w.start + ?, w.end + ? "
+        f'FROM "{table}" AS w {joined} ORDER BY w.start',
+        (start_ns, start_ns),
+    )
+
+
+def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Path) -> list[str]:
+    """Put the captures of runs into `captures`, `capture_ranges` and `capture_work`.
+
+    Args:
+        tables: The tables of the runs.
+        roots: Label and run directory of each.
+        scratch: A folder for temporary files.
+
+    Returns:
+        What is wrong with them, in plain words.
+    """
+    captures: list[dict[str, Any]] = []
+    problems: list[str] = []
+    lacking: dict[str, list[str]] = {}
+    files = {name: scratch / f"{name}.csv" for name in ("capture_ranges", "capture_work")}
+    with contextlib.ExitStack() as stack:
+        ranges, work = (_writer(stack.enter_context(_opened(path))) for path in files.values())
+        for label, root in roots:
+            for capture in _summary(root / "nsight" / SUMMARY, problems):
+                row = _capture_row(label, capture)
+                captures.append(row)
+                if capture["problem"]:
+                    whose = f"{row['name']} in step {capture['step']}"
+                    problems.append(f"capture of {whose}: {capture['problem']}")
+                path = root / "nsight" / str(capture["file"]).replace(".nsys-rep", ".sqlite")
+                if path.suffix != ".sqlite" or not os.path.lexists(path):
+                    continue
+                try:
+                    found = read(path)
+                except ReadingError as error:
+                    problems.append(str(error))
+                    continue
+                for problem in found.problems:
+                    lacking.setdefault(problem, []).append(path.name)
+                whose = [label, capture["step"], row["name"], capture["file"], capture["host"]]
+                ranges.writerows([*whose, *each] for each in found.ranges)
+                work.writerows([*whose, *each] for each in found.work)
+    problems += [
+        f"{names[0]}: {problem}" + (f"; {len(names) - 1} more are like it" if names[1:] else "")
+        for problem, names in lacking.items()
+    ]
+    tables.put("captures", captures)
+    for name, path in files.items():
+        # duckdb finds no columns in an empty file.
+        if path.stat().st_size:
+            tables.put_csv(name, path)
+        else:
+            tables.put(name, ())
+        path.unlink()
+    return problems
+
+
+def _opened(path: Path) -> TextIO:
+    return path.open("w", newline="", encoding="utf-8", errors="replace")
+
+
+def _writer(file: TextIO) -> Any:
+    return csv.writer(file, lineterminator="\n")
+
+
+def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Return the captures that `verl-profiler collect` listed; what is no capture is left out."""
+    if not os.path.lexists(path):
+        return []
+    shown = f"nsight/{SUMMARY}"
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        problems.append(f"{shown} cannot be read ({reason_of(error)}); captures are missing")
+        return []
+    listed = content if isinstance(content, list) else [content]
+    faults = Faults()
+    entries = [checked(each, CAPTURE, shown, faults) for each in listed if isinstance(each, dict)]
+    captures = [
+        entry
+        for entry in entries
+        if entry.keys() >= _NEEDED and None not in (entry["role"], entry["host"], entry["pid"])
+    ]
+    problems += faults.sentences()
+    if len(captures) < len(listed):
+        problems.append(f"{shown}: {len(listed) - len(captures)} entries are no captures")
+    return captures
+
+
+def _capture_row(label: str, capture: dict[str, Any]) -> dict[str, Any]:
+    whose = [capture[key] for key in ("role", "rank", "host", "pid")]
+    return {
+        "run": label,
+        # As the event files are named, so that both can be joined.
+        "name": process_name(*whose),
+        **{key: capture[key] for key in SCHEMAS["captures"] if key in capture},
+    }

@@ -1,0 +1,357 @@
+"""Open runs: event files in, tables and a list of what is wrong with them out.
+
+    from verl_profiler.reading.reader import load
+
+    with load("logs/my-run") as run:
+        for row in run.rows("SELECT step, count(*) AS requests FROM requests GROUP BY step"):
+            print(row)
+        for problem in run.problems:
+            print(problem)
+
+Files are never trusted: what cannot be read is named in `Run.problems`, and costs nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+
+try:
+    import duckdb
+except ImportError as error:
+    raise ReadingError(
+        "reading event files needs duckdb, which is not installed.\n"
+        "pip install 'verl-profiler[analysis]'",
+        "missing-extra",
+    ) from error
+
+from verl_profiler.analysis.clock_agreement import clock_agreement
+from verl_profiler.reading.cache_folder import CacheFolder, Kept
+from verl_profiler.reading.convert import convert
+from verl_profiler.reading.discovery import Source, find_sources
+from verl_profiler.reading.event_sql import PART_COLUMNS, RECORDED_EXTRA
+from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.process_ends import end_problems
+from verl_profiler.reading.processes import Process, process_problems, processes
+from verl_profiler.reading.scans import quoted, scan
+from verl_profiler.reading.table_cache import EventPart, Shelf, event_parts, parts_query
+from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["Run", "load"]
+
+
+def load(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    cache: bool = True,
+    memory_limit: str = "1GB",
+    threads: int | None = None,
+) -> Run:
+    """Open one run, or several as one: the parts of a resumed training.
+
+    Args:
+        paths: Run directories, archives of them, step folders, event files or Parquet files.
+        cache: Keep a Parquet copy of the events in `<run>/.cache`, and use the one that is there
+            if it is not older than the files.
+        memory_limit: What duckdb may use; more is spilled to temporary files.
+        threads: Threads to read with; all cores when None.
+
+    Raises:
+        ReadingError: There is nothing to read at `paths`.
+    """
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not listed:
+        raise ReadingError("no run was named.\nName a run directory, such as logs/my-run", "no-run")
+    scratch = Path(tempfile.mkdtemp(prefix="verl_profiler-"))
+    run = Run(scratch, memory_limit, threads)
+    try:
+        run._open([Path(path) for path in listed], cache=cache)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+class Run:
+    """One training, read: its tables, what launched it, and what is wrong with its files.
+
+    Attributes:
+        tables: The tables; `rows` and `relation` are its methods.
+        launches: `run.json` by run label; empty where it is missing.
+        labels: The values of the column `run`, in the order in which they were named.
+        original: The labels whose files are in a vocabulary of the original logger.
+    """
+
+    def __init__(self, scratch: Path, memory_limit: str, threads: int | None) -> None:
+        self._scratch = scratch
+        # A run that is dropped without `close` leaves nothing behind either.
+        self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        spill = quoted(scratch / "spill")
+        connection = duckdb.connect()
+        try:
+            connection.execute(f"SET memory_limit = '{memory_limit}'".replace(";", ""))
+        except duckdb.Error as error:
+            raise ReadingError(
+                f"{memory_limit!r} is not an amount of memory.\nWrite for example 2GB",
+                "memory-limit",
+            ) from error
+        connection.execute(f"SET temp_directory = '{spill}'")
+        connection.execute("SET preserve_insertion_order = false")
+        connection.execute("SET enable_progress_bar = false")
+        # Cursors are told too.  Only where duckdb knows time zones does it need to be told of them;
+        # an older one reads the ends of the files for each query.
+        for setting in ("TimeZone = 'UTC'", "parquet_metadata_cache = true"):
+            with contextlib.suppress(duckdb.Error):
+                connection.execute(f"SET GLOBAL {setting}")
+        if threads is not None:
+            connection.execute(f"SET threads = {int(threads)}")
+        self.tables = Tables(connection)
+        self.launches: dict[str, dict[str, Any]] = {}
+        self.labels: list[str] = []
+        self._folders: list[CacheFolder] = []
+        self.original: list[str] = []
+        self._problems: list[str] = []
+        self._checked = False
+
+    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[dict[str, Any]]:
+        """Run SQL over the tables and return its rows as dicts."""
+        return self.tables.rows(query, parameters)
+
+    def relation(self, name: str) -> duckdb.DuckDBPyRelation:
+        """Return a table as a duckdb relation."""
+        return self.tables.relation(name)
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that makes these tables less than the truth, in plain sentences."""
+        if not self._checked:
+            self._checked = True
+            self._problems += _table_problems(self.tables, several=len(self.labels) > 1)
+        return list(self._problems)
+
+    def close(self) -> None:
+        """Give memory and temporary files back."""
+        self.tables.connection.close()
+        for folder in self._folders:
+            folder.close()
+        self._remove_scratch()
+
+    # typing.Self is not in Python 3.10.
+    def __enter__(self) -> Run:  # noqa: PYI034
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, paths: list[Path], *, cache: bool) -> None:
+        sources = find_sources(paths, self._scratch, self._problems)
+        connection = self.tables.connection
+        everyone: list[Process] = []
+        parts: list[EventPart] = []
+        scratch = CacheFolder.of(self._scratch)
+        self._folders.append(scratch)
+        kept = None
+        for source in sources:
+            found = processes(source)
+            everyone += found.values()
+            converted = convert(connection, source, found, scratch, cache=cache)
+            several = len(sources) > 1
+            problems = [
+                *converted.problems,
+                *process_problems(source, found, converted.counts, original=converted.original),
+            ]
+            if converted.original:
+                self.original.append(source.label)
+                problems.append(_ORIGINAL)
+            self._problems += [f"{source.label}: {p}" if several else p for p in problems]
+            self.labels.append(source.label)
+            self.launches[source.label] = source.launch
+            if source.parquet:
+                _check_columns(connection, source)
+            given = (Kept(_identity(path), path, {}) for path in source.parquet)
+            parts += event_parts(connection, source.label, [*converted.parts, *given])
+            if converted.folder is not None:
+                self._folders.append(converted.folder)
+            kept = converted.cache
+        if parts:
+            alone = kept if len(sources) == 1 else None
+            self.tables.shelf = Shelf(alone or scratch, scratch, parts)
+        self.tables.take("event_fields", parts_query(parts) or _no_events())
+        self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
+        self.tables.put("processes", (process.row() for process in everyone))
+        roots = [(source.label, source.root) for source in sources]
+        self._problems += take_captures(self.tables, roots, self._scratch)
+
+
+_ORIGINAL = (
+    "the files are of the original multi-turn logger: times are local without a zone (shown as if "
+    "UTC), steps count validation passes too, and trainer phases, engine timings and losses were "
+    "not recorded"
+)
+
+
+def _check_columns(connection: duckdb.DuckDBPyConnection, source: Source) -> None:
+    """Refuse Parquet files of something else than events.
+
+    Raises:
+        ReadingError: A file cannot be read, lacks columns, or has them with other types.
+    """
+    try:
+        columns = _types(connection, source.parquet)
+        wrong = _of_other_types(connection, source.parquet, columns)
+    except duckdb.Error as error:
+        raise ReadingError(f"{source.root} cannot be read: {error}", "unreadable") from error
+    missing = [name for name in PART_COLUMNS if name not in columns and name not in FIELDS]
+    if missing:
+        raise ReadingError(
+            f"{source.parquet[0]} is not a table of events: it has no column "
+            f"{', '.join(missing[:5])}",
+            "no-events",
+        )
+    if wrong:
+        among = "" if len(source.parquet) == 1 else f" or one of {len(source.parquet) - 1} others"
+        listed = ", ".join(
+            f"`{name}` is {columns[name]}, not {PART_COLUMNS[name]}" for name in wrong[:5]
+        )
+        raise ReadingError(
+            f"{source.parquet[0]}{among} is not a table of events: {listed}", "no-events"
+        )
+
+
+def _types(connection: duckdb.DuckDBPyConnection, paths: list[Path]) -> dict[str, str]:
+    query = f"DESCRIBE FROM {scan('read_parquet', paths, 'union_by_name = true')}"
+    return {row[0]: row[1] for row in connection.execute(query).fetchall()}
+
+
+# Other programs write other widths of numbers, and text of few values as an enumeration.
+_ALIKE = {
+    "INTEGER": r"U?(TINY|SMALL|BIG)?INT(EGER)?|UINTEGER",
+    "BIGINT": r"U?(TINY|SMALL|BIG)?INT(EGER)?|UINTEGER",
+    "DOUBLE": r"U?(TINY|SMALL|BIG)?INT(EGER)?|UINTEGER|FLOAT|DOUBLE|DECIMAL\(.*",
+    "BOOLEAN": "BOOLEAN",
+    "VARCHAR": r"VARCHAR|JSON|ENUM\(.*",
+    "JSON": r"VARCHAR|JSON|ENUM\(.*",
+}
+
+
+def _of_other_types(
+    connection: duckdb.DuckDBPyConnection, paths: list[Path], columns: dict[str, str]
+) -> list[str]:
+    """Return the columns whose values are of other types than those of events."""
+    others = [
+        name
+        for name, kind in PART_COLUMNS.items()
+        if name in columns and not re.fullmatch(_ALIKE[kind], columns[name], re.DOTALL)
+    ]
+    if not others:
+        return []
+    # A column of NULLs only has any type.
+    counts = ", ".join(f'count("{name}")' for name in others)
+    rows = scan("read_parquet", paths, "union_by_name = true")
+    (counted,) = connection.execute(f"SELECT {counts} FROM {rows}").fetchall()
+    return [name for name, count in zip(others, counted, strict=True) if count]
+
+
+def _identity(path: Path) -> str:
+    """Return what changes when a file does."""
+    status = path.stat()
+    return f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+
+
+def _no_events() -> str:
+    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["event_fields"].items())
+    return f"SELECT {columns} WHERE false"
+
+
+def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
+    """Say what only the tables show: requests without end or twice, steps in two runs."""
+    total = tables.row("SELECT sum(events) AS events FROM event_counts")
+    if not total.get("events"):
+        yield "no events were found"
+        return
+    yield from end_problems(tables)
+    rows = tables.rows(
+        "SELECT step, event, status, error FROM event_fields "
+        "WHERE family = 'trainer' AND role = 'trainer' AND status IS NOT NULL ORDER BY end_us"
+    )
+    for row in rows[:5]:
+        error = f" ({row['error']})" if row["error"] else ""
+        yield f"the trainer's {row['event']} of step {row['step']} ended in: {row['status']}{error}"
+    rows = tables.rows(
+        "SELECT run, step, count(*) AS requests, min(request_id) AS example FROM requests "
+        "WHERE status = 'unfinished' GROUP BY run, step ORDER BY run, step"
+    )
+    if rows:
+        count = sum(row["requests"] for row in rows)
+        steps = ", ".join(str(row["step"]) for row in rows[:8])
+        yield (
+            f"{count} request{'s' * (count > 1)} began and did not end (step {steps}; "
+            f"for example {rows[0]['example']}); they are left out of percentiles"
+        )
+    rows = tables.rows(
+        "SELECT count(*) AS requests, min(request_id) AS example FROM requests "
+        "WHERE endings > 1 AND request_id IS NOT NULL"
+    )
+    if rows and rows[0]["requests"]:
+        yield (
+            f"{rows[0]['requests']} request ids were used twice in one step (for example "
+            f"{rows[0]['example']}); each is counted as one request"
+        )
+    rows = tables.rows(
+        "SELECT count(*) AS requests FROM requests WHERE overlap_us > greatest(1000, "
+        "0.001 * duration_us)"
+    )
+    if rows and rows[0]["requests"]:
+        yield (
+            f"in {rows[0]['requests']} requests the parts are longer than the whole, because "
+            "calls ran at the same time; their shares are of the parts"
+        )
+    for row in tables.rows("SELECT * FROM asynchronous ORDER BY run"):
+        yield (
+            f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests ended "
+            "after the gen of the step that dispatched them; critical path, replays, rollout tail, "
+            "stragglers and findings need steps that consume their own requests, and are left out"
+        )
+    yield from _contradictions(tables)
+    if several:
+        rows = tables.rows(
+            "SELECT step, string_agg(run, ' and ' ORDER BY run) AS runs FROM steps "
+            "WHERE step > 0 GROUP BY step HAVING count(*) > 1 ORDER BY step"
+        )
+        if rows:
+            shown = ", ".join(str(row["step"]) for row in rows[:8])
+            yield (
+                f"{len(rows)} step{'s' * (len(rows) > 1)} (such as {shown}) are in {rows[0]['runs']}; "
+                "they are kept apart"
+            )
+
+
+def _contradictions(tables: Tables) -> Iterator[str]:
+    """Say where calls arrive on another host before they were made."""
+    hosts = tables.row("SELECT count(DISTINCT boot_id) AS hosts FROM processes")
+    if hosts["hosts"] < 2:
+        return
+    for row in clock_agreement(tables):
+        if row["contradiction_us"]:
+            yield (
+                f"{row['early']} of {row['calls']} generate calls of host {row['host']} are at "
+                f"host {row['engine_host']} earlier than they were made, or later than they came "
+                f"back; the two clocks differ by at least {row['contradiction_us'] / 1000:.3f} ms "
+                "more than is corrected"
+            )

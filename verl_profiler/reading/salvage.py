@@ -1,0 +1,245 @@
+"""Copy the good lines of a damaged event file and name the others.
+
+duckdb reads whole files fast and gives up at the first bad byte.  A file that it rejects, or whose
+values have the wrong types, comes through here once: the copy holds only lines that can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from verl_profiler.events import files
+from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
+
+__all__ = ["LINE_LIMIT_BYTES", "Complaints", "repair"]
+
+# Longer lines are dropped.  What is read must fit into memory several times, for each thread.
+LINE_LIMIT_BYTES = 1 << 20
+# Deeper nesting makes duckdb refuse the line.
+_DEPTH_LIMIT = 60
+_DURATION_LIMIT_S = 1e9
+_LARGE = "too large"
+# What both duckdb and this module take as a time, and nothing else.
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+
+
+class Complaints:
+    """Collects what is wrong with one file, and says each kind once, with its first line."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._first: dict[str, tuple[int, str]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, number: int, kind: str, detail: str = "") -> None:
+        """Note that line `number` has the fault `kind`."""
+        self._first.setdefault(kind, (number, detail))
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+
+    def sentences(self) -> list[str]:
+        """Return one sentence per kind of fault."""
+        result = []
+        for kind, (number, detail) in self._first.items():
+            more = self._counts[kind] - 1
+            tail = f"; {more} more line{'s' * (more > 1)} of this file likewise" if more else ""
+            result.append(f"{self._shown}:{number}: {kind}{detail}{tail}")
+        return result
+
+
+def repair(path: Path, copy: Path, shown: str, *, growing: bool = False) -> list[str]:
+    """Write the lines of `path` that can be read to `copy`; return what is wrong with the rest.
+
+    Args:
+        path: The damaged file.
+        copy: Where the good lines go.
+        shown: How messages name the file.
+        growing: The process still writes, so that an unfinished last line is no fault.
+    """
+    complaints = Complaints(shown)
+    with files.open_regular(path) as file, copy.open("wb") as out:
+        for number, line, whole in _lines(file, complaints):
+            content = _checked(line, number, complaints, whole=whole, growing=growing)
+            if content is not None:
+                out.write(content + b"\n")
+    return complaints.sentences()
+
+
+def _lines(file: IO[bytes], complaints: Complaints) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield number, bytes and whether the line has its end, with bounded memory."""
+    start = file.read(4)
+    file.seek(0)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        complaints.add(1, "the file is UTF-16, not UTF-8; it is read as such")
+        text = file.read(1 << 30).decode("utf-16", "replace")
+        for number, part in enumerate(text.splitlines(), 1):
+            yield number, part.encode("utf-8", "replace"), True
+        return
+    number = 0
+    while line := file.readline(LINE_LIMIT_BYTES):
+        number += 1
+        if number == 1 and line.startswith(b"\xef\xbb\xbf"):
+            line = line[3:]
+        whole = line.endswith(b"\n")
+        if not whole and len(line) >= LINE_LIMIT_BYTES:
+            complaints.add(number, f"longer than {LINE_LIMIT_BYTES >> 20} MiB, dropped")
+            while line and not line.endswith(b"\n"):
+                line = file.readline(LINE_LIMIT_BYTES)
+            continue
+        yield number, line, whole
+
+
+def _checked(
+    line: bytes, number: int, complaints: Complaints, *, whole: bool, growing: bool
+) -> bytes | None:
+    """Return the line as it goes into the copy, or None when it is dropped."""
+    line = line.strip()
+    if not line:
+        return None
+    decoded = True
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        text = line.decode("utf-8", "replace")
+        decoded = False
+    constants: list[str] = []
+
+    try:
+        content = json.loads(
+            text,
+            parse_constant=constants.append,
+            parse_int=lambda digits: _number(files.whole(digits), constants),
+            parse_float=lambda digits: _number(files.finite(digits), constants),
+        )
+    except (ValueError, RecursionError) as error:
+        if not whole:
+            if not growing:
+                complaints.add(number, "unfinished line, dropped (was the process killed?)")
+        elif not line.strip(b"\0"):
+            complaints.add(
+                number, "zero bytes instead of a line (disk full or power loss?), dropped"
+            )
+        else:
+            reason = getattr(error, "msg", type(error).__name__)
+            complaints.add(number, "not JSON, dropped", f" ({reason})")
+        return None
+    fault = _fault(content)
+    if fault is not None:
+        complaints.add(number, f"{fault}, dropped")
+        return None
+    if not decoded:
+        complaints.add(number, "not UTF-8; the odd bytes are replaced")
+    for complaint in _minor_faults(content):
+        complaints.add(number, complaint)
+    if large := constants.count(_LARGE):
+        complaints.add(number, "a number is too large; read as null")
+    if len(constants) > large:
+        complaints.add(number, "NaN or Infinity is not JSON; read as null")
+    content["timestamp"] = _normalized(content["timestamp"])
+    # Lone surrogates are legal in json's text and illegal in UTF-8.
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _number(value: float | None, constants: list[str]) -> float | None:
+    if value is None:
+        constants.append(_LARGE)
+    return value
+
+
+def _fault(content: Any) -> str | None:
+    """Return why a line cannot be an event, or None."""
+    if not isinstance(content, dict):
+        return "not a JSON object"
+    event = content.get("event")
+    if not isinstance(event, str) or not event:
+        return "no `event` name"
+    if _normalized(content.get("timestamp")) is None:
+        return "no readable `timestamp`"
+    duration = content.get("duration_sec")
+    if duration is not None and (
+        isinstance(duration, bool)
+        or not isinstance(duration, (int, float))
+        or not math.isfinite(duration)
+        or not 0 <= duration <= _DURATION_LIMIT_S
+    ):
+        return "`duration_sec` is not a length of time"
+    if _depth(content) > _DEPTH_LIMIT:
+        return "nested too deeply"
+    return None
+
+
+def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a line that is kept all the same."""
+    step = content.get("step")
+    if step is not None and not _is_integer(step):
+        yield "`step` is not a whole number; the folder's number is used"
+    extra = content.get("extra")
+    if extra is not None and not isinstance(extra, dict):
+        yield "`extra` is not an object; it is not used"
+        extra = None
+    for name, kind in FIELDS.items():
+        value = (extra or {}).get(name)
+        if not extra or value is None or kind == "VARCHAR":
+            continue
+        number = _as_number(value)
+        if number is None:
+            yield f"`{name}` is not a number; it is not used"
+            del extra[name]
+        elif not abs(number) <= NUMBER_LIMIT:
+            yield f"`{name}` is out of range; it is not used"
+            del extra[name]
+    turn = (extra or {}).get("turn")
+    if turn is not None and not _is_integer(turn):
+        yield "`turn` is not a whole number; it is not used"
+    validate = (extra or {}).get("validate")
+    if validate is not None and not isinstance(validate, bool):
+        yield "`validate` is neither true nor false; it is not used"
+
+
+def _as_number(value: Any) -> float | None:
+    """Return a number, or one that is written as text; None for anything else."""
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= COUNT_LIMIT
+
+
+def _depth(content: Any) -> int:
+    depth, level = 0, [content]
+    while level and depth <= _DEPTH_LIMIT:
+        depth += 1
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+    return depth
+
+
+def _normalized(timestamp: Any) -> str | None:
+    """Return the time in the one form that every reader takes, or None."""
+    match = _TIMESTAMP.fullmatch(timestamp) if isinstance(timestamp, str) else None
+    if match is None:
+        return None
+    date, clock, fraction, zone = match.groups()
+    zone = "+00:00" if zone == "Z" else zone or ""
+    if zone and ":" not in zone:
+        zone = f"{zone[:3]}:{zone[3:]}"
+    text = f"{date}T{clock}.{(fraction or '0')[:6].ljust(6, '0')}{zone}"
+    try:
+        year = datetime.fromisoformat(text).year
+    except ValueError:
+        return None
+    return text if 1970 <= year <= 2261 else None

@@ -1,0 +1,209 @@
+"""Tables made from events, kept as Parquet files, and which event files each of them needs.
+
+A file is named after a digest of everything that it was made from: the SQL, the parts of the events
+that can hold its rows, and what its query asks besides them.  A run that grows makes only the
+tables of its last steps again, and no file is ever used for something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
+from verl_profiler.reading.event_sql import AS_PARQUET, PART_COLUMNS
+from verl_profiler.reading.scans import listed, quoted, scan
+from verl_profiler.reading.tables.derivations import DERIVATIONS, from_rest
+from verl_profiler.reading.tables.schemas import SCHEMAS
+
+__all__ = ["EventPart", "Shelf", "event_parts", "parts_query"]
+
+
+# A table may be made from others: a change of any of them makes all again.
+_ALL_SQL = hashlib.sha256(json.dumps([DERIVATIONS, SCHEMAS]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class EventPart:
+    """A Parquet file of events, and what its statistics say about it.
+
+    Args:
+        fingerprint: Changes whenever the content does.
+        steps: First and last step; None when that is not known.
+        without_step: Some of its events may have no step.
+        span_us: A time before all of its events, and one after; None when that is not known.
+        columns: Which of `PART_COLUMNS` it has; what the others would hold is in `rest`.
+    """
+
+    run: str
+    path: Path
+    fingerprint: str
+    steps: tuple[int, int] | None
+    without_step: bool
+    span_us: tuple[int, int] | None
+    columns: frozenset[str]
+
+
+def event_parts(
+    connection: duckdb.DuckDBPyConnection, run: str, kept: Sequence[Kept]
+) -> list[EventPart]:
+    """Describe the Parquet files of a run."""
+    identities = {each.path: each.identity for each in kept if each.path is not None}
+    if not identities:
+        return []
+    paths = list(identities)
+    rows = connection.execute(
+        f"""
+        SELECT file_name, path_in_schema, min(try_cast(stats_min AS BIGINT)),
+            max(try_cast(stats_max AS BIGINT)),
+            bool_and(stats_min IS NOT NULL OR stats_null_count = num_values),
+            sum(stats_null_count)
+        FROM parquet_metadata([{listed(paths)}])
+        WHERE path_in_schema IN ('step', 'end_us', 'duration_us') GROUP BY ALL
+        """
+    ).fetchall()
+    known = {(row[0], row[1]): row[2:] for row in rows}
+    columns: dict[str, set[str]] = {}
+    for file, name in connection.execute(
+        f"SELECT file_name, name FROM parquet_schema([{listed(paths)}])"
+    ).fetchall():
+        columns.setdefault(file, set()).add(name)
+    unknown = (None, None, False, None)
+    parts = []
+    for path in paths:
+        step, end, duration = (
+            known.get((str(path.absolute()), column), unknown)
+            for column in ("step", "end_us", "duration_us")
+        )
+        span = None
+        if end[0] is not None and end[2] and duration[2]:
+            span = end[0] - (duration[1] or 0), end[1]
+        parts.append(
+            EventPart(
+                run=run,
+                path=path,
+                fingerprint=f"{run}:{identities[path]}",
+                steps=(step[0], step[1]) if step[0] is not None and step[2] else None,
+                without_step=step[3] != 0,
+                span_us=span,
+                columns=frozenset(columns[str(path.absolute())].intersection(PART_COLUMNS)),
+            )
+        )
+    return parts
+
+
+def parts_query(parts: Sequence[EventPart]) -> str:
+    """Return the SQL of `event_fields` over these files."""
+    queries = []
+    for run in dict.fromkeys(part.run for part in parts):
+        label = run.replace("'", "''")
+        own = [part for part in parts if part.run == run]
+        columns = ", ".join(
+            _column(name, own) for name in PART_COLUMNS if name not in ("file_id", "flawed")
+        )
+        queries.append(
+            f"SELECT '{label}' AS run, {columns}, "
+            "end_us - coalesce(duration_us, 0) AS begin_us FROM "
+            + scan("read_parquet", (part.path for part in own), "union_by_name = true")
+        )
+    return "\nUNION ALL\n".join(queries)
+
+
+def _column(name: str, parts: Sequence[EventPart]) -> str:
+    """Return the SQL of a column that not all parts need to have."""
+    column = f'"{name}"'
+    having = sum(name in part.columns for part in parts)
+    if having == len(parts):
+        return column
+    left = from_rest(name)
+    return f"coalesce({column}, {left}) AS {column}" if having else f"{left} AS {column}"
+
+
+class Shelf:
+    """A folder of tables as Parquet files.
+
+    Args:
+        cache: Where they are kept.
+        scratch: Where they go when nothing can be written there.
+        parts: All files of events.
+    """
+
+    def __init__(
+        self, cache: CacheFolder, scratch: CacheFolder, parts: Sequence[EventPart]
+    ) -> None:
+        self.parts = parts
+        self._folders = list(dict.fromkeys((cache, scratch)))
+
+    def of_steps(self, steps: tuple[int, int] | None, without_step: bool) -> list[EventPart]:
+        """Return the parts that may hold events of these steps, or of none."""
+        return [
+            part
+            for part in self.parts
+            if (without_step and part.without_step)
+            or part.steps is None
+            or (steps is not None and part.steps[0] <= steps[1] and part.steps[1] >= steps[0])
+        ]
+
+    def of_times(self, first_us: int, last_us: int) -> list[EventPart]:
+        """Return the parts that may hold events of these times."""
+        return [
+            part
+            for part in self.parts
+            if part.span_us is None or (part.span_us[0] <= last_us and part.span_us[1] >= first_us)
+        ]
+
+    def table(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        name: str,
+        query: str,
+        made_from: Iterable[str],
+    ) -> tuple[str, Path]:
+        """Return a name of a table's rows, and their file, made now if it is not there.
+
+        Args:
+            connection: Makes it.
+            name: The table.
+            query: Its SQL.
+            made_from: Whatever decides its rows.
+
+        Raises:
+            ReadingError: Its file cannot be written anywhere.
+        """
+        identity = json.dumps([duckdb.__version__, _ALL_SQL, name, *made_from])
+        digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
+        key = f"{name}-{digest}"
+        kept = self._folders[0].find(key)
+        if kept is not None and kept.path is not None and _holds(connection, kept.path, name):
+            return key, kept.path
+        while True:
+            folder = self._folders[0]
+            try:
+                with folder.new() as draft:
+                    connection.execute(f"COPY ({query}) TO '{quoted(draft.path)}' {AS_PARQUET}")
+                    made = draft.publish(key, {}).path
+            except (OSError, duckdb.IOException) as error:
+                if len(self._folders) == 1:
+                    raise unwritable(f"the table {name}", folder, error) from error
+                del self._folders[0]
+            else:
+                return key, made or folder.path
+
+    def forget_others(self, name: str) -> None:
+        """Remove files of the table that nobody asks for any more: the run has changed since."""
+        self._folders[0].retire(name)
+
+
+def _holds(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> bool:
+    """Whether a file has the columns of a table."""
+    columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
+    try:
+        connection.execute(f"SELECT {columns} FROM {scan('read_parquet', [path])} LIMIT 0")
+    except duckdb.Error:
+        return False
+    return True

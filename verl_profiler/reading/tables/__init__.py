@@ -1,0 +1,1 @@
+"""Tables that the analyses query: their columns and their SQL."""

@@ -1,0 +1,295 @@
+"""The tables of a run on one duckdb connection, each made when it is first asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from verl_profiler.reading.scans import scan
+from verl_profiler.reading.table_cache import Shelf, parts_query
+from verl_profiler.reading.tables.derivations import DERIVATIONS
+from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
+
+__all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
+
+_TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
+
+
+# Made from about this many events at a time; the identity of a row has its step.
+_BY_STEPS = (
+    "requests",
+    "turns",
+    "engine_calls",
+    "tool_calls",
+    "transfers",
+    "request_blame",
+    "tool_blame",
+)
+_CHUNK_EVENTS = 4_000_000
+# How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
+# their calls to be joined.
+_CLOCKS_APART_US = 60 * 1_000_000
+
+
+@dataclass
+class _Chunk:
+    """Some steps, and the time around them."""
+
+    steps: tuple[int, int] | None = None
+    without_step: bool = False
+    span_us: tuple[int, int] | None = None
+
+    def add(self, step: int | None, begin_us: int, end_us: int) -> None:
+        if step is None:
+            self.without_step = True
+        else:
+            self.steps = (self.steps or (step, step))[0], step
+        first_us, last_us = self.span_us or (begin_us, end_us)
+        self.span_us = min(first_us, begin_us), max(last_us, end_us)
+
+    def condition(self) -> str:
+        """Return SQL that is true for the events of the chunk."""
+        steps = (
+            "false" if self.steps is None else f"step BETWEEN {self.steps[0]} AND {self.steps[1]}"
+        )
+        return f"({steps} OR step IS NULL)" if self.without_step else steps
+
+    @property
+    def around_us(self) -> tuple[int, int]:
+        """The time in which servers may have worked for the chunk."""
+        first_us, last_us = self.span_us or (0, 0)
+        return first_us - _CLOCKS_APART_US, last_us + _CLOCKS_APART_US
+
+
+class Tables:
+    """The tables of one or several runs, on one duckdb connection.
+
+    A table is made when a query first names it after FROM or JOIN.
+    """
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, shelf: Shelf | None = None) -> None:
+        self.connection = connection
+        self.shelf = shelf
+        self._made: set[str] = set()
+        self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
+        self._making = threading.RLock()
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Iterable[Mapping[str, Any]]] | None = None) -> Tables:
+        """Make tables from rows; columns that a row lacks are NULL.
+
+        Args:
+            tables: Rows by table name.  Tables that are not given are derived from `events`.
+        """
+        made = cls(duckdb.connect())
+        given = {**{name: () for name in SCHEMAS if name not in DERIVATIONS}, **(tables or {})}
+        for name, rows in given.items():
+            made.put(name, rows)
+        return made
+
+    def beside(self) -> Tables:
+        """Return these tables on a connection of its own, for another thread.
+
+        Whichever first needs a table makes it for both.  Temporary tables stay with who made them.
+        """
+        tables = copy.copy(self)
+        tables.connection = self.connection.cursor()
+        return tables
+
+    def put(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Make the table `name` of exactly these rows."""
+        columns = SCHEMAS[name]
+        with tempfile.TemporaryDirectory(prefix="verl_profiler-") as folder:
+            path = Path(folder) / "rows.json"
+            with path.open("w", encoding="utf-8", errors="replace") as file:
+                for row in rows:
+                    unknown = set(row) - set(columns)
+                    if unknown:
+                        raise KeyError(f"table {name} has no column {', '.join(sorted(unknown))}")
+                    file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
+            typed = ", ".join(f"\"{column}\": '{kind}'" for column, kind in columns.items())
+            self.connection.execute(
+                f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
+                + scan("read_json", [path], f"format = 'newline_delimited', columns = {{{typed}}}")
+            )
+        self._made.add(name)
+
+    def put_csv(self, name: str, path: Path) -> None:
+        """Make the table `name` of a CSV file without a header; an empty field is NULL.
+
+        Its lines end in a newline alone; fields may hold ends of lines of any kind.
+        """
+        typed = ", ".join(f"'{column}': '{kind}'" for column, kind in SCHEMAS[name].items())
+        self.connection.execute(
+            f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
+            + scan(
+                "read_csv",
+                [path],
+                "auto_detect = false, delim = ',', quote = '\"', escape = '\"', header = false, "
+                f"nullstr = '', new_line = '\\n', columns = {{{typed}}}",
+            )
+        )
+        self._made.add(name)
+
+    def take(self, name: str, query: str) -> None:
+        """Make `name` a view of `query`, which must have the table's columns."""
+        columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
+        self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM ({query})")
+        self._made.add(name)
+
+    def make(self, *names: str) -> None:
+        """Make these tables now, with those that they are made from."""
+        missing = [name for name in names if name in DERIVATIONS and name not in self._made]
+        if missing:
+            # One at a time, also of several threads: each may need most of the memory.
+            with self._making:
+                self._make(missing)
+
+    def _make(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._made:
+                continue
+            query, kept = DERIVATIONS[name]
+            self.make(*_named(query))
+            columns = ", ".join(
+                f'try_cast("{column}" AS {kind}) AS "{column}"'
+                for column, kind in SCHEMAS[name].items()
+            )
+            query = f"SELECT {columns} FROM ({query})"
+            if name in _BY_STEPS:
+                self._make_by_steps(name, query)
+            elif kept and self.shelf is not None:
+                everything = [part.fingerprint for part in self.shelf.parts]
+                self._shelve(self.shelf, name, {query: everything})
+            else:
+                kind = "TABLE" if kept else "VIEW"
+                self.connection.execute(f"CREATE {kind} {name} AS {query}")
+            self._made.add(name)
+
+    def _make_by_steps(self, name: str, query: str) -> None:
+        """Make a table from some steps at a time, so that memory does not grow with the run."""
+        if self.shelf is not None:
+            queries = {
+                f"WITH {self._sources(query, number, chunk)} {query}": self._made_from(
+                    self.shelf, query, number, chunk
+                )
+                for number, chunk in enumerate(self._chunks())
+            }
+            self._chunk_files[name] = self._shelve(self.shelf, name, queries)
+            return
+        beginning = f"CREATE TABLE {name} AS"
+        for number, chunk in enumerate(self._chunks()):
+            sources = self._sources(query, number, chunk)
+            self.connection.execute(f"{beginning} WITH {sources} {query}")
+            beginning = f"INSERT INTO {name}"
+
+    def _shelve(
+        self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]
+    ) -> list[tuple[str, Path]]:
+        """Make a view of files with the rows of these queries; return their names and files."""
+        files = [
+            shelf.table(self.connection, name, query, made_from)
+            for query, made_from in queries.items()
+        ]
+        shelf.forget_others(name)
+        self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
+        return files
+
+    def _sources(self, query: str, number: int, chunk: _Chunk) -> str:
+        """Return the SQL that puts the rows of a chunk in the place of all rows."""
+        fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
+        if self.shelf is not None:
+            fields = f"({parts_query(self.shelf.of_steps(chunk.steps, chunk.without_step))})"
+            around = parts_query(self.shelf.of_times(*chunk.around_us))
+            served = f"WITH event_fields AS ({around}) {DERIVATIONS['engine_requests'][0]}"
+        sources = (
+            f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()})"
+        )
+        named = _named(query)
+        if "engine_requests" in named:
+            first_us, last_us = chunk.around_us
+            sources += (
+                f", engine_requests AS (SELECT * FROM ({served}) "
+                f"WHERE end_us >= {first_us} AND begin_us <= {last_us})"
+            )
+        for name in named:
+            if name in _BY_STEPS:
+                rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
+                if name in self._chunk_files:
+                    _, file = self._chunk_files[name][number]
+                    rows = f"SELECT * FROM {scan('read_parquet', [file])}"
+                sources += f", {name} AS NOT MATERIALIZED ({rows})"
+        return sources
+
+    def _made_from(self, shelf: Shelf, query: str, number: int, chunk: _Chunk) -> list[str]:
+        """Say what decides the rows of a chunk."""
+        parts = shelf.of_steps(chunk.steps, chunk.without_step)
+        named = _named(query)
+        if "engine_requests" in named:
+            parts += shelf.of_times(*chunk.around_us)
+        if "tq_calls" in named and self.rows("SELECT 1 FROM tq_calls LIMIT 1"):
+            parts = list(shelf.parts)
+        seen = self.rows(
+            "SELECT DISTINCT run, event FROM event_counts "
+            "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"
+        )
+        replicas = self.rows("SELECT run, name, replica FROM processes ORDER BY ALL")
+        return [
+            chunk.condition(),
+            *(part.fingerprint for part in parts),
+            json.dumps([seen, replicas]),
+            *(files[number][0] for name, files in self._chunk_files.items() if name in named),
+        ]
+
+    def _chunks(self) -> list[_Chunk]:
+        """Cut the run at step boundaries."""
+        self.make("event_counts")
+        rows = self.connection.execute(
+            "SELECT step, sum(events), min(begin_us), max(end_us) "
+            "FROM event_counts GROUP BY step ORDER BY step NULLS FIRST"
+        ).fetchall()
+        chunks: list[_Chunk] = []
+        held = _CHUNK_EVENTS
+        for step, events, begin_us, end_us in rows:
+            if held + events > _CHUNK_EVENTS:
+                chunks.append(_Chunk())
+                held = 0
+            held += events
+            chunks[-1].add(step, begin_us or 0, end_us or 0)
+        return chunks or [_Chunk()]
+
+    def relation(self, name: str) -> duckdb.DuckDBPyRelation:
+        """Return the table as a duckdb relation, to filter, join or export."""
+        if name not in SCHEMAS:
+            raise KeyError(f"no table {name}; there are {', '.join(SCHEMAS)}")
+        self.make(name)
+        return self.connection.table(name)
+
+    def rows(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Run a query over the tables and return its rows as dicts."""
+        self.make(*_named(query))
+        cursor = self.connection.execute(query, parameters)
+        names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def row(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the first row of a query, or an empty dict."""
+        rows = self.rows(query, parameters)
+        return rows[0] if rows else {}
+
+
+def _named(query: str) -> list[str]:
+    return [name for name in dict.fromkeys(_TABLE_NAME.findall(query)) if name in DERIVATIONS]

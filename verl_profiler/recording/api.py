@@ -1,0 +1,334 @@
+"""Events from your own code: a tool, a reward function, an agent loop.
+
+    from verl_profiler import span
+
+    with span("database_lookup", table="users"):
+        ...
+
+    @span("rerank")
+    async def rerank(documents): ...
+
+Request, turn, step and worker come from the context.  Without a running profiler both cost one
+function call and write nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+
+from verl_profiler.launch.settings import Carried, EventSettings
+from verl_profiler.recording import context, recorder, values
+from verl_profiler.recording.clock import now, take_anchor
+from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LogManager", "log_manager", "span", "start", "stop"]
+
+# Keys of a line that a caller must not give.
+_OWN_KEYS = ("timestamp", "duration_sec")
+# Bytes of the keys that a caller adds to a line.
+_KEYS_LIMIT = 4096
+# Thirty years; what is longer is a time of day.
+_LONGEST_S = 1e9
+
+_current_request = context.current_request.get
+_snapshot = values.snapshot
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _record(
+    active: recorder.Recorder,
+    event: str,
+    begin_ns: int,
+    fields: dict[str, Any],
+    error: BaseException | None,
+) -> None:
+    end = now()
+    cpu = 0 if end % SAMPLED else time.thread_time_ns()
+    try:
+        request = _current_request()
+        if request is None:
+            step: Any = context.process.current_step()
+            extra = fields.copy()
+        else:
+            step = request.step
+            extra = {**request.full_identity(), **fields}
+        if error is not None:
+            extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
+            extra["error"] = type(error).__name__
+        if active.steps is None or step in active.steps:
+            # As in `_append`, without the calls.
+            if type(event) is not str or len(event) > EVENT_NAME_LIMIT:
+                event = _name(event)
+            kept = _snapshot(extra)
+            if kept is extra:
+                active.append((event, begin_ns, end, extra, step))
+            else:
+                active.append_long((event, begin_ns, end, kept, step), len(memoryview(kept)))  # type: ignore[arg-type]
+    except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
+        active.refuse(_reason(problem))
+    if cpu:
+        active.add_cpu(cpu)
+    active.wrapper_ns += now() - end
+
+
+class _BadArgumentError(ValueError):
+    """An argument of which no event can be made; its text holds none of the caller's."""
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem) if isinstance(problem, _BadArgumentError) else type(problem).__name__
+
+
+def _append(
+    active: recorder.Recorder, extra: dict[str, Any], head: tuple[Any, ...], tail: tuple[Any, ...]
+) -> None:
+    """Hand over an event of which the caller can change nothing any more."""
+    kept = values.snapshot(extra)
+    if kept is extra:
+        active.append((*head, extra, *tail))
+    elif isinstance(kept, msgspec.Raw):
+        active.append_long((*head, kept, *tail), len(memoryview(kept)))
+
+
+def _name(event: Any) -> str:
+    if type(event) is str and len(event) <= EVENT_NAME_LIMIT:
+        return event
+    if not issubclass(type(event), str):
+        raise _BadArgumentError("the event's name is not text")
+    return values.text(event, EVENT_NAME_LIMIT)
+
+
+def _step(step: Any) -> int:
+    try:
+        whole = type(step) is float and step.is_integer()
+        number = int(step) if whole else int(operator.index(step))  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  a conversion of the caller's
+        raise _BadArgumentError("its step is not a whole number") from None
+    if not -STEP_LIMIT <= number < STEP_LIMIT:
+        raise _BadArgumentError("its step does not fit into 32 bits")
+    return number
+
+
+def _nanoseconds(duration: Any) -> int:
+    try:
+        seconds = float("nan") if issubclass(type(duration), (str, bytes)) else float(duration)
+    except Exception:  # noqa: BLE001  a conversion of the caller's
+        seconds = float("nan")
+    if not 0 <= seconds < _LONGEST_S:
+        raise _BadArgumentError("its duration is not a number of seconds from 0")
+    return round(seconds * 1e9)
+
+
+def _workid(workid: Any) -> int | str | None:
+    if workid is None or type(workid) is int:
+        return workid
+    if issubclass(type(workid), str):
+        return values.text(workid, EVENT_NAME_LIMIT)
+    try:
+        return int(operator.index(workid))
+    except Exception:  # noqa: BLE001  a conversion of the caller's
+        raise _BadArgumentError("its workid is neither a whole number nor text") from None
+
+
+def _path(log_path: Any) -> Path:
+    try:
+        path = os.fsdecode(log_path)
+        # The writer thread may run in another directory later.
+        path = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    except Exception:  # noqa: BLE001  a conversion of the caller's, a directory that is gone
+        path = "\0"
+    if "\0" in path:
+        raise _BadArgumentError("its log_path is not a path")
+    return Path(path)
+
+
+class _Span:
+    """What `span(...)` returns: a context manager, sync and async, and a decorator."""
+
+    __slots__ = ("_begin_ns", "_event", "_fields", "_range")
+
+    def __init__(self, event: str, fields: dict[str, Any]) -> None:
+        self._event = event
+        self._fields = fields
+        self._begin_ns = 0
+
+    def add(self, **fields: Any) -> None:
+        """Add fields that are known only later, for example the size of a result."""
+        self._fields.update(fields)
+
+    def __enter__(self) -> Self:
+        self._begin_ns = now()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        active = recorder._active
+        if active is not None:
+            _record(active, self._event, self._begin_ns, self._fields, error)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _Function) -> _Function:
+        return _decorated(function, self._event, self._fields)
+
+
+def _decorated(function: Any, event: str, fields: dict[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def timed(*args: Any, **kwargs: Any) -> Any:
+            with _Span(event, dict(fields)):
+                return await function(*args, **kwargs)
+
+    elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"@span cannot time the generator {function.__qualname__}: its body runs while the "
+            "caller iterates. Put `with span(...)` inside it."
+        )
+    else:
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with _Span(event, dict(fields)):
+                return function(*args, **kwargs)
+
+    return timed
+
+
+@overload
+def span(event: _Function, /) -> _Function: ...
+@overload
+def span(event: str, /, **fields: Any) -> _Span: ...
+def span(event: Any, /, **fields: Any) -> Any:
+    """Time a block or a function.
+
+    Args:
+        event: The event's name, a singular noun; or, as a bare decorator, the function, whose
+            name is then the event's.
+        **fields: What else the line should say; a unit belongs in the name (`size_bytes`).
+
+    Returns:
+        An object for `with`, `async with` or `@`; a decorated function when given one.
+    """
+    if callable(event):
+        return _decorated(event, getattr(event, "__name__", "span"), {})
+    return _Span(event, fields)
+
+
+class LogManager:
+    """The call shape of the original multi-turn logger."""
+
+    def log(
+        self,
+        log_path: str | os.PathLike[str] | None,
+        event: str,
+        duration: float | None = None,
+        extra: dict[str, Any] | None = None,
+        workid: int | None = None,
+        step: int | None = None,
+        **extra_keys: Any,
+    ) -> None:
+        """Record an event that ends now.  Never raises: an event that cannot be recorded is counted.
+
+        Args:
+            log_path: The file; None for this process's own file of the step.  A path under the
+                configured `profiler.output_dir` goes into this launch's run directory, and a
+                relative one is otherwise taken from the current directory.
+            event: The event's name.
+            duration: Seconds; None for an instant.
+            extra: Further fields; request and turn are added from the context where absent.
+            workid: Rank; None for this process's.
+            step: verl's global step; None for the current one.
+            **extra_keys: Further keys of the line itself.
+        """
+        end = now()
+        active = recorder.active()
+        if active is None:
+            return
+        try:
+            request = _current_request()
+            if step is None:
+                step = context.process.current_step() if request is None else request.step
+            number = _step(step)
+            if not active.wants(number):
+                return
+            begin = None if duration is None else end - _nanoseconds(duration)
+            path = None if log_path is None else self._place(_path(log_path), active)
+            if not isinstance(extra, (Mapping, type(None))):
+                raise _BadArgumentError("its extra is not a dict")
+            if any(key in _OWN_KEYS for key in extra_keys):
+                raise _BadArgumentError(f"{' and '.join(_OWN_KEYS)} are the recorder's own keys")
+            more = msgspec.Raw(values.encode(extra_keys, _KEYS_LIMIT)) if extra_keys else None
+            identity = {} if request is None else request.full_identity()
+            _append(
+                active,
+                {**identity, **(extra or {})},
+                (_name(event), begin, end),
+                (number, _workid(workid), path, more),
+            )
+        except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
+            active.refuse(_reason(problem))
+
+    @staticmethod
+    def _place(path: Path, active: recorder.Recorder) -> Path:
+        configured = Path(os.path.expanduser(active.carried.output_dir))
+        for base in (configured, Path(os.path.abspath(configured))):
+            try:
+                return active.directory / path.relative_to(base)
+            except ValueError:
+                continue
+        return path
+
+
+log_manager = LogManager()
+
+
+def start(
+    directory: str | os.PathLike[str], *, role: str = "process", rank: int | None = None
+) -> Path:
+    """Record in this process without verl, for scripts and tests of your own.
+
+    Args:
+        directory: The run directory is made here, or beside it if it holds a run already.
+        role: The role in the file names.
+        rank: The rank in the file names; without one, host and pid stand there.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        ConfigError: If the directory cannot be written.
+        RuntimeError: If this process records already.
+    """
+    from verl_profiler.launch import run_directory
+    from verl_profiler.recording.recorder import Identity
+
+    if recorder.active() is not None:
+        raise RuntimeError("this process records already; call verl_profiler.stop() first")
+    anchor = take_anchor()
+    events = EventSettings(announce=False)
+    made = run_directory.make(os.fspath(directory), anchor, events, {})
+    carried = Carried(str(made), os.fspath(directory), events, anchor)
+    recorder.start(carried, lambda: Identity(role, rank))
+    return made
+
+
+def stop() -> None:
+    """Write what is left and stop recording in this process."""
+    recorder.stop("stopped")

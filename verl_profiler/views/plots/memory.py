@@ -1,0 +1,149 @@
+"""Plots of memory: how full devices, processes and machines were over time."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from verl_profiler.analysis.memory_over_time import memory_over_time, phase_spans
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
+from verl_profiler.render.figure import legend, sheet, short, value_axis
+from verl_profiler.render.text import size
+from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column, known
+
+__all__ = ["PLOTS"]
+
+# Processes drawn, the fullest first; and phases, beyond which bands would run into each other.
+_LINES = 6
+_BANDS = 80
+_COLORS = (
+    PHASE_COLORS["gen"],
+    PHASE_COLORS["update_actor"],
+    PHASE_COLORS["update_weights"],
+    PHASE_COLORS["values"],
+    ENGINE_COLORS["queue"],
+    MUTED,
+)
+
+
+def _memory_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
+    return {
+        "memory_over_time": memory_over_time(tables, choice.steps),
+        "phase_spans": phase_spans(tables, choice.steps),
+    }
+
+
+def _memory(sheets: Sheets, choice: Choice) -> Figure:
+    rows, spans = sheets["memory_over_time"], sheets["phase_spans"]
+    device = bool(known(rows, "used_bytes"))
+    keys = ["used_bytes", "rss_bytes"] if device else ["rss_bytes"]
+    keys = [key for key in keys if known(rows, key)]
+    figure, panels = sheet(
+        _title(rows, device=device),
+        f"{choice.words()} and validation: {sum(row['readings'] for row in rows):,} readings of "
+        f"{len({row['name'] for row in rows})} processes; triangles: released (down), resumed (up)",
+        size=(11, 1.2 + 3.2 * len(keys)),
+        panels=(len(keys), 1),
+        sharex=True,
+        notes=[
+            (
+                "A device's memory is that of all processes on it together. Between readings nothing "
+                "is known; profiler.memory_saver.sample_interval_s=1 reads every second."
+            )
+        ],
+    )
+    for axes, key in zip(panels, keys, strict=True):
+        _lines(axes, rows, key)
+        _bands(axes, spans)
+    panels[-1].set_xlabel("seconds since the first reading")
+    return figure
+
+
+def _title(rows: Rows, *, device: bool) -> str:
+    if not device:
+        fullest = max(rows, key=lambda row: row["rss_bytes"] or 0)
+        return (
+            f"No device could be read; the largest process on the host is {fullest['name']}: "
+            f"{size(fullest['rss_bytes'])}"
+        )
+    on_device = [row for row in rows if row["used_bytes"] is not None]
+    top = max(on_device, key=lambda row: row["used_bytes"] / row["total_bytes"])
+    low = min(row["used_bytes"] for row in on_device if row["name"] == top["name"])
+    return (
+        f"The device of {top['name']} holds {size(top['used_bytes'])} of {size(top['total_bytes'])} "
+        f"at its fullest, {size(low)} at its emptiest"
+    )
+
+
+def _lines(axes: Axes, rows: Rows, key: str) -> None:
+    """Draw one line per process, with triangles where memory was released or resumed."""
+    on_device = key == "used_bytes"
+    peaks = {
+        name: max(known([row for row in rows if row["name"] == name], key), default=0)
+        for name in {row["name"] for row in rows}
+    }
+    names = sorted((name for name in peaks if peaks[name]), key=lambda name: (-peaks[name], name))
+    for name, code in zip(names[:_LINES], _COLORS, strict=False):
+        mine = [row for row in rows if row["name"] == name and row[key] is not None]
+        axes.plot(
+            column(mine, "begin_s"), column(mine, key), color=code, label=short(name, 18),
+            linewidth=1.3, marker="." if len(mine) < 60 else None, markersize=4,
+        )  # fmt: skip
+        for sign, marker in ((1, "v"), (-1, "^")):
+            moved = [row for row in mine if row["moves"] * sign > 0]
+            axes.plot(
+                column(moved, "begin_s"), column(moved, key), marker, color=code, markersize=6
+            )
+    value_axis(axes, "used on the device" if on_device else "resident in host memory")
+    totals = known(rows, "total_bytes") if on_device else []
+    if totals:
+        axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
+        axes.set_ylim(0, max(totals) * 1.08)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    more = len(names) - _LINES
+    legend(axes, title=f"fullest of {len(names)}" if more > 0 else None)
+
+
+def _bands(axes: Axes, spans: Rows) -> None:
+    """Shade the phases of the trainer below the axis's top, and name them."""
+    first, last = axes.get_xlim()
+    shown = [row for row in spans if row["end_s"] > first and row["begin_s"] < last]
+    if not shown or len(shown) > _BANDS:
+        return
+    axes.set_xlim(max(0.0, first), last)
+    for row in shown:
+        axes.axvspan(
+            max(row["begin_s"], axes.get_xlim()[0]),
+            min(row["end_s"], last),
+            color=color(row["phase"]),
+            alpha=0.16,
+            linewidth=0,
+        )
+    held = axes.get_legend()
+    phases = sorted({row["phase"] for row in shown})
+    handles = [Patch(color=color(phase), alpha=0.35, label=short(phase, 18)) for phase in phases]
+    lines = axes.get_legend_handles_labels()[0]
+    title = None if held is None else held.get_title().get_text() or None
+    axes.legend(
+        handles=[*lines, *handles],
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1.0),
+        borderaxespad=0.0,
+        handlelength=1.3,
+        title=title,
+        fontsize=8,
+    )
+
+
+PLOTS: dict[str, Plot] = {
+    "memory_over_time": Plot(
+        "How full were devices, processes and machines, and what was the trainer doing?",
+        _memory_tables,
+        _memory,
+        "no memory was read there (or the memory family was off).",
+    ),
+}

@@ -1,0 +1,223 @@
+"""Plots of steps: how long they took, and validation."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from matplotlib.figure import Figure
+
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.step_durations import step_durations, step_trend
+from verl_profiler.analysis.validation_times import validation_times
+from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
+from verl_profiler.render.figure import (
+    end_labels,
+    legend,
+    sheet,
+    stack,
+    step_axis,
+    time_unit,
+    value_axis,
+)
+from verl_profiler.render.text import seconds, share
+from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known
+
+__all__ = ["PLOTS"]
+
+_TRAINING_COLOR = PHASE_COLORS["update_actor"]
+_NAMED_UNUSUAL = 6
+
+
+def _durations(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["step_durations"]
+    finished = [row for row in rows if row["finished"]]
+    notes = []
+    if finished:
+        notes.append(
+            "training: rewards, log-probabilities, values, advantages and updates. "
+            "Hatched: after the step, before the next one (validation is verl's testing)."
+        )
+        if len(finished) < len(rows):
+            notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")
+    else:
+        notes.append(
+            "The trainer was not recorded: what lies between two rollouts (log-probabilities, "
+            "updates, weight sync, validation) has one color."
+        )
+    unusual = [row for row in rows if row["unusual"]]
+    about = f"{choice.words()}: {len(rows)} steps"
+    if len(rows) < (rows[-1]["step"] - rows[0]["step"] + 1):
+        about += ", some missing"
+    if unusual:
+        named = ", ".join(str(row["step"]) for row in unusual[:_NAMED_UNUSUAL])
+        about += f"; unusual (marked): {named}" + (
+            f" and {len(unusual) - _NAMED_UNUSUAL} more" if len(unusual) > _NAMED_UNUSUAL else ""
+        )
+    figure, (axes,) = sheet(
+        _duration_title(rows, sheets["step_trend"]), about, size=(11, 5.2), notes=notes
+    )
+    steps = [row["step"] for row in rows]
+    names = [
+        ("gen", "gen_s", PHASE_COLORS["gen"]),
+        ("training", "training_s", _TRAINING_COLOR),
+        ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
+        ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
+        ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
+        ("validation", "testing_s", PHASE_COLORS["testing"]),
+        ("between steps, other", "between_other_s", "#EDEDED"),
+        ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
+    ]
+    heights = [sum(row[key] or 0 for _, key, _ in names) for row in rows]
+    factor, unit = time_unit(max(heights))
+    shown = [
+        (name, column(rows, key, factor), code)
+        for name, key, code in names
+        if sum(row[key] or 0 for row in rows) > 0.001 * sum(heights)
+    ]
+    tops = stack(
+        axes,
+        steps,
+        shown,
+        hatched={"validation": "////", "between steps, other": "////"},
+    )
+    for trend in sheets["step_trend"]:
+        if trend["measure"] == "gen" and len(rows) >= 5:
+            middle, slope = trend["median_s"], trend["slope_s_per_step"]
+            center = (steps[0] + steps[-1]) / 2
+            axes.plot(
+                [steps[0], steps[-1]],
+                [(middle + slope * (step - center)) * factor for step in (steps[0], steps[-1])],
+                color=INK,
+                linestyle="--",
+                linewidth=1.2,
+                label="trend of gen",
+            )
+    for row, top in zip(rows, tops, strict=True):
+        if row["unusual"]:
+            axes.plot([row["step"]], [top + max(tops) * 0.02], "v", color=ACCENT, markersize=5)
+    step_axis(axes, steps)
+    value_axis(axes, f"time [{unit}]")
+    axes.set_ylim(0, max(tops) * 1.06)
+    legend(axes, reverse=True)
+    return figure
+
+
+def _duration_title(rows: Rows, trends: Rows) -> str:
+    steps = known(rows, "step_s")
+    gens = known(rows, "gen_s")
+    if steps:
+        part = sum(row["gen_s"] or 0 for row in rows if row["finished"]) / sum(steps)
+        title = f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is gen"
+    elif gens:
+        title = f"gen takes {seconds(median(gens))} (median)"
+    else:
+        title = "Steps"
+    if len(rows) < 5:
+        return title
+    for trend in trends:
+        if trend["measure"] != "gen":
+            continue
+        clear = abs(trend["rising"] - 0.5) > 0.15 and abs(trend["change_share"] or 0) > 0.05
+        if clear:
+            word = "longer" if trend["change_s"] > 0 else "shorter"
+            return (
+                f"{title}; gen became {seconds(abs(trend['change_s']))} {word} "
+                f"({share(abs(trend['change_share']))}) over {trend['steps']} steps"
+            )
+        return f"{title}; gen shows no trend"
+    return title
+
+
+def _validation(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["validation_times"]
+    requests = sum(row["requests"] for row in rows)
+    timed = known(rows, "testing_s") or known(rows, "rollout_s")
+    title = f"{len(rows)} validation{'s' if len(rows) > 1 else ''}"
+    if timed:
+        title += f" of {seconds(sum(timed) / len(timed))}" + (
+            " on average" if len(timed) > 1 else ""
+        )
+    slowest = max(rows, key=lambda row: row["max_s"] or 0)
+    if slowest["max_s"]:
+        title += f"; the slowest request took {seconds(slowest['max_s'])} (step {slowest['step']})"
+    scored = any(row["reward"] is not None for row in rows)
+    figure, panels = sheet(
+        title,
+        f"{choice.run or 'run'}: {requests:,} validation requests; listed under the step during which they ran",
+        size=(11, 4.8),
+        panels=(1, 3 if scored else 2),
+    )
+    steps = [row["step"] for row in rows]
+    longest = max([*known(rows, "testing_s"), *known(rows, "rollout_s"), 0])
+    factor, unit = time_unit(longest)
+    axes = panels[0]
+    axes.bar(
+        steps,
+        column(rows, "testing_s", factor),
+        0.8,
+        color=GRID,
+        label="validation, trainer's timer",
+    )
+    axes.bar(
+        steps,
+        column(rows, "rollout_s", factor),
+        0.5,
+        color=PHASE_COLORS["testing"],
+        label="first request to last",
+    )
+    step_axis(axes, steps)
+    value_axis(axes, f"time [{unit}]")
+    axes.set_ylim(0, longest * factor * 1.25 or 1)
+    axes.legend(loc="upper left", fontsize=8)
+    axes.set_title("how long it took")
+    axes = panels[1]
+    factor, unit = time_unit(slowest["max_s"])
+    labels = []
+    for name, code in (("p50", "#8FBBDD"), ("p95", "#4B8CC2"), ("max", "#0B2A4F")):
+        line = [row for row in rows if row[f"{name}_s"] is not None]
+        if line:
+            axes.plot(
+                [row["step"] for row in line],
+                column(line, f"{name}_s", factor),
+                marker="o",
+                markersize=3.5,
+                color=code,
+            )
+            labels.append(
+                (line[-1][f"{name}_s"] * factor, name if name == "max" else name.upper(), code)
+            )
+    step_axis(axes, steps)
+    value_axis(axes, f"duration of a request [{unit}]")
+    end_labels(axes, labels)
+    axes.set_title("its requests")
+    if scored:
+        axes = panels[2]
+        line = [row for row in rows if row["reward"] is not None]
+        axes.plot(
+            [row["step"] for row in line],
+            column(line, "reward"),
+            marker="o",
+            markersize=4,
+            color=INK,
+        )
+        step_axis(axes, steps)
+        axes.set_ylabel("mean reward")
+        axes.set_title("their rewards")
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+    return figure
+
+
+PLOTS: dict[str, Plot] = {
+    "step_durations": Plot(
+        "How long do gen and training take in each step, and what lies between steps?",
+        asking(step_durations, step_trend),
+        _durations,
+        "no step has a rollout there.",
+    ),
+    "validation_times": Plot(
+        "How long do validations take, apart from training?",
+        asking(validation_times),
+        _validation,
+        "no validation was recorded there.",
+    ),
+}

@@ -1,0 +1,515 @@
+"""The five pictures of a console log, under the names that their users know."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from verl_profiler.analysis.logged_timers import (
+    generation_times,
+    logged_phases,
+    logged_steps,
+    per_token_times,
+)
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
+from verl_profiler.render.figure import (
+    end_labels,
+    legend,
+    plain,
+    settings,
+    sheet,
+    stack,
+    step_axis,
+    time_unit,
+    value_axis,
+)
+from verl_profiler.render.text import seconds, share
+from verl_profiler.views.plots.choice import NothingToDraw, Sheets, known
+
+__all__ = ["PICTURES", "Picture"]
+
+# Above this many steps a stack is drawn as areas: bars would be thinner than a dot.
+_BARS = 600
+_MARKED_POINTS = 80
+# Of timers inside gen, by the last or the middle part of their names.
+_STYLES = {"max": "--", "slowest": (0, (6, 1, 1, 1, 1, 1)), "mean": "-.", "min": ":"}
+# The timers that people compare first, and the share of the step from which others join them.
+_COMPARED = ("gen", "update_actor", "update_critic", "update_critic_actor")
+_COMPARED_SHARE = 0.05
+_LOG_SCALE = 100
+_MARKED = {"validation": "validated", "checkpoint": "checkpoint"}
+
+_DENOMINATORS = (
+    "verl divides gen by the tokens of the responses and the others by those of prompts and "
+    "responses, so that gen is not to be compared with them."
+)
+_CHILDREN = (
+    "Broken lines: inside gen, so no addition to it. min, max and mean are over the requests or "
+    "workers of a step, slowest is its slowest request."
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of one logged run.
+
+    Args:
+        sheets: Gives the rows by name; the first must have some.
+        draw: Draws them.
+        empty: What the log lacks when there are none.
+    """
+
+    sheets: Callable[[LoggedRun], dict[str, Rows]]
+    draw: Callable[[Sheets, str], Figure]
+    empty: str
+
+    def figure(self, run: LoggedRun) -> Figure:
+        """Draw a run.
+
+        Raises:
+            NothingToDraw: The log has no numbers for this picture.
+        """
+        sheets = self.sheets(run)
+        if not next(iter(sheets.values())):
+            raise NothingToDraw(self.empty)
+        with settings():
+            return self.draw(sheets, run.label)
+
+
+def _breakdown(sheets: Sheets, label: str) -> Figure:
+    phases, steps = sheets["phases"], sheets["steps"]
+    inside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
+    outside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "outside")
+    apart = sorted({row["phase"] for row in phases if row["place"] == "overlapping"})
+    totals = {row["step"]: row["step_s"] for row in steps if row["step_s"] is not None}
+    numbers = [row["step"] for row in steps]
+    notes = []
+    if outside:
+        notes.append(
+            f"Hatched: {', '.join(outside)} ran outside timing_s/step, beside the step's own time."
+        )
+    if apart:
+        notes.append(
+            f"Not in the stack, because inside or beside other timers: {', '.join(apart)}."
+        )
+    if any(row["overlap_s"] for row in steps):
+        notes.append("In some steps the timers together are longer than the step: they overlap.")
+    figure, (axes,) = sheet(
+        _breakdown_title(phases, steps), _about(label, steps), size=(12, 6.2), notes=notes
+    )
+    longest = max(
+        [row["accounted_s"] + row["outside_s"] for row in steps] + list(totals.values()), default=0
+    )
+    factor, unit = time_unit(longest)
+    among = [("{}", inside), ("{}, outside", outside)]
+    series = [
+        (named.format(name), [values.get(step, 0.0) * factor for step in numbers], color(name))
+        for named, timers in among
+        for name, values in _ordered(timers)
+    ]
+    hatched = {f"{name}, outside": "////" for name in outside}
+    if len(numbers) > _BARS:
+        _areas(axes, numbers, series, hatched)
+    else:
+        stack(axes, numbers, series, hatched=hatched)
+    _step_times(axes, {step: value * factor for step, value in totals.items()})
+    _finish(axes, steps, f"time [{unit}]")
+    legend(axes, reverse=True)
+    return figure
+
+
+def _per_token(sheets: Sheets, label: str) -> Figure:
+    rows, steps = sheets["per_token"], sheets["steps"]
+    series = _series(rows, "timer", "ms_per_token")
+    responses = {row["timer"] for row in rows if row["tokens"] == "response"}
+    middles = {name: statistics.median(values.values()) for name, values in series.items()}
+    most = max(middles, key=lambda name: middles[name])
+    positive = [middle for middle in middles.values() if middle > 0]
+    wide = len(positive) > 1 and max(positive) > _LOG_SCALE * min(positive)
+    figure, (axes,) = sheet(
+        f"{most} costs {_ms(middles[most])} per {'response token' if most in responses else 'token'} "
+        "(median)",
+        _about(label, steps),
+        size=(12, 5.6),
+        notes=[_DENOMINATORS] * bool(responses),
+    )
+    labels = []
+    for name, values in series.items():
+        style = "-" if name in responses else "--"
+        _line(axes, values, color=color(name), linestyle=style)
+        last = values[max(values)]
+        unit = "per response token" if name in responses else "per token"
+        labels.append((last, f"{name}: {_ms(middles[name])} {unit}", color(name), style))
+    _finish(axes, steps, "time per token [ms]" + (", log scale" if wide else ""), labels, log=wide)
+    return figure
+
+
+def _throughput(sheets: Sheets, label: str) -> Figure:
+    steps = sheets["steps"]
+    each = _column(steps, "tokens_per_s_per_gpu")
+    job = _column(steps, "tokens_per_s")
+    times = _column(steps, "step_s")
+    gpus = set(known(steps, "gpus"))
+    title = (
+        f"{_count(statistics.median(each.values()))} tokens/s per GPU" if each else "Time per step"
+    )
+    if job:
+        title += f", {_count(statistics.median(job.values()))} tokens/s of the job (medians)"
+    about = _about(label, steps)
+    if gpus:
+        about += f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
+    figure, (top, bottom) = sheet(title, about, size=(12, 7.4), panels=(2, 1), sharex=True)
+    if each:
+        top.fill_between(*_gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)
+        _line(top, each, color=PHASE_COLORS["gen"])
+        _middles(top, each, PHASE_COLORS["gen"], _count)
+    _finish(top, steps, "perf/throughput [tokens/s per GPU]")
+    top.set_xlabel("")
+    if len(gpus) == 1 and job:
+        (count,) = gpus
+        other: Any = top.secondary_yaxis(
+            "right", functions=(lambda value: value * count, lambda value: value / count)
+        )
+        other.set_ylabel("tokens/s of the job", color=MUTED)
+        other.tick_params(colors=MUTED)
+        other.yaxis.set_major_formatter(top.yaxis.get_major_formatter())
+    factor, unit = time_unit(max(times.values(), default=0))
+    _line(bottom, times, factor, color=INK)
+    _middles(bottom, times, INK, seconds, factor)
+    _finish(bottom, steps, f"perf/time_per_step [{unit}]", named=False)
+    return figure
+
+
+def _comparison(sheets: Sheets, label: str) -> Figure:
+    phases, steps = sheets["phases"], sheets["steps"]
+    series = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
+    total = sum(row["step_s"] or 0 for row in steps) or 1.0
+    chosen = {
+        name: values
+        for name, values in series.items()
+        if name in _COMPARED
+        or (name != "unaccounted" and sum(values.values()) >= _COMPARED_SHARE * total)
+    } or series
+    means = {name: statistics.fmean(values.values()) for name, values in chosen.items()}
+    most = max(means, key=lambda name: means[name])
+    return _times(
+        f"{most} takes {seconds(means[most])} on average",
+        chosen,
+        sheets["steps"],
+        label,
+        notes=[
+            f"Others than {', '.join(_COMPARED[:3])} are shown from {share(_COMPARED_SHARE)} of the time on."
+        ],
+    )
+
+
+def _generation(sheets: Sheets, label: str) -> Figure:
+    rows = sheets["generation"]
+    series = _series(rows, "timer", "duration_s")
+    inside = any(row["inside"] for row in rows)
+    ordered = {name: series[name] for name in sorted(series, key=_generation_order)}
+    means = {name: statistics.fmean(values.values()) for name, values in ordered.items()}
+    title = (
+        f"gen takes {seconds(means['gen'])} on average" if "gen" in means else "Inside generation"
+    )
+    notes = [_CHILDREN if inside else "This log has no timers inside gen."]
+    if "old_log_prob" in ordered:
+        notes.append("old_log_prob is the pass that follows gen, not a part of it.")
+    return _times(title, ordered, sheets["steps"], label, notes=notes, style=_generation_style)
+
+
+def _times(
+    title: str,
+    series: dict[str, dict[int, float]],
+    steps: Rows,
+    label: str,
+    *,
+    notes: Sequence[str],
+    style: Callable[[str], Any] = lambda _: "-",
+) -> Figure:
+    """Draw a line per timer, with its mean and median beside it."""
+    figure, (axes,) = sheet(
+        title, _about(label, steps), size=(12, max(5.6, 0.3 * len(series) + 2.4)), notes=notes
+    )
+    factor, unit = time_unit(max(max(values.values()) for values in series.values()))
+    labels = []
+    for name, values in series.items():
+        code = _timer_color(name)
+        _line(axes, values, factor, color=code, linestyle=style(name))
+        mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
+        words = f"{name}: mean {seconds(mean)}, median {seconds(middle)}"
+        labels.append((values[max(values)] * factor, words, code, style(name)))
+    _finish(axes, steps, f"time [{unit}]", labels)
+    return figure
+
+
+def _breakdown_title(phases: Rows, steps: Rows) -> str:
+    times = known(steps, "step_s")
+    totals: dict[str, float] = {}
+    for row in phases:
+        if row["place"] == "step":
+            totals[row["phase"]] = totals.get(row["phase"], 0.0) + row["duration_s"]
+    if not times or not totals:
+        return "Timers of each step"
+    most = max(totals, key=lambda name: totals[name])
+    return (
+        f"A step takes {seconds(statistics.median(times))} (median); "
+        f"{share(totals[most] / sum(times))} of the time is {most}"
+    )
+
+
+def _about(label: str, steps: Rows) -> str:
+    first, last = steps[0]["step"], steps[-1]["step"]
+    missing = last - first + 1 - len(steps)
+    text = f"{label}: {len(steps):,} step{'s' if len(steps) > 1 else ''}, {first} to {last}"
+    return text + (f", {missing:,} in between are not in the log" if missing else "")
+
+
+def _series(
+    rows: Rows, name: str, value: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> dict[str, dict[int, float]]:
+    """Return the values by name and step."""
+    series: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if wanted(row):
+            series.setdefault(row[name], {})[row["step"]] = row[value]
+    return series
+
+
+def _column(rows: Rows, name: str) -> dict[int, float]:
+    return {row["step"]: row[name] for row in rows if row[name] is not None}
+
+
+def _ordered(
+    series: dict[str, dict[int, float]],
+) -> Iterable[tuple[str, dict[int, float]]]:
+    """Sort timers as the steps have them: the known phases in order, others, the rest on top."""
+    order = {name: place for place, name in enumerate(PHASE_COLORS)}
+    last = {"unaccounted": 1, "testing": 2}
+    return sorted(
+        series.items(), key=lambda item: (last.get(item[0], 0), order.get(item[0], len(order)))
+    )
+
+
+def _generation_order(name: str) -> tuple[int, str]:
+    known_order = {"gen": 0, "generate_sequences": 1, "reshard": 2, "old_log_prob": 9}
+    return known_order.get(name, 5), name
+
+
+def _generation_style(name: str) -> Any:
+    if name in ("gen", "old_log_prob"):
+        return "-"
+    return next((_STYLES[part] for part in name.split("/") if part in _STYLES), "--")
+
+
+def _timer_color(name: str) -> str:
+    """Return the color of a timer, or of the work that its name speaks of."""
+    spare = color(name)
+    return next((color(part) for part in reversed(name.split("/")) if is_known(part)), spare)
+
+
+def _gapped(values: dict[int, float], factor: float = 1.0) -> tuple[list[float], list[float]]:
+    """Return the points of a line that is broken where steps are missing."""
+    steps = sorted(values)
+    strides = [after - before for before, after in pairwise(steps)]
+    stride = statistics.median_low(strides) if strides else 1
+    xs: list[float] = []
+    ys: list[float] = []
+    for step in steps:
+        if xs and step - xs[-1] > stride:
+            xs.append(xs[-1] + stride / 2)
+            ys.append(float("nan"))
+        xs.append(step)
+        ys.append(values[step] * factor)
+    return xs, ys
+
+
+def _line(axes: Axes, values: dict[int, float], factor: float = 1.0, **style: Any) -> None:
+    if not values:
+        return
+    xs, ys = _gapped(values, factor)
+    broken = len(values) == 1 or len(xs) > len(values)
+    marker = "o" if broken or len(values) <= _MARKED_POINTS else None
+    axes.plot(xs, ys, marker=marker, markersize=3, **style)
+
+
+def _middles(
+    axes: Axes,
+    values: dict[int, float],
+    code: str,
+    words: Callable[[float], str],
+    factor: float = 1.0,
+) -> None:
+    """Draw the mean and the median across the panel."""
+    if not values:
+        return
+    for name, value, style in (
+        ("mean", statistics.fmean(values.values()), ":"),
+        ("median", statistics.median(values.values()), "--"),
+    ):
+        axes.axhline(
+            value * factor,
+            color=code,
+            linestyle=style,
+            linewidth=1.0,
+            label=f"{name} {words(value)}",
+        )
+
+
+def _areas(
+    axes: Axes, steps: Sequence[int], series: Iterable[tuple[str, list[float], str]], hatched: Any
+) -> None:
+    """Stack areas over many steps; nothing is drawn where steps are missing."""
+    base = dict.fromkeys(steps, 0.0)
+    for name, values, code in series:
+        top = {step: base[step] + value for step, value in zip(steps, values, strict=True)}
+        xs, lows = _gapped(base)
+        axes.fill_between(
+            xs,
+            lows,
+            _gapped(top)[1],
+            step="mid",
+            facecolor=code,
+            edgecolor="white" if name in hatched else code,
+            linewidth=0,
+            label=plain(name),
+            hatch=hatched.get(name),
+        )
+        base = top
+
+
+def _finish(
+    axes: Axes,
+    steps: Rows,
+    label: str,
+    labels: Sequence[tuple[float, str, str, str]] = (),
+    *,
+    log: bool = False,
+    named: bool = True,
+) -> None:
+    """Name the axes, mark the special steps (`named` in a legend), and label the lines."""
+    step_axis(axes, [row["step"] for row in steps])
+    if log:
+        axes.set_yscale("log")
+        axes.set_ylabel(label)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        value_axis(axes, label)
+    _mark(axes, steps, named=named)
+    if labels:
+        _end_labels(axes, labels, log=log)
+
+
+def _step_times(axes: Axes, values: dict[int, float]) -> None:
+    """Draw how long each step took: a stroke per bar, or one line where there are many."""
+    label = "step (timing_s/step)"
+    if len(values) > _MARKED_POINTS:
+        axes.plot(*_gapped(values), color=INK, linewidth=0.6, drawstyle="steps-mid", label=label)
+    elif values:
+        begins, ends = ([step + side for step in values] for side in (-0.46, 0.46))
+        heights = list(values.values())
+        axes.hlines(heights, begins, ends, colors=INK, linestyles="--", label=label)
+
+
+def _mark(axes: Axes, steps: Rows, *, named: bool) -> None:
+    """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
+    resumed = [row["step"] - 0.5 for row in steps[1:] if row["first_of_launch"]]
+    handles = []
+    for step in resumed:
+        line = axes.axvline(step, color=MUTED, linestyle="-.", linewidth=1.0)
+        handles = [(line, "training resumed")]
+    for key, marker, code in (
+        ("validation", "v", PHASE_COLORS["testing"]),
+        ("checkpoint", "s", PHASE_COLORS["save_checkpoint"]),
+    ):
+        marked = [row["step"] for row in steps if row[_MARKED[key]]]
+        if marked:
+            (points,) = axes.plot(
+                marked,
+                [1.014 if key == "validation" else 1.042] * len(marked),
+                transform=axes.get_xaxis_transform(),
+                linestyle="none",
+                marker=marker,
+                markersize=4.5 if len(marked) <= _MARKED_POINTS else 2.5,
+                color=code,
+                clip_on=False,
+                label="_",
+            )
+            handles.append((points, key))
+    if handles and named:
+        made = axes.legend(
+            *zip(*handles, strict=True),
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.05),
+            borderaxespad=0.0,
+            ncols=len(handles),
+        )
+        axes.add_artist(made)
+    shown = axes.get_legend_handles_labels()
+    if shown[1]:
+        axes.legend(*shown, loc="lower right", ncols=len(shown[1]))
+
+
+def _end_labels(axes: Axes, labels: Sequence[tuple[float, str, str, str]], *, log: bool) -> None:
+    if not log:
+        end_labels(axes, labels)
+        return
+    ordered = sorted(labels, key=lambda label: -label[0])
+    handles = [axes.plot([], [], color=code, linestyle=style)[0] for _, _, code, style in ordered]
+    axes.legend(
+        handles,
+        [plain(words) for _, words, _, _ in ordered],
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1.0),
+    )
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3g} ms"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _with_steps(name: str, ask: Callable[[LoggedRun], Rows]) -> Callable[[LoggedRun], Any]:
+    return lambda run: {name: ask(run), "steps": logged_steps(run)}
+
+
+# In the order in which they are written.
+PICTURES: dict[str, Picture] = {
+    "step_timing_breakdown": Picture(
+        _with_steps("phases", logged_phases), _breakdown, "the log has no timer of a phase"
+    ),
+    "per_token_timing": Picture(
+        _with_steps("per_token", per_token_times),
+        _per_token,
+        "the log has no timing_per_token_ms/… metric",
+    ),
+    "throughput": Picture(
+        lambda run: {
+            "steps": [
+                row
+                for row in logged_steps(run)
+                if row["step_s"] is not None or row["tokens_per_s_per_gpu"] is not None
+            ]
+        },
+        _throughput,
+        "the log has neither perf/throughput nor a time per step",
+    ),
+    "component_comparison": Picture(
+        _with_steps("phases", logged_phases), _comparison, "the log has no timer of a phase"
+    ),
+    "generation_timing": Picture(
+        _with_steps("generation", generation_times), _generation, "the log has no timer of gen"
+    ),
+}

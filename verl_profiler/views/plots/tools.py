@@ -1,0 +1,210 @@
+"""Plots of what requests call: tools, and rewards."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from verl_profiler.analysis.rewards import reward_times, rewards
+from verl_profiler.analysis.tool_latencies import tool_latencies
+from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
+from verl_profiler.render.figure import (
+    SEQUENCE,
+    bars,
+    end_labels,
+    legend,
+    sheet,
+    short,
+    step_axis,
+    time_unit,
+    value_axis,
+)
+from verl_profiler.render.text import seconds, share
+from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known, marks
+
+__all__ = ["PLOTS"]
+
+_TOOLS = 20
+
+
+def _tools(sheets: Sheets, choice: Choice) -> Figure:
+    every = sheets["tool_latencies"]
+    rows = every[:_TOOLS]
+    most = rows[0]
+    failed = sum(row["failed"] for row in every)
+    calls = sum(row["calls"] for row in every)
+    title = f"{short(most['tool'], 40)} takes {share(most['share'])} of all tool time"
+    if most["requests_share"] is not None:
+        title += f", {share(most['requests_share'])} of all request time"
+    about = f"{choice.words()}: {calls:,} tool calls, {failed:,} failed"
+    if len(every) > len(rows):
+        about += f"; the {len(rows)} tools with the most time of {len(every)}"
+    figure, panels = sheet(
+        title,
+        about,
+        size=(11.5, max(3.0, 2.2 + 0.3 * len(rows))),
+        panels=(1, 2),
+        width_ratios=(1, 1.3),
+        sharey=True,
+    )
+    axes = panels[0]
+    names = [short(row["tool"], 26) for row in rows]
+    factor, unit = time_unit(max(row["total_s"] for row in rows))
+    lengths = bars(axes, names, [("", column(rows, "total_s", factor), PART_COLORS["tool"])])
+    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        text = f"  {row['calls']:,} call" + "s" * (row["calls"] != 1)
+        axes.text(length, place, text, va="center", fontsize=8)
+        if row["failed"]:
+            axes.annotate(
+                f"{share(row['failed_share'])} failed",
+                (length, place),
+                xytext=(6, -9),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+                color=ACCENT,
+            )
+    value_axis(axes, f"time of all calls together [{unit}]", of="x")
+    axes.set_xlim(0, (max(lengths) or 1) * 1.35)
+    axes.set_title("how much")
+    axes = panels[1]
+    slowest = max(row["max_s"] for row in rows)
+    quickest = min((row["p50_s"] for row in rows if row["p50_s"]), default=0.0)
+    wide = quickest > 0 and slowest / quickest > 50
+    factor, unit = time_unit(slowest)
+    places = range(len(rows))
+    axes.hlines(
+        places,
+        column(rows, "p50_s", factor),
+        column(rows, "max_s", factor),
+        color="#B8C0C8",
+        linewidth=1,
+    )
+    for name, tint in (("p50", 0.15), ("p80", 0.35), ("p95", 0.6), ("p99", 0.8), ("max", 1.0)):
+        axes.plot(
+            marks(rows, f"{name}_s", factor),
+            places,
+            "|" if name == "max" else "o",
+            color=SEQUENCE(tint),
+            markersize=11 if name == "max" else 6,
+            markeredgewidth=1.6 if name == "max" else 0.3,
+            label=name if name == "max" else name.upper(),
+        )
+    axes.grid(visible=False, axis="y")
+    value_axis(axes, f"time of one call [{unit}]" + (", logarithmic" if wide else ""), of="x")
+    if wide:
+        axes.set_xscale("log")
+        axes.set_xlim(quickest * factor / 2, slowest * factor * 1.5)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="y", length=0)
+    legend(axes)
+    axes.set_title("how long")
+    return figure
+
+
+_REWARD_COLORS = {
+    "postprocess": PART_COLORS["postprocess"],
+    "reward": "#A89500",
+    "score": "#5B5100",
+}
+_REWARD_WORDS = {
+    "postprocess": "post-processing",
+    "reward": "waiting for the reward",
+    "score": "in the reward function",
+}
+
+
+def _rewards(sheets: Sheets, choice: Choice) -> Figure:
+    times, scores = sheets["reward_times"], sheets["rewards"]
+    steps = sorted({row["step"] for row in times})
+    parts = [part for part in _REWARD_WORDS if any(row["part"] == part for row in times)]
+    waits = [row for row in times if row["part"] == ("reward" if "reward" in parts else parts[0])]
+    slowest = max(waits, key=lambda row: row["max_s"])
+    mean = sum(row["total_s"] for row in waits) / sum(row["count"] for row in waits)
+    what = (
+        "A request waits for its reward" if "reward" in parts else "A request is post-processed for"
+    )
+    title = f"{what} {seconds(mean)} on average, {seconds(slowest['max_s'])} at most (step {slowest['step']})"
+    requests = sum(row["count"] for row in waits)
+    figure, panels = sheet(
+        title,
+        f"{choice.words()}: {requests:,} requests",
+        size=(11.5, 4.8),
+        panels=(1, 3 if scores else 2),
+        notes=[
+            (
+                "The reward function's own time is part of waiting for the reward; the rest is waiting "
+                "for a reward worker. Post-processing is shown without the reward."
+            )
+        ],
+    )
+    for axes, key, name in (
+        (panels[0], "mean_s", "on average"),
+        (panels[1], "p99_s", "the slowest 1 %: P99"),
+    ):
+        longest = max(known(times, key), default=0.0)
+        factor, unit = time_unit(longest)
+        labels = []
+        for part in parts:
+            line = [row for row in times if row["part"] == part]
+            axes.plot(
+                [row["step"] for row in line],
+                marks(line, key, factor),
+                color=_REWARD_COLORS[part],
+                marker="o" if len(steps) <= 30 else None,
+                markersize=3.5,
+                label=_REWARD_WORDS[part],
+            )
+            if line[-1][key] is not None:
+                labels.append((line[-1][key] * factor, part, _REWARD_COLORS[part]))
+        step_axis(axes, steps)
+        value_axis(axes, f"time [{unit}]")
+        end_labels(axes, labels, gap=0.06)
+        axes.set_title(name if known(times, key) else f"{name}: too few in each step")
+    if scores:
+        axes = panels[2]
+        at = [row["step"] for row in scores]
+        axes.fill_between(
+            at,
+            marks(scores, "p5"),
+            marks(scores, "p95"),
+            color="#E5DD9A",
+            linewidth=0,
+            label="P5 to P95",
+        )
+        axes.plot(
+            at,
+            column(scores, "mean"),
+            color=INK,
+            marker="o" if len(at) <= 30 else None,
+            markersize=3.5,
+            label="mean",
+        )
+        step_axis(axes, at)
+        shown = [value for key in ("p5", "mean", "p95") for value in known(scores, key)]
+        lowest, highest = min(shown), max(shown)
+        pad = (highest - lowest) * 0.08 or 0.05
+        axes.set_ylim(lowest - pad, highest + pad * 3)
+        axes.set_ylabel("reward")
+        axes.legend(loc="upper left", ncols=2, fontsize=8)
+        axes.set_title("rewards")
+    return figure
+
+
+PLOTS: dict[str, Plot] = {
+    "tool_latencies": Plot(
+        "Which tools take the time, how long are their calls, and how often do they fail?",
+        asking(tool_latencies),
+        _tools,
+        "no tool call was recorded there.",
+        frozenset({"worker", "validate"}),
+    ),
+    "reward_times": Plot(
+        "How long do scoring and post-processing take, and what rewards come out?",
+        asking(reward_times, rewards),
+        _rewards,
+        "no reward or post-processing was recorded there.",
+        frozenset({"worker", "validate"}),
+    ),
+}

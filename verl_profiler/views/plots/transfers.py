@@ -1,0 +1,275 @@
+"""Plots of what is moved: TransferQueue data, weights, and device memory."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from verl_profiler.analysis.memory_phases import memory_phases
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.transfer_rates import transfer_rates
+from verl_profiler.analysis.weights import weight_sync
+from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
+from verl_profiler.render.figure import (
+    bars,
+    end_labels,
+    legend,
+    sheet,
+    short,
+    stack,
+    step_axis,
+    time_unit,
+    value_axis,
+)
+from verl_profiler.render.text import seconds, share, size
+from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known
+
+__all__ = ["PLOTS"]
+
+_EVENT_COLORS = {
+    "tq_put": "#0072B2",
+    "tq_get": "#E69F00",
+    "tq_meta": "#5E3267",
+    "tq_clear": "#C4C4C4",
+}
+_ROLES = 6
+
+
+def _transfers(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["transfer_rates"]
+    steps = sorted({row["step"] for row in rows})
+    moved = sum(known(rows, "size_bytes"))
+    calls = sum(row["calls"] for row in rows)
+    groups: dict[tuple[str, str], list[Rows]] = {}
+    sums: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = row["role"], row["event"]
+        sums[key] = sums.get(key, 0.0) + row["total_s"]
+        groups.setdefault(key, []).append([row])
+    top = max(sums, key=lambda key: (sums[key], key))
+    slowest = max(rows, key=lambda row: row["max_s"])
+    title = (
+        f"{top[1]} of {top[0]} takes {share(sums[top] / (sum(sums.values()) or 1))} of TransferQueue "
+        f"time; the longest call took {seconds(slowest['max_s'])} ({slowest['event']} of {slowest['role']})"
+    )
+    figure, panels = sheet(
+        title,
+        f"{choice.words()} and validation: {calls:,} calls, {size(moved)} moved",
+        size=(11.5, 5.2),
+        panels=(1, 2),
+        notes=[
+            (
+                "Time of all callers together: calls that wait for each other, or run at the same time, "
+                "count each. Bytes: as far as calls say how much they moved."
+            )
+        ],
+    )
+    events = [event for event in _EVENT_COLORS if any(row["event"] == event for row in rows)]
+    axes = panels[0]
+    carrying = [
+        event
+        for event in events
+        if sum(row["size_bytes"] or 0 for row in rows if row["event"] == event)
+    ]
+    series = [
+        (
+            event,
+            [
+                sum(r["size_bytes"] or 0 for r in rows if r["step"] == step and r["event"] == event)
+                for step in steps
+            ],
+            _EVENT_COLORS[event],
+        )
+        for event in carrying
+    ]
+    if series:
+        stack(axes, steps, series)
+    step_axis(axes, steps)
+    value_axis(axes, "bytes")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    legend(axes, reverse=True)
+    axes.set_title("data moved in each step")
+    axes = panels[1]
+    order = sorted(sums, key=lambda key: (-sums[key], key))
+    shown = order[:12]
+    factor, unit = time_unit(max(sums.values()))
+    lengths = bars(
+        axes,
+        [f"{event} of {short(role, 16)}" for role, event in shown],
+        [("", [sums[key] * factor for key in shown], GRID)],
+    )
+    axes.barh(
+        range(len(shown)),
+        [sums[key] * factor for key in shown],
+        0.74,
+        color=[_EVENT_COLORS.get(key[1], GRID) for key in shown],
+    )
+    for place, (key, length) in enumerate(zip(shown, lengths, strict=True)):
+        mine = [row for row in rows if (row["role"], row["event"]) == key]
+        number = sum(row["calls"] for row in mine)
+        data = sum(row["size_bytes"] or 0 for row in mine)
+        text = f"  {number:,} call" + "s" * (number != 1)
+        if data:
+            text += f", {size(data)}"
+        axes.text(length, place, text, va="center", fontsize=8)
+    value_axis(axes, f"time of all callers together [{unit}]", of="x")
+    axes.set_xlim(0, (max(lengths) or 1) * 1.45)
+    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
+    axes.set_title(f"time in calls{more}")
+    return figure
+
+
+_WEIGHT_LINES = (
+    ("trainer_s", "whole sync (trainer)", PHASE_COLORS["update_weights"]),
+    ("slowest_rank_s", "slowest rank", "#0072B2"),
+    ("transfer_s", "transfer", "#E69F00"),
+    ("release_s", "memory given back", "#CC79A7"),
+    ("resume_s", "memory taken again", "#5E3267"),
+)
+
+
+def _weights(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["weight_sync"]
+    wholes = known(rows, "trainer_s") or known(rows, "slowest_rank_s")
+    title = f"A weight sync takes {seconds(sum(wholes) / len(wholes))}"
+    if len(wholes) > 1:
+        title += f" on average, {seconds(max(wholes))} at most"
+    both = [row for row in rows if row["trainer_s"] and row["transfer_s"] is not None]
+    if both:
+        part = sum(row["transfer_s"] for row in both) / sum(row["trainer_s"] for row in both)
+        title += f"; {share(part)} of it is the transfer itself"
+    figure, (axes,) = sheet(
+        title,
+        f"{choice.words()}: {len(rows)} steps with a sync",
+        size=(10.5, 4.8),
+        notes=[
+            "Ranks and memory: the slowest process. They overlap, and do not add up to the sync."
+        ],
+    )
+    steps = [row["step"] for row in rows]
+    longest = max(
+        (value for row in rows for key, _, _ in _WEIGHT_LINES if (value := row[key])), default=0
+    )
+    factor, unit = time_unit(longest)
+    labels = []
+    for key, name, code in _WEIGHT_LINES:
+        line = [row for row in rows if row[key] is not None]
+        if not line:
+            continue
+        axes.plot(
+            [row["step"] for row in line],
+            column(line, key, factor),
+            color=code,
+            marker="o" if len(rows) <= 30 else None,
+            markersize=4,
+        )
+        labels.append((line[-1][key] * factor, name, code))
+    step_axis(axes, steps)
+    value_axis(axes, f"time [{unit}]")
+    end_labels(axes, labels)
+    return figure
+
+
+_KINDS = (
+    ("used_bytes", "used on the device", ACCENT),
+    ("reserved_bytes", "reserved", "#0072B2"),
+    ("allocated_bytes", "allocated", "#56B4E9"),
+)
+
+
+def _memory(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["memory_phases"]
+
+    def measure(row: dict) -> float:
+        return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0
+
+    worst = max(rows, key=lambda row: (measure(row), row["step"]))
+    title = f"Memory is fullest in {worst['fullest']}: {size(measure(worst))}"
+    if worst["total_bytes"]:
+        title += f" of {size(worst['total_bytes'])}"
+    title += f", {short(worst['at'], 60)} (step {worst['step']})"
+    steps = sorted({row["step"] for row in rows})
+    roles = sorted(
+        {row["role"] for row in rows},
+        key=lambda role: -max(measure(r) for r in rows if r["role"] == role),
+    )[:_ROLES]
+    figure, panels = sheet(
+        title,
+        f"{choice.words()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
+        "the highest of all processes of the role",
+        size=(11, 1.4 + 3.1 * len(roles)),
+        panels=(len(roles), 2 if len(steps) > 1 else 1),
+        notes=["Between checkpoints nothing is read: a peak there is not seen."],
+    )
+    for number, role in enumerate(roles):
+        mine = [row for row in rows if row["role"] == role]
+        shown = worst["step"] if any(r["step"] == worst["step"] for r in mine) else mine[-1]["step"]
+        one = [row for row in mine if row["step"] == shown]
+        axes = panels[number * (2 if len(steps) > 1 else 1)]
+        places = [row["place"] for row in one]
+        for key, name, code in _KINDS:
+            line = [row for row in one if row[key] is not None]
+            if line:
+                axes.plot(
+                    [row["place"] for row in line],
+                    column(line, key),
+                    color=code,
+                    marker="o",
+                    markersize=4,
+                    label=name,
+                )
+        axes.set_xticks(places, [short(row["at"], 26) for row in one], rotation=35, ha="right")
+        axes.set_xlim(0.4, max(places) + 0.6)
+        _byte_axis(axes, one)
+        axes.legend(loc="upper left", ncols=3, fontsize=8)
+        axes.set_title(f"{role}, checkpoints of step {shown}")
+        if len(steps) > 1:
+            axes = panels[number * 2 + 1]
+            labels = []
+            for key, name, code in _KINDS:
+                tops = [
+                    (step, max(known([r for r in mine if r["step"] == step], key)))
+                    for step in steps
+                    if known([r for r in mine if r["step"] == step], key)
+                ]
+                if tops:
+                    axes.plot([step for step, _ in tops], [top for _, top in tops], color=code)
+                    labels.append((tops[-1][1], name, code))
+            step_axis(axes, steps)
+            _byte_axis(axes, mine)
+            end_labels(axes, labels, gap=0.08)
+            axes.set_title(f"{role}, highest reading of each step")
+    return figure
+
+
+def _byte_axis(axes, rows: Rows) -> None:  # noqa: ANN001
+    value_axis(axes, "device memory")
+    totals = known(rows, "total_bytes")
+    if totals:
+        axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
+        axes.set_ylim(0, max(totals) * 1.18)
+    else:
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.18)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+
+
+PLOTS: dict[str, Plot] = {
+    "transfer_rates": Plot(
+        "What goes through TransferQueue, and who spends time on it?",
+        asking(transfer_rates),
+        _transfers,
+        "no TransferQueue call was recorded there.",
+    ),
+    "weight_sync": Plot(
+        "How long does it take to bring new weights into the engines?",
+        asking(weight_sync),
+        _weights,
+        "no weight sync was recorded there.",
+    ),
+    "memory_phases": Plot(
+        "When is device memory fullest, and in which role?",
+        asking(memory_phases),
+        _memory,
+        "no reading of device memory was recorded there. A CPU has no memory counter.",
+    ),
+}

@@ -1,0 +1,192 @@
+"""Plots of turns: how long they took, and how many requests take."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from verl_profiler.analysis.requests import turns_per_request
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.turns import turn_times
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.colors import MUTED, PART_COLORS
+from verl_profiler.render.figure import (
+    SEQUENCE,
+    legend,
+    sheet,
+    stack,
+    step_axis,
+    time_unit,
+    value_axis,
+)
+from verl_profiler.render.text import seconds, share
+from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column, marks
+
+__all__ = ["PLOTS"]
+
+
+def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
+    rows = turn_times(tables, choice.steps, worker=choice.worker, validate=choice.validate)
+    return {"turn_times": [row for row in rows if row["turns"]]}
+
+
+def _turn_times(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["turn_times"]
+    total = sum(row["turns"] for row in rows)
+    unfinished = sum(row["unfinished"] for row in rows)
+    title = _turn_title(rows)
+    about = f"{choice.words()}: {total:,} turns, counted from 0"
+    if unfinished:
+        about += f"; {unfinished:,} unfinished ones left out"
+    parts = [
+        part
+        for part in ("engine", "tool", "tool_parsing", "token_merge", "other")
+        if any(row[f"{part}_s"] for row in rows)
+    ]
+    figure, panels = sheet(title, about, size=(11, 5.2), panels=(1, 2 if parts else 1))
+    axes = panels[0]
+    factor, unit = time_unit(max(row["max_s"] for row in rows))
+    places = [row["turn"] for row in rows]
+    for name, code in (("max", 1.0), ("p99", 0.8), ("p95", 0.6), ("p80", 0.4), ("p50", 0.2)):
+        axes.plot(
+            places,
+            marks(rows, f"{name}_s", factor),
+            "_" if name == "max" else "o",
+            color=SEQUENCE(code),
+            markersize=9 if name == "max" else 6,
+            markeredgewidth=1.8 if name == "max" else 0.5,
+            label=name if name == "max" else name.upper(),
+        )
+    axes.vlines(
+        places,
+        column(rows, "p50_s", factor),
+        column(rows, "max_s", factor),
+        color=MUTED,
+        linewidth=0.7,
+    )
+    value_axis(axes, f"duration of a turn [{unit}]")
+    legend(axes)
+    _turn_axis(axes, rows)
+    axes.set_title("how it is spread")
+    if parts:
+        axes = panels[1]
+        factor, unit = time_unit(max(row["mean_s"] for row in rows))
+        stack(
+            axes,
+            places,
+            [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts],
+        )
+        value_axis(axes, f"mean duration of a turn [{unit}]")
+        legend(axes, reverse=True)
+        _turn_axis(axes, rows)
+        axes.set_title("what it consists of")
+    return figure
+
+
+def _turn_title(rows: Rows) -> str:
+    usual = [row for row in rows if row["turns"] >= 5] or rows
+    longest = max(usual, key=lambda row: row["mean_s"])
+    shortest = min(usual, key=lambda row: row["mean_s"])
+    most = max(rows, key=lambda row: row["total_s"])
+    if len(rows) == 1:
+        return f"Every request has one turn, of {seconds(longest['mean_s'])} on average"
+    if longest["mean_s"] < 1.2 * shortest["mean_s"]:
+        first = f"All turns take about as long, {seconds(longest['mean_s'])} on average"
+    else:
+        first = f"Turn {longest['turn']} takes longest, {seconds(longest['mean_s'])} on average"
+    return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
+
+
+def _turn_axis(axes, rows: Rows) -> None:  # noqa: ANN001
+    """Name the turns, with how many there are of each."""
+    places = [row["turn"] for row in rows]
+    axes.set_xlim(min(places) - 0.6, max(places) + 0.6)
+    axes.grid(visible=False, axis="x")
+    shown = rows if len(rows) <= 12 else rows[:: len(rows) // 12 + 1]
+    axes.set_xticks(
+        [row["turn"] for row in shown], [f"{row['turn']}\nn={row['turns']:,}" for row in shown]
+    )
+    axes.set_xlabel("turn")
+
+
+def _turns_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
+    rows = turns_per_request(tables, choice.steps)
+    return {"turns_per_request": [row for row in rows if row["validate"] == choice.validate]}
+
+
+def _turns(sheets: Sheets, choice: Choice) -> Figure:
+    rows = sheets["turns_per_request"]
+    requests = sum(row["requests"] for row in rows)
+    counts = sorted({row["turns"] for row in rows})
+    steps = sorted({row["step"] for row in rows})
+    by_count = {
+        turns: sum(row["requests"] for row in rows if row["turns"] == turns) for turns in counts
+    }
+    usual = max(by_count, key=lambda turns: (by_count[turns], -turns))
+    mean = sum(turns * number for turns, number in by_count.items()) / requests
+    title = (
+        f"{share(by_count[usual] / requests)} of the requests took {usual} turn"
+        f"{'' if usual == 1 else 's'}; the mean is {mean:.1f}, the most {counts[-1]}"
+    )
+    figure, panels = sheet(
+        title,
+        f"{choice.words()}: {requests:,} requests",
+        size=(11, 5.2),
+        panels=(1, 2),
+        width_ratios=(1.5, 1),
+    )
+    axes = panels[0]
+    # Beyond ten kinds, colors say less than groups do.
+    groups = counts if len(counts) <= 10 else [*counts[:9], counts[9:]]
+    series = []
+    for place, group in enumerate(groups):
+        members = group if isinstance(group, list) else [group]
+        name = str(members[0]) if len(members) == 1 else f"{members[0]} to {members[-1]}"
+        values = [
+            sum(r["requests"] for r in rows if r["step"] == step and r["turns"] in members)
+            for step in steps
+        ]
+        series.append((name, values, SEQUENCE(place / max(len(groups) - 1, 1))))
+    stack(axes, steps, series)
+    step_axis(axes, steps)
+    value_axis(axes, "requests")
+    legend(axes, title="turns", reverse=True)
+    axes.set_title("requests by their number of turns")
+    axes = panels[1]
+    means = []
+    for turns in counts:
+        timed = [row for row in rows if row["turns"] == turns and row["mean_s"] is not None]
+        number = sum(row["requests"] for row in timed)
+        means.append(
+            sum(row["mean_s"] * row["requests"] for row in timed) / number if number else 0.0
+        )
+    factor, unit = time_unit(max(means))
+    axes.bar(counts, [mean * factor for mean in means], 0.78, color=PART_COLORS["engine"])
+    value_axis(axes, f"mean duration of such a request [{unit}]")
+    axes.set_xlabel("turns of the request")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    axes.set_xlim(min(counts) - 0.6, max(counts) + 0.6)
+    axes.grid(visible=False, axis="x")
+    axes.set_title("how long such requests took, as a whole")
+    return figure
+
+
+_BOTH = frozenset({"worker", "validate"})
+
+
+PLOTS: dict[str, Plot] = {
+    "turn_times": Plot(
+        "Do late turns take longer than early ones, and in what?",
+        _turn_time_tables,
+        _turn_times,
+        "no turn was recorded there. Single-turn agent loops of older versions have none.",
+        _BOTH,
+    ),
+    "turns_per_request": Plot(
+        "How many turns do requests take, and does that change over the run?",
+        _turns_tables,
+        _turns,
+        "no request with a number of turns was recorded there.",
+        frozenset({"validate"}),
+    ),
+}

@@ -1,0 +1,237 @@
+"""The plot of workers: which was the slowest at what, and who waited for it."""
+
+from __future__ import annotations
+
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
+from verl_profiler.render.colors import color
+from verl_profiler.render.figure import (
+    bars,
+    legend,
+    sheet,
+    short,
+    step_axis,
+    time_unit,
+    value_axis,
+)
+from verl_profiler.render.text import seconds
+from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking
+
+__all__ = ["PLOTS"]
+
+
+def _workers(sheets: Sheets, choice: Choice) -> Figure:
+    rows = [row for row in sheets["worker_phases"] if row["step"]] or sheets["worker_phases"]
+    steps = sorted({row["step"] for row in rows})
+    # The barrier of the original logger is itself waiting: who spends most there waits most.
+    balance = [
+        row
+        for row in sheets["worker_balance"]
+        if row["step"] in set(steps) and row["phase"] != "barrier_wait"
+    ]
+    title = _worker_title(balance, len(steps))
+    if len(steps) == 1:
+        return _workers_of_step(rows, title, choice)
+    return _workers_over_steps(rows, balance, title, choice)
+
+
+def _worker_title(balance: Rows, steps: int) -> str:
+    shared = [row for row in balance if row["processes"] > 1]
+    if not shared:
+        return "One process per role: nobody waits for another"
+    waits: dict[tuple[str, str], float] = {}
+    for row in shared:
+        key = row["role"], row["phase"]
+        waits[key] = waits.get(key, 0.0) + row["waited_s"]
+    if not any(waits.values()):
+        return "All processes of a role were done at the same time: none waited for another"
+    role, phase = max(waits, key=lambda key: (waits[key], key))
+    same = [row for row in shared if (row["role"], row["phase"]) == (role, phase)]
+    names = [row["slowest"] for row in same]
+    most = max(sorted(set(names)), key=names.count)
+    others = max(row["processes"] for row in same) - 1
+    waited = sum(row["waited_s"] for row in same) / len(same)
+    who = "the other" if others == 1 else f"the {others} others together"
+    if steps == 1:
+        return f"{most} was the slowest at {phase}: {who} waited {seconds(waited)} for it"
+    return (
+        f"{most} was the slowest at {phase} in {names.count(most)} of {len(same)} steps; "
+        f"{who} waited {seconds(waited)} per step for the slowest"
+    )
+
+
+def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Figure:
+    shared = {row["role"] for row in rows if row["waited_s"] > 0}
+    rows = [row for row in rows if row["role"] in shared] or rows
+    roles = sorted({row["role"] for row in rows}, key=lambda role: (role != "agent_loop", role))
+    names = {
+        role: sorted({r["name"] for r in rows if r["role"] == role}, key=_by_number)
+        for role in roles
+    }
+    figure, panels = sheet(
+        title,
+        f"{choice.words()}: {sum(len(each) for each in names.values())} processes",
+        size=(10.5, 1.7 + sum(0.75 + 0.26 * len(names[role]) for role in roles)),
+        panels=(len(roles), 1),
+        height_ratios=[len(names[role]) + 1.6 for role in roles],
+        notes=[
+            (
+                "Hatched: how much sooner than the slowest process of the role, phase by phase; it waits "
+                "that long if the next phase needs all."
+            )
+        ],
+    )
+    for axes, role in zip(panels, roles, strict=True):
+        mine = [row for row in rows if row["role"] == role]
+        phases = sorted({row["phase"] for row in mine}, key=_by_order)
+        value = {(row["name"], row["phase"]): row for row in mine}
+        zero = {"duration_s": 0.0, "waited_s": 0.0}
+        ends = [
+            sum(value.get((name, phase), zero)["duration_s"] for phase in phases)
+            for name in names[role]
+        ]
+        waits = [
+            sum(value.get((name, phase), zero)["waited_s"] for phase in phases)
+            for name in names[role]
+        ]
+        factor, unit = time_unit(max(end + wait for end, wait in zip(ends, waits, strict=True)))
+        series = [
+            (
+                phase,
+                [value.get((name, phase), zero)["duration_s"] * factor for name in names[role]],
+                color(phase),
+            )
+            for phase in phases
+            if sum(row["duration_s"] for row in mine if row["phase"] == phase) > 0.001 * sum(ends)
+        ]
+        series.append(("waited", [wait * factor for wait in waits], "#F4F4F4"))
+        lengths = bars(
+            axes, [short(name, 20) for name in names[role]], series, hatched={"waited": "////"}
+        )
+        for place, (length, wait) in enumerate(zip(lengths, waits, strict=True)):
+            text = f"  waited {seconds(wait)}" if wait > 0.0005 else "  waited for none"
+            axes.text(length, place, text, va="center", fontsize=8)
+        value_axis(axes, f"time [{unit}]", of="x")
+        axes.set_xlim(0, (max(lengths) or 1) * 1.2)
+        legend(axes)
+        axes.set_title(role)
+    return figure
+
+
+def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -> Figure:
+    waits: dict[tuple[str, str], float] = {}
+    for row in balance:
+        if row["processes"] > 1:
+            key = row["role"], row["phase"]
+            waits[key] = waits.get(key, 0.0) + row["waited_s"]
+    chosen = sorted(waits, key=lambda key: (-waits[key], key))[:3]
+    if not chosen:
+        chosen = sorted({(row["role"], row["phase"]) for row in balance})[:3]
+    names = {
+        key: sorted({r["name"] for r in rows if (r["role"], r["phase"]) == key}, key=_by_number)
+        for key in chosen
+    }
+    more = len({(row["role"], row["phase"]) for row in balance}) - len(chosen)
+    figure, panels = sheet(
+        title,
+        f"{choice.words()}: {len({row['step'] for row in rows})} steps"
+        + (
+            f"; the {len(chosen)} phases with the most waiting, {more} more not shown"
+            if more > 0
+            else ""
+        ),
+        size=(11, 1.5 + sum(1.0 + min(0.22 * len(names[key]), 3.0) for key in chosen)),
+        panels=(len(chosen), 1),
+        height_ratios=[min(len(names[key]), 14) + 3 for key in chosen],
+        notes=[
+            (
+                "Dark: the others waited for this process. White: it was done first, and waited the "
+                "longest. A gray cell: not recorded."
+            )
+        ],
+    )
+    for axes, key in zip(panels, chosen, strict=True):
+        mine = [row for row in rows if (row["role"], row["phase"]) == key]
+        steps = sorted({row["step"] for row in mine})
+        first, last = steps[0], steps[-1]
+        most = max((row["waited_s"] for row in mine), default=0.0) or 0.001
+        factor, unit = time_unit(most)
+        places = {name: place for place, name in enumerate(names[key])}
+        nothing = float("nan")
+        cells = [[nothing] * (last - first + 1) for _ in places]
+        fastest = {
+            step: max(row["waited_s"] for row in mine if row["step"] == step) for step in steps
+        }
+        for row in mine:
+            ahead = fastest[row["step"]] - row["waited_s"]
+            cells[places[row["name"]]][row["step"] - first] = ahead * factor
+        scale = Normalize(0, most * factor)
+        axes.imshow(
+            cells,
+            aspect="auto",
+            cmap=_from_white(),
+            norm=scale,
+            interpolation="nearest",
+            extent=(first - 0.5, last + 0.5, len(places) - 0.5, -0.5),
+        )
+        axes.set_facecolor("#E4E4E4")
+        axes.grid(visible=False)
+        listed = names[key] if len(names[key]) <= 16 else names[key][:: len(names[key]) // 16 + 1]
+        axes.set_yticks([places[name] for name in listed], [short(name, 18) for name in listed])
+        step_axis(axes, steps)
+        axes.set_xlim(first - 0.5, last + 0.5)
+        axes.set_title(f"{key[1]} of {key[0]}: how much later than the first to be done")
+        figure.colorbar(
+            ScalarMappable(scale, _from_white()),
+            ax=axes,
+            label=f"later by [{unit}]",
+            pad=0.01,
+            aspect=12,
+            ticks=MaxNLocator(nbins=4),
+        )
+    return figure
+
+
+def _from_white():  # noqa: ANN202
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("later", ["#FFFFFF", "#8FBBDD", "#1B5A95", "#0B2A4F"])
+
+
+# The order in which a step runs them.
+_ORDER = (
+    "rollout",
+    "memory_release",
+    "compute_log_prob",
+    "compute_ref_log_prob",
+    "compute_values",
+    "update_critic",
+    "update_actor",
+    "update_weights",
+    "memory_resume",
+)
+
+
+def _by_order(phase: str) -> tuple[int, str]:
+    return (_ORDER.index(phase) if phase in _ORDER else len(_ORDER), phase)
+
+
+def _by_number(name: str) -> tuple[str, int, str]:
+    """Order names as people count: worker_2 before worker_10."""
+    stem, _, number = name.rpartition("_")
+    return (stem, int(number), "") if number.isdecimal() else (name, -1, name)
+
+
+PLOTS: dict[str, Plot] = {
+    "worker_phases": Plot(
+        "Which worker was the slowest at what, and who waited for it?",
+        asking(worker_phases, worker_balance),
+        _workers,
+        "no agent-loop worker or rank was recorded there.",
+    ),
+}

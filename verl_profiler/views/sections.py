@@ -1,0 +1,450 @@
+"""What the page shows, as plain data: the tables of each section, small enough to be inlined.
+
+Every number comes from `verl_profiler.analysis` or from SQL over all events; only what is drawn
+request by request is a sample (`verl_profiler.views.timelines`).  Rows name their step by its
+place in `steps`; -1 stands for all steps together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any
+
+from verl_profiler import analysis
+from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.request_durations import request_percentiles
+from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
+from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_functions import tq_functions
+from verl_profiler.analysis.turns import step_turn_times
+from verl_profiler.events.redaction import mask, mask_command, mask_text
+from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.reading.reader import Run
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.frames import frame, short_text
+from verl_profiler.views.conclusions import conclusions, notes
+from verl_profiler.views.findings import findings
+from verl_profiler.views.log_section import log_section
+from verl_profiler.views.timelines import timelines
+from verl_profiler.views.tq_text import finding_lines
+
+__all__ = ["document"]
+
+Rows = analysis.Rows
+Steps = analysis.Steps
+
+WHOLE = -1
+# Tables by step are kept for the longest steps and for a systematic sample of the others.
+_DETAILED_STEPS = 150
+_LONGEST_STEPS = 50
+_CHARTED_STEPS = 1_000
+_ROWS = 4_000
+# Traced functions that the page lists, those with most time first.
+_FUNCTIONS = 40
+_FLIGHT_PARTS = 160
+_CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
+
+
+def document(
+    run: Run, steps: Steps = None, log: tuple[LoggedRun, Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Gather everything that the page shows.
+
+    Args:
+        run: An open run.
+        steps: First and last step to show; all when None.
+        log: The run in a console log, with what was found while the log was read.
+
+    Returns:
+        A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `steps` and
+        one table (`columns`, `rows`) per section; `timelines`; `log`.
+    """
+    tables = run.tables
+    with _explaining(tables, steps) as explained:
+        found = {name: analysis.ANALYSES[name](tables, steps) for name in analysis.SUMMARY}
+        whole = _whole(tables, steps)
+        listed = found["step_times"]
+        found["memory_timeline"] = analysis.memory_timeline(tables, steps)
+        found["sleep_times"] = analysis.sleep_times(tables, steps)
+        found["turn_times"] = step_turn_times(tables, steps)
+        found["request_cdf"] = _request_cdf(tables, steps)
+        found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
+        found["captures"] = _captures(tables, steps)
+        for name in ("range_times", "top_kernels", "gpu_idle"):
+            found[name] = analysis.ANALYSES[name](tables, steps)
+        whole["step_phases"] = _whole_phases(found["step_phases"])
+        several = len(run.labels) > 1
+        places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
+        detailed = _detailed(listed)
+        recorded = {row["event"]: row["events"] for row in _recorded(tables)}
+        drawn = timelines(tables, steps, listed, places)
+        whys = explained.result()
+    ranked = findings(whys)
+    found["critical_path"] = whys.pop("critical_path")
+    whole["critical_path"] = _whole_path(found["critical_path"])
+    for name in ("critical_segments", "steady_path", "culprits", "findings"):
+        del whys[name]
+    found["step_replays"] = whys.pop("step_replays")
+    data = {
+        "about": _about(run, tables, listed, recorded),
+        "steps": _steps(listed, found, several=several),
+        "detailed": sorted(detailed),
+        "fractions": _CDF,
+        "computing": list(COMPUTING_ROLES),
+        "timelines": drawn,
+        "problems": [short_text(problem, 2_000) for problem in run.problems],
+    }
+    for name, rows in found.items():
+        if name in ("step_times", "slowest_requests"):
+            continue
+        # The chart of the steps needs the phases of all of them.
+        chart = name == "step_phases" and len(listed) <= _CHARTED_STEPS
+        kept_steps = set(places.values()) if chart else detailed
+        kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
+        kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
+        data[name] = frame(kept, drop=("run", "step"))
+    for name, rows in whys.items():
+        # They speak of all steps together.
+        data[name] = frame(rows, drop=() if several else ("run",))
+    data["findings"] = ranked
+    data["tq_functions"] = frame(tq_functions(tables, steps)[:_FUNCTIONS], drop=("run",))
+    data["tq_findings"] = [
+        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+    ]
+    lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
+    data["longest_lags"] = frame(lags, drop=("run", "step"))
+    data["release_effects"] = frame(analysis.release_effects(tables, steps))
+    data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
+    data["sentences"] = conclusions(found, listed, several=several)
+    data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
+    data["notes"]["memory_saver"] = [
+        f"{row['says']} {row['mend']}".strip()
+        for row in analysis.memory_findings(tables, steps, launches=run.launches)
+    ]
+    return data
+
+
+@contextmanager
+def _explaining(tables: Tables, steps: Steps) -> Iterator[Future[dict[str, Rows]]]:
+    """Ask why the steps took so long, in a thread: half of that is Python, and no query."""
+    own = tables.beside()
+    try:
+        with ThreadPoolExecutor(1, "verl_profiler-why") as threads:
+            explained = threads.submit(explanations, own, steps)
+            try:
+                yield explained
+            except BaseException:
+                while not explained.done():
+                    own.connection.interrupt()
+                    wait([explained], timeout=0.1)
+                raise
+    finally:
+        own.connection.close()
+
+
+_WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
+    # Name of the analysis → what it reads.
+    "request_times": (analysis.request_times, ("requests",)),
+    "request_parts": (analysis.request_parts, ("requests",)),
+    "turns_per_request": (analysis.turns_per_request, ("requests",)),
+    "tool_times": (analysis.tool_times, ("tool_calls",)),
+    "engine_times": (analysis.engine_times, ("engine_calls",)),
+    "replica_balance": (analysis.replica_balance, ("engine_calls",)),
+    "rank_balance": (analysis.rank_balance, ("rank_spans",)),
+    "transfer_totals": (analysis.transfer_totals, ("transfers",)),
+    "loop_lags": (analysis.loop_lags, ("lags",)),
+    "memory_peaks": (analysis.memory_peaks, ("memory",)),
+    "memory_timeline": (analysis.memory_timeline, ("memory_readings",)),
+}
+
+
+def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
+    """Ask the same questions of all steps together."""
+    with _merged(tables, steps) as merged:
+        answers = {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
+        answers["turn_times"] = step_turn_times(merged, None)
+        answers["request_cdf"] = _request_cdf(merged, None)
+    return answers
+
+
+def _whole_path(paths: Rows) -> Rows:
+    """Add up what each owner has in all steps."""
+    owners: dict[str, dict[str, Any]] = {}
+    for row in paths:
+        whole = owners.setdefault(row["owner"], {**row, "duration_s": 0.0, "segments": 0})
+        whole["duration_s"] += row["duration_s"]
+        whole["segments"] += row["segments"]
+        if row["longest_s"] > whole["longest_s"]:
+            whole |= {key: row[key] for key in ("longest_s", "longest_what")}
+    total = sum(row["duration_s"] for row in owners.values())
+    for row in owners.values():
+        row["share"] = row["duration_s"] / total if total else None
+    return sorted(
+        owners.values(), key=lambda row: (row["owner"] == "unexplained", -row["duration_s"])
+    )
+
+
+def _whole_phases(rows: Rows) -> Rows:
+    """Sum up the phases of all finished steps."""
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        if row["share"] is not None:
+            duration_s, count = sums.get(row["phase"], (0.0, 0))
+            sums[row["phase"]] = [duration_s + row["duration_s"], count + row["count"]]
+    total_s = sum(duration_s for duration_s, _ in sums.values())
+    ranked = sorted(sums.items(), key=lambda item: (item[0] == "unaccounted", -item[1][0], item[0]))
+    return [
+        {
+            "phase": phase,
+            "duration_s": duration_s,
+            "share": duration_s / total_s if total_s else None,
+            "count": count,
+        }
+        for phase, (duration_s, count) in ranked
+    ]
+
+
+@contextmanager
+def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
+    """Give tables in which all steps are one."""
+    names = sorted({name for _, reads in _WHOLE.values() for name in (*reads, "turns")})
+    tables.make(*names)
+    connection = tables.connection
+    connection.execute("CREATE SCHEMA whole")
+    cursor = connection.cursor()
+    try:
+        cursor.execute("SET search_path = 'whole,main'")
+        merged = Tables(cursor)
+        for name in names:
+            merged.take(
+                name,
+                f"SELECT * REPLACE ('' AS run, 0 AS step) FROM main.{name} WHERE {in_steps(steps)}",
+            )
+        yield merged
+    finally:
+        cursor.close()
+        connection.execute("DROP SCHEMA whole CASCADE")
+
+
+def _recorded(tables: Tables) -> Rows:
+    return tables.rows(
+        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
+    )
+
+
+def _detailed(listed: Rows) -> set[int]:
+    """Choose the steps whose tables are kept."""
+    if len(listed) <= _DETAILED_STEPS:
+        return set(range(len(listed)))
+    by_length = sorted(range(len(listed)), key=lambda place: -(listed[place]["duration_s"] or 0))
+    rest = _DETAILED_STEPS - _LONGEST_STEPS
+    spread = {round(place * (len(listed) - 1) / (rest - 1)) for place in range(rest)}
+    return spread | set(by_length[:_LONGEST_STEPS])
+
+
+def _placed(
+    rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int], limit: int
+) -> Rows:
+    placed = []
+    for row in rows:
+        place = places.get((row["run"], row["step"]))
+        if place is not None and place in detailed:
+            placed.append({"s": place, **row})
+    if len(placed) > limit:
+        # Rows come worst first within their step: keep as many of each step as there is room for.
+        each = max(1, limit // len({row["s"] for row in placed}))
+        counts: dict[int, int] = {}
+        for row in placed:
+            counts[row["s"]] = counts.get(row["s"], 0) + 1
+            row["rank_in_step"] = counts[row["s"]]
+        placed = [row for row in placed if row.pop("rank_in_step") <= each]
+    return placed
+
+
+def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:
+    """Bring together what the overview says about each step."""
+
+    def by_step(name: str, **equal: Any) -> dict[tuple[Any, Any], Mapping[str, Any]]:
+        chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+        for row in found[name]:
+            if all(row[key] == value for key, value in equal.items()):
+                chosen.setdefault((row["run"], row["step"]), row)
+        return chosen
+
+    times = by_step("request_times", validate=False)
+    tails = by_step("step_tail")
+    phases = by_step("step_phases")
+    engines = by_step("engine_times", validate=False)
+    costs = by_step("profiler_cost")
+    rows = []
+    for place, row in enumerate(listed):
+        key = (row["run"], row["step"])
+        time, tail, phase = times.get(key, {}), tails.get(key, {}), phases.get(key, {})
+        engine, cost = engines.get(key, {}), costs.get(key, {})
+        name = str(row["step"]) if row["step"] is not None else "none"
+        rows.append(
+            {
+                "s": place,
+                "label": f"{name} of {row['run']}" if several else name,
+                **{key: value for key, value in row.items() if key != "run"},
+                **{
+                    key: time.get(key) for key in ("p50_s", "p95_s", "p99_s", "max_s", "mean_turns")
+                },
+                "failed_requests": time.get("failed"),
+                **{key: tail.get(key) for key in ("after_p80_s", "after_p95_s", "after_p99_s")},
+                "spread_s": tail.get("spread_s"),
+                "poll_s": tail.get("poll_s"),
+                "longest_phase": phase.get("phase"),
+                "longest_share": phase.get("share"),
+                **{key: time.get(key) for key in ("generated_tokens", "tool_tokens")},
+                "engine_tokens_per_s": engine.get("engine_tokens_per_s"),
+                "profiler_share": cost.get("share"),
+            }
+        )
+    return frame(rows)
+
+
+def _request_cdf(tables: Tables, steps: Steps) -> Rows:
+    """Give the durations below which each part of `_CDF` of the finished requests lies."""
+    curves: dict[tuple[Any, Any, bool], dict[str, Any]] = {}
+    for validate in (False, True):
+        for row in request_percentiles(
+            tables, steps, [100 * part for part in _CDF], validate=validate
+        ):
+            if row["step"] is None:
+                continue
+            key = {"run": row["run"], "step": row["step"], "validate": validate}
+            curve = curves.setdefault(
+                (row["run"], row["step"], validate),
+                {**key, "requests": row["requests"], "quantiles_s": []},
+            )
+            curve["quantiles_s"].append(row["duration_s"])
+    return list(curves.values())
+
+
+def _captures(tables: Tables, steps: Steps) -> Rows:
+    return tables.rows(
+        f"""
+        SELECT run, step, name, host, task, tool, file, size_bytes, problem,
+            (end_ns - begin_ns) / 1e9 AS duration_s
+        FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
+        """
+    )
+
+
+def _requests_in_flight(tables: Tables, steps: Steps, listed: Rows) -> Rows:
+    """Count the finished training requests that are open, in equal parts of the step's rollout.
+
+    Returns:
+        One row per run and step: begin_s (after the step's begin), spread_s, most, mean, counts
+        (part, highest and last count, where something changed).
+    """
+    begins = {(row["run"], row["step"]): row["begin_us"] for row in listed}
+    flights: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for row in rollout_tail(tables, steps):
+        key = (row["run"], row["step"])
+        if key in begins:
+            flights[key] = {
+                "run": row["run"],
+                "step": row["step"],
+                "begin_s": (row["begin_us"] - begins[key]) / 1e6,
+                "spread_s": row["rollout_s"],
+                "most": row["peak"],
+                "mean": row["peak"] * (1 - (row["bubble_share"] or 0)),
+                "counts": [],
+            }
+    for row in requests_in_flight(tables, steps, points=_FLIGHT_PARTS):
+        flight = flights.get((row["run"], row["step"]))
+        if flight is None:
+            continue
+        # What is cut already begins exactly at a part's begin, but for the last digit.
+        place = _FLIGHT_PARTS * row["at_s"] / (flight["spread_s"] or 1) + 1e-6
+        part, counts = min(int(place), _FLIGHT_PARTS - 1), flight["counts"]
+        if counts and counts[-1][0] == part:
+            counts[-1][1:] = max(counts[-1][1], row["most"]), row["in_flight"]
+        else:
+            counts.append([part, row["most"], row["in_flight"]])
+    return list(flights.values())
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Return the `events` settings of the first run that has them."""
+    for launch in run.launches.values():
+        settings = launch.get("settings")
+        events = settings.get("events") if isinstance(settings, dict) else None
+        if isinstance(events, dict):
+            return events
+    return {}
+
+
+def _about(run: Run, tables: Tables, listed: Rows, recorded: Mapping[str, int]) -> dict[str, Any]:
+    launches = []
+    for label in run.labels:
+        launch = run.launches.get(label) or {}
+        facts = [
+            [key, short_text(mask_text(str(launch[key])))]
+            for key in ("experiment", "launched", "host", "cwd")
+            if launch.get(key) is not None
+        ]
+        command = launch.get("command")
+        if isinstance(command, list):
+            words = mask_command([str(word) for word in command])
+            facts.append(["command", short_text(" ".join(words), 4_000)])
+        groups = {}
+        for group in ("training", "versions", "settings"):
+            value = launch.get(group)
+            if isinstance(value, dict):
+                groups[group] = [
+                    [short_text(key), short_text(mask(text, key=key))]
+                    for key, text in itertools.islice(_flat(value), 200)
+                ]
+        launches.append({"run": short_text(label), "facts": facts, **groups})
+    processes = tables.rows(
+        "SELECT run, name, role, rank, host, pid, recorded_events, size_bytes, dropped, "
+        "write_errors, wrapper_s, writer_s, ended, end_reason FROM processes "
+        "ORDER BY run, role, rank, name"
+    )
+    missed = tables.rows(
+        "SELECT run, name, header->'$.probes.missed' AS missed FROM processes "
+        "WHERE json_type(header, '$.probes.missed') = 'OBJECT' ORDER BY run, name"
+    )
+    return {
+        "runs": [short_text(label) for label in run.labels],
+        "events": sum(recorded.values()),
+        "requests": sum(row["requests"] for row in listed),
+        "validation_requests": sum(row["validation_requests"] for row in listed),
+        "launches": launches,
+        "processes": frame(processes[:_ROWS]),
+        "missed": _missed(missed),
+    }
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, each in value.items():
+        if isinstance(each, dict) and each:
+            yield from _flat(each, f"{prefix}{key}.")
+        else:
+            text = each if isinstance(each, str) else json.dumps(each, default=str)
+            yield f"{prefix}{key}", text
+
+
+def _missed(rows: Rows) -> list[list[str]]:
+    """Say which probes were not placed, and in how many processes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        try:
+            missed = json.loads(row["missed"])
+        except ValueError:
+            continue
+        for probe, reason in missed.items():
+            found.setdefault((str(probe), str(reason)), []).append(row["name"])
+    return [
+        [short_text(probe), short_text(reason), f"{len(names)} ({', '.join(names[:3])})"]
+        for (probe, reason), names in sorted(found.items())
+    ]

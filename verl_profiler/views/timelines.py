@@ -1,0 +1,624 @@
+"""What the page draws request by request: timelines of some steps, and the requests in them.
+
+A small run is drawn whole.  Of a large one, steps are chosen (the longest, and others spread
+evenly), and requests within them: the slowest, those that failed or never ended, the slowest of
+each worker, and every n-th of the rest.  Each timeline says how many of how many it draws.
+
+Times are in units of 10 us after the begin of their step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler import analysis
+from verl_profiler.analysis.selection import in_steps
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
+from verl_profiler.render.colors import color
+from verl_profiler.render.frames import frame, short_text
+
+__all__ = ["UNIT_US", "timelines"]
+
+Rows = analysis.Rows
+Steps = analysis.Steps
+
+UNIT_US = 10
+# So many timelines of large steps, and more of small ones; at most a quarter of validation passes.
+_SCENES = 12
+_SMALL_SCENES = 40
+_REQUESTS = 2_400
+_SPANS = 75_000
+_SLOWEST = 20
+# At least so many of the others in each timeline.
+_EACH = 30
+_FAILED = 20
+# Of steps that are not drawn, the table still has the slowest requests.
+_OTHER_STEPS_REQUESTS = 300
+_PROCESSES = 16
+_LANE_SPANS = 60
+_LANE_LAGS = 30
+_PARTS = 160
+
+_DRAWN = (
+    "prompt_build",
+    "turn",
+    "server_acquire",
+    "engine_call",
+    "tool_parsing",
+    "tool_call",
+    "tool_execution",
+    "token_merge",
+    "postprocess",
+    "reward",
+)
+
+
+def timelines(
+    tables: Tables, steps: Steps, listed: Rows, places: Mapping[tuple[Any, Any], int]
+) -> dict[str, Any]:
+    """Choose steps and requests, and gather what is drawn of them.
+
+    Args:
+        tables: The tables of the run.
+        steps: First and last step to show.
+        listed: The rows of `step_times`.
+        places: Place in `listed` by run and step.
+
+    Returns:
+        `names` (event, tool, failed, color) that spans refer to; `scenes` with their lanes;
+        `requests` (columns and rows), with the spans and engine calls of each; `of`, how many
+        requests there are in all.
+    """
+    scenes = _scenes(tables, steps, places)
+    total = tables.row(f"SELECT count(*) AS requests FROM requests WHERE {in_steps(steps)}")[
+        "requests"
+    ]
+    connection = tables.connection
+    try:
+        _choose_requests(tables, steps, scenes)
+        names = _Names()
+        requests = _requests(tables, places, names)
+        _add_lanes(tables, scenes, names)
+    finally:
+        for name in ("drawn_scenes", "drawn_requests", "drawn_spans"):
+            connection.execute(f"DROP TABLE IF EXISTS {name}")
+    for scene in scenes:
+        for lane in scene["lanes"]:
+            lane["name"] = short_text(lane["name"])
+        base = scene.pop("base_us")
+        scene["begin"] = (scene.pop("begin_us") - base) // UNIT_US
+        scene["end"] = (scene.pop("end_us") - base) // UNIT_US
+        del scene["run"], scene["step"]
+    return {
+        "unit_s": UNIT_US / 1e6,
+        "names": names.listed,
+        "scenes": scenes,
+        "requests": requests,
+        "of": total,
+        "steps_of": len({(row["run"], row["step"]) for row in listed if row["requests"]}),
+    }
+
+
+class _Names:
+    """Numbers the kinds of spans that are drawn."""
+
+    def __init__(self) -> None:
+        self.listed: list[list[Any]] = []
+        self._codes: dict[tuple[str, str | None, bool], int] = {}
+
+    def code(self, event: str, tool: str | None = None, *, failed: bool = False) -> int:
+        key = (event, tool, failed)
+        if key not in self._codes:
+            self._codes[key] = len(self.listed)
+            shown = None if tool is None else short_text(tool)
+            self.listed.append([short_text(event), shown, int(failed), color(event)])
+        return self._codes[key]
+
+
+def _scenes(
+    tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]
+) -> list[dict[str, Any]]:
+    """Choose what is drawn: training steps, and validation passes."""
+    rows = tables.rows(
+        f"""
+        SELECT run, step, validate, count(*) AS requests, min(begin_us) AS begin_us,
+            max(coalesce(end_us, last_us)) AS end_us
+        FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
+        GROUP BY run, step, validate
+        """
+    )
+    ends = {(row["run"], row["step"]): row for row in tables.rows("FROM steps")}
+    training, validation = [], []
+    seen = set()
+    for row in rows:
+        key = (row["run"], row["step"])
+        if key not in places:
+            continue
+        step = ends[key]
+        scene = {
+            "s": places[key],
+            "validate": row["validate"],
+            "run": row["run"],
+            "step": row["step"],
+            "base_us": step["begin_us"],
+            "requests": row["requests"],
+            "begin_us": row["begin_us"],
+            "end_us": row["end_us"],
+        }
+        if row["validate"]:
+            margin = max((scene["end_us"] - scene["begin_us"]) // 50, 1_000)
+            scene["begin_us"] -= margin
+            scene["end_us"] += margin
+            validation.append(scene)
+            continue
+        seen.add(key)
+        # An unfinished step spans everything that was seen in it.
+        scene["begin_us"] = min(scene["begin_us"], step["begin_us"])
+        if step["finished"]:
+            scene["end_us"] = max(scene["end_us"], step["end_us"])
+        training.append(scene)
+    for key, place in places.items():
+        # Steps without requests still have phases.
+        step = ends.get(key)
+        if step is not None and step["finished"] and key not in seen:
+            training.append(
+                {
+                    "s": place,
+                    "validate": False,
+                    "run": key[0],
+                    "step": key[1],
+                    "base_us": step["begin_us"],
+                    "requests": 0,
+                    "begin_us": step["begin_us"],
+                    "end_us": step["end_us"],
+                }
+            )
+    largest = max((scene["requests"] for scene in (*training, *validation)), default=1)
+    count = max(_SCENES, min(_SMALL_SCENES, _REQUESTS // max(1, largest)))
+    chosen = _spread(validation, count // 4)
+    chosen += _spread(training, count - len(chosen))
+    return sorted(chosen, key=lambda scene: (scene["s"], scene["validate"]))
+
+
+def _spread(scenes: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Choose the longest half, and the other half spread evenly."""
+    scenes = sorted(scenes, key=lambda scene: scene["s"])
+    if len(scenes) <= count:
+        return scenes
+    by_length = sorted(scenes, key=lambda scene: scene["begin_us"] - scene["end_us"])
+    chosen = by_length[: count // 2]
+    rest = [scene for scene in scenes if not any(scene is each for each in chosen)]
+    wanted = count - len(chosen)
+    step = (len(rest) - 1) / max(1, wanted - 1)
+    return chosen + [rest[round(place * step)] for place in range(wanted)]
+
+
+def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str, Any]]) -> None:
+    """Make the tables of the chosen scenes and of the chosen requests."""
+    connection = tables.connection
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE drawn_scenes (scene INTEGER, run VARCHAR, step INTEGER, "
+        "validate BOOLEAN, begin_us BIGINT, end_us BIGINT, base_us BIGINT)"
+    )
+    keys = ("run", "step", "validate", "begin_us", "end_us", "base_us")
+    if scenes:
+        values = [each for n, scene in enumerate(scenes) for each in (n, *map(scene.get, keys))]
+        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(scenes))
+        connection.execute(f"INSERT INTO drawn_scenes VALUES {marks}", values)
+    sizes = tables.row(
+        "SELECT count(*) AS requests, coalesce(avg(turns), 1) AS turns FROM requests WHERE finished"
+    )
+    # A turn is about six spans, and a request three more.
+    limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (sizes["turns"] or 1))))
+    each = max(_EACH, limit // max(1, len(scenes)) - _SLOWEST)
+    others = tables.row(
+        "SELECT count(*) AS groups FROM (SELECT DISTINCT run, step, validate FROM requests)"
+    )["groups"]
+    slowest_of_others = max(1, min(3, _OTHER_STEPS_REQUESTS // max(1, others)))
+    tables.rows("SELECT 1 FROM steps LIMIT 0")
+    tables.connection.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE drawn_requests AS
+        WITH asked AS NOT MATERIALIZED (
+            SELECT * FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
+        ), numbered AS MATERIALIZED (
+            SELECT r.*, scene, row_number() OVER () AS id
+            FROM asked AS r JOIN drawn_scenes AS d USING (run, step, validate)
+        ), ranked AS (
+            SELECT id, status,
+                row_number() OVER (PARTITION BY scene
+                    ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow,
+                row_number() OVER (PARTITION BY scene, name
+                    ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow_in_worker,
+                row_number() OVER (PARTITION BY scene
+                    ORDER BY begin_us, request_id, sample, session) AS place,
+                row_number() OVER (PARTITION BY scene,
+                    status IN ('error', 'unfinished', 'cancelled')
+                    ORDER BY begin_us, request_id, sample, session) AS odd,
+                count(*) OVER (PARTITION BY scene) AS count
+            FROM numbered
+        ), others AS NOT MATERIALIZED (
+            SELECT * FROM asked ANTI JOIN drawn_scenes USING (run, step, validate)
+        ), bounds AS (
+            SELECT run, step, validate, max(duration_us, {slowest_of_others}) AS longest_us
+            FROM others GROUP BY run, step, validate
+        ), chosen AS (
+            SELECT * EXCLUDE (id) FROM numbered SEMI JOIN (
+                SELECT id FROM ranked
+                WHERE slow <= {_SLOWEST} OR (slow_in_worker = 1 AND {each} >= 60)
+                    OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
+                    OR place * least({each}, count) // count
+                        <> (place - 1) * least({each}, count) // count
+            ) USING (id)
+            UNION ALL BY NAME
+            -- The bound leaves a few rows of each step to be sorted.
+            SELECT o.* FROM others AS o JOIN bounds AS b USING (run, step, validate)
+            WHERE duration_us >= longest_us[-1]
+                OR (duration_us IS NULL AND coalesce(len(longest_us), 0) < {slowest_of_others})
+            QUALIFY row_number() OVER (PARTITION BY run, step, validate
+                ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) <= {slowest_of_others}
+        )
+        SELECT row_number() OVER (ORDER BY c.run, c.step, c.validate,
+                c.begin_us, c.request_id, c.sample, c.session) - 1 AS number,
+            t.begin_us AS base_us, c.*
+        FROM chosen AS c JOIN steps AS t USING (run, step)
+        """
+    )
+
+
+_COLUMNS = (
+    "s",
+    "scene",
+    "validate",
+    "name",
+    "request_id",
+    "sample",
+    "session",
+    "agent",
+    "status",
+    "error",
+    "begin",
+    "length",
+    "duration_s",
+    "turns",
+    "tool_calls",
+    "prompt_tokens",
+    "generated_tokens",
+    "reward",
+    *(f"{part}_s" for part in (*REQUEST_PARTS, "other")),
+)
+
+
+def _requests(
+    tables: Tables, places: Mapping[tuple[Any, Any], int], names: _Names
+) -> dict[str, Any]:
+
+    parts = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
+    rows = tables.rows(
+        f"""
+        SELECT run, step, scene, validate, name, request_id, sample, session, agent,
+            status, error, (begin_us - base_us) // {UNIT_US} AS begin,
+            (coalesce(end_us, last_us) - begin_us) // {UNIT_US} AS length,
+            duration_us / 1e6 AS duration_s, turns, tool_calls, prompt_tokens, generated_tokens,
+            reward, {parts}
+        FROM drawn_requests ORDER BY number
+        """
+    )
+    for row in rows:
+        row["s"] = places.get((row["run"], row["step"]), -1)
+    table = frame([{column: row[column] for column in _COLUMNS} for row in rows])
+    table["spans"] = _request_spans(tables, len(rows), names)
+    table["calls"], table["servers"] = _request_calls(tables, len(rows))
+    return table
+
+
+def _request_spans(tables: Tables, count: int, names: _Names) -> list[list[int]]:
+    """List the spans of each request, flat: name, turn (or -1), begin after the request's, length."""
+    listed = ", ".join(f"'{event}'" for event in _DRAWN)
+    tables.connection.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE drawn_spans AS
+        SELECT r.number, e.event, e.turn, e.status IS NOT NULL AS failed,
+            CASE WHEN e.event = 'tool_call' THEN coalesce(e.tool, '(no name)') END
+                AS tool,
+            (e.begin_us - r.begin_us) // {UNIT_US} AS begin, e.duration_us // {UNIT_US} AS length
+        FROM event_fields AS e JOIN drawn_requests AS r
+            ON e.run = r.run AND e.step = r.step AND e.name = r.name
+            AND e.validate = r.validate AND e.request_id = r.request_id
+        WHERE e.family = 'rollout' AND e.event IN ({listed}) AND e.duration_us IS NOT NULL
+        """
+    )
+    kinds = tables.rows("SELECT DISTINCT event, tool, failed FROM drawn_spans ORDER BY ALL")
+    codes = [names.code(kind["event"], kind["tool"], failed=kind["failed"]) for kind in kinds]
+    rows = tables.rows(
+        """
+        WITH coded AS (
+            SELECT *, dense_rank() OVER (ORDER BY event, tool, failed) - 1 AS code FROM drawn_spans
+        )
+        SELECT number, flatten(list([code, coalesce(turn, -1), begin, length]
+            ORDER BY begin, length DESC, turn, code)) AS spans
+        FROM coded GROUP BY number
+        """
+    )
+    # The same order as DISTINCT … ORDER BY ALL gives: NULL tools last in both.
+    spans: list[list[int]] = [[] for _ in range(count)]
+    for row in rows:
+        flat = row["spans"]
+        flat[::4] = [codes[code] for code in flat[::4]]
+        spans[row["number"]] = flat
+    return spans
+
+
+def _request_calls(tables: Tables, count: int) -> tuple[list[list[Any]], list[str]]:
+    """List the engine calls of each request and the servers that they name.
+
+    Each call: turn, begin, length, server, engine begin, engine length, queue, prefill, decode,
+    prompt, response and cached tokens; the Nones at its end are left out.
+    """
+    rows = tables.rows(
+        f"""
+        SELECT r.number, c.turn, (c.begin_us - r.begin_us) // {UNIT_US} AS begin,
+            c.duration_us // {UNIT_US} AS length, coalesce(c.engine_name, c.server) AS server,
+            (c.engine_begin_us - r.begin_us) // {UNIT_US} AS engine_begin,
+            c.engine_duration_us // {UNIT_US} AS engine_length,
+            c.queue_us // {UNIT_US} AS queue, c.prefill_us // {UNIT_US} AS prefill,
+            c.decode_us // {UNIT_US} AS decode,
+            c.prompt_tokens, c.response_tokens, c.cached_tokens
+        FROM engine_calls AS c JOIN drawn_requests AS r
+            USING (run, step, name, validate, request_id)
+        ORDER BY r.number, c.begin_us, c.turn
+        """
+    )
+    calls: list[list[Any]] = [[] for _ in range(count)]
+    servers: dict[str, int] = {}
+    for row in rows:
+        server = row["server"]
+        call = [row["turn"], row["begin"], row["length"]]
+        call.append(None if server is None else servers.setdefault(server, len(servers)))
+        call += [
+            row[key]
+            for key in (
+                "engine_begin",
+                "engine_length",
+                "queue",
+                "prefill",
+                "decode",
+                "prompt_tokens",
+                "response_tokens",
+                "cached_tokens",
+            )
+        ]
+        while call and call[-1] is None:
+            call.pop()
+        calls[row["number"]].append(call)
+    return calls, [short_text(server) for server in servers]
+
+
+# Spans that overlap a drawn stretch of time, whatever step they were written under: an engine
+# counts its step by the weights that it has.
+_OVERLAP = "x.run = s.run AND x.begin_us < s.end_us AND x.end_us > s.begin_us"
+
+
+def _add_lanes(tables: Tables, scenes: Sequence[dict[str, Any]], names: _Names) -> None:
+    """Give each scene its lanes, from the trainer down to the trainer workers."""
+    trainers = _span_lanes(
+        tables,
+        names,
+        "SELECT s.scene, s.base_us, x.name, 'trainer' AS role, x.rank, x.phase AS event, "
+        "NULL AS status, x.begin_us, x.duration_us "
+        f"FROM phases AS x JOIN drawn_scenes AS s ON {_OVERLAP} WHERE x.phase <> 'step'",
+    )
+    ranks = _span_lanes(
+        tables,
+        names,
+        "SELECT s.scene, s.base_us, x.name, x.role, x.rank, x.event, x.status, x.begin_us, "
+        f"x.duration_us FROM rank_spans AS x JOIN drawn_scenes AS s ON {_OVERLAP}",
+    )
+    workers = _worker_lanes(tables)
+    counts = _count_lanes(tables, names)
+    lags = _lags(tables)
+    for number, scene in enumerate(scenes):
+        lanes = [
+            each for kind in (trainers, workers, counts, ranks) for each in kind.get(number, ())
+        ]
+        for lane in lanes:
+            marks = lags.get((number, lane["name"]))
+            if marks:
+                lane["lags"] = marks
+        scene["lanes"] = lanes
+
+
+def _span_lanes(tables: Tables, names: _Names, source: str) -> dict[int, list[dict[str, Any]]]:
+    """List the spans of each process, the longest ones where there are many."""
+    rows = tables.rows(
+        f"""
+        WITH inside AS ({source}), ranked AS (
+            SELECT *, row_number() OVER (PARTITION BY scene, name
+                    ORDER BY duration_us DESC, begin_us, event) AS place,
+                count(*) OVER (PARTITION BY scene, name) AS count,
+                sum(duration_us) OVER (PARTITION BY scene, name) AS total_us
+            FROM inside
+        )
+        SELECT scene, name, role, event, status IS NOT NULL AS failed,
+            (begin_us - base_us) // {UNIT_US} AS begin, duration_us // {UNIT_US} AS length,
+            count, total_us
+        FROM ranked WHERE place <= {_LANE_SPANS}
+        ORDER BY scene, role, rank, name, begin_us, duration_us DESC, event
+        """
+    )
+    lanes: dict[int, dict[str, dict[str, Any]]] = {}
+    totals: dict[tuple[int, str], int] = {}
+    for row in rows:
+        lane = lanes.setdefault(row["scene"], {}).setdefault(
+            row["name"],
+            {
+                "kind": "spans",
+                "name": row["name"],
+                "role": row["role"],
+                "of": row["count"],
+                "spans": [],
+            },
+        )
+        totals[row["scene"], row["name"]] = row["total_us"]
+        code = names.code(row["event"], failed=row["failed"])
+        lane["spans"].append([code, row["begin"], row["length"]])
+    for those in lanes.values():
+        for lane in those.values():
+            # Of two spans of the same length, the outer one comes first.
+            lane["spans"].sort(
+                key=lambda span: (span[1], -span[2], _depth(names.listed[span[0]][0]))
+            )
+    return {
+        scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
+        for scene, those in lanes.items()
+    }
+
+
+def _depth(event: str) -> int:
+    """Count the events that contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
+
+
+def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Keep at most `_PROCESSES` lanes of a role: the busiest, the idlest and some between."""
+    kept = []
+    for role in dict.fromkeys(lane["role"] for lane in lanes):
+        those = [lane for lane in lanes if lane["role"] == role]
+        if len(those) > _PROCESSES:
+            ordered = sorted(those, key=lambda lane: totals[lane["name"]])
+            step = (len(ordered) - 1) / (_PROCESSES - 1)
+            chosen = {ordered[round(place * step)]["name"] for place in range(_PROCESSES)}
+            of = len(those)
+            those = [lane for lane in those if lane["name"] in chosen]
+            those[0]["role_of"] = [len(those), of]
+        kept += those
+    return kept
+
+
+def _worker_lanes(tables: Tables) -> dict[int, list[dict[str, Any]]]:
+    """List the agent-loop workers; the page packs their requests into rows."""
+    rows = tables.rows(
+        """
+        WITH drawn AS (
+            SELECT scene, name, count(*) AS drawn FROM drawn_requests
+            WHERE scene IS NOT NULL GROUP BY scene, name
+        ), every AS (
+            SELECT s.scene, r.name, min(r.rank) AS rank, count(*) AS requests
+            FROM requests AS r JOIN drawn_scenes AS s
+                ON r.run = s.run AND r.step = s.step AND r.validate = s.validate
+            GROUP BY s.scene, r.name
+        )
+        SELECT scene, name, requests, coalesce(drawn, 0) AS drawn
+        FROM every LEFT JOIN drawn USING (scene, name) ORDER BY scene, rank, name
+        """
+    )
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        lanes.setdefault(row["scene"], []).append(
+            {
+                "kind": "requests",
+                "name": row["name"],
+                "role": "agent_loop",
+                "drawn": row["drawn"],
+                "of": row["requests"],
+            }
+        )
+    return lanes
+
+
+def _count_lanes(tables: Tables, names: _Names) -> dict[int, list[dict[str, Any]]]:
+    """Count the calls that are open at a time: in each engine, in the rewards, in the queue."""
+    served = tables.row("SELECT count(*) AS rows FROM engine_requests")["rows"]
+    engines = (
+        "SELECT s.*, x.name AS lane, 'engine_request' AS event, x.begin_us AS from_us, "
+        "x.end_us AS to_us FROM engine_requests AS x"
+        if served
+        else "SELECT s.*, coalesce(x.server, 'engine') AS lane, 'engine_call' AS event, "
+        "x.begin_us AS from_us, x.end_us AS to_us FROM engine_calls AS x"
+    )
+    rows = tables.rows(
+        f"""
+        WITH spans AS MATERIALIZED (
+            {engines} JOIN drawn_scenes AS s ON {_OVERLAP}
+            UNION ALL
+            SELECT s.*, 'reward functions', 'reward_score', x.begin_us, x.end_us
+            FROM reward_scores AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+            UNION ALL
+            SELECT s.*, 'TransferQueue', 'tq_get', x.begin_us, x.end_us
+            FROM transfers AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+        ), kinds AS MATERIALIZED (
+            SELECT *, row_number() OVER () AS kind
+            FROM (SELECT DISTINCT scene, lane, event, begin_us, end_us FROM spans)
+        ), changes AS (
+            SELECT kind, at_us, sum(change) AS change FROM (
+                SELECT kind, greatest(from_us, k.begin_us) AS at_us, 1 AS change
+                FROM spans JOIN kinds AS k USING (scene, lane, event)
+                UNION ALL
+                SELECT kind, least(to_us, k.end_us), -1
+                FROM spans JOIN kinds AS k USING (scene, lane, event)
+            ) GROUP BY kind, at_us
+        ), running AS (
+            SELECT kind, at_us, sum(change) OVER (PARTITION BY kind ORDER BY at_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS open
+            FROM changes
+        ), parts AS (
+            SELECT kind, least(floor((at_us - begin_us) * {_PARTS}.0
+                / greatest(end_us - begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
+                max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
+            FROM running JOIN kinds USING (kind) GROUP BY kind, part
+        )
+        SELECT scene, lane, event, max(most) AS most, list([part, most, last] ORDER BY part)
+            AS counts
+        FROM parts JOIN kinds USING (kind) GROUP BY scene, lane, event
+        ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
+        """
+    )
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        lanes.setdefault(row["scene"], []).append(
+            {
+                "kind": "count",
+                "name": row["lane"],
+                "role": row["event"],
+                "code": names.code(row["event"]),
+                "most": row["most"],
+                "counts": row["counts"],
+            }
+        )
+    for scene, those in lanes.items():
+        engines = [lane for lane in those if lane["role"].startswith("engine")]
+        if len(engines) > _PROCESSES:
+            busiest = sorted(engines, key=lambda lane: -lane["most"])[:_PROCESSES]
+            kept = {lane["name"] for lane in busiest}
+            lanes[scene] = [
+                lane
+                for lane in those
+                if not lane["role"].startswith("engine") or lane["name"] in kept
+            ]
+            lanes[scene][0]["role_of"] = [_PROCESSES, len(engines)]
+    return lanes
+
+
+def _lags(tables: Tables) -> dict[tuple[int, str], list[list[Any]]]:
+    """List when the event loop of each process stood still: the longest of each scene."""
+    rows = tables.rows(
+        f"""
+        SELECT s.scene, x.name, (x.begin_us - s.base_us) // {UNIT_US} AS begin,
+            x.duration_us // {UNIT_US} AS length, x.during
+        FROM lags AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+        QUALIFY row_number() OVER (PARTITION BY s.scene, x.name ORDER BY x.duration_us DESC)
+            <= {_LANE_LAGS}
+        ORDER BY s.scene, x.name, x.begin_us
+        """
+    )
+    lags: dict[tuple[int, str], list[list[Any]]] = {}
+    for row in rows:
+        during = row["during"]
+        lag = [row["begin"], row["length"]]
+        lags.setdefault((row["scene"], row["name"]), []).append(
+            lag if during is None else [*lag, short_text(during)]
+        )
+    return lags

@@ -1,0 +1,92 @@
+"""The timers of a console log as text: statistics of each, and what the log says about its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_profiler.analysis.logged_and_recorded import timer_differences
+from verl_profiler.analysis.logged_timers import logged_phases, logged_steps, metric_summary
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.render.text import align, seconds
+from verl_profiler.render.visible import visible
+
+__all__ = ["difference_table", "run_facts", "summary_block"]
+
+_RULE = "=" * 70
+_PERF = ("perf/time_per_step", "perf/throughput", "tokens_per_s")
+_SHOWN_PLACES = ("step", "outside", "overlapping")
+_NOTES = {
+    "perf/throughput": "(tokens/s per GPU)",
+    "tokens_per_s": "(tokens/s of the job)",
+    "timing_s/unaccounted": "(time of the step that no timer covers)",
+}
+_PLACES = {
+    "outside": "(outside the step)",
+    "overlapping": "(inside another timer, or beside it)",
+}
+
+
+def summary_block(run: LoggedRun) -> str:
+    """Write the statistics of the step, its timers and the throughput, in seconds and tokens/s."""
+    summary = {row["metric"]: row for row in metric_summary(run)}
+    timers = [row for row in summary.values() if row["place"] in _SHOWN_PLACES]
+    shown = [summary.get("timing_s/step"), *timers, summary.get("timing_s/unaccounted")]
+    shown += [summary.get(name) for name in _PERF]
+    lines = [_RULE, "TIMING SUMMARY STATISTICS", _RULE]
+    for row in shown:
+        if row is None:
+            continue
+        note = _NOTES.get(row["metric"]) or _PLACES.get(row["place"], "")
+        lines += ["", visible(f"{row['metric']}: {note}").rstrip()]
+        lines += [
+            f"  {f'{name}:':<8}{row[name.lower()]:.4f}"
+            for name in ("Mean", "Std", "Min", "Max", "Median")
+        ]
+    return "\n".join(lines)
+
+
+def run_facts(run: LoggedRun) -> list[str]:
+    """Say which steps a run has, which of them are special, and where its timers lie."""
+    steps = logged_steps(run)
+    facts = [f"Steps {steps[0]['step']} to {steps[-1]['step']}: {len(steps)} in the log"]
+    missing = steps[-1]["step"] - steps[0]["step"] + 1 - len(steps)
+    facts[0] += f", {missing} missing" if missing else ""
+    for key, words in (("validated", "with validation"), ("checkpoint", "with a checkpoint")):
+        count = sum(row[key] for row in steps)
+        facts[0] += f", {count} {words}" if count else ""
+    told: dict[tuple[str, str], str] = {}
+    for row in logged_phases(run):
+        if row["reason"]:
+            told.setdefault((row["phase"], row["place"]), row["reason"])
+    words = {"step": "inside the step", "outside": "outside the step", "overlapping": "overlapping"}
+    facts += [f"{phase}: {words[place]} ({reason})" for (phase, place), reason in told.items()]
+    return facts
+
+
+def difference_table(rows: Rows) -> str:
+    """Write logged timers beside recorded spans: by timer, then the steps that stay unexplained.
+
+    Args:
+        rows: Of `logged_and_recorded`.
+    """
+    lines = [["timer", "steps", "log", "recorded", "recorded - log", "why"]]
+    lines += [
+        [
+            row["timer"],
+            str(row["steps"]),
+            seconds(row["logged_s"]),
+            seconds(row["recorded_s"]),
+            seconds(row["difference_s"]),
+            _reason(row),
+        ]
+        for row in timer_differences(rows)
+    ]
+    return align(lines, left=(0, 5))
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    if row["explained"] or not row["steps"]:
+        return row["reason"]
+    return f"{row['reason']} ({seconds(row['largest_s'])} in step {row['largest_step']})"

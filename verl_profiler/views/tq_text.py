@@ -1,0 +1,400 @@
+"""The TransferQueue report as text: findings first, then functions, stages, rates, steps, data.
+
+In Chinese, functions and the summary have the form of the guide's own report.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from verl_profiler.reading.tables.schemas import TQ_STAGES
+from verl_profiler.render.text import align, quantile_texts, seconds, share
+from verl_profiler.render.visible import visible
+from verl_profiler.views.tq_phrases import phrase
+
+__all__ = ["finding_lines", "mebibytes", "rate", "tq_report"]
+
+Rows = Sequence[Mapping[str, Any]]
+
+_WIDTH = 80
+_CONCURRENT = 1.005
+_STEPS = 30
+_PATHS = 8
+_CALLERS = 8
+
+# Headings and labels that both languages have.
+_WORDS = {
+    "en": {
+        "findings": "findings",
+        "nothing_found": "Nothing beyond the guide's bounds: {}.",
+        "no_overhead": "get and put at most 30 % of each function",
+        "no_variation": "even times of get and put",
+        "no_slowness": "100 MB/s or more",
+        "nothing_known": "None of the guide's bounds can be checked with what is there.",
+        "advice": "try: ",
+        "functions": "functions",
+        "stages": "stages of a call",
+        "rates": "gets and puts (MB = 2^20 bytes)",
+        "steps": "steps",
+        "over_time": "over time",
+        "data": "same data, by trace id",
+        "wall": "on the clock",
+        "problems": "what these numbers lack",
+        "no_problems": "No line was left out.",
+        "waits": "waits for others",
+        "all": "all",
+    },
+    "zh": {
+        "findings": "异常情况",
+        "nothing_found": "未发现异常:{}。",
+        "no_overhead": "TQ总开销均不超过 30%",
+        "no_variation": "GET/PUT耗时稳定",
+        "no_slowness": "吞吐量不低于 100 MB/s",
+        "nothing_known": "现有数据不足以判断指南中的异常情况。",
+        "advice": "建议:",
+        "functions": "函数",
+        "stages": "各阶段耗时",
+        "rates": "数据吞吐量(MB = 2^20 字节)",
+        "steps": "训练步",
+        "over_time": "时间段",
+        "data": "同一数据(trace_id)的流转路径",
+        "wall": "按时钟时间(并发调用只计一次)",
+        "problems": "注意事项",
+        "no_problems": "没有遗漏的日志行。",
+        "waits": "等待其他进程",
+        "all": "全部",
+    },
+}
+_SPEEDS = {
+    "en": {"good": "good", "fair": "fair", "poor": "poor", None: "-"},
+    "zh": {"good": "良好", "fair": "一般", "poor": "可能有性能问题", None: "-"},
+}
+# Column titles of each table.
+_TITLES = {
+    "en": {
+        "functions": "function|calls|failed|total|mean|p50|p95|max|get|compute|put|get+put",
+        "stages": "function|stage|calls|mean|p50|p95|max|share|variation",
+        "wall": "function|busy|get or put|share|nothing else|share|calls at once",
+        "rates": "|calls|moved|per call|MB/s|p5|p50|class|good|fair|poor",
+        "steps": "step|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
+        "over_time": "from|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
+    },
+    "zh": {
+        "functions": "函数|调用次数|出错|总耗时|平均|p50|p95|最大|GET|COMPUTE|PUT|TQ总开销",
+        "stages": "函数|阶段|次数|平均|p50|p95|最大|占比|波动",
+        "wall": "函数|有调用|GET/PUT|占比|仅GET/PUT|占比|并发数",
+        "rates": "|次数|数据量|每次|MB/s|p5|p50|等级|良好|一般|偏低",
+        "steps": "训练步|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
+        "over_time": "开始|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
+    },
+}
+
+
+def tq_report(
+    tables: Mapping[str, Rows], run: str, problems: Sequence[str], *, language: str = "en"
+) -> str:
+    """Write what is known of TransferQueue in one run.
+
+    Args:
+        tables: The rows of the analyses of that run, by name.
+        run: Its label.
+        problems: Sentences that come last.
+        language: `en` or `zh`.
+    """
+    words = _WORDS[language]
+    functions = tables["tq_functions"]
+    blocks = [_headline(tables, run)] if language == "en" else [_guide_report(tables)]
+    blocks.append(_findings(tables, language, words))
+    if language == "en":
+        blocks.append(_table("functions", language, map(_function_cells, functions)))
+    blocks += [
+        _table("stages", language, _stage_rows(functions), left=(0, 1)),
+        _wall(tables["tq_wall"], functions, language, words),
+        _table("rates", language, _rate_rows(tables["tq_throughput"], language), left=(0, 7)),
+        _steps(tables, language),
+        _paths(tables["tq_paths"], language),
+    ]
+    noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
+    blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def mebibytes(value: float | None) -> str:
+    """Write a number of bytes in powers of 1024, as the guide does: `15.2 MB`."""
+    if value is None:
+        return "-"
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1023.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"
+
+
+def _headline(tables: Mapping[str, Rows], run: str) -> str:
+    """Say in a few lines what TransferQueue cost, and what is not known of it."""
+    lines = [f"{run}: {_load(tables)}"]
+    whole = next((row for row in tables["tq_wall"] if row["func"] is None), None)
+    if whole is not None and (whole["concurrency"] or 0) > _CONCURRENT:
+        lines.append(
+            f"On the clock, calls at the same time counted once: {share(whole['wall_share'])}, and "
+            f"{share(whole['alone_share'])} with nothing computed meanwhile."
+        )
+    moved = [
+        f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
+        f"{rate(row['mib_per_s'])} MB/s"
+        for row in tables["tq_throughput"]
+        if row["caller"] is None
+    ]
+    lines.append(
+        f"{moved[0][0].upper()}{'; '.join(moved)[1:]}."
+        if moved
+        else "No get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
+    )
+    return "\n".join(map(visible, lines))
+
+
+def _load(tables: Mapping[str, Rows]) -> str:
+    functions = [row for row in tables["tq_functions"] if not row["waits"]]
+    if not functions:
+        return (
+            "no function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
+        )
+    calls, traced = (sum(row[key] for row in functions) for key in ("calls", "traced"))
+    total = sum(row["total_s"] or 0 for row in functions)
+    spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
+    names = ", ".join(row["func"] for row in functions[:4]) + ", …" * (len(functions) > 4)
+    text = f"{calls:,} call{'s' * (calls != 1)} of {names}"
+    if traced != calls:
+        text += f" (estimated from {traced:,} traced ones)"
+    if total:
+        text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put ({seconds(spent)})"
+    return f"{text}."
+
+
+def _guide_report(tables: Mapping[str, Rows]) -> str:
+    """Write the report of the guide's analyze_tq_logs.py, line by line."""
+    functions = [row for row in tables["tq_functions"] if row["total_s"]]
+    identified = sum(row["trace_ids"] for row in tables["tq_trace_counts"])
+    lines = ["=" * _WIDTH, "TransferQueue Performance Analysis Report", "=" * _WIDTH, ""]
+    lines += [f"Total Traces: {identified}", ""]
+    if not functions:
+        return "\n".join([*lines, "没有找到完整的追踪数据。"])
+    for row in functions:
+        lines += ["─" * _WIDTH, f"Function: {visible(row['func'])}", "─" * _WIDTH]
+        finished = row["calls"] - row["unfinished"]
+        lines += [
+            f"  调用次数:           {finished}",
+            f"  平均总耗时:         {row['mean_s']:.6f}s",
+        ]
+        for stage, gap in zip(TQ_STAGES, (8, 4, 8), strict=True):
+            part = row[f"{stage}_share"] or 0
+            mean = part * row["total_s"] / finished
+            name = f"平均{stage.upper()}耗时:"
+            lines.append(f"  {name}{' ' * gap}{mean:.6f}s ({part * 100:.2f}%)")
+        lines += [f"  TQ总开销:           {row['overhead_share'] * 100:.2f}%", ""]
+    counted = [row for row in functions if not row["waits"]]
+    total = sum(row["total_s"] for row in counted)
+    spent = sum(row["overhead_share"] * row["total_s"] for row in counted)
+    lines += ["=" * _WIDTH, "全局汇总", "=" * _WIDTH]
+    lines += [f"  总执行时间:         {total:.6f}s", f"  总TQ时间:           {spent:.6f}s"]
+    lines += [f"  全局TQ开销占比:     {spent / (total or 1) * 100:.2f}%", "=" * _WIDTH]
+    return "\n".join(lines)
+
+
+def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str]) -> str:
+    findings = tables["tq_findings"]
+    if not findings:
+        functions = tables["tq_functions"]
+        checked = {
+            "no_overhead": any(row["overhead_share"] is not None for row in functions),
+            "no_variation": any(row["get_calls"] or row["put_calls"] for row in functions),
+            "no_slowness": bool(tables["tq_throughput"]),
+        }
+        said = [words[name] for name, known in checked.items() if known]
+        return words["nothing_found"].format(", ".join(said)) if said else words["nothing_known"]
+    lines = [words["findings"]]
+    for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
+        for row in rows:
+            first, *evidence = finding_lines(row, language)
+            lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
+        lines.append(f"      {words['advice']}{phrase(f'{kind}.advice', {}, language)}")
+    return "\n".join(lines)
+
+
+def finding_lines(row: Mapping[str, Any], language: str = "en") -> list[str]:
+    """Return a finding in a sentence, and further ones of what it rests on."""
+    shown = {key: _shown(key, value) for key, value in row.items()}
+    lines = [phrase(row["finding"], shown, language)]
+    if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
+        lines.append(phrase("alone", shown, language))
+    if row.get("worst_step") is not None:
+        lines.append(phrase("worst", shown, language))
+    return lines
+
+
+def _shown(key: str, value: Any) -> str:
+    """Write a number of a finding by what its name says that it is."""
+    if key == "stage":
+        return str(value).upper()
+    if key == "worst_step":
+        return str(value)
+    if value is None and key == "p95_s":
+        return "too few"
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if key in ("size_bytes", "mean_bytes"):
+        return mebibytes(value)
+    if key.endswith("_share") or key == "variation" or (key == "threshold" and value < 1):
+        return share(value)
+    if key.endswith("mib_per_s"):
+        return rate(value)
+    return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
+
+
+def rate(value: float | None) -> str:
+    """Write MB a second: `1,250`, `92`, `0.3`."""
+    if value is None:
+        return "-"
+    return (
+        f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.095 else f"{value:.2g}"
+    )
+
+
+def _table(
+    name: str, language: str, rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,)
+) -> str:
+    cells = list(rows)
+    if not cells:
+        return ""
+    return f"{_WORDS[language][name]}\n" + align(
+        [_TITLES[language][name].split("|"), *cells], left=left
+    )
+
+
+def _function_cells(row: Mapping[str, Any]) -> list[str]:
+    name = row["func"] + (f" ({_WORDS['en']['waits']})" if row["waits"] else "")
+    return [
+        name,
+        f"{row['calls']:,}",
+        str(row["failed"] or "-"),
+        *(seconds(row[key]) for key in ("total_s", "mean_s")),
+        *quantile_texts(row, "p50", "p95", "max"),
+        *(share(row[f"{stage}_share"]) for stage in TQ_STAGES),
+        share(row["overhead_share"]),
+    ]
+
+
+def _stage_rows(functions: Rows) -> list[list[str]]:
+    rows = []
+    for row in functions:
+        name = row["func"]
+        for stage in TQ_STAGES:
+            if not row[f"{stage}_calls"]:
+                continue
+            rows.append(
+                [
+                    name,
+                    stage,
+                    f"{row[f'{stage}_calls']:,}",
+                    seconds(row[f"{stage}_mean_s"]),
+                    *quantile_texts(row, *(f"{stage}_{key}" for key in ("p50", "p95", "max"))),
+                    share(row[f"{stage}_share"]),
+                    share(row[f"{stage}_variation"]),
+                ]
+            )
+            name = ""
+    return rows
+
+
+def _wall(rows: Rows, functions: Rows, language: str, words: Mapping[str, str]) -> str:
+    """Show time on the clock where calls overlapped; elsewhere it is what the functions show."""
+    known = [row for row in rows if row["busy_s"] is not None]
+    if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
+        return ""
+    order = {row["func"]: place for place, row in enumerate(functions)}
+    known.sort(key=lambda row: order.get(row["func"], len(order)))
+    return _table(
+        "wall",
+        language,
+        [
+            [
+                row["func"] or words["all"],
+                seconds(row["busy_s"]),
+                seconds(row["tq_busy_s"]),
+                share(row["wall_share"]),
+                seconds(row["tq_alone_s"]),
+                share(row["alone_share"]),
+                f"{row['concurrency'] or 0:.1f}",
+            ]
+            for row in known
+        ],
+    )
+
+
+def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
+    callers: dict[str, int] = {}
+    rows = []
+    for row in rates:
+        event, caller = row["event"], row["caller"]
+        if caller is not None:
+            callers[event] = callers.get(event, 0) + 1
+            if callers[event] > _CALLERS:
+                continue
+        rows.append(
+            [
+                event.removeprefix("tq_") if caller is None else f"  {caller}",
+                f"{row['calls']:,}",
+                mebibytes(row["size_bytes"]),
+                mebibytes(row["mean_bytes"]),
+                *(rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
+                _SPEEDS[language][row["speed"]],
+                *(share(row[key]) for key in ("good_share", "fair_share", "poor_share")),
+            ]
+        )
+    return rows
+
+
+def _steps(tables: Mapping[str, Rows], language: str) -> str:
+    """Show the steps, or parts of the time where no step is known."""
+    name, rows = "steps", [row for row in tables["tq_steps"] if row["step"] is not None]
+    if not rows:
+        name, rows = "over_time", list(tables["tq_over_time"])
+    shown = rows[:_STEPS]
+    cells = [
+        [
+            str(row["step"]) if name == "steps" else seconds(row["begin_s"]),
+            f"{row['calls'] or row['transfers']:,}",
+            *(seconds(row[key]) for key in ("total_s", "get_s", "compute_s", "put_s")),
+            share(row["overhead_share"]),
+            mebibytes(row["size_bytes"]),
+            rate(row["get_mib_per_s"]),
+            rate(row["put_mib_per_s"]),
+        ]
+        for row in shown
+    ]
+    text = _table(name, language, cells)
+    return text + f"\n  … {len(rows)}" if len(rows) > len(shown) else text
+
+
+def _paths(paths: Rows, language: str) -> str:
+    """Show which functions handled the same data, one path after the other: they are long."""
+    lines = []
+    for row in paths[:_PATHS]:
+        shown = {
+            "ids": f"{row['trace_ids']:,}",
+            "calls": f"{row['calls']:,}",
+            "p50": seconds(row["p50_s"]),
+            "max": seconds(row["max_s"]),
+            "waiting": share(row["waiting_share"]),
+        }
+        lines.append(f"  {phrase('path', shown, language)}")
+        lines += textwrap.wrap(
+            visible(" → ".join(row["path"])),
+            100,
+            initial_indent="    ",
+            subsequent_indent="    ",
+        )
+    return "\n".join([_WORDS[language]["data"], *lines]) if lines else ""

@@ -1,0 +1,186 @@
+"""Critical path, replays and stragglers as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
+from verl_profiler.analysis.explain.what_if import CHANGES, UNCHANGED
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.text import align, seconds, share
+from verl_profiler.render.visible import visible
+from verl_profiler.views.findings import finding_list
+
+__all__ = ["why"]
+
+# Owners with less than this part of the steps are one line together.
+_SMALL = 0.002
+_BAR = 30
+# Shorter stretches of the path, in parts of the step, are told together.
+_STRETCH = 0.005
+_NAMES = 5
+# So many steps get a line each.
+_STEPS = 20
+_STRAGGLERS = 14
+
+
+def why(found: Mapping[str, Rows], ranked: Rows) -> str:
+    """Write why steps took as long as they did.
+
+    Args:
+        found: The rows of `critical_path`, `critical_segments`, `what_if`, `step_replays`,
+            `stragglers` and `straggler_requests`, by name.
+        ranked: The rows of `findings`.
+    """
+    blocks = []
+    runs = list(dict.fromkeys(row["run"] for row in found["critical_path"]))
+    for run in runs:
+        own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
+        if len(runs) > 1:
+            blocks.append(visible(f"run {run}"))
+        blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
+        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"])]
+        blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
+    return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
+
+
+def _path(rows: Rows) -> str:
+    """Write the owners of all steps together, with a bar for each."""
+    steps = {row["step"] for row in rows}
+    total = sum(row["duration_s"] for row in rows)
+    owners: dict[str, Rows] = {}
+    for row in rows:
+        owners.setdefault(row["owner"], []).append(row)
+    sums = {owner: sum(row["duration_s"] for row in group) for owner, group in owners.items()}
+    order = sorted(sums, key=lambda owner: (owner == UNEXPLAINED, -sums[owner]))
+    shown = [owner for owner in order if sums[owner] >= _SMALL * total or owner == UNEXPLAINED]
+    lines = []
+    for owner in shown:
+        longest = max(owners[owner], key=lambda row: row["longest_s"])
+        bar = "#" * round(_BAR * sums[owner] / max(sums.values()))
+        most = f"{seconds(longest['longest_s'])} in {longest['longest_what']}"
+        per_step = sums[owner] / len(steps)
+        lines.append([owner, seconds(per_step), share(sums[owner] / total), bar, most])
+    small = [owner for owner in order if owner not in shown]
+    if small:
+        rest = sum(sums[owner] for owner in small)
+        name = f"{len(small)} more"
+        lines.append([name, seconds(rest / len(steps)), share(rest / total), "", ", ".join(small)])
+    which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
+    title = f"critical path of {which}: {seconds(total / len(steps))}, each second with one owner"
+    header = ["", "time", "share", "", "longest stretch"]
+    return f"{title}\n{align([header, *lines], left=(0, 3, 4))}"
+
+
+def _chain(rows: Rows) -> str:
+    """Write the path of one step in order; short stretches are told together."""
+    if len({row["step"] for row in rows}) != 1:
+        return ""
+    least = _STRETCH * sum(row["duration_s"] for row in rows)
+    lines = [["at", "for", "", "", ""]]
+    short: list[str] = []
+    since = 0.0
+
+    def told(until: float) -> None:
+        if short:
+            names = ", ".join(list(dict.fromkeys(short))[:_NAMES])
+            names += ", …" * (len(set(short)) > _NAMES)
+            lines.append([seconds(since), seconds(until - since), "…", "", names])
+            short.clear()
+
+    for row in rows:
+        if row["duration_s"] < least:
+            if not short:
+                since = row["begin_s"]
+            short.append(row["owner"])
+            continue
+        told(row["begin_s"])
+        turn = "" if row["turn"] is None else f", turn {row['turn']}"
+        where = f"{row['what'] or row['event']} in {row['name']}{turn}"
+        at, length = seconds(row["begin_s"]), seconds(row["duration_s"])
+        lines.append([at, length, row["owner"], row["phase"] or "", where])
+    told(rows[-1]["begin_s"] + rows[-1]["duration_s"])
+    return f"in order\n{align(lines, left=(2, 3, 4))}"
+
+
+def _residuals(rows: Rows) -> str:
+    unchanged = [row for row in rows if row["what"] == UNCHANGED]
+    lines = [["step", "measured", "replayed unchanged", "off by", "decoding from tokens, off by"]]
+    lines += [
+        [
+            str(row["step"]),
+            seconds(row["duration_s"]),
+            seconds(row["replayed_s"]),
+            share(abs(row["residual_share"])),
+            "-" if row["tokens_share"] is None else share(abs(row["tokens_share"])),
+        ]
+        for row in unchanged[:_STEPS]
+    ]
+    note = f"\n  and {len(unchanged) - _STEPS} more steps" if len(unchanged) > _STEPS else ""
+    return f"the model\n{align(lines, left=())}{note}"
+
+
+def _replays(rows: Rows) -> str:
+    lines = [["", "saved", "share", "90 % interval", "in these steps"]]
+    for row in rows:
+        if row["what"] == UNCHANGED:
+            continue
+        if row["expected_s"] is None:
+            lines.append([row["about"], "too few", "requests", "", ""])
+            continue
+        known = row["low_s"] is not None
+        between = (
+            f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "too few steps"
+        )
+        expected, here = seconds(row["expected_s"]), seconds(row["saved_s"])
+        lines.append([row["about"], expected, share(row["share"]), between, here])
+    between = next((r["between_runs_s"] for r in rows if r["between_runs_s"] is not None), None)
+    noise = (
+        ""
+        if between is None
+        else f"\n  two runs with the same settings differ by up to {seconds(between)} per step, in nine of "
+        "ten pairs:\n  with one run each, smaller gains are not to be told from chance"
+    )
+    note = (
+        "\n  never seen: from replicas that give no more tokens per second than they did, to calls "
+        "that do not\n  slow each other down more than they did"
+    )
+    shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
+    counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
+    return f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}{noise}"
+
+
+def _stragglers(rows: Rows) -> str:
+    if not rows:
+        return ""
+    lines = [["", "", "others' waiting per step", "of its kind", "last in"]]
+    lines += [
+        [
+            row["kind"],
+            row["who"],
+            seconds(row["per_step_s"]),
+            share(row["share"]),
+            f"{row['last']} of {row['of_steps']} steps",
+        ]
+        for row in rows
+        if row["share"] is not None and row["share"] >= 0.01
+    ][:_STRAGGLERS]
+    return f"who others wait for (requests: why)\n{align(lines, left=(0, 1))}"
+
+
+def _requests(rows: Rows) -> str:
+    if not rows:
+        return ""
+    lines = [["request", "step", "worker", "others' waiting", "behind the median", "because"]]
+    lines += [
+        [
+            (row["request_id"] or "(no id)")[:8],
+            str(row["step"]),
+            row["name"],
+            seconds(row["blame_s"]),
+            seconds(row["behind_s"]),
+            f"{row['because']} {seconds(row[row['because'] + '_s'])}",
+        ]
+        for row in rows
+    ]
+    return f"requests that others waited for\n{align(lines, left=(0, 2, 5))}"
