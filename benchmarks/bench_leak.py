@@ -22,7 +22,8 @@ import types
 import weakref
 from pathlib import Path
 
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.environ import SETTINGS
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 
 SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server"
@@ -87,7 +88,7 @@ def activate(folder):
         setattr(module, kind.__name__, kind)
         sys.modules[name] = module
     carried = Carried(folder, folder, EventSettings(announce=False), take_anchor())
-    os.environ[ENVIRONMENT_VARIABLE] = carried.encode()
+    os.environ[SETTINGS] = carried.encode()
     from verl_profiler import plugin
     from verl_profiler.instrumentation import wrapping
 

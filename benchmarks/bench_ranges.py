@@ -13,7 +13,7 @@ from pathlib import Path
 
 from verl_profiler import start, stop
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
-from verl_profiler.probes import Probe
+from verl_profiler.instrumentation.probe import Probe
 
 CALLS = 2_000
 ROUNDS = 15

@@ -28,12 +28,12 @@ from pathlib import Path
 
 from verl_profiler import span
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.launch.settings import Carried, EventSettings
-from verl_profiler.probes import Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.context import Request, current_request
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 BATCH = 200
 BATCHES = 300

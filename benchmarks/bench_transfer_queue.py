@@ -34,10 +34,10 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils import transferqueue_utils as bridge
 
-from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.recording import recorder
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 from verl_profiler.transfer_queue import lines, placement
 from verl_profiler.transfer_queue.placement import Target, around
 from verl_profiler.transfer_queue.switches import Switches

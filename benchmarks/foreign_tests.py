@@ -33,8 +33,8 @@ AGAIN = 2
 
 def settings(folder):
     """Make a run directory; return what a worker of that run has in its environment."""
-    from verl_profiler.launch import run_directory
-    from verl_profiler.launch.settings import Carried, EventSettings
+    from verl_profiler.recording import run_directory
+    from verl_profiler.recording.carried import Carried, EventSettings
     from verl_profiler.recording.clock import take_anchor
 
     anchor = take_anchor()

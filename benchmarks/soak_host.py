@@ -408,7 +408,7 @@ def define_classes():
 
 def make_probes(producer):
     """Return probes on `Engine` with hooks as the real ones have them: identity, fields, state."""
-    from verl_profiler.probes import Probe
+    from verl_profiler.instrumentation.probe import Probe
     from verl_profiler.recording.context import Request, current_request
 
     soak = producer.soak
@@ -604,9 +604,8 @@ class Soak:
         """Start the recorder and place the probes."""
         import verl_profiler
         from verl_profiler.instrumentation import wrapping
-        from verl_profiler.launch import run_directory
-        from verl_profiler.launch.settings import Carried, EventSettings
-        from verl_profiler.recording import recorder
+        from verl_profiler.recording import recorder, run_directory
+        from verl_profiler.recording.carried import Carried, EventSettings
         from verl_profiler.recording.clock import now, take_anchor
 
         anchor = take_anchor()

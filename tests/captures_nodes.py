@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
 from verl_profiler.capture import node_check, nsys_processes, probes, session
+from verl_profiler.capture.plan import carried_plan
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch import prepare
@@ -136,7 +137,7 @@ def drive(folder):
     nodes = wait_for(2)
     runner = TaskRunner.remote()
     found["hosts"] = ray.get(runner.run.remote([node["NodeID"] for node in nodes]))
-    plan = prepare.recorder.active().carried.captures
+    plan = carried_plan(prepare.recorder.active().carried.capture_plan)
     run = folder / "logs" / "run"
     found["in_use"] = [tool.in_use for tool in nsys_processes.tools_of(run, Path(plan.directory))]
     prepare.end(failed=False)

@@ -11,10 +11,10 @@ from fake_nvtx import FakeNvtx
 
 from verl_profiler.capture import session
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
-from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.recording import context, recorder
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores SIGINT, and so would all that tests start.

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from verl_profiler.capture.actor_placement import OFF, UNDER_NSYS, runtime_env_for
+from verl_profiler.capture.actor_placement import UNDER_NSYS, runtime_env_for
 from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.environ import CAPTURES_OFF
 
 pytest.importorskip("ray")
 
@@ -71,7 +72,7 @@ def test_a_run_whose_check_failed_tells_its_children():
     """So that no process waits for a tool that is not there."""
     made = runtime_env_for(PLAN, None, None, off=True)
 
-    assert {OFF: "1"} == made["env_vars"]
+    assert {CAPTURES_OFF: "1"} == made["env_vars"]
 
 
 def test_ranks_choose_processes_and_processes_without_a_rank_need_all():

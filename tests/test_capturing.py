@@ -11,8 +11,9 @@ from fake_nvtx import FakeNvtx
 
 from verl_profiler.capture import session
 from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 BY_RANGE = {"capture-range": "nvtx"}
 
@@ -33,7 +34,8 @@ def captured(carried, tmp_path):
         )
         plan = msgspec.structs.replace(plan, **changes)
         recorder.start(
-            msgspec.structs.replace(carried, captures=plan), lambda: Identity("agent_loop", 0)
+            msgspec.structs.replace(carried, capture_tool=plan.tool, capture_plan=plan.encode()),
+            lambda: Identity("agent_loop", 0),
         )
         recorder.active().identity = Identity("agent_loop", 0)
         return plan
@@ -93,7 +95,7 @@ def test_without_a_plan_nothing_happens(recording, nvtx):
 def test_a_failed_check_before_training_switches_captures_off(captured, nvtx, monkeypatch):
     """With `on_missing: warn`."""
     captured()
-    monkeypatch.setenv("VERL_PROFILER_CAPTURES_OFF", "1")
+    monkeypatch.setenv(CAPTURES_OFF, "1")
 
     assert not session.start(None, 2)
     assert [] == nvtx.calls

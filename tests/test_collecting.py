@@ -16,10 +16,10 @@ from verl_profiler import plugin
 from verl_profiler.capture import gather, node_copy
 from verl_profiler.capture.file_modes import umask
 from verl_profiler.capture.gather import account, collect, read_journal
-from verl_profiler.capture.plan import UNDER_NSYS, Plan
+from verl_profiler.capture.plan import Plan
 from verl_profiler.cli import main
+from verl_profiler.environ import SETTINGS, UNDER_NSYS
 from verl_profiler.errors import ReadingError
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
 from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.recording import recorder
@@ -505,8 +505,8 @@ def test_reports_follow_the_umask(run):
 def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, carried):
     """nsys takes it away, and every file of the process would be writable for everybody."""
     plan = Plan("nsys", (1,), False, "/raw", "/journal", "error", {}, umask=0o027)
-    carried = msgspec.structs.replace(carried, captures=plan)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+    carried = msgspec.structs.replace(carried, capture_tool=plan.tool, capture_plan=plan.encode())
+    monkeypatch.setenv(SETTINGS, carried.encode())
     before = os.umask(0)
     found = []
     try:

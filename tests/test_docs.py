@@ -10,7 +10,8 @@ import pytest
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.cli import COMMANDS
 from verl_profiler.events.vocabulary import EVENTS, FAMILIES
-from verl_profiler.launch.settings import EventSettings, MemorySaverSettings, Settings
+from verl_profiler.launch.settings import MemorySaverSettings, Settings
+from verl_profiler.recording.carried import EventSettings
 from verl_profiler.transfer_queue.switches import Switches
 
 ROOT = Path(__file__).parents[1]

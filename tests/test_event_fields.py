@@ -15,11 +15,10 @@ from verl_profiler.capture.gather import Found
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, page
 from verl_profiler.events.vocabulary import EVENTS
-from verl_profiler.launch import run_directory
 from verl_profiler.launch.settings import parse
-from verl_profiler.recording import recorder
+from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 ROOT = Path(__file__).parents[1]
 REHEARSAL = ROOT / "tests" / "data" / "rehearsal_run.tar.gz"

@@ -14,7 +14,8 @@ import pytest
 from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes import Probe, all_probes, rollout
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import all_probes, rollout
 from verl_profiler.probes.values import LONGEST, plain, scalar
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.clock import now

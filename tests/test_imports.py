@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.environ import SETTINGS
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 
 READING = {"duckdb", "matplotlib", "jinja2", "pandas", "numpy", "scipy"}
@@ -43,7 +44,7 @@ def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
     carried = Carried(str(tmp_path), "x", EventSettings(announce=False), take_anchor())
     found = imported_by(
         "import verl_profiler.plugin; import verl_profiler.recording.recorder as r; assert r.active()",
-        **{ENVIRONMENT_VARIABLE: carried.encode()},
+        **{SETTINGS: carried.encode()},
     )
 
     assert {"wrapt", "msgspec"} <= found
@@ -58,7 +59,7 @@ def test_the_plugin_does_nothing_without_settings():
         "assert threading.active_count() == 1"
     )
 
-    assert "VERL_PROFILER_SETTINGS" == ENVIRONMENT_VARIABLE
+    assert "VERL_PROFILER_SETTINGS" == SETTINGS
     assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
 
 

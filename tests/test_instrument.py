@@ -10,7 +10,7 @@ import pytest
 from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes import Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
 
 SOURCE = """

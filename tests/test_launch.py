@@ -8,9 +8,9 @@ import pytest
 
 from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
-from verl_profiler.launch import clock_exchange, run_directory
+from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
-from verl_profiler.recording import recorder
+from verl_profiler.recording import recorder, run_directory
 
 omegaconf = pytest.importorskip("omegaconf")
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.capture import nsys_processes
-from verl_profiler.capture.plan import UNDER_NSYS
 from verl_profiler.cli import main
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.environ import SETTINGS, UNDER_NSYS
 
 TAIL = shutil.which("tail")
 
@@ -33,7 +32,7 @@ def start(tmp_path):
     def start(*words, run=None, under_nsys=False):
         environment = {"PATH": os.environ["PATH"]}
         if run is not None:
-            environment[ENVIRONMENT_VARIABLE] = json.dumps({"directory": str(run)})
+            environment[SETTINGS] = json.dumps({"directory": str(run)})
         if under_nsys:
             environment[UNDER_NSYS] = "1"
         process = subprocess.Popen(
@@ -93,7 +92,7 @@ def test_a_tool_that_watches_a_living_process_is_in_use(run, start, tmp_path):
     """By its child, or by the session that the child's launcher started."""
     # bash under the name nsys, which runs this script.
     (tmp_path / "profile").write_text(f"{TAIL} -f /dev/null & wait")
-    environment = {ENVIRONMENT_VARIABLE: json.dumps({"directory": str(run)}), UNDER_NSYS: "1"}
+    environment = {SETTINGS: json.dumps({"directory": str(run)}), UNDER_NSYS: "1"}
     launcher = subprocess.Popen(
         ["nsys", "profile"],
         executable=shutil.which("bash"),
@@ -162,7 +161,7 @@ def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
     program = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(300)"]
     launcher = subprocess.Popen(
         ["nsys", "profile", *options, "-o", f"{run}/nsight/raw/actor_h_1", *program],
-        env={**os.environ, **nsys, ENVIRONMENT_VARIABLE: settings, UNDER_NSYS: "1"},
+        env={**os.environ, **nsys, SETTINGS: settings, UNDER_NSYS: "1"},
         stdout=subprocess.PIPE,
         start_new_session=True,
     )

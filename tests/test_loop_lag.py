@@ -15,10 +15,10 @@ import pytest
 from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.launch.settings import EventSettings
-from verl_profiler.probes import Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import context, event_loop_lag, recorder
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.carried import EventSettings
+from verl_profiler.recording.identity import Identity
 
 PROBE = Probe("event", "rollout", ("x:y",))
 _current_batch: ContextVar[object] = ContextVar("current_batch")

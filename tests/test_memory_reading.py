@@ -10,7 +10,7 @@ from reading_back import lines_of
 
 from verl_profiler.probes.weights import PROBES
 from verl_profiler.recording import context, device_memory, memory_sampler, recorder
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 
 class FakeNvml:

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from verl_profiler import plugin, span
-from verl_profiler.instrumentation import wrapping
-from verl_profiler.launch import worker_setup_hook
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.environ import SETTINGS
+from verl_profiler.instrumentation import worker_setup_hook, wrapping
 from verl_profiler.recording import recorder
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 
 class Closed:
@@ -31,7 +30,7 @@ class Closed:
 )  # fmt: skip
 def test_settings_that_cannot_be_read_record_nothing(text, closed, monkeypatch, capsys):
     """Ray ends a worker whose hook fails, and verl hides what a plugin raises."""
-    monkeypatch.setattr(plugin.os, "environ", {ENVIRONMENT_VARIABLE: text})
+    monkeypatch.setattr(plugin.os, "environ", {SETTINGS: text})
     if closed:
         monkeypatch.setattr(sys, "stderr", Closed())
 
@@ -43,7 +42,7 @@ def test_settings_that_cannot_be_read_record_nothing(text, closed, monkeypatch, 
 
 def test_a_failure_after_recording_began_is_told(carried, monkeypatch, capsys):
     """The probes are lost, the process is not."""
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+    monkeypatch.setenv(SETTINGS, carried.encode())
     monkeypatch.setattr(plugin, "_place_probes", lambda _families: 1 / 0)
 
     assert plugin.activate() is False
@@ -95,7 +94,7 @@ def test_the_message_of_an_exception_is_not_recorded(carried):
 def test_a_header_without_paths(carried, monkeypatch):
     """`profiler.record_command: false` holds for headers too."""
     carried = msgspec.structs.replace(carried, record_command=False)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+    monkeypatch.setenv(SETTINGS, carried.encode())
     plugin.activate("driver")
     recorder.stop()
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from verl_profiler import plugin
-from verl_profiler.capture.plan import Plan
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
-from verl_profiler.probes import Probe, rollout
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import rollout
 from verl_profiler.recording import api
 
 PLAIN = Probe("load", "workers", ("m:f",))
@@ -185,10 +185,7 @@ def test_ranges_are_opened_where_they_were_asked_for(
     library = tmp_path / "injection.so"
     library.touch()
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
-    plan = None
-    if tool is not None:
-        plan = Plan(tool, (1,), False, str(tmp_path), str(tmp_path), "error", {})
     assert nvtx is not None
-    plugin._open_ranges(msgspec.structs.replace(carried, captures=plan, nvtx=wanted))
+    plugin._open_ranges(msgspec.structs.replace(carried, capture_tool=tool, nvtx=wanted))
 
     assert opened == nvtx_ranges.is_on()

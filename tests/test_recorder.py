@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from reading_back import headers_of, lines_of
 
-from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.recording import context, recorder
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 
 def test_a_line_has_the_original_loggers_keys_in_its_order(recording, carried):

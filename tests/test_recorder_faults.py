@@ -20,7 +20,7 @@ from reading_back import headers_of, lines_of
 
 from verl_profiler import log_manager, span
 from verl_profiler.recording import memory_sampler, recorder
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 PATIENCE_S = 30
 

@@ -16,7 +16,8 @@ import pytest
 
 from verl_profiler.capture.probes import PROBES as CAPTURE_PROBES
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
-from verl_profiler.probes import Probe, all_probes
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, loop_watchdog
 
 PROBED = [*all_probes(), *CAPTURE_PROBES]

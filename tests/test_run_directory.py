@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.launch import run_directory
-from verl_profiler.launch.settings import EventSettings, parse
+from verl_profiler.launch.settings import parse
+from verl_profiler.recording import run_directory
+from verl_profiler.recording.carried import EventSettings
 from verl_profiler.recording.clock import take_anchor
 
 CLOCK = take_anchor()

@@ -10,9 +10,10 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from verl_profiler.environ import SETTINGS
 from verl_profiler.instrumentation import sglang_scheduler
 from verl_profiler.instrumentation.sglang_scheduler import load
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, EventSettings
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.rehearsal.environment import environment
 
@@ -28,7 +29,7 @@ class Batch:
 def settings(monkeypatch):
     def set_nvtx(value):
         carried = Carried("/run", "run", EventSettings(announce=False), take_anchor(), nvtx=value)
-        monkeypatch.setenv(ENVIRONMENT_VARIABLE, carried.encode())
+        monkeypatch.setenv(SETTINGS, carried.encode())
 
     return set_nvtx
 
@@ -62,7 +63,7 @@ def test_ranges_are_opened_where_they_are_asked_for(value, expected, settings, m
 
 def test_an_engine_without_the_profiler_is_left_alone(monkeypatch):
     """SGLang calls every installed plugin, in every engine of the machine."""
-    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.delenv(SETTINGS, raising=False)
 
     assert not registered(monkeypatch)
 

@@ -4,7 +4,8 @@ import pytest
 
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.vocabulary import FAMILIES
-from verl_profiler.launch.settings import Carried, EventSettings, parse
+from verl_profiler.launch.settings import parse
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 
 

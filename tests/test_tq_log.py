@@ -17,6 +17,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_tq import MIB
 from verl_profiler.reading.formats.tq_log import read_logs
 from verl_profiler.reading.reader import load
+from verl_profiler.views.tq_phrases import note_text
 
 DATA = Path(__file__).parent / "data" / "tq"
 # The lines that the guide shows, to the letter.
@@ -140,7 +141,7 @@ def test_a_call_that_never_ended_is_counted_with_its_last_line(tmp_path):
         (row["finished"], row["stage"]) for row in log.calls
     ]
     assert ["unfinished"] == kinds(log)
-    assert "1 calls of generate have no end" in log.notes[0].text()
+    assert "1 calls of generate have no end" in note_text(log.notes[0])
 
 
 def test_concurrent_calls_of_one_process_are_told_apart(tmp_path):
@@ -216,7 +217,7 @@ def test_a_line_that_cannot_be_read_is_counted_and_shown(tmp_path, old, new):
 
     assert log.counts["unreadable"] >= 1
     assert {"unreadable", "line"} <= set(kinds(log))
-    assert "training.log:" in next(n.text() for n in log.notes if n.kind == "line")
+    assert "training.log:" in next(note_text(n) for n in log.notes if n.kind == "line")
 
 
 def test_ray_shows_several_lines_as_one(tmp_path):
@@ -234,7 +235,7 @@ RAY_DEDUP_LOGS=0 to disable log deduplication)"
     assert [910_000, 50_000, 800_000, 60_000] == times(log.calls[0])
     assert 3 == log.missing["generate", "FUNCTION_END"]
     assert ["missing"] == kinds(log)
-    assert "3 lines are missing" in log.notes[0].text()
+    assert "3 lines are missing" in note_text(log.notes[0])
 
 
 def test_processes_are_told_apart_by_rays_prefix(tmp_path):
@@ -307,7 +308,9 @@ def test_a_last_line_without_its_end_is_left_out(tmp_path):
     log = read(tmp_path, writer.text().rstrip("\n"))
 
     assert not log.calls[0]["finished"]
-    assert "the line has no end" in next(note.text() for note in log.notes if note.kind == "line")
+    assert "the line has no end" in next(
+        note_text(note) for note in log.notes if note.kind == "line"
+    )
 
 
 def test_verls_own_lines_are_calls_too(tmp_path):

@@ -16,15 +16,9 @@ import traceback
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["activate"]
+from verl_profiler.environ import SETTINGS, TRANSFER_QUEUE_SWITCHES
 
-# Of `tq_tracing.switches`; importing it would cost every run that is not traced.
-_TRANSFER_QUEUE_SWITCHES = (
-    "TQ_TRACE_ENABLED",
-    "TQ_TRACE_DETAIL_ENABLED",
-    "TQ_PROFILER_ENABLED",
-    "TQ_METRICS_ENABLED",
-)
+__all__ = ["activate"]
 
 
 def activate(role: str | None = None) -> bool:
@@ -36,38 +30,37 @@ def activate(role: str | None = None) -> bool:
     Returns:
         Whether this process records now.
     """
-    # `settings.ENVIRONMENT_VARIABLE`; importing it would cost every run that is not profiled.
-    text = os.environ.get("VERL_PROFILER_SETTINGS")
+    text = os.environ.get(SETTINGS)
     if not text:
         if role is None:
             _trace_transfers()
         return False
     try:
-        from verl_profiler.launch.settings import Carried
-        from verl_profiler.recording import identity as roles
         from verl_profiler.recording import recorder
-        from verl_profiler.recording.recorder import Identity
+        from verl_profiler.recording.carried import Carried
+        from verl_profiler.recording.identity import Identity, identify
 
         carried = Carried.decode(text)
         if recorder.active() is not None:
             return True
-        if carried.captures is not None:
+        plan = _plan(carried)
+        if plan is not None:
             from verl_profiler.capture.file_modes import restore_umask
 
-            restore_umask(carried.captures.umask)
+            restore_umask(plan.umask)
         describe = _describe if carried.record_command else _describe_without_paths
         if role is not None:
             identity = Identity(role, None)
             recorder.start(carried, lambda: identity, describe)
         else:
-            recorder.start(carried, roles.identify, describe)
+            recorder.start(carried, identify, describe)
             families = carried.events.active_families()
             _place_probes(families)
             _trace_transfers(families)
-            if carried.captures is not None:
-                from verl_profiler.capture import probes as capture_probes
+            if plan is not None:
+                from verl_profiler.capture.probes import install
 
-                capture_probes.install(carried.captures)
+                install(plan)
             _open_ranges(carried)
     except Exception:  # noqa: BLE001  see the module docstring
         _complain("this process records nothing; training is not affected. (plugin-failed)")
@@ -75,9 +68,18 @@ def activate(role: str | None = None) -> bool:
     return True
 
 
+def _plan(carried: Any) -> Any:
+    """Return the plan of captures; most runs have none, and import nothing for it."""
+    if carried.capture_plan is None:
+        return None
+    from verl_profiler.capture.plan import carried_plan
+
+    return carried_plan(carried.capture_plan)
+
+
 def _open_ranges(carried: Any) -> None:
     """Open NVTX ranges where they were asked for, or where nsys will see them."""
-    by_nsys = carried.captures is not None and carried.captures.tool == "nsys"
+    by_nsys = carried.capture_tool == "nsys"
     if carried.nvtx == "on" or (carried.nvtx == "auto" and by_nsys):
         from verl_profiler.instrumentation import nvtx_ranges
 
@@ -85,7 +87,7 @@ def _open_ranges(carried: Any) -> None:
 
 
 def _transfers_are_traced() -> bool:
-    return any(os.environ.get(name, "0") not in ("", "0") for name in _TRANSFER_QUEUE_SWITCHES)
+    return any(os.environ.get(name, "0") not in ("", "0") for name in TRANSFER_QUEUE_SWITCHES)
 
 
 def _trace_transfers(families: Collection[str] = ()) -> None:

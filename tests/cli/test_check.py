@@ -6,8 +6,8 @@ import json
 import pytest
 
 from verl_profiler.cli import main
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import doctor
-from verl_profiler.probes import Probe
 
 
 def test_the_lines_name_what_was_looked_at(tmp_path, capsys):

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from verl_profiler.cli import main, summary
-from verl_profiler.launch import run_directory
+from verl_profiler.recording import run_directory
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.rehearsal import command as command_module
+from verl_profiler.cli import rehearsal_command as command_module
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
 
 

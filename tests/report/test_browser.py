@@ -9,7 +9,7 @@ from report.chromium import Chromium, find
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
-from verl_profiler.render.html import page
+from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
 pytestmark = [

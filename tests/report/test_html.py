@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from verl_profiler.cli import report
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.reader import load
-from verl_profiler.render.html import page, script_json
+from verl_profiler.render.html import script_json
 from verl_profiler.views import sections, timelines
 from verl_profiler.views.conclusions import conclusions
+from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"

@@ -7,10 +7,10 @@ import pytest
 
 from verl_profiler import transfer_queue
 from verl_profiler.errors import ConfigError
+from verl_profiler.instrumentation import worker_setup_hook
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import prepare as launch
-from verl_profiler.launch import worker_setup_hook
 from verl_profiler.launch.doctor import find_targets
-from verl_profiler.probes import Probe
 from verl_profiler.transfer_queue import placement
 
 omegaconf = pytest.importorskip("omegaconf")

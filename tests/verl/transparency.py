@@ -20,11 +20,11 @@ from pathlib import Path
 import cloudpickle
 
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import recorder
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.recorder import Identity
+from verl_profiler.recording.identity import Identity
 
 MAGIC_ATTR = "attrs_3141562937"
 

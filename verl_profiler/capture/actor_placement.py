@@ -17,14 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from verl_profiler.capture.plan import UNDER_NSYS, Plan, RoleCapture
-from verl_profiler.recording import identity as roles
+from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.environ import CAPTURES_OFF, UNDER_NSYS
 from verl_profiler.recording import recorder
+from verl_profiler.recording.identity import of_actor
 
-__all__ = ["OFF", "captured_actors", "hook_creation", "runtime_env_for"]
-
-# In a process's environment: the check before training failed, nothing is captured.
-OFF = "VERL_PROFILER_CAPTURES_OFF"
+__all__ = ["captured_actors", "hook_creation", "runtime_env_for"]
 
 # Role, rank and a weak reference to the handle of each captured actor that this process made and
 # still holds.
@@ -85,17 +83,17 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
     try:
         class_name = actor.__ray_metadata__.class_name
         environment = (options.get("runtime_env") or {}).get("env_vars") or {}
-        identity = roles.of_actor(options.get("name"), class_name, environment)
+        identity = of_actor(options.get("name"), class_name, environment)
     except Exception as error:  # noqa: BLE001  another Ray
         recorder.say(f"WARNING an actor is not captured: {error!r}")
         return None
     if identity.role == "trainer" and before_trainer is not None:
         # Off unless the check succeeds, also where it raises.
-        os.environ[OFF] = "1"
+        os.environ[CAPTURES_OFF] = "1"
         if before_trainer():
-            del os.environ[OFF]
+            del os.environ[CAPTURES_OFF]
     try:
-        off = bool(os.environ.get(OFF))
+        off = bool(os.environ.get(CAPTURES_OFF))
         capture = None if off else plan.of(identity.role, identity.rank)
         options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"), off=off)
     except Exception as error:  # noqa: BLE001  verl makes its actors with or without us
@@ -142,7 +140,7 @@ def runtime_env_for(
     nsight = dict(capture.options) if capture is not None and plan.tool == "nsys" else None
     under_nsys = bool(os.environ.get(UNDER_NSYS)) and os.environ[UNDER_NSYS] != "0"
     if off:
-        variables[OFF] = "1"
+        variables[CAPTURES_OFF] = "1"
     if nsight is not None:
         variables[UNDER_NSYS] = "1"
         # Ray starts `nsys … python` by that bare name, whatever interpreter the driver has.  The

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from verl_profiler.capture.plan import UNDER_NSYS
+from verl_profiler.environ import UNDER_NSYS
 
 __all__ = ["restore_umask", "restrict", "umask"]
 

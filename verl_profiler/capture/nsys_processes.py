@@ -17,8 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_profiler.capture.plan import UNDER_NSYS
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+from verl_profiler.environ import SETTINGS, UNDER_NSYS
 
 __all__ = ["Tool", "being_written", "end", "tools_of"]
 
@@ -77,7 +76,7 @@ class _Process:
     def is_of(self, run: str, raw: str) -> bool:
         """Whether it belongs to this run."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            settings = json.loads(self.environment[ENVIRONMENT_VARIABLE])
+            settings = json.loads(self.environment[SETTINGS])
             return os.path.realpath(settings["directory"]) == run
         outputs = (word.rpartition("=")[2] for word in self.words if self.is_tool)
         return any(
@@ -152,7 +151,7 @@ def _read(pid: int) -> _Process:
     with contextlib.suppress(OSError):
         for entry in (folder / "environ").read_bytes().split(b"\0"):
             name, _, value = os.fsdecode(entry).partition("=")
-            if name in (ENVIRONMENT_VARIABLE, UNDER_NSYS):
+            if name in (SETTINGS, UNDER_NSYS):
                 environment[name] = value
     return _Process(
         pid,

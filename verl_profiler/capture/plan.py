@@ -7,28 +7,24 @@ process with the other settings, and each process reads there what to start and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 
 __all__ = [
     "CAPTURE_RANGE",
-    "DOMAIN",
     "ROLES",
-    "UNDER_NSYS",
     "NsightSettings",
     "Plan",
     "RoleCapture",
     "as_text",
+    "carried_plan",
     "words_of",
 ]
 
-# The NVTX domain of all our ranges, and the range that nsys waits for with capture-range=nvtx.
-DOMAIN = "verl_profiler"
+# The range that nsys waits for with capture-range=nvtx.
 CAPTURE_RANGE = "capture"
-# In a process's environment: "1" in one that nsys started, "0" in one that such a process made
-# without nsys.
-UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
 
 # Keys of `profiler.nsight.roles` → the roles of the processes that they stand for.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -129,6 +125,16 @@ class Plan(msgspec.Struct, frozen=True):
         """Return the capture of this process, or None if it is not captured."""
         capture = self.roles.get(role)
         return capture if capture is not None and capture.has(rank) else None
+
+    def encode(self) -> str:
+        """Return the form that travels in `Carried.capture_plan`."""
+        return msgspec.json.encode(self).decode()
+
+
+@lru_cache(4)
+def carried_plan(text: str | None) -> Plan | None:
+    """Read the plan that travels in `Carried.capture_plan`; the same object for the same text."""
+    return None if text is None else msgspec.json.decode(text, type=Plan)
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from typing import Any
 from verl_profiler.capture.file_modes import umask
 from verl_profiler.capture.plan import (
     CAPTURE_RANGE,
-    DOMAIN,
     ROLES,
     NsightSettings,
     Plan,
@@ -25,12 +24,13 @@ from verl_profiler.capture.plan import (
 )
 from verl_profiler.capture.verl_keys import Capture, select, world_size
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.vocabulary import NVTX_DOMAIN
 
 __all__ = ["captures_per_process", "make_plan", "raw_directory", "remarks"]
 
 _BY_RANGE = {
     "capture-range": "nvtx",
-    "nvtx-capture": f"{CAPTURE_RANGE}@{DOMAIN}",
+    "nvtx-capture": f"{CAPTURE_RANGE}@{NVTX_DOMAIN}",
     "kill": "none",
 }
 # Without a GPU nsys has nothing to ask CUDA, and sampling needs rights that containers lack.

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_profiler.capture import session
-from verl_profiler.capture.actor_placement import OFF, captured_actors, hook_creation
-from verl_profiler.capture.plan import ROLES, Plan
+from verl_profiler.capture.actor_placement import captured_actors, hook_creation
+from verl_profiler.capture.plan import ROLES, Plan, carried_plan
+from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes import Call, Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
+from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES", "install"]
@@ -28,7 +30,7 @@ _PATIENCE_S = 60.0
 
 def install(plan: Plan) -> None:
     """Place the probes, and the decision about new actors, in this process."""
-    if os.environ.get(OFF):
+    if os.environ.get(CAPTURES_OFF):
         return
     wrapping.install(PROBES)
     if "ray" in sys.modules:
@@ -38,7 +40,7 @@ def install(plan: Plan) -> None:
 def _captured(call: Call) -> tuple[Plan, Any] | None:
     """Return the plan and the trainer, if its step is captured."""
     active, trainer = recorder.active(), call.arguments["self"]
-    plan = None if active is None else active.carried.captures
+    plan = None if active is None else carried_plan(active.carried.capture_plan)
     return (plan, trainer) if plan is not None and trainer.global_steps in plan.steps else None
 
 

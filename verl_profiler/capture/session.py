@@ -18,7 +18,9 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler.capture.plan import CAPTURE_RANGE, DOMAIN, Plan, RoleCapture
+from verl_profiler.capture.plan import CAPTURE_RANGE, Plan, RoleCapture, carried_plan
+from verl_profiler.environ import CAPTURES_OFF, NVTX_LIBRARY
+from verl_profiler.events.vocabulary import NVTX_DOMAIN
 from verl_profiler.recording import context, recorder
 
 __all__ = ["Process", "current", "note_step", "note_task", "start", "stop"]
@@ -124,15 +126,15 @@ def current() -> Process | None:
     """Return the captures of this process, or None where nothing is to be captured."""
     global _current
     active = recorder.active()
-    plan = active.carried.captures if active is not None else None
+    plan = carried_plan(active.carried.capture_plan) if active is not None else None
     # One that runs is ended by whoever began it, also after recording has stopped.
     if _current is None or (active is not None and _current.plan is not plan):
         _current = None
-        if plan is None or os.environ.get("VERL_PROFILER_CAPTURES_OFF"):
+        if plan is None or os.environ.get(CAPTURES_OFF):
             return None
-        from verl_profiler.recording import identity as roles
+        from verl_profiler.recording.identity import identify
 
-        identity = active.identity or roles.identify() if active is not None else None
+        identity = active.identity or identify() if active is not None else None
         if identity is None:
             return None
         _current = Process(plan, identity.role, identity.rank)
@@ -183,9 +185,9 @@ def nvtx_is_silent() -> bool:
     """
     nvtx = sys.modules.get("nvtx")
     get_domain = getattr(nvtx, "get_domain", None)
-    if get_domain is None or not os.environ.get("NVTX_INJECTION64_PATH"):
+    if get_domain is None or not os.environ.get(NVTX_LIBRARY):
         return False
-    return type(get_domain(DOMAIN)).__name__ == "DummyDomain"
+    return type(get_domain(NVTX_DOMAIN)).__name__ == "DummyDomain"
 
 
 def _start_range() -> Any:
@@ -196,7 +198,7 @@ def _start_range() -> Any:
             f"WARNING nvtx {_version('nvtx')} and this nsys record no range together, so nsys will "
             "capture nothing here. Use a newer nsys, or pip install 'nvtx==0.2.11'. (nvtx-silent)"
         )
-    return nvtx.start_range(message=CAPTURE_RANGE, domain=DOMAIN)
+    return nvtx.start_range(message=CAPTURE_RANGE, domain=NVTX_DOMAIN)
 
 
 def _start_cuda() -> None:

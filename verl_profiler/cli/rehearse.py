@@ -26,10 +26,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from verl_profiler.cli.rehearsal_command import ENGINES, build
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.reading.formats.console_log import CONSOLE
-from verl_profiler.rehearsal.command import ENGINES, build
 from verl_profiler.rehearsal.process_tree import Children
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
 from verl_profiler.render.visible import visible

@@ -98,7 +98,7 @@ def _write(
     logs: Sequence[Path] = (),
 ) -> Path | None:
     from verl_profiler.reading.reader import load
-    from verl_profiler.render.html import page
+    from verl_profiler.views.report_page import page
     from verl_profiler.views.sections import document
 
     target = target_of(runs, out, "report.html", force=force)

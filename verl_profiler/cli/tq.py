@@ -30,11 +30,12 @@ from verl_profiler.cli.output import print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown, visible
+from verl_profiler.views.tq_phrases import note_text
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Rows
+    from verl_profiler.reading.formats.tq_log import Note
     from verl_profiler.reading.tables.tables import Tables
-    from verl_profiler.views.tq_phrases import Note
 
 __all__ = ["Source", "add_arguments", "opened", "run"]
 
@@ -137,9 +138,8 @@ def opened(
     Raises:
         ReadingError: There is nothing to read at a path.
     """
-    from verl_profiler.reading.formats.tq_log import read_logs
+    from verl_profiler.reading.formats.tq_log import Note, read_logs
     from verl_profiler.reading.reader import load
-    from verl_profiler.views.tq_phrases import Note
 
     runs = [path for path in paths if is_run(path)]
     logs = [path for path in paths if path not in runs]
@@ -271,14 +271,14 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
 
 
 def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list[str]:
-    from verl_profiler.views.tq_phrases import Note
+    from verl_profiler.reading.formats.tq_log import Note
 
     sampled: dict[int, list[str]] = {}
     for row in tables["tq_functions"]:
         if row["sampled"] > 1 and row["run"] in source.labels:
             sampled.setdefault(row["sampled"], []).append(row["func"])
     notes = [Note("sampled", func=", ".join(names), number=n) for n, names in sampled.items()]
-    return [*source.problems, *(note.text(language) for note in [*source.notes, *notes])]
+    return [*source.problems, *(note_text(note, language) for note in [*source.notes, *notes])]
 
 
 def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:

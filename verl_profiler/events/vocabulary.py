@@ -16,6 +16,7 @@ __all__ = [
     "EVENTS",
     "FAMILIES",
     "FORMAT_VERSION",
+    "NVTX_DOMAIN",
     "PHASES",
     "RUN_FILE",
     "WORKER_ROLE",
@@ -26,6 +27,9 @@ __all__ = [
 FORMAT_VERSION = 1
 
 RUN_FILE = "run.json"
+
+# The domain of all our NVTX ranges.
+NVTX_DOMAIN = "verl_profiler"
 
 # Agent-loop workers keep the file name of the original logger: `worker_<rank>.jsonl`.
 WORKER_ROLE = "agent_loop"

@@ -17,10 +17,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from verl_profiler.capture.plan import DOMAIN
+from verl_profiler.environ import NVTX_LIBRARY
+from verl_profiler.events.vocabulary import NVTX_DOMAIN
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes import Call, Probe, rollout
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import rollout
 from verl_profiler.recording import api, context, recorder
+from verl_profiler.recording.call import Call
 
 __all__ = ["is_on", "switch_off", "switch_on", "tool_attached"]
 
@@ -37,7 +40,7 @@ def tool_attached() -> bool:
 
     verl's `tool=torch` names a library that does not exist, to keep tools out.
     """
-    library = os.environ.get("NVTX_INJECTION64_PATH")
+    library = os.environ.get(NVTX_LIBRARY)
     return bool(library) and os.path.exists(library or "")
 
 
@@ -108,10 +111,10 @@ def _entering(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
             return call
         with contextlib.suppress(Exception):
             if in_loop is False:
-                push(call.event, None, DOMAIN, probe.family, _payload())
+                push(call.event, None, NVTX_DOMAIN, probe.family, _payload())
                 call.range = _PUSHED
             else:
-                call.range = start(call.event, None, DOMAIN, probe.family, _payload())
+                call.range = start(call.event, None, NVTX_DOMAIN, probe.family, _payload())
         return call
 
     return enter
@@ -125,7 +128,7 @@ def _leaving(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
     ) -> None:
         if call is not None and call.range is not None:
             with contextlib.suppress(Exception):
-                pop(DOMAIN) if call.range is _PUSHED else end(call.range)
+                pop(NVTX_DOMAIN) if call.range is _PUSHED else end(call.range)
         original(probe, call, result, error, blocking=blocking)
 
     return leave
@@ -134,7 +137,7 @@ def _leaving(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
 def _span_entering(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
     def enter(self: Any) -> Any:
         with contextlib.suppress(Exception):
-            self._range = nvtx.start_range(self._event, None, DOMAIN, "user", _payload())
+            self._range = nvtx.start_range(self._event, None, NVTX_DOMAIN, "user", _payload())
         return original(self)
 
     return enter
@@ -153,7 +156,7 @@ def _turn_opening(original: Callable[..., Any], nvtx: Any, open_turns: Any) -> C
     def open_turn(request: Any, number: int) -> None:
         original(request, number)
         with contextlib.suppress(Exception):
-            open_turns[request] = nvtx.start_range("turn", None, DOMAIN, "rollout", number)
+            open_turns[request] = nvtx.start_range("turn", None, NVTX_DOMAIN, "rollout", number)
 
     return open_turn
 

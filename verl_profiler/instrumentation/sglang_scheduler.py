@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from verl_profiler.environ import SETTINGS
+
 __all__ = ["load"]
 
 _CATEGORY = "scheduler"
@@ -20,18 +22,17 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 def load() -> None:
     """Register the ranges with SGLang, if this process should have them; never raises."""
-    # `settings.ENVIRONMENT_VARIABLE`; importing it would cost every engine that is not profiled.
-    text = os.environ.get("VERL_PROFILER_SETTINGS")
+    text = os.environ.get(SETTINGS)
     if not text:
         return
     from verl_profiler.recording import recorder
 
     try:
         from verl_profiler.instrumentation.nvtx_ranges import tool_attached
-        from verl_profiler.launch.settings import Carried
+        from verl_profiler.recording.carried import Carried
 
         carried = Carried.decode(text)
-        captured = carried.captures is not None and carried.captures.tool == "nsys"
+        captured = carried.capture_tool == "nsys"
         if carried.nvtx == "on" or (carried.nvtx == "auto" and captured and tool_attached()):
             _register()
     except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
@@ -48,7 +49,7 @@ def _register() -> None:
 
 def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
     """Return a hook that opens a range around a method whose first argument is a batch."""
-    from verl_profiler.capture.plan import DOMAIN
+    from verl_profiler.events.vocabulary import NVTX_DOMAIN
 
     push, pop = nvtx.push_range, nvtx.pop_range
 
@@ -56,7 +57,7 @@ def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
         pushed = False
         try:
             batch = args[0] if args else kwargs["batch"]
-            push(name_of(batch), None, DOMAIN, _CATEGORY, len(batch.reqs))
+            push(name_of(batch), None, NVTX_DOMAIN, _CATEGORY, len(batch.reqs))
             pushed = True
         except Exception:  # noqa: BLE001  a batch of another kind; the forward pass goes on
             pass
@@ -64,7 +65,7 @@ def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
             return original(scheduler, *args, **kwargs)
         finally:
             if pushed:
-                pop(DOMAIN)
+                pop(NVTX_DOMAIN)
 
     return around
 

@@ -27,8 +27,9 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler.probes import Call, Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import context, event_loop_lag, recorder
+from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
 from verl_profiler.recording.event_loop_lag import (

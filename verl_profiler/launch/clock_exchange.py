@@ -255,7 +255,7 @@ def _connected(host: str, port: int | None, token: bytes) -> socket.socket | Non
 def _actor(ray: Any, node_id: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
+    from verl_profiler.environ import SETTINGS
 
     # A class that is made here travels by value: the node need not have this package.
     class VerlProfilerClock:
@@ -365,7 +365,7 @@ def _actor(ray: Any, node_id: str) -> Any:
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             # Not one of the run's processes.
-            runtime_env={"env_vars": {ENVIRONMENT_VARIABLE: ""}},
+            runtime_env={"env_vars": {SETTINGS: ""}},
         )
         .remote()
     )

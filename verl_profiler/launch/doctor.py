@@ -21,7 +21,8 @@ from pathlib import Path
 from verl_profiler.capture import probes as capture_probes
 from verl_profiler.capture.node_check import look, problems_of
 from verl_profiler.capture.plan import Plan, RoleCapture
-from verl_profiler.probes import Probe, all_probes
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import all_probes
 
 __all__ = ["Finding", "examine", "examine_cluster", "find_targets"]
 
@@ -338,8 +339,8 @@ def examine_cluster() -> list[Finding]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE
-    from verl_profiler.launch.worker_setup_hook import make_hook
+    from verl_profiler.environ import SETTINGS
+    from verl_profiler.instrumentation.worker_setup_hook import make_hook
 
     marker = "check"
     try:
@@ -383,7 +384,7 @@ def examine_cluster() -> list[Finding]:
             f"settings arrive, plugin {'loads' if seen['hooked'] else 'does not load'}, "
             f"nsys {seen['nsys'] or 'not on PATH'}"
             if seen["environment"]
-            else f"{ENVIRONMENT_VARIABLE} would not arrive"
+            else f"{SETTINGS} would not arrive"
         )
         mend = "" if good else f"Install verl-profiler for {seen['python']} on that node."
         findings.append(Finding(name, good, says, mend))

@@ -16,14 +16,17 @@ import msgspec
 
 from verl_profiler import transfer_queue
 from verl_profiler.capture import verl_keys
-from verl_profiler.capture.actor_placement import OFF, hook_creation
-from verl_profiler.capture.plan import Plan
+from verl_profiler.capture.actor_placement import hook_creation
+from verl_profiler.capture.plan import Plan, carried_plan
 from verl_profiler.capture.planner import make_plan, remarks
+from verl_profiler.environ import CAPTURES_OFF, SETTINGS
 from verl_profiler.errors import ConfigError
-from verl_profiler.launch import clock_exchange, run_directory, worker_setup_hook
+from verl_profiler.instrumentation import worker_setup_hook
+from verl_profiler.launch import clock_exchange
 from verl_profiler.launch.memory_saver import translate
-from verl_profiler.launch.settings import ENVIRONMENT_VARIABLE, Carried, parse
-from verl_profiler.recording import recorder
+from verl_profiler.launch.settings import parse
+from verl_profiler.recording import recorder, run_directory
+from verl_profiler.recording.carried import Carried
 from verl_profiler.recording.clock import take_anchor
 
 __all__ = ["end", "prepare"]
@@ -84,12 +87,13 @@ def prepare(config: Any) -> Any:
                 settings.events,
                 clock,
                 settings.memory_saver.sample_interval_s,
-                captures=plan,
+                capture_tool=plan and plan.tool,
+                capture_plan=plan and plan.encode(),
                 nvtx=nsight.nvtx,
                 record_command=settings.record_command,
             )
             text = carried.encode()
-            _put_into_runtime_env(config, {ENVIRONMENT_VARIABLE: text})
+            _put_into_runtime_env(config, {SETTINGS: text})
             if settings.events.engine_timing:
                 _ask_engine_for_times(config)
     except Exception:
@@ -98,7 +102,7 @@ def prepare(config: Any) -> Any:
     _forget()
     from verl_profiler.plugin import activate
 
-    os.environ[ENVIRONMENT_VARIABLE] = text
+    os.environ[SETTINGS] = text
     _hook_ray_init()
     activate("driver")
     recorder.say(f"recording to {directory}")
@@ -112,7 +116,7 @@ def _forget() -> None:
     global _ray_started
     _ray_started = False
     hook_creation(None)
-    for variable in (ENVIRONMENT_VARIABLE, OFF):
+    for variable in (SETTINGS, CAPTURES_OFF):
         os.environ.pop(variable, None)
     recorder.stop("another run")
 
@@ -141,7 +145,8 @@ def end(*, failed: bool) -> None:
         return
     try:
         recorder.stop("exit")
-        _end(active.directory, active.carried.captures, failed=failed)
+        plan = carried_plan(active.carried.capture_plan)
+        _end(active.directory, plan, failed=failed)
     except Exception as error:  # noqa: BLE001  the command's own result stands
         recorder.say(f"WARNING the end of the recording failed: {error!r}")
 
@@ -152,7 +157,7 @@ def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
         recorder.say("the run failed before it started; nothing was recorded")
         return
     recorder.say(f"events are in {directory}")
-    if plan is not None and _ray_started and not os.environ.get(OFF):
+    if plan is not None and _ray_started and not os.environ.get(CAPTURES_OFF):
         _collect(directory, plan)
 
 
@@ -248,7 +253,7 @@ def _hook_ray_init() -> None:
         _ray_started = True
         recorder.say(
             "WARNING Ray was initialized before the profiler; processes that do not inherit "
-            f"{ENVIRONMENT_VARIABLE} record nothing. Call verl_profiler.prepare before ray.init. "
+            f"{SETTINGS} record nothing. Call verl_profiler.prepare before ray.init. "
             "(ray-initialized)"
         )
         return

@@ -1,4 +1,4 @@
-"""Settings of one run: checked in the driver, frozen, carried to every process in one string.
+"""Settings of one run: checked in the driver, and frozen; `recording.carried` has what travels.
 
 The YAML of `configs/profiler/` is the form that users see; its comments say what each key does.
 """
@@ -7,34 +7,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from verl_profiler.capture.plan import NsightSettings, Plan
+from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
-from verl_profiler.events.vocabulary import FAMILIES
-from verl_profiler.recording.clock import Anchor
+from verl_profiler.recording.carried import EventSettings
 from verl_profiler.transfer_queue.switches import Switches
 
 __all__ = [
-    "ENVIRONMENT_VARIABLE",
-    "Carried",
-    "EventSettings",
     "MemorySaverSettings",
     "Settings",
     "parse",
 ]
-
-ENVIRONMENT_VARIABLE = "VERL_PROFILER_SETTINGS"
-
-_FAMILY_SWITCHES = msgspec.defstruct(
-    "Families",
-    [(family, bool, True) for family in FAMILIES],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
-
 
 # Setting, lowest and highest value.
 _EVENT_RANGES = (
@@ -46,38 +32,6 @@ _MEMORY_SAVER_RANGES = (
     ("gpu_memory_utilization", 0.01, 1),
     ("sample_interval_s", 0.05, 3600),
 )
-
-
-class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`profiler.events`: what is recorded.
-
-    Args:
-        enabled: False leaves every function of verl untouched.
-        steps: Steps whose events are kept; None for all.
-        families: One switch per probe family; a family that is off is not installed.
-        flush_interval_s: How often events reach the file; a kill loses what came since.
-        max_pending: Events held in memory at most; further ones are dropped and counted.
-        lag_threshold_s: An event loop that is late by this much is recorded.
-        engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
-        announce: Print one line per process.
-        clock_exchange: Compare the clocks of a cluster's nodes.
-    """
-
-    enabled: bool = True
-    steps: tuple[int, ...] | None = None
-    families: _FAMILY_SWITCHES = _FAMILY_SWITCHES()  # type: ignore[valid-type]
-    flush_interval_s: float = 0.5
-    max_pending: int = 200_000
-    lag_threshold_s: float = 0.02
-    engine_timing: bool = False
-    announce: bool = True
-    clock_exchange: bool = True
-
-    def active_families(self) -> frozenset[str]:
-        """Return the names of the families that are switched on."""
-        if not self.enabled:
-            return frozenset()
-        return frozenset(name for name in FAMILIES if getattr(self.families, name))
 
 
 class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,39 +78,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()
     transfer_queue: Switches = Switches()
-
-
-class Carried(msgspec.Struct, frozen=True):
-    """What travels to the other processes in `VERL_PROFILER_SETTINGS`.
-
-    Args:
-        directory: The run directory, absolute.
-        output_dir: `profiler.output_dir` as the user wrote it; `directory` may have a number more.
-        events: See `EventSettings`.
-        clock: The driver's anchor.
-        memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
-        captures: What is captured; None for nothing.
-        nvtx: `profiler.nsight.nvtx`: where our events open ranges.
-        record_command: `profiler.record_command`: whether headers hold paths.
-    """
-
-    directory: str
-    output_dir: str
-    events: EventSettings
-    clock: Anchor | None = None
-    memory_sample_interval_s: float | None = None
-    captures: Plan | None = None
-    nvtx: Literal["auto", "on", "off"] = "auto"
-    record_command: bool = True
-
-    def encode(self) -> str:
-        """Return the one-line form."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def decode(cls, text: str) -> Carried:
-        """Read the one-line form."""
-        return msgspec.json.decode(text, type=cls)
 
 
 def parse(node: Any, where: str = "profiler") -> Settings:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_profiler.probes import Call, Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import device_memory, memory_sampler
+from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
 

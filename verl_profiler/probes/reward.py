@@ -8,9 +8,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from verl_profiler.probes import Call, Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import scalar
 from verl_profiler.recording import context
+from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]

@@ -11,9 +11,10 @@ import os
 import weakref
 from typing import Any
 
-from verl_profiler.probes import Call, Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain, scalar
 from verl_profiler.recording import context, recorder
+from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_profiler.probes import Call, Probe
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import number, plain
 from verl_profiler.recording import context
+from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
 

@@ -35,8 +35,8 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
+from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.convert import convert
 from verl_profiler.reading.discovery import Source, find_sources
 from verl_profiler.reading.event_sql import PART_COLUMNS, RECORDED_EXTRA
@@ -347,7 +347,7 @@ def _contradictions(tables: Tables) -> Iterator[str]:
     hosts = tables.row("SELECT count(DISTINCT boot_id) AS hosts FROM processes")
     if hosts["hosts"] < 2:
         return
-    for row in clock_agreement(tables):
+    for row in tables.rows(contradictions_query()):
         if row["contradiction_us"]:
             yield (
                 f"{row['early']} of {row['calls']} generate calls of host {row['host']} are at "

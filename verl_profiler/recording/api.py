@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from verl_profiler.launch.settings import Carried, EventSettings
 from verl_profiler.recording import context, recorder, values
+from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
 
@@ -316,8 +316,8 @@ def start(
         ConfigError: If the directory cannot be written.
         RuntimeError: If this process records already.
     """
-    from verl_profiler.launch import run_directory
-    from verl_profiler.recording.recorder import Identity
+    from verl_profiler.recording import run_directory
+    from verl_profiler.recording.identity import Identity
 
     if recorder.active() is not None:
         raise RuntimeError("this process records already; call verl_profiler.stop() first")

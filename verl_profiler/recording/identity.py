@@ -11,11 +11,22 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from verl_profiler.recording.recorder import Identity
+__all__ = ["Identity", "identify", "of_actor"]
 
-__all__ = ["identify", "of_actor"]
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is: role, rank, and what Ray calls it."""
+
+    role: str
+    rank: int | None
+    replica: int | None = None
+    actor_name: str | None = None
+    actor_class: str | None = None
+
 
 # (pattern of the actor name, role); the first group is the rank.  verl 0.9.1: agent_loop.py:1218,
 # async_sglang_server.py:839, vllm_async_server.py, reward_loop.py:335.

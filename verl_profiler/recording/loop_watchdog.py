@@ -20,8 +20,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-from verl_profiler.probes import Call
 from verl_profiler.recording import context, recorder
+from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["RUN_HANDLE", "Beat", "Stall", "ensure_watched"]

@@ -22,22 +22,21 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from verl_profiler.events.vocabulary import FORMAT_VERSION, process_name
-from verl_profiler.launch.settings import Carried
 from verl_profiler.recording import context, values
+from verl_profiler.recording.carried import Carried
 from verl_profiler.recording.clock import Anchor, Readings, Timestamps, anchor_for_this_boot, now
+from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.process_header import Mark, ProcessHeader, fallback_directory
 from verl_profiler.recording.writer import EventFiles
 
 __all__ = [
     "SAMPLED",
-    "Identity",
     "Recorder",
     "active",
     "after_fork",
@@ -73,17 +72,6 @@ _STRAGGLER_S = 0.01
 STEP_LIMIT = 1 << 31
 EVENT_NAME_LIMIT = 200
 _PLAIN = frozenset({str, int, float, bool, type(None)})
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who this process is: role, rank, and what Ray calls it."""
-
-    role: str
-    rank: int | None
-    replica: int | None = None
-    actor_name: str | None = None
-    actor_class: str | None = None
 
 
 class _Line(msgspec.Struct, omit_defaults=True):

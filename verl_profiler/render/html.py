@@ -10,13 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
-from verl_profiler.views.findings import finding_texts
 
 try:
     import jinja2
@@ -27,10 +24,9 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-__all__ = ["digest", "page", "part", "script_json", "template"]
+__all__ = ["digest", "part", "script_json", "template", "trusted"]
 
 _PAGE = Path(__file__).with_name("page")
-_SCRIPTS = ("format.js", "table.js", "charts.js", "timeline.js", "request.js", "report.js")
 
 # Inside <script> only these can end the block or start a comment, and U+2028 and U+2029 were no
 # part of JavaScript strings before ES2019.  All of them are as good as their escapes.
@@ -43,38 +39,6 @@ _ESCAPES = {
 }
 
 
-def page(document: Mapping[str, Any], *, made: str) -> str:
-    """Write the page.
-
-    Args:
-        document: What `sections.document` returns.
-        made: When and by which version, for the foot of the page.
-    """
-    style = part("report.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(part, _SCRIPTS)) + "})();\n"
-    data = {**document, "colors": _colors(document)}
-    return template("report.html").render(
-        title=", ".join(document["about"]["runs"]),
-        sentences=document["sentences"],
-        findings=finding_texts(document["findings"]),
-        made=made,
-        # The package's own files, and JSON without a character that could end its element.
-        style=Markup(style),  # noqa: S704
-        script=Markup(script),  # noqa: S704
-        data=Markup(script_json(data)),  # noqa: S704
-        policy="; ".join(
-            (
-                "default-src 'none'",
-                f"script-src '{digest(script)}'",
-                f"style-src '{digest(style)}'",
-                "img-src data:",
-                "base-uri 'none'",
-                "form-action 'none'",
-            )
-        ),
-    )
-
-
 def template(name: str) -> jinja2.Template:
     """Return a page's template; whatever is put into it is escaped."""
     environment = jinja2.Environment(
@@ -85,6 +49,11 @@ def template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
     )
     return environment.get_template(name)
+
+
+def trusted(text: str) -> Markup:
+    """Mark text of the package's own, or from `script_json`, which a template takes as it is."""
+    return Markup(text)  # noqa: S704
 
 
 def script_json(value: Any) -> str:
@@ -110,20 +79,3 @@ def part(name: str) -> str:
 def digest(text: str) -> str:
     """Return what the content security policy calls an inlined text by."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _colors(document: Mapping[str, Any]) -> dict[str, str]:
-    """Give each phase, part and owner that occurs its color."""
-    colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
-    log = document["log"]
-    tables = [(document["step_phases"], "phase")]
-    tables += [(log["differences"], "timer"), (log["timers"], "timer")] if log else []
-    for table, column in tables:
-        if table["columns"]:
-            place = table["columns"].index(column)
-            colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
-    path = document["critical_path"]
-    for row in path["rows"]:
-        owner = row[path["columns"].index("owner")]
-        colors[f"path:{owner}"] = owner_color(owner)
-    return colors

@@ -110,7 +110,7 @@ def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
 
 def _prepare(carried: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Put the switches, and the way in for verl before 0.9, into the arguments of `ray.init`."""
-    from verl_profiler.launch import worker_setup_hook
+    from verl_profiler.instrumentation import worker_setup_hook
 
     wrap_main()
     runtime_env = kwargs.get("runtime_env")

@@ -22,10 +22,11 @@ from typing import Any
 
 import wrapt
 
+from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.wrapping import FAILURES, resolve, stands_below
-from verl_profiler.probes import Call, Probe
 from verl_profiler.probes.transfer_queue import end_get
 from verl_profiler.recording import recorder
+from verl_profiler.recording.call import Call
 from verl_profiler.transfer_queue import calls, lines, metrics
 from verl_profiler.transfer_queue.switches import Switches
 from verl_profiler.transfer_queue.trace_ids import Origin, find_meta, of_batch, set_run

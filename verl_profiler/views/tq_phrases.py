@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["LANGUAGES", "PHRASES", "Note", "phrase"]
+if TYPE_CHECKING:
+    from verl_profiler.reading.formats.tq_log import Note
+
+__all__ = ["LANGUAGES", "PHRASES", "note_text", "phrase"]
 
 # First what makes the numbers less than the truth, then findings, each with the guide's advice.
 _ENGLISH = {
@@ -148,21 +151,9 @@ PHRASES: dict[str, dict[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
 LANGUAGES = tuple(PHRASES)
 
 
-class Note:
-    """Something to be said about the numbers.
-
-    Args:
-        kind: A key of `PHRASES`.
-        values: What the phrase names.
-    """
-
-    def __init__(self, kind: str, **values: Any) -> None:
-        self.kind = kind
-        self.values = values
-
-    def text(self, language: str = "en") -> str:
-        """Return it in words."""
-        return phrase(self.kind, self.values, language)
+def note_text(note: Note, language: str = "en") -> str:
+    """Return a note in words."""
+    return phrase(note.kind, note.values, language)
 
 
 def phrase(kind: str, values: Mapping[str, Any], language: str = "en") -> str:

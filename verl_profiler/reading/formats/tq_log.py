@@ -2,7 +2,7 @@
 
 log = read_logs([Path("training.log")])
 tables = log.tables()
-print(*(note.text() for note in log.notes))
+print(*(note_text(note) for note in log.notes))
 """
 
 from __future__ import annotations
@@ -36,11 +36,23 @@ from verl_profiler.reading.formats.tq_rows import (
 )
 from verl_profiler.reading.formats.tq_spans import ENDS, ORDER, Lines, Span, paired
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.views.tq_phrases import Note
 
-__all__ = ["TransferLog", "read_logs"]
+__all__ = ["Note", "TransferLog", "read_logs"]
 
 _SHOWN = 5
+
+
+class Note:
+    """Something to be said about the numbers; `views.tq_phrases` has the words.
+
+    Args:
+        kind: Which of the phrases.
+        values: What the phrase names.
+    """
+
+    def __init__(self, kind: str, **values: Any) -> None:
+        self.kind = kind
+        self.values = values
 
 
 @dataclass(slots=True)

@@ -71,7 +71,9 @@ def make_hook(users: str | Callable[[], Any] | None) -> Callable[[], None]:
         elif users is not None:
             users()
         try:
-            import verl_profiler.plugin  # noqa: F401
+            import importlib
+
+            importlib.import_module("verl_profiler.plugin")
         except Exception as error:  # noqa: BLE001
             import contextlib
             import sys

@@ -1,0 +1,30 @@
+"""Names of the environment variables of this package, for processes that may need no more of it.
+
+It imports nothing: a process that is not profiled, or not traced, looks here and at nothing else.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CAPTURES_OFF",
+    "NVTX_LIBRARY",
+    "SETTINGS",
+    "TRANSFER_QUEUE_SWITCHES",
+    "UNDER_NSYS",
+]
+
+# The settings of a run, as `recording.carried.Carried` encodes them.
+SETTINGS = "VERL_PROFILER_SETTINGS"
+# The check before training failed, so nothing is captured.
+CAPTURES_OFF = "VERL_PROFILER_CAPTURES_OFF"
+# "1" in a process that nsys started, "0" in one that such a process made without nsys.
+UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
+# Any of these traces TransferQueue; `transfer_queue.switches` has the others.
+TRANSFER_QUEUE_SWITCHES = (
+    "TQ_TRACE_ENABLED",
+    "TQ_TRACE_DETAIL_ENABLED",
+    "TQ_PROFILER_ENABLED",
+    "TQ_METRICS_ENABLED",
+)
+# A tool's own: the library that takes NVTX ranges in this process.
+NVTX_LIBRARY = "NVTX_INJECTION64_PATH"

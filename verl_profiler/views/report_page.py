@@ -1,0 +1,62 @@
+"""The page of a run: what `sections` gathers, in one self-contained file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
+from verl_profiler.render.html import digest, part, script_json, template, trusted
+from verl_profiler.views.findings import finding_texts
+
+__all__ = ["page"]
+
+_SCRIPTS = ("format.js", "table.js", "charts.js", "timeline.js", "request.js", "report.js")
+
+
+def page(document: Mapping[str, Any], *, made: str) -> str:
+    """Write the page.
+
+    Args:
+        document: What `sections.document` returns.
+        made: When and by which version, for the foot of the page.
+    """
+    style = part("report.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(map(part, _SCRIPTS)) + "})();\n"
+    data = {**document, "colors": _colors(document)}
+    return template("report.html").render(
+        title=", ".join(document["about"]["runs"]),
+        sentences=document["sentences"],
+        findings=finding_texts(document["findings"]),
+        made=made,
+        style=trusted(style),
+        script=trusted(script),
+        data=trusted(script_json(data)),
+        policy="; ".join(
+            (
+                "default-src 'none'",
+                f"script-src '{digest(script)}'",
+                f"style-src '{digest(style)}'",
+                "img-src data:",
+                "base-uri 'none'",
+                "form-action 'none'",
+            )
+        ),
+    )
+
+
+def _colors(document: Mapping[str, Any]) -> dict[str, str]:
+    """Give each phase, part and owner that occurs its color."""
+    colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
+    log = document["log"]
+    tables = [(document["step_phases"], "phase")]
+    tables += [(log["differences"], "timer"), (log["timers"], "timer")] if log else []
+    for table, column in tables:
+        if table["columns"]:
+            place = table["columns"].index(column)
+            colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
+    path = document["critical_path"]
+    for row in path["rows"]:
+        owner = row[path["columns"].index("owner")]
+        colors[f"path:{owner}"] = owner_color(owner)
+    return colors
