@@ -34,6 +34,8 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+from verl_profiler.recording.identity import Identity
+
 FLUSH_S = 0.5
 TICK = 50
 
@@ -621,7 +623,7 @@ class Soak:
             raise SystemExit(f"{made} is not {self.run}")
         carried = Carried(str(made), str(self.run), settings, anchor)
         self.recorder = recorder
-        recorder.start(carried, lambda: recorder.Identity("soak", 0))
+        recorder.start(carried, lambda: Identity("soak", 0))
         self.now, self.record, self.span = now, recorder.record, verl_profiler.span
         self.log = verl_profiler.log_manager.log
         self.loop = Loop(self)

@@ -20,6 +20,7 @@ from verl_profiler.probes.values import LONGEST, plain, scalar
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
+from verl_profiler.recording.identity import Identity
 
 REQUEST = {
     "trajectory": {"step": 3, "sample_index": 1, "rollout_n": 0, "validate": False},
@@ -309,7 +310,7 @@ def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
 
 def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(carried):
     """What is open ends well there; the child works in the step that it was forked in."""
-    recorder.start(carried, lambda: recorder.Identity("agent_loop", 0))
+    recorder.start(carried, lambda: Identity("agent_loop", 0))
     recorder.before_stop(rollout.finish_open_requests)
     trainer = Trainer()
     context.process.hold_trainer(trainer)

@@ -10,7 +10,7 @@ from verl_profiler import plugin
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes import rollout
-from verl_profiler.recording import api
+from verl_profiler.recording import api, observers
 
 PLAIN = Probe("load", "workers", ("m:f",))
 LOOPED = Probe("tool_call", "rollout", ("m:g",))
@@ -23,13 +23,12 @@ def _off_again():
     nvtx_ranges.switch_off()
 
 
-def test_a_process_that_no_tool_watches_keeps_its_functions(monkeypatch, nvtx):
-    """The hot path is the very same code."""
+def test_a_process_that_no_tool_watches_has_no_observer(monkeypatch, nvtx):
+    """Each call costs one comparison."""
     monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
-    before = (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
 
     assert not nvtx_ranges.switch_on()
-    assert before == (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
+    assert observers.current is None
     assert [] == nvtx.calls
 
 
@@ -141,14 +140,28 @@ def test_a_failing_nvtx_changes_nothing_for_the_host(nvtx, recording, monkeypatc
         pass
 
 
-def test_switching_off_puts_the_originals_back(nvtx):
-    """The very same objects."""
-    before = (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
+def test_switching_off_leaves_other_observers(nvtx, monkeypatch):
+    """And takes away its own."""
     assert nvtx_ranges.switch_on(always=True)
     assert nvtx is not None
     nvtx_ranges.switch_off()
+    assert observers.current is None
 
-    assert before == (wrapping._enter, wrapping._leave, api._Span.__enter__, rollout._open_turn)
+    other = object()
+    monkeypatch.setattr(observers, "current", other)
+    nvtx_ranges.switch_off()
+    assert other is observers.current
+
+
+def test_a_call_that_runs_when_ranges_are_switched_off_ends(nvtx, recording):
+    """Its range stays open; nothing is raised, and its event is recorded."""
+    assert nvtx_ranges.switch_on(always=True)
+    wrapped = wrapping.wrap(PLAIN, nvtx_ranges.switch_off)
+    wrapped()
+
+    assert ["push"] == [call[0] for call in nvtx.calls]
+    account = recording.account()
+    assert 1 == account["events"] + account["waiting"] - account["own_events"]
 
 
 def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvtx, recording):

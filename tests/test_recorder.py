@@ -328,8 +328,8 @@ def run_child(carried, body):
         """
         import os, signal, sys, time
         from verl_profiler.recording import recorder
-        from verl_profiler.recording.recorder import Identity
-        from verl_profiler.launch.settings import Carried
+        from verl_profiler.recording.identity import Identity
+        from verl_profiler.recording.carried import Carried
 
         carried = Carried.decode(sys.argv[1])
         active = recorder.start(carried, lambda: Identity("agent_loop", 0))

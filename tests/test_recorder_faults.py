@@ -58,8 +58,8 @@ def run_child(carried, body, *arguments):
         """
         import multiprocessing, os, signal, sys, threading, time
         from verl_profiler.recording import context, recorder; from verl_profiler import log_manager, span
-        from verl_profiler.recording.recorder import Identity
-        from verl_profiler.launch.settings import Carried
+        from verl_profiler.recording.identity import Identity
+        from verl_profiler.recording.carried import Carried
 
         carried = Carried.decode(sys.argv[1])
         active = recorder.start(carried, lambda: Identity("agent_loop", 0))

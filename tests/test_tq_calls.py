@@ -20,6 +20,7 @@ from reading_back import lines_of
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes.transfer_queue import PROBES
 from verl_profiler.recording import context, recorder
+from verl_profiler.recording.identity import Identity
 from verl_profiler.transfer_queue import lines, metrics, placement, trace_ids
 from verl_profiler.transfer_queue.switches import Switches
 
@@ -323,7 +324,7 @@ def test_calls_without_metadata_are_not_traced(hosts, trace):
 def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, carried):
     """Reads are GET, writes are PUT, all else is COMPUTE; tags alone are no PUT."""
     queue, _ = hosts
-    recorder.start(carried, lambda: recorder.Identity("trainer", 0))
+    recorder.start(carried, lambda: Identity("trainer", 0))
     printed = trace(trace=True, records=True)
 
     async def advantage(batch):
@@ -556,7 +557,7 @@ def test_wrappers_travel_by_value(hosts, trace):
 
 def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
     """Known only while it runs; many requests of one batch can be told apart."""
-    recorder.start(carried, lambda: recorder.Identity("agent_loop", 0))
+    recorder.start(carried, lambda: Identity("agent_loop", 0))
     printed = trace(trace=True, records=True)
     request = context.Request(5)
     request.request_id = "r1"
@@ -627,7 +628,7 @@ def test_what_a_caller_sees_of_a_function_stays(trace):
 def test_the_clients_events_name_call_and_function(hosts, trace, carried):
     """The probes' own events, so that they can be joined with the functions'."""
     queue, bridge = hosts
-    recorder.start(carried, lambda: recorder.Identity("actor", 0))
+    recorder.start(carried, lambda: Identity("actor", 0))
     client = "fake_transfer_queue:AsyncTransferQueueClient"
     probes = [
         dataclasses.replace(probe, targets=(f"{client}.{probe.targets[0].rpartition('.')[2]}",))

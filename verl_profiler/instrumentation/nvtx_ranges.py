@@ -5,8 +5,7 @@ message is the event, its category the probe family, its payload the turn, or th
 request.  Plain calls nest in their thread (push and pop); coroutines overlap in one thread and so
 use start and end.
 
-The choice is made once per process, by replacing functions, so that a process that no tool watches
-pays nothing.
+The choice is made once per process; one that no tool watches pays a comparison per call.
 """
 
 from __future__ import annotations
@@ -14,25 +13,19 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from verl_profiler.environ import NVTX_LIBRARY
 from verl_profiler.events.vocabulary import NVTX_DOMAIN
-from verl_profiler.instrumentation import wrapping
-from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.probes import rollout
-from verl_profiler.recording import api, context, recorder
+from verl_profiler.recording import context, observers, recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["is_on", "switch_off", "switch_on", "tool_attached"]
 
-_originals: dict[tuple[Any, str], Any] = {}
-
 
 def is_on() -> bool:
     """Whether this process opens ranges."""
-    return bool(_originals)
+    return isinstance(observers.current, _Ranges)
 
 
 def tool_attached() -> bool:
@@ -62,31 +55,14 @@ def switch_on(*, always: bool = False) -> bool:
     except ImportError:
         recorder.say("WARNING nvtx is not installed, so nsys shows no ranges of ours. (no-nvtx)")
         return False
-    _replace(wrapping, "_enter", _entering(wrapping._enter, nvtx))
-    _replace(wrapping, "_leave", _leaving(wrapping._leave, nvtx))
-    _replace(api._Span, "__enter__", _span_entering(api._Span.__enter__, nvtx))
-    _replace(api._Span, "__exit__", _span_leaving(api._Span.__exit__, nvtx))
-    open_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-    _replace(rollout, "_open_turn", _turn_opening(rollout._open_turn, nvtx, open_turns))
-    _replace(rollout, "_close_turn", _turn_closing(rollout._close_turn, nvtx, open_turns))
+    observers.current = _Ranges(nvtx)
     return True
 
 
 def switch_off() -> None:
-    """Put the functions without ranges back."""
-    for (owner, name), original in _originals.items():
-        setattr(owner, name, original)
-    _originals.clear()
-
-
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    _originals[owner, name] = original
-    # By name and module it is the original, so a wrapper that Ray ships by value finds on the other
-    # side whatever stands there.
-    function.__name__, function.__qualname__ = original.__name__, original.__qualname__
-    function.__module__ = original.__module__
-    setattr(owner, name, function)
+    """Open no further ranges."""
+    if is_on():
+        observers.current = None
 
 
 def _payload() -> int:
@@ -100,71 +76,41 @@ def _payload() -> int:
 _PUSHED = object()
 
 
-def _entering(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
-    start, push = nvtx.start_range, nvtx.push_range
+class _Ranges:
+    """The observer that opens and ends them."""
 
-    def enter(
-        probe: Probe, names: Any, args: Any, kwargs: Any, in_loop: bool | None
-    ) -> Call | None:
-        call = original(probe, names, args, kwargs, in_loop)
-        if call is None or call.event is None:
-            return call
+    def __init__(self, nvtx: Any) -> None:
+        self._start, self._end = nvtx.start_range, nvtx.end_range
+        self._push, self._pop = nvtx.push_range, nvtx.pop_range
+        self._open_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def call_begins(self, call: Call, family: str, in_loop: bool | None) -> None:
         with contextlib.suppress(Exception):
             if in_loop is False:
-                push(call.event, None, NVTX_DOMAIN, probe.family, _payload())
+                self._push(call.event, None, NVTX_DOMAIN, family, _payload())
                 call.range = _PUSHED
             else:
-                call.range = start(call.event, None, NVTX_DOMAIN, probe.family, _payload())
-        return call
+                call.range = self._start(call.event, None, NVTX_DOMAIN, family, _payload())
 
-    return enter
-
-
-def _leaving(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
-    end, pop = nvtx.end_range, nvtx.pop_range
-
-    def leave(
-        probe: Probe, call: Call | None, result: Any, error: Any, *, blocking: bool = False
-    ) -> None:
-        if call is not None and call.range is not None:
-            with contextlib.suppress(Exception):
-                pop(NVTX_DOMAIN) if call.range is _PUSHED else end(call.range)
-        original(probe, call, result, error, blocking=blocking)
-
-    return leave
-
-
-def _span_entering(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
-    def enter(self: Any) -> Any:
+    def call_ends(self, call: Call) -> None:
         with contextlib.suppress(Exception):
-            self._range = nvtx.start_range(self._event, None, NVTX_DOMAIN, "user", _payload())
-        return original(self)
+            self._pop(NVTX_DOMAIN) if call.range is _PUSHED else self._end(call.range)
 
-    return enter
-
-
-def _span_leaving(original: Callable[..., Any], nvtx: Any) -> Callable[..., Any]:
-    def leave(self: Any, kind: Any, error: Any, traceback: Any) -> None:
+    def span_begins(self, event: str) -> Any:
         with contextlib.suppress(Exception):
-            nvtx.end_range(self._range)
-        original(self, kind, error, traceback)
+            return self._start(event, None, NVTX_DOMAIN, "user", _payload())
+        return None
 
-    return leave
-
-
-def _turn_opening(original: Callable[..., Any], nvtx: Any, open_turns: Any) -> Callable[..., Any]:
-    def open_turn(request: Any, number: int) -> None:
-        original(request, number)
+    def span_ends(self, handle: Any) -> None:
         with contextlib.suppress(Exception):
-            open_turns[request] = nvtx.start_range("turn", None, NVTX_DOMAIN, "rollout", number)
+            self._end(handle)
 
-    return open_turn
+    def turn_begins(self, request: Any, number: int) -> None:
+        with contextlib.suppress(Exception):
+            self._open_turns[request] = self._start("turn", None, NVTX_DOMAIN, "rollout", number)
 
-
-def _turn_closing(original: Callable[..., Any], nvtx: Any, open_turns: Any) -> Callable[..., Any]:
-    def close_turn(request: Any, *arguments: Any) -> None:
-        with contextlib.suppress(KeyError):
-            nvtx.end_range(open_turns.pop(request))
-        original(request, *arguments)
-
-    return close_turn
+    def turn_ends(self, request: Any) -> None:
+        with contextlib.suppress(Exception):
+            turn = self._open_turns.pop(request, None)
+            if turn is not None:
+                self._end(turn)

@@ -28,7 +28,7 @@ from typing import Any
 import wrapt
 
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.recording import context, event_loop_lag, recorder
+from verl_profiler.recording import context, event_loop_lag, observers, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
@@ -381,8 +381,7 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     )
 
 
-# `in_loop`: True in a coroutine, None in a generator, False in a plain call.  `ranges.switch_on` puts
-# versions of these two in their place, so that they cost nothing more where no tool is attached.
+# `in_loop`: True in a coroutine, None in a generator, False in a plain call.
 def _enter(
     probe: Probe,
     names: tuple[str, ...],
@@ -415,6 +414,8 @@ def _enter(
             _unbind(call)
         _failed(probe, error)
         return None
+    if observers.current is not None and call.event is not None:
+        observers.current.call_begins(call, probe.family, in_loop)
     return call
 
 
@@ -428,6 +429,8 @@ def _leave(
 ) -> None:
     if call is None:
         return
+    if call.range is not None and observers.current is not None:
+        observers.current.call_ends(call)
     active = recorder._active
     if active is None:
         if call.binding is not None:

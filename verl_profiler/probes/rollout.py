@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain, scalar
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, observers, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
@@ -135,9 +135,13 @@ def _open_turn(request: Request, number: int) -> None:
     request.turn_begin_ns = now()
     request.tool_calls = 0
     request.tool_begin_ns = None
+    if observers.current is not None:
+        observers.current.turn_begins(request, number)
 
 
 def _close_turn(request: Request, end_ns: int, error: BaseException | None = None) -> None:
+    if observers.current is not None:
+        observers.current.turn_ends(request)
     if request.turn_begin_ns is None:
         return
     extra = request.identity()

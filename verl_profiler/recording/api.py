@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from verl_profiler.recording import context, recorder, values
+from verl_profiler.recording import context, observers, recorder, values
 from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
@@ -164,16 +164,22 @@ class _Span:
         self._event = event
         self._fields = fields
         self._begin_ns = 0
+        self._range: Any = None
 
     def add(self, **fields: Any) -> None:
         """Add fields that are known only later, for example the size of a result."""
         self._fields.update(fields)
 
     def __enter__(self) -> Self:
+        if observers.current is not None:
+            self._range = observers.current.span_begins(self._event)
         self._begin_ns = now()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if self._range is not None and observers.current is not None:
+            observers.current.span_ends(self._range)
+            self._range = None
         active = recorder._active
         if active is not None:
             _record(active, self._event, self._begin_ns, self._fields, error)

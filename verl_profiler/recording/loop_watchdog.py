@@ -42,7 +42,7 @@ _NAME_LIMIT = 200
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _REHEARSAL = os.path.join(_PACKAGE, "rehearsal", "")
-_WRAPPER = os.path.join(_PACKAGE, "instrument.py")
+_WRAPPER = os.path.join(_PACKAGE, "instrumentation", "wrapping.py")
 _STDLIB = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")} | {"<frozen "}
 )
