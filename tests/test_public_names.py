@@ -12,7 +12,9 @@ MODULES = [
     name
     for _, name, _ in pkgutil.walk_packages(verl_profiler.__path__, "verl_profiler.")
     # These import verl, or have effects, or are stubs for CUDA wheels.
-    if not any(part in name for part in (".rehearsal", ".configs", ".plugin", "hydra_callback"))
+    if not any(
+        part in name for part in ("profiler.rehearsal", ".configs", ".plugin", "hydra_callback")
+    )
 ]
 
 

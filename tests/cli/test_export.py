@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nsys_database
 import pytest
-from report.perfetto_reading import read_trace
+from views.perfetto_reading import read_trace
 
 from verl_profiler.cli import export
 from verl_profiler.errors import ReadingError

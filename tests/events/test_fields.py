@@ -20,7 +20,7 @@ from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REHEARSAL = ROOT / "tests" / "data" / "rehearsal_run.tar.gz"
 
 

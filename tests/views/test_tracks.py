@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report.perfetto_reading import read_trace
+from views.perfetto_reading import read_trace
 
 from verl_profiler.exports.chrome_trace import ChromeTrace
 from verl_profiler.exports.perfetto import PerfettoTrace

@@ -26,7 +26,7 @@ try:
 except ImportError:
     zstandard = None
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 SMALL = DATA / "small_run"
 MICROSECONDS = "2026-11-21T02:33:22.{:06d}+00:00"
 

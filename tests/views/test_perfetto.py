@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report.perfetto_reading import read_trace
+from views.perfetto_reading import read_trace
 
 from verl_profiler.exports.perfetto import PerfettoTrace
 

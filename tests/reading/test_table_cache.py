@@ -13,7 +13,7 @@ from verl_profiler.analysis import ANALYSES
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.table_cache import Shelf
 
-SMALL = Path(__file__).parent / "data" / "small_run"
+SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # Between them, they read every table that is kept.
 ASKED = (
     "step_times", "request_times", "engine_times", "tool_times", "turn_times",

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report.chromium import Chromium, find
+from views.chromium import Chromium, find
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load

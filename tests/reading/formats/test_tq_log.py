@@ -19,7 +19,7 @@ from verl_profiler.reading.formats.tq_log import read_logs
 from verl_profiler.reading.reader import load
 from verl_profiler.views.tq_phrases import note_text
 
-DATA = Path(__file__).parent / "data" / "tq"
+DATA = Path(__file__).parents[2] / "data" / "tq"
 # The lines that the guide shows, to the letter.
 GUIDE = """\
 [TQ-TRACE] trace_id=a1b2c3d4 | func=rollout | stage=FUNCTION_END | total_duration=0.914024s | \

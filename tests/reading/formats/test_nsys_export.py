@@ -6,7 +6,7 @@ import shutil
 import nsys_database
 import pytest
 from nsys_database import EPOCH_NS, PID, TID
-from test_reader import line, write_run
+from reading.test_reader import line, write_run
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.nsys_export import export, read

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 from hostile_names import SMALL_RUN, hostile_run
-from report.chromium import Chromium, find
+from views.chromium import Chromium, find
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
