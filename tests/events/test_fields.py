@@ -117,7 +117,7 @@ def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monke
 
 
 def test_what_is_read_of_the_training_is_in_the_table():
-    """`launch._training` picks these keys."""
+    """`prepare._training` picks these keys."""
     omegaconf = pytest.importorskip("omegaconf")
     from verl_profiler.launch import prepare
 

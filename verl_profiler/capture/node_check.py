@@ -158,7 +158,7 @@ def _look_for_nsys(path: str, commands: dict[str, list[str]]) -> dict[str, Any]:
     seen["nsys_of_job"] = shutil.which("nsys")
     if nsys is None:
         return seen
-    # What a captured process will find, see `actors.runtime_env_for`.
+    # What a captured process will find, see `actor_placement.runtime_env_for`.
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
     seen["version"] = _run(path, nsys, "--version")[1]
     seen["bare_python"] = _run(path, "python", "-c", "import ray")[0] == 0

@@ -42,7 +42,7 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
 
     Args:
         config: verl's config, translated.
-        capture: What `captures.translate` returned.
+        capture: What `verl_keys.translate` returned.
         settings: `profiler.nsight`.
         run: The run directory.
 
@@ -86,7 +86,7 @@ def remarks(config: Any, capture: Capture, plan: Plan) -> list[str]:
 
     Args:
         config: verl's config, translated.
-        capture: What `captures.translate` returned.
+        capture: What `verl_keys.translate` returned.
         plan: What `make_plan` made of it.
     """
     found = []

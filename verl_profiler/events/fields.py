@@ -2,7 +2,7 @@
 
     python -m verl_profiler.events.fields > docs/privacy.md
 
-`events.EVENTS` has which events a field comes with.  Both halves may import this; it needs no other
+`events.vocabulary.EVENTS` has which events a field comes with.  Both halves may import this; it needs no other
 package.
 """
 

@@ -1,7 +1,7 @@
 """Convert some event files into one Parquet part, whatever is wrong with them.
 
 A file that cannot be parsed, or that has values of wrong types, is read again as a repaired copy
-(`repair`), which says what is wrong with it.
+(`salvage`), which says what is wrong with it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A part is used again only if every file it was made from is the same one (inode)
 and times, the same process identity and clock shift, and the conversion is the same.  A run that is
 still written therefore converts its last part again, not all of it.  A part of which a file could
 not be read is not kept.  A directory that cannot be written costs the cache and nothing else.  The
-tables made from the events lie there too (`shelf`); `cache_folder` is how several commands share it.
+tables made from the events lie there too (`table_cache`); `cache_folder` is how several commands share it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from verl_profiler.reading.tables.schemas import FIELDS
 
 __all__ = ["Converted", "convert"]
 
-# Parts that another conversion made are made again; the number counts changes of `repair`.
+# Parts that another conversion made are made again; the number counts changes of `salvage`.
 _CONVERSION = json.dumps([6, event_query([]), vocabulary()])
 _VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
@@ -49,7 +49,7 @@ class Converted:
     """What a run's event files became.
 
     Args:
-        parts: Parquet files with the columns of `event_query.PART_COLUMNS`.
+        parts: Parquet files with the columns of `event_sql.PART_COLUMNS`.
         counts: Events by process name.
         problems: Sentences about files and lines.
         original: The files are in a vocabulary of the original logger.

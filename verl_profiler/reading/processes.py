@@ -4,7 +4,7 @@ Clocks: processes with the same `boot_id` ran on one kernel and share its monoto
 timestamps were made with up to as many anchors (pairs of monotonic and wall time) as processes;
 the reader moves all of them to one, the anchor with the smallest `uncertainty_ns` among them and
 `run.json`.  Other hosts' clocks are placed on the driver's where it compared them with its own
-(`alignment`); where it did not, they are left as they are: their wall clocks are all there is.
+(`clock_alignment`); where it did not, they are left as they are: their wall clocks are all there is.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def begin(replica_devices: Sequence[int] | None = None) -> None:
     """Sample from now on, if the settings ask for it; called by the memory probes.
 
     Args:
-        replica_devices: See `memory_reading.device`.
+        replica_devices: See `device_memory.device`.
     """
     global _sampler
     active = recorder.active()

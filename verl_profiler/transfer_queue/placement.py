@@ -1,7 +1,7 @@
 """What is traced, and the wrappers around it.
 
 A wrapper closes over a frozen `Target` and functions of this package that can be imported, nothing
-else: a class of the user's that is pickled by value takes its wrappers along (see `instrument`).
+else: a class of the user's that is pickled by value takes its wrappers along (see `instrumentation.wrapping`).
 Where nothing is traced they only call.
 """
 
