@@ -114,7 +114,7 @@ def measured(made: Engines, steps: int, runs: int) -> dict[str, tuple[float, lis
 
 
 def peak(tables, steps: int) -> int:
-    from verl_profiler.analysis.explain.step_model import step_models
+    from verl_profiler.analysis.explain.rebuilding import step_models
 
     models = step_models(tables, range(2, steps + 2))
     return round(median(model.most_running for model in models))

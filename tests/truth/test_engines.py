@@ -7,7 +7,7 @@ from truth.engines import Engines, changed, steps_of
 from truth.synthetic import events_of, run_of
 
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.analysis.explain.step_model import step_models
+from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.what_if import what_if
 
 LINES = ((6_000, 700), (11_000, 1_300))

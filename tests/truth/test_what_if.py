@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from truth.synthetic import Phase, Request, Step, Turn, run_of, with_turns
 from truth.test_critical_path import UNSHRUNK, steps
 
-from verl_profiler.analysis.explain.step_model import Call, StepModel, step_models
-from verl_profiler.analysis.explain.step_model import Request as ModelRequest
+from verl_profiler.analysis.explain.chains import Call
+from verl_profiler.analysis.explain.chains import Request as ModelRequest
+from verl_profiler.analysis.explain.rebuilding import step_models
+from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.explain.what_if import (
     CHANGES,
     UNCHANGED,

@@ -1,0 +1,441 @@
+"""Steps rebuilt from their events.
+
+A request is a chain of generate calls, tool calls, and what lies between them in its worker.
+A generate call waits as it was seen to wait, then decodes a fixed amount of work at a speed that
+depends on how many calls the replica has at that moment; the dependence is fitted to the calls of all
+steps that are rebuilt together, for each replica, and the work is what the call did at that speed.
+So an unchanged replay gives the measured times, and a changed one lets the calls that are left run
+faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby, pairwise
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.explain.replica_speed import replica_speeds
+from verl_profiler.analysis.explain.step_model import POLL_US, StepModel
+from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["engine_interval", "step_models"]
+
+# Two TransferQueue calls of the trainer with this much between them belong to two looks; a trainer
+# that polls looks for the first time within this after it has begun to wait.
+_APART_US = 50_000
+# Waiting for a full replica, for at least this part of the engine's time, may come from a limit of
+# calls at once; it is believed when a replay with the limit ends within this part of the measured
+# time.
+_QUEUED_SHARE = 0.05
+_SLOTS_FIT = 0.05
+# Events of a rank in which it may need all others.
+_TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
+# Phases after `gen` that work on the step's tokens.  What part of their time goes with the tokens is
+# taken from the steps, as far as these differ, and before seeing them from this: mean and deviation.
+_OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
+_TOKEN_PART = (0.8, 0.25)
+_TOKEN_STEPS = 3
+
+
+def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
+    """Return when the engine had a call of the table `engine_calls`, on the client's clock.
+
+    Where the server's interval does not fit into the client's (another host's clock), it is put into
+    the middle of it.
+    """
+    begin, length = call["engine_begin_us"], min(call["engine_duration_us"], call["duration_us"])
+    if begin < call["begin_us"] or begin + length > call["end_us"]:
+        begin = call["begin_us"] + (call["duration_us"] - length) // 2
+    return begin, begin + length
+
+
+def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
+    """Rebuild these steps, as far as they are finished."""
+    if not steps:
+        return []
+    within = _among(steps)
+    wholes = tables.rows(
+        f"""
+        WITH timed AS (
+            SELECT run, step, end_us AS gen_end_us, begin_us AS gen_begin_us
+            FROM gens WHERE in_step AND {within}
+        ), waits AS (
+            SELECT p.run, p.step, min(p.begin_us) AS wait_begin_us, max(p.end_us) AS wait_end_us
+            FROM phases AS p JOIN timed AS g ON g.run = p.run AND g.step = p.step
+                AND p.begin_us >= gen_begin_us AND p.end_us <= gen_end_us
+            WHERE p.phase = 'sample_wait' GROUP BY p.run, p.step
+        ), syncs AS (
+            SELECT run, step, sum(duration_us) AS weights_us FROM phases
+            WHERE phase = 'update_weights' AND parent = 'step' AND {within} GROUP BY run, step
+        )
+        SELECT s.run, s.step, s.begin_us, s.duration_us, g.gen_end_us, w.wait_begin_us,
+            w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
+        FROM steps AS s LEFT JOIN timed AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
+        LEFT JOIN syncs AS y USING (run, step)
+        WHERE s.finished AND s.{SYNCHRONOUS} AND {_among(steps, "s.step")} ORDER BY s.run, s.step
+        """
+    )
+    rollouts = _rollouts(tables, steps)
+    looks = _looks(tables, steps)
+    uneven = _uneven(tables, steps)
+    phases = _after_us(tables, steps)
+    runs = dict.fromkeys(run for run, _ in rollouts)
+    prepared = {key: _by_replica(rollout.calls) for key, rollout in rollouts.items()}
+    speeds = {
+        run: replica_speeds([groups for key, groups in prepared.items() if key[0] == run])
+        for run in runs
+    }
+    models: list[StepModel] = []
+    for whole in wholes:
+        key = whole["run"], whole["step"]
+        model = StepModel(
+            *key,
+            whole["duration_us"],
+            weights_us=whole["weights_us"],
+            uneven_us=uneven.get(key, 0),
+        )
+        if key in rollouts:
+            model = replace(model, **speeds[key[0]]._asdict())
+        rolled = _with_rollout(
+            model, whole, rollouts.get(key), prepared.get(key, {}), looks.get(key, [])
+        )
+        models.append(rolled)
+    after = {
+        run: _after_token_us(
+            [
+                (model.tokens, phases.get((run, model.step), 0.0))
+                for model in models
+                if model.run == run and model.requests
+            ]
+        )
+        for run in runs
+    }
+    return [replace(m, after_token_us=after.get(m.run, (0.0, 0.0))) for m in models]
+
+
+def _after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Add up the phases of each step that work on its tokens."""
+    names = ", ".join(f"'{name}'" for name in _OF_TOKENS)
+    rows = tables.rows(
+        "SELECT run, step, sum(duration_us) AS after_us FROM phases WHERE parent = 'step' "
+        f"AND NOT validate AND phase IN ({names}) AND {_among(steps)} GROUP BY run, step"
+    )
+    return {(row["run"], row["step"]): float(row["after_us"] or 0) for row in rows}
+
+
+def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fit the time per token of the phases after `gen`, and its standard error.
+
+    The prior is that most of it goes with the tokens; steps that differ in tokens replace it.
+    """
+    if len(steps) < _TOKEN_STEPS or not all(tokens for tokens, _ in steps):
+        return 0.0, 0.0
+    tokens_mean, time_mean = fmean(t for t, _ in steps), fmean(time for _, time in steps)
+    whole = time_mean / tokens_mean
+    part, deviation = (value * whole for value in _TOKEN_PART)
+    spread = sum((tokens - tokens_mean) ** 2 for tokens, _ in steps)
+    if not spread or not whole:
+        return part, deviation
+    slope = sum((t - tokens_mean) * (time - time_mean) for t, time in steps) / spread
+    rests = sum((time - time_mean - slope * (t - tokens_mean)) ** 2 for t, time in steps)
+    # Rests of few steps are too small by chance: no line is known better than to 2 % of the time.
+    noise = rests / (len(steps) - 2) + (0.02 * time_mean) ** 2
+    known = spread / noise
+    before = 1 / deviation**2
+    both = (slope * known + part * before) / (known + before)
+    return min(max(both, 0.0), whole), (known + before) ** -0.5
+
+
+def _among(steps: Sequence[int], column: str = "step") -> str:
+    return f"{column} IN ({', '.join(str(int(step)) for step in steps)})"
+
+
+def _with_rollout(
+    model: StepModel,
+    whole: Mapping[str, Any],
+    rollout: _Rollout | None,
+    groups: Mapping[str, Sequence[dict[str, Any]]],
+    looks: Sequence[int],
+) -> StepModel:
+    """Add what `gen` waited for, when it waited for requests."""
+    begin, gen_end = whole["begin_us"], whole["gen_end_us"]
+    if rollout is None or gen_end is None:
+        return model
+    seen = [row for row in rollout.requests if row["end_us"] <= gen_end + GEN_TOLERANCE_US]
+    if not seen:
+        return model
+    last = max(row["end_us"] for row in seen)
+    wait_end = max(whole["wait_end_us"] or gen_end, last)
+    peak = max(map(_peak, groups.values()), default=0)
+    queued = sum(_waited_us(group, peak) for group in groups.values())
+    polled, poll = _polled(looks, whole["wait_begin_us"], wait_end, last)
+    model = replace(
+        model,
+        last_us=last - begin,
+        wait_end_us=wait_end - begin,
+        looks_us=tuple(look - begin for look in polled),
+        poll_us=poll,
+        most_running=peak,
+    )
+
+    def with_requests(slots: int | None) -> StepModel:
+        requests = tuple(_request(row, begin, rollout, queued=slots is None) for row in seen)
+        return replace(model, requests=requests, slots=slots)
+
+    served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
+    if peak and queued > _QUEUED_SHARE * served:
+        limited = with_requests(peak)
+        replayed = limited.replayed(polls=False)
+        if abs(replayed - with_requests(None).replayed(polls=False)) <= _SLOTS_FIT * last:
+            return limited
+    return with_requests(None)
+
+
+class _Rollout(NamedTuple):
+    """The rows of one step."""
+
+    requests: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    calls_of: dict[tuple[str, str], list[dict[str, Any]]]
+    tools_of: dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Rollout]:
+    """Read requests, generate calls and tool calls, by step."""
+    own = f"NOT validate AND request_id IS NOT NULL AND {_among(steps)}"
+    rollouts: dict[tuple[str, int], _Rollout] = {}
+    for row in tables.rows(
+        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, "
+        "prompt_tokens, response_tokens, uid "
+        f"FROM requests WHERE finished AND {own} ORDER BY run, step, begin_us, name, request_id"
+    ):
+        key = row["run"], row["step"]
+        rollouts.setdefault(key, _Rollout([], [], {}, {})).requests.append(row)
+    for query in (
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
+            "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
+            "FROM engine_calls"
+        ),
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
+            "FROM tool_calls"
+        ),
+    ):
+        for row in tables.rows(
+            f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
+        ):
+            rollout = rollouts.get((row["run"], row["step"]))
+            if rollout is None:
+                continue
+            generates = "engine_name" in row
+            if generates:
+                rollout.calls.append(row)
+            of = rollout.calls_of if generates else rollout.tools_of
+            of.setdefault((row["name"], row["request_id"]), []).append(row)
+    return rollouts
+
+
+def _looks(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+    """Find when the trainer looked for samples: its first TransferQueue call after a while."""
+    looks: dict[tuple[str, int], list[int]] = {}
+    for row in tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT t.run, t.step, t.begin_us, p.begin_us AS wait_begin_us,
+                lag(t.end_us) OVER (PARTITION BY t.run, t.step ORDER BY t.begin_us) AS before_us
+            FROM transfers AS t JOIN phases AS p ON p.run = t.run AND p.step = t.step
+                AND p.name = t.name AND p.phase = 'sample_wait' AND p.parent = 'gen'
+                AND NOT p.validate AND t.begin_us BETWEEN p.begin_us AND p.end_us
+            WHERE t.role = 'trainer' AND {_among(steps, "t.step")}
+        )
+        SELECT run, step, begin_us FROM calls
+        WHERE before_us IS NULL OR begin_us - before_us > {_APART_US} ORDER BY run, step, begin_us
+        """
+    ):
+        looks.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
+    return looks
+
+
+def _polled(
+    looks: Sequence[int], wait_begin: int | None, wait_end: int, last: int
+) -> tuple[list[int], float]:
+    """Return when the trainer looked, up to the look that found all samples, and the distance.
+
+    Where its TransferQueue calls were not recorded, it is taken to poll as verl does, if that
+    agrees with when it had its samples.
+    """
+    found = [look for look in looks if look < wait_end]
+    apart = [after - before for before, after in pairwise(found)]
+    poll = median(apart) if apart else POLL_US
+    polls = found and wait_begin is not None and found[0] - wait_begin <= _APART_US
+    if polls and found[-1] >= last > found[-1] - 1.5 * poll:
+        return found, poll
+    if looks or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
+        return [], poll
+    return list(range(wait_end, wait_begin, -POLL_US))[::-1], poll
+
+
+def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Sum up, over a step's phases, how much longer its slowest rank took than the mean.
+
+    A rank waits inside its batches for those that begin theirs later, if it then takes as much longer
+    for them; that is not its own time.
+    """
+    uneven: dict[tuple[str, int], float] = {}
+    for row in tables.rows(
+        f"""
+        WITH ranks AS (
+            SELECT p.run, p.step, p.phase, p.begin_us, r.event, r.name,
+                sum(r.duration_us) AS rank_us
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {_among(steps, "p.step")} GROUP BY ALL
+        ), passes AS (
+            SELECT p.run, p.step, p.begin_us, r.name, r.event, r.begin_us AS pass_us, r.duration_us,
+                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
+                    ORDER BY r.begin_us) AS place
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.event IN ({_TOGETHER}) AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {_among(steps, "p.step")}
+        ), waits AS (
+            SELECT run, step, begin_us, name, event, least(max(pass_us) OVER together - pass_us,
+                duration_us - min(duration_us) OVER together) AS wait_us
+            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, event, place)
+        ), waited AS (
+            -- Each event contains the next one, and so its waiting.
+            SELECT run, step, begin_us, name, max(wait_us) AS wait_us FROM (
+                SELECT run, step, begin_us, name, event, sum(wait_us) AS wait_us
+                FROM waits GROUP BY ALL) GROUP BY ALL
+        ), own AS (
+            SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
+            FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
+        ), events AS (
+            SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
+                max(own_us) - avg(own_us) AS uneven_us
+            FROM own GROUP BY run, step, phase, begin_us, event
+        )
+        SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
+        FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
+        """
+    ):
+        key = row["run"], row["step"]
+        uneven[key] = uneven.get(key, 0.0) + row["uneven_us"]
+    return uneven
+
+
+def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Group the calls that a replica ran; add `arrived_us`, `started_us`, `decoding_us`, `ended_us`."""
+    replicas: dict[str, list[dict[str, Any]]] = {}
+    for call in calls:
+        if call["engine_duration_us"] is None:
+            continue
+        begin, end = engine_interval(call)
+        started = min(begin + (call["queue_us"] or 0), end)
+        decoding = min(started + (call["prefill_us"] or 0), end)
+        call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
+        # The server's span goes on until its event loop has noticed, when others run already.
+        decoded = decoding + call["decode_us"] if call["decode_us"] else end
+        call["ended_us"] = min(decoded, end)
+        replicas.setdefault(call["engine_name"] or "", []).append(call)
+    return replicas
+
+
+def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
+    """Return the most calls that ran at once; one that begins when another ends follows it."""
+    changes = [
+        change
+        for call in calls
+        if call["ended_us"] > call["started_us"]
+        for change in ((call["started_us"], 1), (call["ended_us"], -1))
+    ]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
+def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
+    """Add up how long calls waited while so many ran."""
+    changes = sorted(
+        change
+        for call in calls
+        for change in (
+            (call["arrived_us"], 0, 1),
+            (call["started_us"], 1, -1),
+            (call["ended_us"], -1, 0),
+        )
+    )
+    waited = running = waiting = 0
+    for (now_us, begun, come), (next_us, *_) in pairwise(changes):
+        running += begun
+        waiting += come
+        if running >= full:
+            waited += waiting * (next_us - now_us)
+    return waited
+
+
+def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
+    """Make a request's chain; its lengths add up to the measured one.
+
+    `queued` keeps the queues as they were seen, and does not leave them to the replicas.
+    """
+    key = row["name"], row["request_id"]
+    tools = groupby(rollout.tools_of.get(key, ()), key=lambda call: call["turn"])
+    stages: list[Stage] = []
+    cursor = row["begin_us"]
+    items: list[tuple[int, int, Stage | None]] = [
+        (call["begin_us"], call["end_us"], _call(call, queued=queued))
+        for call in rollout.calls_of.get(key, ())
+    ]
+    for turn, group in tools:
+        calls = list(group)
+        first, last = calls[0]["begin_us"], max(call["end_us"] for call in calls)
+        lengths = tuple(
+            (call["begin_us"] - first, call["duration_us"], call["tool"] or "tool")
+            for call in calls
+        )
+        items.append((first, last, Tools(lengths, turn)))
+    for first, last, stage in sorted(items, key=lambda item: item[:2]):
+        end = min(last, row["end_us"])
+        if end <= cursor:
+            continue
+        if first > cursor:
+            stages.append(Work(first - cursor, own=True))
+        # What ran beside another call, or after the request, keeps only the time that it adds.
+        whole = first >= cursor and end == last
+        stages.append(stage if whole and stage else Work(end - max(first, cursor), own=False))
+        cursor = end
+    rest = row["end_us"] - cursor
+    reward = min(row["reward_us"] or 0, rest)
+    stages += [Work(rest - reward, own=True), Work(reward, own=False)]
+    generated = sum(stage.tokens or 0 for stage in stages if isinstance(stage, Call))
+    return Request(
+        row["begin_us"] - begin_us,
+        row["duration_us"],
+        row["name"],
+        row["turns"] or 0,
+        tuple(stages),
+        row["prompt_tokens"] or 0,
+        row["response_tokens"] or generated,
+        generated,
+        row["uid"],
+    )
+
+
+def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
+    if "work" not in call:
+        return Call(0.0, call["duration_us"], 0.0, 0.0, call["duration_us"], None, call["turn"])
+    queue_us = call["started_us"] - call["arrived_us"] if queued else 0.0
+    return Call(
+        call["arrived_us"] + queue_us - call["begin_us"],
+        call["decoding_us"] - call["started_us"],
+        call["work"],
+        call["end_us"] - call["ended_us"],
+        call["duration_us"],
+        call["engine_name"] or "",
+        call["turn"],
+        call["response_tokens"],
+        queue_us,
+    )

@@ -1,0 +1,182 @@
+"""How fast a replica decodes with how many calls at once, fitted to what was seen.
+
+The line of each replica is drawn towards what all replicas have in common.  The work of a call is
+what it did at that speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["replica_speeds"]
+
+# The speed of replicas is fitted to at least so many calls, and to loads at least so far apart; a
+# replica's own speed counts as much as that of all replicas if it has so many calls.
+_FITTED_CALLS = 20
+_LOAD_RATIO = 1.5
+_SHRUNK_CALLS = 20
+# Loads are means over passes, which follow from the fit: so often are both found again.
+_ROUNDS = 3
+
+
+class _Speeds(NamedTuple):
+    """How fast replicas are: (a, b) of all, of each, and the error of b in parts of it."""
+
+    slowness: tuple[float, float] = (1.0, 0.0)
+    slowness_of: Mapping[str, tuple[float, float]] = {}
+    slope_error: float = 0.0
+    load_varied: bool = False
+
+
+class _Seen(NamedTuple):
+    """What a call shows: mean load of its passes, its tokens, its decoding time."""
+
+    load: float
+    tokens: float
+    time_us: float
+
+
+def replica_speeds(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> _Speeds:
+    """Find out how load slows replicas down, over all steps, and how much work each call was.
+
+    Adds `work` to the calls.  A pass gives each call a token, so the load that counts for a call is
+    the mean over its passes; over its time it would be higher, as passes with many calls take longer.
+
+    Args:
+        steps: The calls of each step by replica, of one run.
+    """
+    found = _Speeds()
+    for _ in range(_ROUNDS):
+        seen: dict[str, list[_Seen]] = {}
+        for groups in steps:
+            for replica, group in groups.items():
+                a, b = found.slowness_of.get(replica, found.slowness)
+                _integrate(group, _loads(a, b))
+                loads = [call["work"] for call in group]
+                _integrate(group, _passes(a, b))
+                known = seen.setdefault(replica, [])
+                known += [
+                    _Seen(load / call["work"], _decoded_tokens(call), _decoded_us(call))
+                    for load, call in zip(loads, group, strict=True)
+                    if _decoded_us(call) > 0 and (call["response_tokens"] or 0) > 1
+                ]
+        found = _fitted(seen)
+        if not found.slowness[1]:
+            break
+    for groups in steps:
+        for replica, group in groups.items():
+            _integrate(group, _passes(*found.slowness_of.get(replica, found.slowness)))
+    return found
+
+
+def _passes(a: float, b: float) -> Callable[[int], float]:
+    return lambda running: 1 / (a + b * running)
+
+
+def _loads(a: float, b: float) -> Callable[[int], float]:
+    return lambda running: running / (a + b * running)
+
+
+def _decoded_us(call: Mapping[str, Any]) -> float:
+    return call["ended_us"] - call["decoding_us"]
+
+
+def _decoded_tokens(call: Mapping[str, Any]) -> int:
+    # The first token is prefill's, where that is known.
+    return call["response_tokens"] - (call["prefill_us"] is not None)
+
+
+def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
+    """Fit time per token = a + b load to all replicas, each with a factor of its own, then to each.
+
+    The replicas' factors and lines are shrunk towards what all of them have in common.
+    """
+    calls = [call for group in seen.values() for call in group]
+    tokens = sum(call.tokens for call in calls)
+    if not tokens:
+        return _Speeds()
+    mean_us = sum(call.time_us for call in calls) / len(calls)
+    loads = [call.load for call in calls]
+    varied = len(calls) >= _FITTED_CALLS and max(loads) >= _LOAD_RATIO * min(loads)
+    factors = dict.fromkeys(seen, 1.0)
+    line, error = (mean_us * len(calls) / tokens, 0.0), 0.0
+    for _ in range(_ROUNDS if len(seen) > 1 else 1):
+        scaled = [
+            call._replace(time_us=call.time_us / factors[replica])
+            for replica, group in seen.items()
+            for call in group
+        ]
+        line, error = _line(scaled, sloped=varied)
+        for replica, group in seen.items():
+            expected = sum(call.tokens * (line[0] + line[1] * call.load) for call in group)
+            prior = _SHRUNK_CALLS * mean_us
+            factors[replica] = (sum(call.time_us for call in group) + prior) / (expected + prior)
+    own = {
+        replica: _own_line(group, (factors[replica] * line[0], factors[replica] * line[1]), calls)
+        for replica, group in seen.items()
+    }
+    return _Speeds(line, own, error, varied)
+
+
+def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float], float]:
+    """Fit time per token = a + b load, each token once; b = 0 where load does not slow down.
+
+    Returns:
+        (a, b), neither of them negative; the standard error of b, in parts of b.
+    """
+    tokens = sum(call.tokens for call in calls)
+    time_mean = sum(call.time_us for call in calls) / tokens
+    load_mean = sum(call.tokens * call.load for call in calls) / tokens
+    spread = sum(call.tokens * (call.load - load_mean) ** 2 for call in calls)
+    if not sloped or not spread:
+        return (time_mean, 0.0), 0.0
+    b = sum((c.load - load_mean) * (c.time_us - c.tokens * time_mean) for c in calls) / spread
+    if b * load_mean < 0.02 * time_mean:
+        return (time_mean, 0.0), 0.0
+    a = time_mean - b * load_mean
+    # From the rests themselves, as long calls and loaded ones scatter otherwise.
+    rests = sum(
+        ((c.load - load_mean) * (c.time_us - c.tokens * (a + b * c.load))) ** 2 for c in calls
+    )
+    error = rests**0.5 / spread / b
+    return ((a, b) if a > 0 else (0.0, time_mean / load_mean)), error
+
+
+def _own_line(
+    calls: Sequence[_Seen], prior: tuple[float, float], everybody: Sequence[_Seen]
+) -> tuple[float, float]:
+    """Fit a replica's line, with so many calls of the prior's line among its own."""
+    if not prior[1]:
+        return prior
+    share = _SHRUNK_CALLS / len(everybody)
+    made = [
+        _Seen(
+            call.load, call.tokens * share, call.tokens * share * (prior[0] + prior[1] * call.load)
+        )
+        for call in everybody
+    ]
+    both = [*calls, *made]
+    line, _ = _line(both, sloped=True)
+    return line
+
+
+def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> None:
+    """Set each call's `work` to the integral of speed(running calls) over its decoding."""
+    points = sorted(
+        (call[moment], order, place)
+        for place, call in enumerate(calls)
+        for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
+    )
+    done, running, before = 0.0, 0, points[0][0] if points else 0
+    for moment, order, place in points:
+        if running:
+            done += (moment - before) * speed(running)
+        before = moment
+        if order == 0:
+            running += 1
+        elif order == 1:
+            calls[place]["work"] = done
+        else:
+            running -= 1
+            calls[place]["work"] = done - calls[place]["work"]
