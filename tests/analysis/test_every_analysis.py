@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 from verl_profiler import analysis
-from verl_profiler.analysis import ANALYSES, compare
+from verl_profiler.analysis import ANALYSES
 from verl_profiler.reading.tables.tables import Tables
 
 NOT_IN_A_REHEARSAL = (
@@ -103,11 +103,9 @@ def test_validation_is_never_mixed_in(name, rehearsed):
 def test_every_analysis_of_the_package_is_here():
     """What takes tables and steps and returns rows is listed, and so tested like the others."""
     found = set()
-    for info in (
-        *pkgutil.iter_modules(analysis.__path__, "verl_profiler.analysis."),
-        *pkgutil.iter_modules(compare.__path__, "verl_profiler.analysis.compare."),
-    ):
-        if info.ispkg:
+    for info in pkgutil.walk_packages(analysis.__path__, "verl_profiler.analysis."):
+        # Parts of the findings, which `explanations` puts together.
+        if info.ispkg or info.name.endswith((".explain.culprits", ".explain.fixes")):
             continue
         module = importlib.import_module(info.name)
         for function in filter(inspect.isfunction, map(vars(module).get, module.__all__)):
