@@ -8,6 +8,7 @@ import pytest
 
 from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
 from verl_profiler.recording import recorder, run_directory
@@ -170,7 +171,7 @@ def test_captured_actors_are_those_that_are_alive_and_of_this_run(created):
 
 def test_a_failed_check_of_an_earlier_run_is_forgotten(ray, prepare, monkeypatch):
     """`on_missing: warn` switched that run's captures off."""
-    monkeypatch.setenv(actor_placement.OFF, "1")
+    monkeypatch.setenv(CAPTURES_OFF, "1")
     prepare()
 
-    assert actor_placement.OFF not in os.environ
+    assert CAPTURES_OFF not in os.environ

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from recorded import lines_in_order, unpacked
 
-from verl_profiler.analysis.quantiles import quantile
 from verl_profiler.live.follow import Line
 from verl_profiler.live.screen import frame, header_problems
 from verl_profiler.live.state import Live
+from verl_profiler.reading.quantiles import quantile
 from verl_profiler.reading.reader import load
 
 

@@ -113,7 +113,7 @@ def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch, name):
         broken_disk.setattr(chunks, "repair", broken)
         during, problems = answers(run)
     assert during != complete[0]
-    assert any("cannot be read: Input/output error" in problem for problem in problems)
+    assert any("cannot be read (Input/output error)" in problem for problem in problems)
     assert [] == list(cache_of(run).glob("requests-*"))
 
     assert complete == answers(run)

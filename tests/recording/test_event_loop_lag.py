@@ -249,7 +249,7 @@ def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(carried, kind, 
     right = sum("function" not in fields and fields["during"] == function for fields in named)
     # In another thread's place the watching one may miss the end of a call that gave way to none.
     assert right == 4 or (right >= 2 and block is sleep_and_keep_the_interpreter)
-    assert {"test_loop_lag.py"} == {fields["file"] for fields in named}
+    assert {"test_event_loop_lag.py"} == {fields["file"] for fields in named}
     assert all(0 <= fields["begin_error_s"] <= 1 for fields in named)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
 __all__ = ["request_parts", "request_times", "slowest_requests", "turns_per_request"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_selection import of_function
 from verl_profiler.analysis.tq_wall import tq_wall
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.reading.tables.tables import Tables
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq_selection import FAIR_MIB_S, GOOD_MIB_S, SPEED, of_function
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["tq_throughput"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantile
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.quantiles import quantile
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["tq_paths", "tq_trace_counts", "tq_traces"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["transfer_totals"]

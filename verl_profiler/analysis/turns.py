@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.rows_of import rows_of
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["step_turn_times", "turn_times"]

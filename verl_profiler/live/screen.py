@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from verl_profiler.analysis.quantiles import interpolated, least_values, quantile
 from verl_profiler.live.state import Live, Step
+from verl_profiler.reading.quantiles import interpolated, least_values, quantile
 from verl_profiler.render.text import align, seconds, share
 
 __all__ = ["frame", "header_problems"]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_profiler.analysis.intervals import Statistic, jump, mean_difference
-from verl_profiler.analysis.quantiles import least_values
+from verl_profiler.reading.quantiles import least_values
 
 __all__ = ["ALPHA", "HEADLINE", "Change", "Metric", "adjusted", "change"]
 

@@ -5,8 +5,8 @@ A step in which something did not happen has a count and a time of zero; it has 
 
 from __future__ import annotations
 
-from verl_profiler.analysis.quantiles import quantiles
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["PER_EVENT", "PER_STEP", "step_metrics"]

@@ -16,8 +16,8 @@ from typing import Any
 from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.step_model import StepModel
-from verl_profiler.analysis.quantiles import interpolated, least_values
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
+from verl_profiler.reading.quantiles import interpolated, least_values
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
