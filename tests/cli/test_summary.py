@@ -76,7 +76,7 @@ def test_every_part_of_a_step_is_there(capsys):
         "ranks ",
         "weight sync",
         "TransferQueue",
-        "event loop    worker_0 stood still 1 time, 1.50 s at most",
+        "event loop    worker_0 stalled 1 time, longest 1.50 s",
         "memory peak",
         "profiler ",
         "validation (apart from the steps above)",

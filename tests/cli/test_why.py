@@ -30,12 +30,12 @@ def test_one_step_of_a_real_run(capsys):
         for title in (
             "Findings of one step\n1. Validation takes 4.25 s per step, 21 % of a step's length.",
             "2. The trainer noticed rollout completion 1.51 s late.",
-            "critical path of step 2: 20.1 s, each second with one owner",
+            "critical path of step 2: 20.1 s, every second attributed to one cause",
             "in order\n",
             "the model\n",
             "what if (mean per step, 1 step replayed; gains are not additive)",
-            "who others wait for",
-            "requests that others waited for",
+            "stragglers (",
+            "straggler requests",
         )
     ]
     assert sorted(places) == places

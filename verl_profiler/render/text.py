@@ -447,12 +447,12 @@ def _other_lines(
     if lags:
         worst = max(lags, key=lag_weight)
         text = (
-            f"{worst['name']} stood still {_count(worst['lags'], 'time')}, "
-            f"{seconds(worst['max_s'])} at most"
+            f"{worst['name']} stalled {_count(worst['lags'], 'time')}, "
+            f"longest {seconds(worst['max_s'])}"
         )
         others = len({each["name"] for each in lags}) - 1
         if others > 0:
-            text += f"; {_count(others, 'other process', 'other processes')} too"
+            text += f", and {_count(others, 'other process', 'other processes')}"
         result.append(_fact("event loop", text))
     for position, peak in enumerate(_of(tables["memory_peaks"], row)):
         used = peak["used_bytes"] or peak["reserved_bytes"] or peak["allocated_bytes"]

@@ -67,7 +67,7 @@ def _path(rows: Rows) -> str:
         name = f"{len(small)} more"
         lines.append([name, seconds(rest / len(steps)), share(rest / total), "", ", ".join(small)])
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
-    title = f"critical path of {which}: {seconds(total / len(steps))}, each second with one owner"
+    title = f"critical path of {which}: {seconds(total / len(steps))}, every second attributed to one cause"
     header = ["", "time", "share", "", "longest stretch"]
     return f"{title}\n{align([header, *lines], left=(0, 3, 4))}"
 
@@ -153,7 +153,7 @@ def _replays(rows: Rows) -> str:
 def _stragglers(rows: Rows) -> str:
     if not rows:
         return ""
-    lines = [["", "", "others' waiting per step", "of its kind", "last in"]]
+    lines = [["", "", "caused wait time per step", "of its kind", "last in"]]
     lines += [
         [
             row["kind"],
@@ -165,13 +165,13 @@ def _stragglers(rows: Rows) -> str:
         for row in rows
         if row["share"] is not None and row["share"] >= 0.01
     ][:_STRAGGLERS]
-    return f"who others wait for (requests: why)\n{align(lines, left=(0, 1))}"
+    return f"stragglers (requests: by reason)\n{align(lines, left=(0, 1))}"
 
 
 def _requests(rows: Rows) -> str:
     if not rows:
         return ""
-    lines = [["request", "step", "worker", "others' waiting", "behind the median", "because"]]
+    lines = [["request", "step", "worker", "caused wait time", "behind the median", "because"]]
     lines += [
         [
             (row["request_id"] or "(no id)")[:8],
@@ -183,4 +183,4 @@ def _requests(rows: Rows) -> str:
         ]
         for row in rows
     ]
-    return f"requests that others waited for\n{align(lines, left=(0, 2, 5))}"
+    return f"straggler requests\n{align(lines, left=(0, 2, 5))}"

@@ -63,7 +63,7 @@ class Change:
         about: What is otherwise, in a few words.
         requests: Makes the requests of a step otherwise; gets the typical length of each tool.
         polls: Whether the trainer still polls.
-        even: Whether generate calls go to the replica with the fewest.
+        even: Whether route generate calls to the least loaded replica.
         slots: How many calls a replica runs at once; None as measured.
         saved_us: What the step saves outside its rollout.
         speeds: (a, b) of the replicas that are otherwise.
@@ -278,70 +278,64 @@ def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request
 
 # The questions, by name.
 CHANGES: dict[str, Change] = {
-    "no_polling": Change("the trainer is told when its samples are ready", polls=False),
+    "no_polling": Change("notify the trainer when samples are ready", polls=False),
     "slowest_1_percent": Change(
-        "the slowest 1 % of the requests stop at P95",
+        "stop the slowest 1 % of the requests at P95",
         requests=_capped(0.01, refilled=False),
         least=_ENOUGH,
     ),
     "slowest_1_percent_refilled": Change(
-        "slowest 1 % stop, typical ones begin instead",
+        "replace the slowest 1 % with typical requests",
         requests=_capped(0.01, refilled=True),
         least=_ENOUGH,
     ),
     "slowest_5_percent": Change(
-        "the slowest 5 % of the requests stop at P95",
+        "stop the slowest 5 % of the requests at P95",
         requests=_capped(0.05, refilled=False),
         least=_ENOUGH,
     ),
     "slowest_5_percent_refilled": Change(
-        "slowest 5 % stop, typical ones begin instead",
+        "replace the slowest 5 % with typical requests",
         requests=_capped(0.05, refilled=True),
         least=_ENOUGH,
     ),
     "tools_at_median": Change(
-        "no tool call takes longer than its tool's median", requests=tools_of_length(min)
+        "cap every tool call at its tool's median", requests=tools_of_length(min)
     ),
     "tools_twice_as_fast": Change(
-        "every tool call takes half its time",
+        "halve every tool call",
         requests=tools_of_length(lambda length, _: length / 2),
     ),
     "one_turn_fewer": Change(
-        "requests with the most turns end one turn earlier", requests=_one_turn_fewer
+        "one turn fewer for requests with the most turns", requests=_one_turn_fewer
     ),
-    "responses_a_quarter_shorter": Change(
-        "generate calls generate a quarter less", requests=_shorter(0.75)
-    ),
-    "half_the_requests": Change("a step has half as many prompts", batches=_halves),
+    "responses_a_quarter_shorter": Change("25 % shorter responses", requests=_shorter(0.75)),
+    "half_the_requests": Change("half as many prompts per step", batches=_halves),
     "twice_the_requests": Change(
-        "a step has twice as many prompts (load never seen)", batches=_doubled, beyond=True
+        "twice as many prompts per step (load never seen)", batches=_doubled, beyond=True
     ),
     "replicas_equally_fast": Change(
-        "slower replicas are as fast as the others", speeds=_equally_fast
+        "bring slower replicas up to the others' speed", speeds=_equally_fast
     ),
-    "even_replicas": Change("generate calls go to the replica with the fewest", even=True),
-    "even_workers": Change(
-        "the event loops of all workers have the same work", requests=_even_workers
-    ),
-    "even_ranks": Change(
-        "every rank takes the ranks' mean in each phase", saved_us=lambda model: model.uneven_us
-    ),
+    "even_replicas": Change("route generate calls to the least loaded replica", even=True),
+    "even_workers": Change("balance work over the workers' event loops", requests=_even_workers),
+    "even_ranks": Change("balance the ranks in each phase", saved_us=lambda model: model.uneven_us),
     "weights_twice_as_fast": Change(
-        "the weight sync takes half its time", saved_us=lambda model: model.weights_us / 2
+        "halve the weight sync", saved_us=lambda model: model.weights_us / 2
     ),
     "no_queue": Change(
-        "no generate call waits in its engine (load never seen)",
+        "no engine queue (load never seen)",
         requests=_without_queue,
         slots=lambda model: len(model.requests) if model.slots else None,
         beyond=True,
     ),
     "twice_the_slots": Change(
-        "replicas run twice as many calls at once (never seen)",
+        "double the engine's concurrency (never seen)",
         slots=lambda model: 2 * model.slots if model.slots else None,
         beyond=True,
     ),
     "half_the_slots": Change(
-        "replicas run half as many calls at once",
+        "halve the engine's concurrency",
         slots=lambda model: max(model.most_running // 2, 1),
     ),
 }

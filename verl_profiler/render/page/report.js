@@ -124,10 +124,10 @@ function whatIf(run) {
   return [
     element('h3', {}, 'What if'),
     note((own.length ? 'Step ' + clean(chosenStep().label) + ', ' + seconds(unchanged.duration_s) + '. Replayed unchanged, it' : (chosen === ALL ? '' : 'This step was not replayed. ') + mean) + ' is off by ' + off +
-      '. “Earlier” is the gain without polling, which many steps come to on average; gains do not add up. Where loads were never seen, “from” supposes that replicas give no more tokens per second than they did, and “to” that more calls do not slow each other down.' + noise),
+      '. “Earlier” is the gain without polling, which many steps come to on average; gains are not additive. Where loads were never seen, “from” supposes that replicas give no more tokens per second than they did, and “to” that more calls do not slow each other down.' + noise),
     table({caption: 'Replays', rows: rows.filter((row) => row.what !== 'unchanged'), limit: 20, columns: [...(own.length ? [] : run),
       {key: 'about', label: 'if', format: 'text'}, {key: 'saved_s', label: 'saved', format: 's', bar: true}, {key: 'share', label: 'of the step', format: 'share'},
-      {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % of resamplings lie between'}, {key: 'high_s', label: 'to', format: 's'}]}),
+      {key: 'earlier_s', label: 'earlier', format: 's'}, {key: 'low_s', label: 'from', format: 's', title: '90 % interval'}, {key: 'high_s', label: 'to', format: 's'}]}),
   ];
 }
 
@@ -135,14 +135,14 @@ function waitingFor(run) {
   if (!tables.stragglers.length) return [];
   const requests = tables.straggler_requests.map((row) => ({...row, because: REASONS[row.because] || row.because}));
   return [
-    element('h3', {}, 'Who others wait for'),
+    element('h3', {}, 'Stragglers'),
     note('Whoever is done waits for the last of its kind. That waiting, charged to those that are not done yet; over all steps, whichever is chosen.'),
     table({caption: 'Stragglers', rows: tables.stragglers.map((row) => ({...row, who: row.kind === 'request' ? REASONS[row.who] || row.who : row.who})), limit: 12, columns: [...run,
-      {key: 'kind', label: 'kind', format: 'text', title: 'A phase: its ranks'}, {key: 'who', label: 'who, or why', format: 'text'}, {key: 'blame_s', label: 'others’ waiting', format: 's', bar: true},
+      {key: 'kind', label: 'kind', format: 'text', title: 'A phase: its ranks'}, {key: 'who', label: 'who, or why', format: 'text'}, {key: 'blame_s', label: 'caused wait time', format: 's', bar: true},
       {key: 'share', label: 'of its kind', format: 'share'}, {key: 'per_step_s', label: 'per step', format: 's'}, {key: 'last', label: 'steps in which last', format: 'n'}, {key: 'of_steps', label: 'of', format: 'n'}]}),
     requests.length ? table({caption: 'Requests that others waited for', rows: requests, limit: 6, columns: [...run,
       {key: 'request_id', label: 'request', format: 'text', show: (value) => value === null ? '(no id)' : shorten(value, 16)}, {key: 'step', label: 'step', format: 'n'},
-      {key: 'name', label: 'worker', format: 'text'}, {key: 'blame_s', label: 'others’ waiting', format: 's', bar: true}, {key: 'behind_s', label: 'behind the median', format: 's'},
+      {key: 'name', label: 'worker', format: 'text'}, {key: 'blame_s', label: 'caused wait time', format: 's', bar: true}, {key: 'behind_s', label: 'behind the median', format: 's'},
       {key: 'because', label: 'because', format: 'text'}, {key: 'late_s', label: 'later', format: 's'}, {key: 'queued_s', label: 'queued', format: 's'}, {key: 'long_s', label: 'long', format: 's'},
       {key: 'slow_s', label: 'slow', format: 's'}, {key: 'tool_s', label: 'tools', format: 's'}, {key: 'other_s', label: 'other', format: 's'}]}) : null,
   ];
@@ -156,7 +156,7 @@ function rolloutSection() {
   if (step && step.after_p80_s !== null && step.after_p80_s !== undefined) {
     tail.push('In step ' + clean(step.label) + ', the last request ended ' + seconds(step.after_p80_s) + ' after 80 % of them' +
       (step.requests >= 40 ? ' and ' + seconds(step.after_p95_s) + ' after 95 %' : '') + '.');
-    if (step.poll_s !== null) tail.push('gen ended ' + seconds(step.poll_s) + ' later (the replay buffer looks every 2 s).');
+    if (step.poll_s !== null) tail.push('gen ended ' + seconds(step.poll_s) + ' later (verl polls for finished samples, by default every 2 s).');
   }
   const flight = tables.requests_in_flight.find((row) => step && row.s === step.s);
   const rows = tables.request_cdf.filter((row) => !row.validate);
@@ -607,7 +607,7 @@ function costSection() {
     about((worst ? 'At most ' + share(worst.share) + ' of a step: ' + seconds(worst.dearest_s) + ' of ' + clean(worst.dearest) + '’s time in step ' + clean(worst.label) + '. ' : '') +
       number(DATA.about.events) + ' events in all. Writing runs in a thread of its own.'),
     table({caption: 'Profiler cost', rows, limit: 8, columns: [
-      {key: 'label', label: 'step', format: 'text'}, {key: 'share', label: 'of the step, dearest process', format: 'share'}, {key: 'dearest', label: 'process', format: 'text'},
+      {key: 'label', label: 'step', format: 'text'}, {key: 'share', label: '% of step (costliest process)', format: 'share'}, {key: 'dearest', label: 'process', format: 'text'},
       {key: 'dearest_s', label: 'its wrappers', format: 's'}, {key: 'wrapper_s', label: 'all wrappers', format: 's'}, {key: 'writer_s', label: 'all writers', format: 's'},
       {key: 'events', label: 'events', format: 'n'}, {key: 'size_bytes', label: 'written', format: 'bytes'}, {key: 'dropped', label: 'dropped', format: 'n'}]}),
   ];

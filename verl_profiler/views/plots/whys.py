@@ -95,7 +95,7 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
                 "Bars: saved per step on average. Lines: 90 % interval, from three steps on; the first "
                 "step is left out as warm-up where two others remain; for loads never seen, also from replicas that give no more tokens per second "
                 "to calls that do not slow each other down. Diamonds: in these steps, where the "
-                "trainer polls. Gains do not add up."
+                "trainer polls. Gains are not additive."
             )
         ],
     )
@@ -158,7 +158,7 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
         [row["who"] for row in reasons],
         [("request", column(reasons, "per_step_s", factor), ACCENT)],
     )
-    value_axis(left, f"others' waiting per step [{unit}]", of="x")
+    value_axis(left, f"caused wait time per step [{unit}]", of="x")
     left.set_title("requests, by why they were late")
     shares = [row for row in worst if row["kind"] != "request"]
     names = [f"{row['kind']}: {short(row['who'])}, {seconds(row['per_step_s'])}" for row in shares]
