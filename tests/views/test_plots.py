@@ -19,7 +19,7 @@ from matplotlib.text import Text
 from verl_profiler.render import colors
 from verl_profiler.render.figure import save, settings
 from verl_profiler.render.text import _other_lines
-from verl_profiler.views.plots import PLOTS, Choice, NothingToDraw
+from verl_profiler.views.questions import VIEWS, Choice, NothingToDraw
 
 DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
@@ -39,7 +39,7 @@ def runs():
 
 def sheets_of(run, name, **chosen):
     choice = Choice(run=run.labels[0], **chosen)
-    return PLOTS[name].tables(run.tables, choice), choice
+    return VIEWS[name].tables(run.tables, choice), choice
 
 
 # Plots that only some runs have data for.
@@ -52,7 +52,7 @@ def drawn(run, name, **chosen):
     key = run.labels[0], name, repr(chosen)
     if key not in FIGURES:
         sheets, choice = sheets_of(run, name, **chosen)
-        FIGURES[key] = PLOTS[name].figure(sheets, choice)
+        FIGURES[key] = VIEWS[name].figure(sheets, choice)
     return FIGURES[key]
 
 
@@ -92,7 +92,7 @@ def overlapping(figure):
 
 
 @pytest.mark.parametrize("run", ["small", "rehearsed"])
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_nothing_overlaps_and_nothing_is_cut_off(name, run, runs):
     """Every label can be read."""
     try:
@@ -116,7 +116,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(name, run, runs):
     assert [] == outside
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_one_step_draws_as_well(name, runs):
     """With one bar, one point, one line."""
     figure = drawn(runs[ONLY.get(name, "small")], name, steps=(2, 2))
@@ -125,7 +125,7 @@ def test_one_step_draws_as_well(name, runs):
     assert "step 2" in figure.texts[1].get_text() or name == "validation_times"
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_a_title_says_a_number_and_the_line_below_how_many(name, runs):
     """The finding first; then the run, the steps and the count."""
     figure = drawn(runs[ONLY.get(name, "small")], name)
@@ -136,7 +136,7 @@ def test_a_title_says_a_number_and_the_line_below_how_many(name, runs):
     assert re.search(r"\d", about)
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_values_begin_at_zero(name, runs):
     """Linear axes of values do not exaggerate; steps, rewards and places are no values."""
     figure = drawn(runs[ONLY.get(name, "small")], name)
@@ -149,17 +149,17 @@ def test_values_begin_at_zero(name, runs):
                 assert low <= 0 or label.startswith("later by"), (label, low)
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_no_rows_are_no_chart(name):
     """An empty chart would look like an answer; the message says why there is none."""
     choice = Choice(run="empty", steps=(3, 4), validate=True)
-    sheets = PLOTS[name].tables(Tables.of({}), choice)
+    sheets = VIEWS[name].tables(Tables.of({}), choice)
 
     with pytest.raises(NothingToDraw, match="empty, steps 3 to 4, validation: no "):
-        PLOTS[name].figure(sheets, choice)
+        VIEWS[name].figure(sheets, choice)
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_a_plot_is_named_after_its_first_table(name, runs):
     """The same name in the list, in the numbers and on the file."""
     sheets, _ = sheets_of(runs["small"], name)
@@ -167,7 +167,7 @@ def test_a_plot_is_named_after_its_first_table(name, runs):
     assert name == next(iter(sheets))
 
 
-@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("name", VIEWS)
 def test_a_plot_has_a_page(name):
     """What it shows, what to conclude, what it cannot show."""
     page = Path(__file__).parents[2] / "docs" / "reports" / f"{name}.md"
@@ -181,7 +181,7 @@ def test_the_same_numbers_give_the_same_file(form, tmp_path, runs):
     """Files can be compared and cached."""
     sheets, choice = sheets_of(runs["small"], "rollout_tail")
     for name in ("a", "b"):
-        save(PLOTS["rollout_tail"].figure(sheets, choice), tmp_path / name, form)
+        save(VIEWS["rollout_tail"].figure(sheets, choice), tmp_path / name, form)
 
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -225,7 +225,7 @@ def test_hostile_names_are_only_text(tmp_path):
         }
     )
     choice = Choice(run=HOSTILE)
-    plot = PLOTS["tool_latencies"]
+    plot = VIEWS["tool_latencies"]
 
     figure = plot.figure(plot.tables(tables, choice), choice)
     save(figure, tmp_path / "tools.svg", "svg")
@@ -240,7 +240,7 @@ def test_hostile_names_are_only_text(tmp_path):
 def test_the_slowest_are_drawn_from_the_top(runs):
     """As long as the request, with its id, in the order of the table."""
     sheets, choice = sheets_of(runs["small"], "slowest_requests", count=5)
-    figure = PLOTS["slowest_requests"].figure(sheets, choice)
+    figure = VIEWS["slowest_requests"].figure(sheets, choice)
 
     rows = sheets["slowest_requests"]
     axes = figure.axes[0]
@@ -253,7 +253,7 @@ def test_the_slowest_are_drawn_from_the_top(runs):
 
 def test_merged_points_are_said_on_the_figure():
     """A curve with fewer points than requests says so; one with all of them says nothing."""
-    plot = PLOTS["request_duration_cdf"]
+    plot = VIEWS["request_duration_cdf"]
 
     def notes(count):
         tables = Tables.of(
@@ -300,7 +300,7 @@ def workers_title(events):
         for same in [[row for row in rows if row["phase"] == phase]]
     ]
     sheets = {"worker_phases": rows, "worker_balance": balance}
-    return PLOTS["worker_phases"].figure(sheets, Choice(run="r")).texts[0].get_text()
+    return VIEWS["worker_phases"].figure(sheets, Choice(run="r")).texts[0].get_text()
 
 
 def test_who_waits_longest_at_the_barrier_is_not_called_the_slowest():
@@ -332,7 +332,7 @@ def test_the_plot_and_the_summary_name_the_same_loop():
         | {"during": None, "by_design": False, "total_s": held, "max_s": held, "requests": 0}
         for name, role, held in (("worker_0", "agent_loop", 1.0), ("replay_0", "buffer", 3.0))
     )
-    figure = PLOTS["loop_suspects"].figure({"loop_suspects": [long, short]}, Choice())
+    figure = VIEWS["loop_suspects"].figure({"loop_suspects": [long, short]}, Choice())
     tables = collections.defaultdict(list, loop_lags=[long, short])
     row = {"run": "r", "step": 1}
 

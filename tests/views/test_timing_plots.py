@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.render.figure import settings
-from verl_profiler.views.plots.choice import NothingToDraw
-from verl_profiler.views.plots.timing import PICTURES
+from verl_profiler.views.timing_figures import PICTURES
+from verl_profiler.views.view import NothingToDraw
 
 
 def run_of(text, folder):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from verl_profiler.analysis import Rows
     from verl_profiler.reading.reader import Run
-    from verl_profiler.views.plots import Choice, Plot
+    from verl_profiler.views.view import Choice, View
 
 __all__ = ["add_arguments", "percentiles", "run"]
 
@@ -91,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
     """
-    plots = known_plots()
+    views = known_views()
     if args.list:
-        width = max(map(len, plots))
-        print("\n".join(f"{name.ljust(width)}  {plot.about}" for name, plot in plots.items()))
+        width = max(map(len, views))
+        print("\n".join(f"{name.ljust(width)}  {view.question}" for name, view in views.items()))
         return 0
-    chosen = _chosen(plots, args)
+    chosen = _chosen(views, args)
     if not args.runs:
         raise ReadingError(
             f"no run was named.\nFor example verl-profiler plot {args.name} logs/my-run", "no-run"
@@ -132,23 +132,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def known_plots() -> Mapping[str, Plot]:
+def known_views() -> Mapping[str, View]:
     """Return the plots by name.
 
     Raises:
         ReadingError: What draws them is not installed.
     """
     try:
-        from verl_profiler.views.plots import PLOTS
+        from verl_profiler.views.questions import VIEWS
     except ImportError as error:
         raise ReadingError(
             f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
             "missing-extra",
         ) from error
-    return PLOTS
+    return VIEWS
 
 
-def _chosen(plots: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Plot]:
+def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, View]:
     """Return the plots to draw; refuse options that the chosen plot would not heed."""
     if args.name is None:
         raise ReadingError(
@@ -167,27 +167,27 @@ def _chosen(plots: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Pl
     words = {"count": "slowest"}
     if args.name == _ALL:
         narrowing = {"worker", "validate"} & set(given)
-        return {name: plot for name, plot in plots.items() if narrowing <= plot.takes}
-    if args.name not in plots:
+        return {name: view for name, view in views.items() if narrowing <= view.takes}
+    if args.name not in views:
         raise ReadingError(
-            f"there is no plot {args.name!r}{did_you_mean(args.name, plots)} "
-            f"There are {', '.join(plots)}, and all.",
+            f"there is no plot {args.name!r}{did_you_mean(args.name, views)} "
+            f"There are {', '.join(views)}, and all.",
             "no-such-plot",
         )
-    plot = plots[args.name]
+    view = views[args.name]
     for option in given:
-        if option not in plot.takes:
-            others = [name for name, each in plots.items() if option in each.takes]
+        if option not in view.takes:
+            others = [name for name, each in views.items() if option in each.takes]
             raise ReadingError(
                 f"{args.name} does not heed --{words.get(option, option)}, which would mislead.\n"
                 f"These do: {', '.join(others)}",
                 "option-not-heeded",
             )
-    return {args.name: plot}
+    return {args.name: view}
 
 
 def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
-    from verl_profiler.views.plots import Choice
+    from verl_profiler.views.view import Choice
 
     more: dict[str, Any] = {}
     if args.percentiles is not None:
@@ -209,9 +209,9 @@ def _of_run(sheets: Mapping[str, Rows], label: str) -> dict[str, Rows]:
     }
 
 
-def _draw(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
+def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     from verl_profiler.render.figure import save
-    from verl_profiler.views.plots import NothingToDraw
+    from verl_profiler.views.view import NothingToDraw
 
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
@@ -234,7 +234,7 @@ def _draw(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> 
 
 
 def _paths(
-    chosen: Mapping[str, Plot], labels: list[str], args: argparse.Namespace
+    chosen: Mapping[str, View], labels: list[str], args: argparse.Namespace
 ) -> tuple[str, dict[tuple[str, str], Path]]:
     """Return the format, and the file of every plot and run."""
     out: Path | None = args.out
@@ -282,12 +282,12 @@ def _refuse_overwriting(paths: Any, *, force: bool) -> None:
         )
 
 
-def _numbers(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> dict[str, Any]:
+def _numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> dict[str, Any]:
     choice = next(iter(_choices(opened, args).values()))
     return {name: plot.tables(opened.tables, choice) for name, plot in chosen.items()}
 
 
-def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, Plot]) -> bool:
+def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, View]) -> bool:
     """Say which plots have no numbers; return True when none has any."""
     empty = [name for name, sheets in numbers.items() if not next(iter(sheets.values()))]
     for name in empty:
@@ -295,7 +295,7 @@ def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, Plo
     return len(empty) == len(numbers)
 
 
-def _write_json(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
+def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     numbers = _numbers(opened, chosen, args)
     content = {
         "format": 1,
@@ -318,7 +318,7 @@ def _write_json(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespac
     return 1 if _nothing(numbers, chosen) else 0
 
 
-def _write_csv(opened: Run, chosen: Mapping[str, Plot], args: argparse.Namespace) -> int:
+def _write_csv(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     numbers = _numbers(opened, chosen, args)
     tables = {table: rows for sheets in numbers.values() for table, rows in sheets.items() if rows}
     out: Path | None = args.out

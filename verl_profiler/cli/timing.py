@@ -29,7 +29,7 @@ from verl_profiler.render.visible import shown, visible
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.formats.console_steps import LoggedRun
-    from verl_profiler.views.plots.timing import Picture
+    from verl_profiler.views.timing_figures import Picture
 
 __all__ = ["add_arguments", "run"]
 
@@ -133,8 +133,8 @@ def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     """Write the pictures of each run and print its statistics."""
-    from verl_profiler.views.plots.choice import NothingToDraw
     from verl_profiler.views.timing_text import run_facts, summary_block
+    from verl_profiler.views.view import NothingToDraw
 
     pictures, save = _plotting()
     folders = _folders(runs, args.output_dir)
@@ -164,7 +164,7 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
 def _plotting() -> tuple[Mapping[str, Picture], Any]:
     try:
         from verl_profiler.render.figure import save
-        from verl_profiler.views.plots.timing import PICTURES
+        from verl_profiler.views.timing_figures import PICTURES
     except ImportError as error:
         raise ReadingError(
             f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
@@ -21,9 +21,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column
+from verl_profiler.views.view import Choice, Sheets, View, column
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 # Owners with less than this part of the steps are drawn together.
 _SMALL = 0.005
@@ -170,17 +173,17 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
 
 _NO_STEP = "no step has an end there."
 
-PLOTS: dict[str, Plot] = {
-    "critical_path": Plot(
+VIEWS: dict[str, View] = {
+    "critical_path": View(
         "What did each second of a step wait for?", _path_tables, _path, _NO_STEP
     ),
-    "what_if": Plot(
+    "what_if": View(
         "What would a step have taken, had something been otherwise?",
         _what_if_tables,
         _what_if,
         _NO_STEP,
     ),
-    "stragglers": Plot(
+    "stragglers": View(
         "Who makes others wait, and why?",
         _straggler_tables,
         _stragglers,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.step_durations import step_durations, step_trend
@@ -20,9 +19,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _NAMED_UNUSUAL = 6
@@ -207,14 +209,14 @@ def _validation(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-PLOTS: dict[str, Plot] = {
-    "step_durations": Plot(
+VIEWS: dict[str, View] = {
+    "step_durations": View(
         "How long do gen and training take in each step, and what lies between steps?",
         asking(step_durations, step_trend),
         _durations,
         "no step has a rollout there.",
     ),
-    "validation_times": Plot(
+    "validation_times": View(
         "How long do validations take, apart from training?",
         asking(validation_times),
         _validation,

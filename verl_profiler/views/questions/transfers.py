@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
+
 from matplotlib.ticker import FuncFormatter
 
 from verl_profiler.analysis.memory_phases import memory_phases
@@ -22,9 +23,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share, size
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _EVENT_COLORS = {
     "tq_put": "#0072B2",
@@ -253,20 +257,20 @@ def _byte_axis(axes, rows: Rows) -> None:  # noqa: ANN001
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
 
 
-PLOTS: dict[str, Plot] = {
-    "transfer_rates": Plot(
+VIEWS: dict[str, View] = {
+    "transfer_rates": View(
         "What goes through TransferQueue, and who spends time on it?",
         asking(transfer_rates),
         _transfers,
         "no TransferQueue call was recorded there.",
     ),
-    "weight_sync": Plot(
+    "weight_sync": View(
         "How long does it take to bring new weights into the engines?",
         asking(weight_sync),
         _weights,
         "no weight sync was recorded there.",
     ),
-    "memory_phases": Plot(
+    "memory_phases": View(
         "When is device memory fullest, and in which role?",
         asking(memory_phases),
         _memory,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from verl_profiler.analysis.request_breakdown import request_breakdown
@@ -26,9 +27,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column
+from verl_profiler.views.view import Choice, Sheets, View, column
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 
 def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -259,15 +263,15 @@ _NO_REQUESTS = (
 _BOTH = frozenset({"worker", "validate"})
 
 
-PLOTS: dict[str, Plot] = {
-    "request_duration_cdf": Plot(
+VIEWS: dict[str, View] = {
+    "request_duration_cdf": View(
         "How long did requests take, and how long were the slowest few percent?",
         _cdf_tables,
         _cdf,
         _NO_REQUESTS,
         _BOTH | {"percentiles"},
     ),
-    "slowest_requests": Plot(
+    "slowest_requests": View(
         "Which requests were the slowest, and what did they spend their time on?",
         _slowest_tables,
         _slowest,

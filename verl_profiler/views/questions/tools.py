@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
+
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from verl_profiler.analysis.rewards import reward_times, rewards
@@ -20,9 +21,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known, marks
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known, marks
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _TOOLS = 20
 
@@ -192,15 +196,15 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-PLOTS: dict[str, Plot] = {
-    "tool_latencies": Plot(
+VIEWS: dict[str, View] = {
+    "tool_latencies": View(
         "Which tools take the time, how long are their calls, and how often do they fail?",
         asking(tool_latencies),
         _tools,
         "no tool call was recorded there.",
         frozenset({"worker", "validate"}),
     ),
-    "reward_times": Plot(
+    "reward_times": View(
         "How long do scoring and post-processing take, and what rewards come out?",
         asking(reward_times, rewards),
         _rewards,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
+
 from matplotlib.patches import Patch
 
 from verl_profiler.analysis.cost import profiler_cost
@@ -18,9 +19,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import lag_weight, seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _BARS = 20
 _DESIGNED = "#B9C2CC"
@@ -156,14 +160,14 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-PLOTS: dict[str, Plot] = {
-    "loop_suspects": Plot(
+VIEWS: dict[str, View] = {
+    "loop_suspects": View(
         "Did an event loop stand still, so that everything in it looked slow?",
         asking(loop_suspects),
         _suspects,
         "no event loop stood still for long (or the event_loop family was off).",
     ),
-    "profiler_cost": Plot(
+    "profiler_cost": View(
         "What did the profiler itself cost?",
         asking(profiler_cost),
         _cost,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.event_shares import event_shares
 from verl_profiler.analysis.exclusive_times import exclusive_times
@@ -17,9 +17,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking
+from verl_profiler.views.view import Choice, Sheets, View, asking
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 
 def _share_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -173,15 +176,15 @@ def _exclusive(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-PLOTS: dict[str, Plot] = {
-    "event_shares": Plot(
+VIEWS: dict[str, View] = {
+    "event_shares": View(
         "Which share of the step, of the requests or of a process does each event take?",
         _share_tables,
         _shares,
         "no event there belongs to a finished step or request.",
         frozenset({"validate"}),
     ),
-    "exclusive_times": Plot(
+    "exclusive_times": View(
         "Where is the time really spent, without counting anything twice?",
         asking(exclusive_times),
         _exclusive,

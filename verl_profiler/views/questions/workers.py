@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from verl_profiler.analysis.selection import Rows
@@ -20,9 +21,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking
+from verl_profiler.views.view import Choice, Sheets, View, asking
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 
 def _workers(sheets: Sheets, choice: Choice) -> Figure:
@@ -227,8 +231,8 @@ def _by_number(name: str) -> tuple[str, int, str]:
     return (stem, int(number), "") if number.isdecimal() else (name, -1, name)
 
 
-PLOTS: dict[str, Plot] = {
-    "worker_phases": Plot(
+VIEWS: dict[str, View] = {
+    "worker_phases": View(
         "Which worker was the slowest at what, and who waited for it?",
         asking(worker_phases, worker_balance),
         _workers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
@@ -17,9 +17,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column
+from verl_profiler.views.view import Choice, Sheets, View, asking, column
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _PANELS = 6
 
@@ -163,15 +166,15 @@ _NO_REQUESTS = "no finished request was recorded there."
 _BOTH = frozenset({"worker", "validate"})
 
 
-PLOTS: dict[str, Plot] = {
-    "requests_in_flight": Plot(
+VIEWS: dict[str, View] = {
+    "requests_in_flight": View(
         "How many requests were under way at each moment, and how long was the tail?",
         asking(requests_in_flight, rollout_tail),
         _flights,
         _NO_REQUESTS,
         _BOTH,
     ),
-    "rollout_tail": Plot(
+    "rollout_tail": View(
         "How much of each rollout goes to its last requests?",
         asking(rollout_tail),
         _tails,

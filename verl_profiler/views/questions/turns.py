@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
+
 from matplotlib.ticker import MaxNLocator
 
 from verl_profiler.analysis.requests import turns_per_request
@@ -20,9 +21,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column, marks
+from verl_profiler.views.view import Choice, Sheets, View, column, marks
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 
 def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -174,15 +178,15 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
 _BOTH = frozenset({"worker", "validate"})
 
 
-PLOTS: dict[str, Plot] = {
-    "turn_times": Plot(
+VIEWS: dict[str, View] = {
+    "turn_times": View(
         "Do late turns take longer than early ones, and in what?",
         _turn_time_tables,
         _turn_times,
         "no turn was recorded there. Single-turn agent loops of older versions have none.",
         _BOTH,
     ),
-    "turns_per_request": Plot(
+    "turns_per_request": View(
         "How many turns do requests take, and does that change over the run?",
         _turns_tables,
         _turns,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.engine_parts import engine_parts
 from verl_profiler.analysis.token_rates import (
@@ -24,9 +24,12 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, asking, column, known, marks
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known, marks
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _PARTS = ("queue", "prefill", "decode", "engine", "outside", "unseen")
 _COLORS = {**PART_COLORS, "unseen": PART_COLORS["tool_parsing"]}
@@ -228,15 +231,15 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-PLOTS: dict[str, Plot] = {
-    "engine_parts": Plot(
+VIEWS: dict[str, View] = {
+    "engine_parts": View(
         "Do generate calls wait, prefill or decode, and how much is not the engine at all?",
         asking(engine_parts),
         _parts,
         "no generate call was recorded there.",
         frozenset({"worker", "validate"}),
     ),
-    "token_rates": Plot(
+    "token_rates": View(
         "How many tokens, and how many per second, by step, replica and request?",
         asking(token_rates, replica_token_rates, request_token_rates),
         _tokens,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
+
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
@@ -13,9 +13,13 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.render.figure import legend, sheet, short, value_axis
 from verl_profiler.render.text import size
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column, known
+from verl_profiler.views.view import Choice, Sheets, View, column, known
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 # Processes drawn, the fullest first; and phases, beyond which bands would run into each other.
 _LINES = 6
@@ -139,8 +143,8 @@ def _bands(axes: Axes, spans: Rows) -> None:
     )
 
 
-PLOTS: dict[str, Plot] = {
-    "memory_over_time": Plot(
+VIEWS: dict[str, View] = {
+    "memory_over_time": View(
         "How full were devices, processes and machines, and what was the trainer doing?",
         _memory_tables,
         _memory,

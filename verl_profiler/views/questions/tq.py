@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD
@@ -25,10 +23,14 @@ from verl_profiler.render.figure import (
     value_axis,
 )
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.plots.choice import Choice, Plot, Sheets, column, known
 from verl_profiler.views.tq_text import rate
+from verl_profiler.views.view import Choice, Sheets, View, column, known
 
-__all__ = ["PLOTS"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
 
 _FUNCTIONS = 16
 _PARTS = 60
@@ -199,14 +201,14 @@ def _load(axes: Axes, rows: Rows, factor: float) -> None:
 
 _TRACE = "Functions are traced with TQ_TRACE_ENABLED=1."
 
-PLOTS: dict[str, Plot] = {
-    "tq_functions": Plot(
+VIEWS: dict[str, View] = {
+    "tq_functions": View(
         "How much of each function's time goes to TransferQueue's gets and puts?",
         _function_tables,
         _functions,
         f"no traced function was recorded there. {_TRACE}",
     ),
-    "tq_over_time": Plot(
+    "tq_over_time": View(
         "When was TransferQueue slow, and when did it cost most?",
         _time_tables,
         _over_time,

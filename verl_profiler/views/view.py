@@ -1,19 +1,20 @@
-"""What a plot is asked to show, and what a plot is."""
+"""What a view is, and which part of a run it is to show."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.request_durations import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Choice", "NothingToDraw", "Plot", "Sheets", "asking", "column", "known"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Choice", "NothingToDraw", "Sheets", "View", "asking", "column", "known", "marks"]
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 Sheets = Mapping[str, Rows]
@@ -59,18 +60,18 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plot:
+class View:
     """A figure: the tables that it shows, and how it draws them.
 
     Args:
-        about: One sentence: which question it answers.
+        question: What it answers, in one sentence.
         tables: Gives the rows by table name; the table named like the plot comes first.
         draw: Draws those rows, of one run, and computes nothing that they lack.
         empty: Why there may be nothing to draw, and what to do about it.
         takes: Which of `worker`, `validate`, `percentiles` and `count` it heeds.
     """
 
-    about: str
+    question: str
     tables: Callable[[Tables, Choice], dict[str, Rows]]
     draw: Callable[[Sheets, Choice], Figure]
     empty: str
