@@ -131,3 +131,28 @@ def test_the_project_speaks_of_itself_alone():
     }
 
     assert {} == found
+
+
+def python_blocks(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_examples_of_the_api_page_are_the_files_that_the_rehearsals_run():
+    """So each of them has run with the real verl."""
+    blocks = python_blocks("docs/api.md")
+    for name in ("tools.py", "reward.py", "agent_loop.py", "sampler.py"):
+        assert (ROOT / "examples/own_recipe" / name).read_text() in blocks
+
+
+def test_the_other_examples_of_the_api_page_run(tmp_path, monkeypatch):
+    """As they are written, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    files = [file.read_text() for file in (ROOT / "examples/own_recipe").glob("*.py")]
+    blocks = [block for block in python_blocks("docs/api.md") if block not in files]
+    names = {"query": lambda _table: [1, 2, 3], "request_id": "r", "turn": 0}
+    for block in blocks:
+        exec(compile(block, "docs/api.md", "exec"), names)  # noqa: S102
+
+    lines = [file.read_text() for file in tmp_path.rglob("loader_*.jsonl")]
+    assert len(blocks) == 4
+    assert ['"read_file"' in line for line in lines] == [True]

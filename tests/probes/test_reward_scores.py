@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reading_back import lines_of
 
+from verl_profiler import span
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import reward
 from verl_profiler.recording import recorder
@@ -116,3 +117,44 @@ def test_two_calls_with_the_same_dict_are_not_mixed_up(recording, carried):
     assert 2 == len(scores(carried))
     assert 0 == sum("compute_s" in line["extra"] for line in scores(carried)[1:])
     assert {} == reward._running
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_spans_inside_the_function_carry_the_samples_identity(recording, carried, kind):
+    """A pool's thread has a context of its own, and keeps nothing of the last sample."""
+
+    def function(extra_info):
+        with span("answer_check", n=extra_info["n"]):
+            return 1.0
+
+    async def coroutine(extra_info):
+        await asyncio.sleep(0)
+        return function(extra_info)
+
+    def of(n):
+        columns = {"index": 10 + n, "session_id": n % 2, "uid": f"u{n}", "global_steps": 4}
+        made = sample({"n": n})
+        made.non_tensor_batch |= {
+            key: np.array([value], dtype=object) for key, value in columns.items()
+        }
+        return made
+
+    async def score_all():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        compute = wrapping.wrap(PROBE, Worker.compute_score)
+        worker = Worker(Manager(function if kind == "function" else coroutine))
+        await asyncio.gather(*(compute(worker, of(n)) for n in range(4)))
+
+    asyncio.run(score_all())
+    with span("afterwards"):
+        pass
+    recorder.stop()
+    lines = lines_of(carried.directory)
+
+    assert {(n, 10 + n, n % 2, f"u{n}") for n in range(4)} == {
+        tuple(line["extra"][key] for key in ("n", "sample", "session", "uid"))
+        for line in lines
+        if line["event"] == "answer_check"
+    }
+    assert {4} == {line["step"] for line in lines if line["event"] == "answer_check"}
+    assert [None] == [line.get("extra") for line in lines if line["event"] == "afterwards"]

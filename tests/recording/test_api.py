@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 
 import pytest
 from reading_back import lines_of
@@ -22,7 +23,8 @@ def test_a_span_takes_its_identity_from_the_context():
     """Request, turn, sample, session, step and validation are not the caller's business."""
     in_a_request()
     with recorded_events() as events, span("database_lookup", table="users") as lookup:
-        lookup.add(rows=3)
+        lookup.set(rows=2)
+        lookup.set(rows=3)
 
     (event,) = events
     assert 5 == event["step"]
@@ -106,6 +108,40 @@ def test_a_cancelled_span_says_so():
         asyncio.run(cancelled())
 
     assert "cancelled" == events[0]["extra"]["status"]
+
+
+def test_add_counts_from_zero():
+    """Also over a field that was given at entry, and never raising for what is no number."""
+    with recorded_events() as events, span("scan", pages=1, mode="fast") as scan:
+        for _ in range(3):
+            scan.add(rows=2, pages=1)
+        scan.add(mode=1)
+
+    assert {"rows": 6, "pages": 4, "mode": 1} == events[0]["extra"]
+
+
+def test_names_of_the_profilers_own_events_are_refused(tmp_path, capfd):
+    """`span("step")` would be one more training step; the user's code runs on, and others are kept."""
+    directory = start(tmp_path / "logs")
+
+    @span
+    def turn():
+        return 7
+
+    for _ in range(3):
+        with span("step", n=1):
+            assert 7 == turn()
+    with span("my_step"):
+        pass
+    stop()
+
+    assert ["my_step"] == [line["event"] for line in lines_of(directory)]
+    printed = capfd.readouterr().err
+    assert 1 == printed.count("span('step') has the name of one of the profiler's own events")
+    assert "choose another, such as my_step" in printed
+    assert 1 == printed.count("such as my_turn")
+    (header,) = [json.loads(path.read_text()) for path in directory.glob("processes/*.json")]
+    assert 6 == header["counters"]["dropped"]
 
 
 def test_a_generator_cannot_be_decorated():

@@ -308,7 +308,7 @@ def test_code_of_the_callers_objects_is_not_run(carried, error, way):
     if way == "record":
         recorder.record("turn", 0, 1, {"n": 3, "bad": bad, "in": [bad]}, 1)
     elif way == "span":
-        with span("turn", n=3, bad=bad):
+        with span("mine", n=3, bad=bad):
             pass
     else:
         log_manager.log(None, "turn", extra={"n": 3, "bad": bad, "in": {"x": bad}}, step=1)

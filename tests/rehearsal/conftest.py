@@ -42,7 +42,11 @@ COMMANDS = {
     ),
     "sglang": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
-        ["profiler.events.engine_timing=true"],
+        [
+            "profiler.events.engine_timing=true",
+            f"trainer.v1.sampler.custom_sampler.path={EXAMPLE.parent / 'sampler.py'}",
+            "trainer.v1.sampler.custom_sampler.name=TimedReplayBuffer",
+        ],
     ),
     "vllm": (
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],

@@ -100,7 +100,8 @@ def test_no_probe_was_missed_or_failed_and_nothing_was_dropped(run):
 
 def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
     """The trainer's files hold no timer that is not known."""
-    own = {"answer_check", "dictionary"} if run.engine == "standin" else set()
+    of_workers = {"answer_check", "dictionary", "hint"} if run.engine == "standin" else set()
+    own = {False: of_workers, True: {"choose_samples"} if run.engine == "sglang" else set()}
     unknown = {
         of_trainer: {
             line["event"] for line in run.lines if line["file"].startswith("trainer") == of_trainer
@@ -109,7 +110,7 @@ def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
         for of_trainer in (False, True)
     }
 
-    assert {False: own, True: set()} == unknown
+    assert own == unknown
 
 
 # How many lines of these there are follows the time that a run takes, not the work: a slow machine
@@ -327,14 +328,35 @@ def test_the_users_own_events_know_their_request(run):
     """Also from a tool that verl runs in a thread, and from the reward worker's function."""
     if run.engine != "standin":
         pytest.skip("this run uses the rehearsal's own tools")
-    lookups, checks = run.of("dictionary"), run.of("answer_check")
+    lookups, checks, hints = run.of("dictionary"), run.of("answer_check"), run.of("hint")
 
     assert lookups
     for line in lookups:
         assert {"request_id", "turn", "sample", "session", "limit"} <= line["extra"].keys()
         assert line["duration_sec"] >= 0.2
-    assert len(checks) == len(run.of("reward_score"))
+    scores = run.of("reward_score")
+    assert sorted(
+        (line["step"], line["extra"]["uid"], line["extra"]["session"]) for line in scores
+    ) == sorted((line["step"], line["extra"]["uid"], line["extra"]["session"]) for line in checks)
     assert {"reward_0"} == {line["file"] for line in checks}
+    requests = run.of("request")
+    assert sorted(
+        (line["step"], line["extra"]["sample"], line["extra"]["session"]) for line in requests
+    ) == sorted((line["step"], line["extra"]["sample"], line["extra"]["session"]) for line in hints)
+
+
+def test_a_samplers_own_span_lies_inside_gen(run):
+    """One for each batch, inside verl's own phase."""
+    if run.engine != "sglang":
+        pytest.skip("this run uses verl's own sampler")
+    with load(run.directory) as opened:
+        rows = opened.tables.rows(
+            "SELECT parent, step FROM phases WHERE phase = 'choose_samples' AND NOT validate"
+        )
+
+    assert {("gen", step) for step in range(1, STEPS + 1)} <= {
+        (row["parent"], row["step"]) for row in rows
+    }
 
 
 def test_the_critical_path_explains_each_step(run):

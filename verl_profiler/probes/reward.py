@@ -16,12 +16,24 @@ from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]
 
-# Begin and end of the user's function in each call under way, after the dict that verl hands on to it
-# as `extra_info`, by the `id` of that dict: a thread pool runs the function, in a context of its own.
-# None: two calls have the same dict.
+# The dict that verl passes to the user's function as `extra_info`, the function's start and end, and
+# the sample's identity, of each call under way; by the `id` of that dict: a thread pool runs the
+# function, in a context of its own.  None: two calls share a dict.
 _running: dict[int, list[Any] | None] = {}
 # More than that are left over from an earlier recording.
 _MOST_RUNNING = 10_000
+
+
+class _ScoredSample(context.Request):
+    """What the spans of a reward function carry: a reward worker receives no request id."""
+
+    __slots__ = ()
+
+    def full_identity(self) -> dict[str, Any]:
+        extra = super().full_identity()
+        if self.uid is not None:
+            extra["uid"] = self.uid
+        return extra
 
 
 def _begin_score(call: Call) -> None:
@@ -49,7 +61,10 @@ def _begin_score(call: Call) -> None:
     if infos is not None and len(infos) and isinstance(infos[-1], dict):
         if len(_running) > _MOST_RUNNING:
             _running.clear()
-        call.state = [infos[-1], 0, 0]
+        request = _ScoredSample(context.process.current_step())
+        request.sample, request.session = extra.get("sample"), extra.get("session")
+        request.uid = extra.get("uid")
+        call.state = [infos[-1], 0, 0, request]
         key = id(infos[-1])
         _running[key] = None if key in _running else call.state
 
@@ -67,35 +82,43 @@ def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = now()
+            state, token = _enter(kwargs)
             try:
                 return await function(*args, **kwargs)
             finally:
-                _note(kwargs, begin)
+                _leave(state, token)
 
     else:
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = now()
+            state, token = _enter(kwargs)
             try:
                 return function(*args, **kwargs)
             finally:
-                _note(kwargs, begin)
+                _leave(state, token)
 
     timed._verl_profiler_timed = True  # type: ignore[attr-defined]
     return timed
 
 
-def _note(kwargs: dict[str, Any], begin_ns: int) -> None:
+def _enter(kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
     state = _running.get(id(kwargs.get("extra_info")))
+    if state is None:
+        return None, None
+    state[1] = now()
+    return state, context.current_request.set(state[3])
+
+
+def _leave(state: list[Any] | None, token: Any) -> None:
     if state is not None:
-        state[1:] = begin_ns, now()
+        state[2] = now()
+        context.restore(token, state[3])
 
 
 def _end_score(call: Call, result: Any) -> None:
     if call.state is not None:
-        info, begin_ns, end_ns = call.state
+        info, begin_ns, end_ns, _ = call.state
         _running.pop(id(info), None)
         if end_ns and call.begin_ns is not None:
             times = {"wait_s": round((begin_ns - call.begin_ns) / 1e9, 6)}

@@ -2,14 +2,15 @@
 
     from verl_profiler import span
 
-    with span("database_lookup", table="users"):
-        ...
+    with span("database_lookup", table="users") as lookup:
+        rows = query()
+        lookup.set(rows=len(rows))
 
     @span("rerank")
     async def rerank(documents): ...
 
 Request, turn, step and worker come from the context.  Without a running profiler both cost one
-function call and write nothing.
+function call and write nothing.  docs/api.md has an example for each place.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
+from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, values
 from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
@@ -72,6 +74,11 @@ def _record(
             # As in `_append`, without the calls.
             if type(event) is not str or len(event) > EVENT_NAME_LIMIT:
                 event = _name(event)
+            if event in EVENTS:
+                raise _BadArgumentError(
+                    f"span({event!r}) has the name of one of the profiler's own events; choose "
+                    f"another, such as my_{event}"
+                )
             kept = _snapshot(extra)
             if kept is extra:
                 active.append((event, begin_ns, end, extra, step))
@@ -166,9 +173,19 @@ class _Span:
         self._begin_ns = 0
         self._range: Any = None
 
-    def add(self, **fields: Any) -> None:
-        """Add fields that are known only later, for example the size of a result."""
+    def set(self, **fields: Any) -> None:
+        """Set fields that are known only later, such as the size of a result; the last value stays."""
         self._fields.update(fields)
+
+    def add(self, **numbers: float) -> None:
+        """Add to numeric fields, which start from 0: `lookup.add(rows=3)` in a loop."""
+        fields = self._fields
+        for name, number in numbers.items():
+            before = fields.get(name)
+            try:
+                fields[name] = number if before is None else before + number
+            except Exception:  # noqa: BLE001  operators of the caller's types
+                fields[name] = number
 
     def __enter__(self) -> Self:
         if observers.current is not None:
@@ -226,11 +243,13 @@ def span(event: Any, /, **fields: Any) -> Any:
 
     Args:
         event: The event's name, a singular noun; or, as a bare decorator, the function, whose
-            name is then the event's.
-        **fields: What else the line should say; a unit belongs in the name (`size_bytes`).
+            name is then the event's.  Names of the profiler's own events (`step`, `tool_call`:
+            docs/events.md) are refused: such a span is counted, not recorded.
+        **fields: Attributes; a unit belongs in the name (`size_bytes`).
 
     Returns:
-        An object for `with`, `async with` or `@`; a decorated function when given one.
+        An object for `with`, `async with` or `@`, with `set(**fields)` and `add(**numbers)`; a
+        decorated function when given one.
     """
     if callable(event):
         return _decorated(event, getattr(event, "__name__", "span"), {})
