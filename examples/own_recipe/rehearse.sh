@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Rehearse a recipe of one's own on a CPU: its reward function, its tool, its agent loop, its number
-# of turns.
+# Rehearse a recipe of one's own on a CPU: its reward function, its tool, its number of turns.
 #
 #     examples/own_recipe/rehearse.sh [--engine standin] [other options of verl-profiler rehearse]
 #
@@ -10,13 +9,8 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-# The Ray workers import agent_loop.py by its name.
-export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-
 exec verl-profiler rehearse "$@" \
     reward.custom_reward_function.path="$here/reward.py" \
     actor_rollout_ref.rollout.multi_turn.function_tool_path="$here/tools.py" \
     actor_rollout_ref.rollout.multi_turn.tool_config_path=null \
-    actor_rollout_ref.rollout.agent.agent_loop_config_path="$here/agent_loops.yaml" \
-    actor_rollout_ref.rollout.agent.default_agent_loop=hinted_agent \
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4

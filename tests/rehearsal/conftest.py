@@ -46,6 +46,8 @@ COMMANDS = {
             "profiler.events.engine_timing=true",
             f"trainer.v1.sampler.custom_sampler.path={EXAMPLE.parent / 'sampler.py'}",
             "trainer.v1.sampler.custom_sampler.name=TimedReplayBuffer",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={EXAMPLE.parent / 'agent_loops.yaml'}",
+            "actor_rollout_ref.rollout.agent.default_agent_loop=hinted_agent",
         ],
     ),
     "vllm": (
@@ -59,7 +61,14 @@ COMMANDS = {
 def command_environment():
     """Let the example find the command that belongs to this interpreter."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+    # The example's agent loop is imported by its module's name.
+    folders = [str(EXAMPLE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(folders),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 # A node takes the token that a driver left in the home directory; a driver that is told an address

@@ -100,8 +100,11 @@ def test_no_probe_was_missed_or_failed_and_nothing_was_dropped(run):
 
 def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
     """The trainer's files hold no timer that is not known."""
-    of_workers = {"answer_check", "dictionary", "hint"} if run.engine == "standin" else set()
-    own = {False: of_workers, True: {"choose_samples"} if run.engine == "sglang" else set()}
+    own = {
+        "standin": {False: {"answer_check", "dictionary"}, True: set()},
+        "sglang": {False: {"hint"}, True: {"choose_samples"}},
+        "vllm": {False: set(), True: set()},
+    }[run.engine]
     unknown = {
         of_trainer: {
             line["event"] for line in run.lines if line["file"].startswith("trainer") == of_trainer
@@ -328,7 +331,7 @@ def test_the_users_own_events_know_their_request(run):
     """Also from a tool that verl runs in a thread, and from the reward worker's function."""
     if run.engine != "standin":
         pytest.skip("this run uses the rehearsal's own tools")
-    lookups, checks, hints = run.of("dictionary"), run.of("answer_check"), run.of("hint")
+    lookups, checks = run.of("dictionary"), run.of("answer_check")
 
     assert lookups
     for line in lookups:
@@ -339,16 +342,17 @@ def test_the_users_own_events_know_their_request(run):
         (line["step"], line["extra"]["uid"], line["extra"]["session"]) for line in scores
     ) == sorted((line["step"], line["extra"]["uid"], line["extra"]["session"]) for line in checks)
     assert {"reward_0"} == {line["file"] for line in checks}
+
+
+def test_spans_of_an_agent_loop_and_a_sampler_of_ones_own(run):
+    """One for each request, and one for each batch inside verl's own phase."""
+    if run.engine != "sglang":
+        pytest.skip("this run uses verl's own agent loop and sampler")
+    hints = run.of("hint")
     requests = run.of("request")
     assert sorted(
         (line["step"], line["extra"]["sample"], line["extra"]["session"]) for line in requests
     ) == sorted((line["step"], line["extra"]["sample"], line["extra"]["session"]) for line in hints)
-
-
-def test_a_samplers_own_span_lies_inside_gen(run):
-    """One for each batch, inside verl's own phase."""
-    if run.engine != "sglang":
-        pytest.skip("this run uses verl's own sampler")
     with load(run.directory) as opened:
         rows = opened.tables.rows(
             "SELECT parent, step FROM phases WHERE phase = 'choose_samples' AND NOT validate"
