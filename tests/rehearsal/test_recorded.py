@@ -150,7 +150,9 @@ def test_every_request_ended_and_is_whole(run):
         assert "status" not in line["extra"], line
         assert line["extra"]["turns"] >= 1
         assert line["extra"]["response_tokens"] > 0
-        assert line["extra"]["agent"] == "tool_agent"
+        assert line["extra"]["agent"] == (
+            "hinted_agent" if run.engine == "sglang" else "tool_agent"
+        )
     for step in range(1, STEPS + 1):
         training = [r for r in requests if r["step"] == step and not r["extra"].get("validate")]
         assert 32 == len(training)
