@@ -228,3 +228,21 @@ def test_bars_stay_inside_the_request(width):
     assert [whole // 2 - 1 <= count <= whole // 2 + 1 for count in blocks].count(True) == 2
     ends = [len(line) for line in lines if line.rstrip().endswith(("█", "▕", "▐"))]
     assert len(set(ends)) <= 2
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_the_list_fits_the_terminal(width, capsys):
+    """Columns that do not fit are named, those that identify a request stay; a pipe gets all."""
+    assert 0 == run(SMALL, "--slowest", 5)
+    whole = capsys.readouterr().out
+    assert 0 == run(SMALL, "--slowest", 5, "--width", width)
+    printed = capsys.readouterr().out
+
+    head = next(line for line in printed.splitlines() if line.startswith("request "))
+    assert max(map(len, printed.splitlines())) <= width
+    assert head.split()[:3] == ["request", "worker", "step"]
+    assert "time" in head.split()
+    names = next(line for line in whole.splitlines() if line.startswith("request ")).split()
+    missing = [name for name in names if name not in head.split()]
+    assert missing or width >= len(whole.splitlines()[2])
+    assert all(name in printed.replace("\n", " ") for name in missing)

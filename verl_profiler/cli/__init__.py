@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from verl_profiler.cli.options import did_you_mean
 from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError
 
@@ -55,13 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except ReadingError as error:
-        # The output itself cannot be written.
+        # There is no such command, or the output itself cannot be written.
         with contextlib.suppress(OSError):
             print_error(f"verl-profiler: {error}")
         return error.exit_code
 
 
 def _run(words: Sequence[str]) -> int:
+    _check_command(words)
     args = _parser().parse_args(words)
     if args.command is None:
         _parser().print_help()
@@ -101,6 +103,16 @@ def _run(words: Sequence[str]) -> int:
         )
         return 3
     return status
+
+
+def _check_command(words: Sequence[str]) -> None:
+    name = next((word for word in words if word != "--traceback"), "")
+    if name and not name.startswith("-") and name not in COMMANDS:
+        raise ReadingError(
+            f"there is no command {name!r}{did_you_mean(name, COMMANDS)}\n"
+            f"Commands: {', '.join(COMMANDS)}",
+            "no-such-command",
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run", "side"]
 
+# In the head of every page: page/diff.html.
+_MARK = b'<meta name="generator" content="verl-profiler diff">'
+
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 # What is compared unless conditions ask for more, by what is over or in the steps.  Every further
@@ -119,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     conditions = [condition(text) for text in args.fail_if]
     target = None
     if args.html is not None:
-        target = target_of([args.b.path], args.html, "diff.html", force=args.force)
+        target = target_of([args.b.path], args.html, "diff.html", force=args.force, mark=_MARK)
     a, b = (_read(each, args.warmup, cache=not args.no_cache) for each in (args.a, args.b))
     alone = _only_in_one(a.rows, b.rows)
     _fill(a, b)

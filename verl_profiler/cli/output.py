@@ -30,14 +30,24 @@ __all__ = [
 
 # A spreadsheet takes a cell that begins like this for a formula, also in its full width form.
 _FORMULA = re.compile(r"[=+\-@＝＋－＠]")
+_HEAD_BYTES = 2048
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def target_of(runs: Sequence[Path], out: Path | None, name: str, *, force: bool) -> Path:
+def target_of(
+    runs: Sequence[Path], out: Path | None, name: str, *, force: bool, mark: bytes | None = None
+) -> Path:
     """Return the file to write: `out`, or `name` in or beside the first run.
 
+    Args:
+        runs: The runs as given.
+        out: A file, or a folder for `name`.
+        name: The file's default name.
+        force: Replace whatever regular file is there.
+        mark: What the first bytes of this command's own output hold; such a file is replaced.
+
     Raises:
-        ReadingError: It exists, and `force` is False.
+        ReadingError: It exists, is not this command's own, and `force` is False.
     """
     first = runs[0]
     if out is not None:
@@ -47,17 +57,19 @@ def target_of(runs: Sequence[Path], out: Path | None, name: str, *, force: bool)
     else:
         # An archive or a single file: beside it.
         target = first.with_name(f"{first.name.split('.')[0]}-{name}")
-    refuse_overwriting(target, force=force)
+    refuse_overwriting(target, force=force, mark=mark)
     return target
 
 
-def refuse_overwriting(target: Path, *, force: bool) -> None:
-    """Refuse a file that exists, also a link to none.
+def refuse_overwriting(target: Path, *, force: bool, mark: bytes | None = None) -> None:
+    """Refuse a file that exists, also a link to none, unless its first bytes hold `mark`.
 
     Raises:
         ReadingError: It exists, and `force` is False; or it is no regular file, such as a device.
     """
     if not os.path.lexists(target):
+        return
+    if mark is not None and _begins_with(target, mark):
         return
     if not force:
         raise ReadingError(
@@ -69,6 +81,16 @@ def refuse_overwriting(target: Path, *, force: bool) -> None:
             f"{target} is no regular file and cannot be replaced.\nName another file with --out",
             "cannot-write",
         )
+
+
+def _begins_with(target: Path, mark: bytes) -> bool:
+    from verl_profiler.events.files import open_regular
+
+    try:
+        with open_regular(target) as file:
+            return mark in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
 
 
 def write_whole(target: Path, text: Iterable[str]) -> None:
@@ -92,7 +114,9 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
         ReadingError: It cannot be written; what was there before is unchanged.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            print(visible(f"Created the folder {target.parent}"), file=sys.stderr)
         part = target.with_name(f".{target.stem[:80]}-{secrets.token_hex(6)}{target.suffix[:20]}")
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:

@@ -166,6 +166,7 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
     except KeyboardInterrupt:
         clock.say("interrupted; ending the trainer and what it started")
         children.interrupt(INTERRUPT_GRACE_S)
+        clock.say(f"console log and events so far: {_short(Path(file.name).parent)}")
         raise
     finally:
         children.end()

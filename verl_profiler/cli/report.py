@@ -4,7 +4,8 @@
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
     verl-profiler report logs/my-run --log verl_demo.log
 
-The file holds everything that it shows; nothing is fetched when it is opened.
+The file holds everything that it shows; nothing is fetched when it is opened.  A report that this
+command wrote is replaced; any other file is not, unless --force is given.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run", "write_report"]
 
 _TURN_S = 1e-4
+# In the head of every report: page/report.html.
+_MARK = b'<meta name="generator" content="verl-profiler report">'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +104,7 @@ def _write(
     from verl_profiler.views.report_page import page
     from verl_profiler.views.sections import document
 
-    target = target_of(runs, out, "report.html", force=force)
+    target = target_of(runs, out, "report.html", force=force, mark=_MARK)
     log = _logged(logs, runs)
     with _quick_rows(), load(runs, cache=cache) as opened:
         check_steps(opened, steps)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import (
@@ -44,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--validate", action="store_true", help="list validation instead of training"
     )
     parser.add_argument("--request", metavar="ID", help="show this request's turns and calls")
-    parser.add_argument("--width", type=int, help="columns to use (default: the terminal's)")
+    parser.add_argument(
+        "--width", type=int, help="columns to use (default: the terminal's; no limit in a pipe)"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     add_cache(parser)
 
@@ -89,7 +92,8 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
         content = {"format": 1, "runs": opened.labels, **counts, "requests": rows}
         print_json(content)
     elif rows:
-        print(request_table(shown(rows), counts, several=len(opened.labels) > 1))
+        width = args.width or (_terminal_width() if sys.stdout.isatty() else None)
+        print(request_table(shown(rows), counts, several=len(opened.labels) > 1, width=width))
     if not rows:
         kind = "validation" if args.validate else "training"
         print_error(f"nothing to report: no {kind} request is there")

@@ -1,11 +1,12 @@
 """Plot the timers in console logs of verl, and summarize them.
 
     verl-profiler timing verl_demo.log
+    verl-profiler timing logs/my-run
     verl-profiler timing first.log.gz resumed.log --output-dir figures
     zcat old.log.gz | verl-profiler timing - --json
     verl-profiler timing logs/my-run/console.log --run logs/my-run
 
-Takes logs of verl 0.3 to 0.9; several are read as one in the order given.  Writes five pictures to
+Takes logs of verl 0.3 to 0.9, or a run directory that holds its console.log; several are read as one in the order given.  Writes five pictures to
 the folder plot beside the log.  Pictures that it wrote of the same log are replaced, so that it
 can be run again while the log grows; other files are not, unless --force is given.
 """
@@ -24,6 +25,7 @@ from verl_profiler.cli.options import add_steps
 from verl_profiler.cli.output import csv_text, json_text, refuse_overwriting, replacing, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         nargs="+",
         type=Path,
-        help="console log, also compressed with gzip; - for standard input",
+        help="console log, also compressed with gzip; - for standard input; or a run directory "
+        f"with its {CONSOLE}",
     )
     parser.add_argument(
         "--output-dir",
@@ -80,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.reading.formats.console_steps import logged_runs
 
     problems: list[str] = []
+    args.logs = [_log_of(path) for path in args.logs]
     runs = logged_runs(args.logs, problems, separate=args.separate)
     if args.steps is not None:
         runs = _chosen(runs, args.steps)
@@ -214,6 +218,20 @@ def _carries(path: Path, mark: str | None) -> bool:
         return False
     with path.open("rb") as file:
         return f"Description\0{mark}".encode("latin-1", "replace") in file.read(_HEAD_BYTES)
+
+
+def _log_of(path: Path) -> Path:
+    """Return the console log of a run directory; any other path as it is."""
+    if not path.is_dir():
+        return path
+    log = path / CONSOLE
+    if not log.is_file():
+        raise ReadingError(
+            f"{path} is a directory without a {CONSOLE}.\n"
+            "Name the file that verl's output was written to",
+            "no-console-log",
+        )
+    return log
 
 
 def _give(text: str, out: Path | None, *, force: bool) -> None:

@@ -4,17 +4,22 @@
     verl-profiler watch logs/my-run --once
 
 Reads what is added to the run's files, each byte once, and writes nothing.  Works over ssh and on 80
-columns by 24 lines; Ctrl-C ends it and leaves the run alone.  --once prints one screen, also of a
+columns by 24 lines; q or Ctrl-C ends it and leaves the run alone.  --once prints one screen, also of a
 run that has ended, and so does output that is no terminal.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import select
 import shutil
 import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         return 0 if live.steps else 1
     try:
         control(_HIDE_CURSOR + _CLEAR)
-        _follow(followed, live, args.interval)
+        with _keys() as quits:
+            _follow(followed, live, args.interval, quits)
     except KeyboardInterrupt:
         pass
     finally:
@@ -83,7 +89,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(followed: Run, live: Live, interval_s: float) -> None:
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Give a function that waits some seconds and returns True at once when q is pressed."""
+    if not sys.stdin.isatty():
+
+        def sleep(seconds: float) -> bool:
+            time.sleep(seconds)
+            return False
+
+        yield sleep
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def pressed(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while select.select([keyboard], [], [], max(until - time.monotonic(), 0))[0]:
+            typed = os.read(keyboard, 64)
+            if not typed or b"q" in typed:
+                return True
+        return False
+
+    try:
+        # Keys arrive one by one and are not echoed; Ctrl-C stays a signal.
+        tty.setcbreak(keyboard)
+        yield pressed
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _follow(followed: Run, live: Live, interval_s: float, quits: Callable[[float], bool]) -> None:
     headers, read_s = followed.headers(), time.monotonic()
     while True:
         _read(followed, live)
@@ -91,8 +127,8 @@ def _follow(followed: Run, live: Live, interval_s: float) -> None:
             headers, read_s = followed.headers(), time.monotonic()
         lines = _lines(followed, live, headers)
         control(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
-        if not followed.behind_bytes:
-            time.sleep(interval_s)
+        if quits(0.0 if followed.behind_bytes else interval_s):
+            return
 
 
 def _read(followed: Run, live: Live) -> None:

@@ -144,7 +144,7 @@ class Live:
             self._worker(name, step, line, begin_s, end_s)
 
     def rate_window(self, now_s: float) -> tuple[float, float]:
-        """Return generated tokens and requests per second over the last `RATE_S` seconds."""
+        """Return generated tokens and requests of training per second over the last `RATE_S` seconds."""
         for ended in (self.rates, self.finished):
             while ended and _time_of(ended[0]) < now_s - RATE_S:
                 ended.popleft()
@@ -203,8 +203,8 @@ class Live:
         elif line.event == "request":
             self.asked.pop(key, None)
             self._by_id.pop((name, step.number, _word(request_id)), None)
-            self.finished.append(end_s)
             if not validate:
+                self.finished.append(end_s)
                 step.failed += "status" in extra
                 step.seconds.append(end_s - begin_s)
                 step.ends.append(end_s)
@@ -212,7 +212,7 @@ class Live:
             tool = step.tools.setdefault(_word(extra.get("tool", "?")), Tool())
             tool.seconds.append(end_s - begin_s)
             tool.failed += "status" in extra
-        elif line.event == "engine_call":
+        elif line.event == "engine_call" and not validate:
             tokens = _count(extra.get("response_tokens"))
             if tokens is not None:
                 self.rates.append((end_s, tokens))

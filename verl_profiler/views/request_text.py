@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,13 +46,16 @@ _INSIDE = {
 _ELSEWHERE = 4
 
 
-def request_table(rows: Rows, counts: Mapping[str, int], *, several: bool = False) -> str:
-    """Lay the slowest requests out, slowest first, each part in a column.
+def request_table(
+    rows: Rows, counts: Mapping[str, int], *, several: bool = False, width: int | None = None
+) -> str:
+    """Lay the slowest requests out, slowest first, each component in a column.
 
     Args:
         rows: Of `request_breakdown`.
         counts: `finished` and `unfinished` requests of the selection.
-        several: Say which run each is of.
+        several: Add a column with the run.
+        width: Columns of the terminal; what does not fit is left out, and named below the table.
     """
     parts = [part for part in _PARTS if any(row[f"{part}_s"] for row in rows)]
     divided = any(row["queue_s"] is not None for row in rows)
@@ -63,7 +67,7 @@ def request_table(rows: Rows, counts: Mapping[str, int], *, several: bool = Fals
             *head,
             *(_SHORT.get(part, part) for part in parts),
             *inner,
-            "reward",
+            "score",
             "status",
         ]
     ]
@@ -84,21 +88,55 @@ def request_table(rows: Rows, counts: Mapping[str, int], *, several: bool = Fals
         ]
         for row in rows
     ]
-    last = len(lines[0]) - 1
-    left = (0, 1, 2, last) if several else (0, 1, last)
-    table = align(lines, left=left, indent="")
+    table, left_out = _fitting(lines, parts, inner, rows, width)
     finished, unfinished = counts["finished"], counts["unfinished"]
     about = f"The {len(rows)} slowest of {finished + unfinished:,} requests"
     if unfinished:
         about += f"; {unfinished:,} never finished, they come last"
     notes = ["--request ID shows one of them in full."]
-    if divided:
+    if left_out:
+        notes.insert(
+            0, f"Left out to fit {width} columns: {', '.join(left_out)} (--width, --json)."
+        )
+    if divided and not set(inner) <= set(left_out):
         notes.insert(0, "queue, prefill and decode are parts of engine.")
     if any(row["overlap_s"] for row in rows):
         notes.insert(
             0, "Parts of some add up to more than the time: they made calls at the same time."
         )
-    return "\n".join([about + ".", "", table, "", " ".join(notes)])
+    wrapped = textwrap.wrap(" ".join(notes), width or 10_000)
+    return "\n".join([about + ".", "", table, "", *wrapped])
+
+
+def _fitting(
+    lines: list[list[str]],
+    parts: Sequence[str],
+    inner: Sequence[str],
+    rows: Rows,
+    width: int | None,
+) -> tuple[str, list[str]]:
+    """Return the table without the columns that do not fit, and their names.
+
+    The engine's stages go first, then the components that take least, then counts.
+    """
+    totals = {_SHORT.get(part, part): sum(row[f"{part}_s"] or 0 for row in rows) for part in parts}
+    least = sorted(totals, key=lambda name: totals[name])
+    order = [*reversed(inner), *least[:-1], "score", "tools", "tokens", "turns", "run", "status"]
+    left_out: list[str] = []
+    if not any(line[-1] for line in lines[1:]):
+        lines = [line[:-1] for line in lines]
+    while True:
+        kept = [place for place, name in enumerate(lines[0]) if name not in left_out]
+        shown = [[line[place] for place in kept] for line in lines]
+        left = [
+            i for i, name in enumerate(shown[0]) if name in ("run", "request", "worker", "status")
+        ]
+        table = align(shown, left=tuple(left), indent="")
+        droppable = [name for name in order if name in shown[0]]
+        widest = max(map(len, table.splitlines()))
+        if width is None or widest <= width or not droppable:
+            return table, left_out
+        left_out.append(droppable[0])
 
 
 def request_lines(request: Mapping[str, Any], timeline: Rows, *, width: int = 110) -> str:
