@@ -25,6 +25,7 @@ COMMANDS = (
     "summary",
     "why",
     "report",
+    "open",
     "requests",
     "plot",
     "diff",

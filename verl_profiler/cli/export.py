@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import replacing, target_of
@@ -23,7 +24,10 @@ from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
 
-__all__ = ["add_arguments", "run"]
+if TYPE_CHECKING:
+    from verl_profiler.analysis import Steps
+
+__all__ = ["add_arguments", "run", "write_timeline"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,30 +61,67 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
+    name = "timeline.json" if args.chrome_json else "timeline.pftrace"
+    target = target_of(args.runs, args.out, name, force=args.force)
+    if not write_timeline(
+        args.runs,
+        target,
+        args.steps,
+        merge=args.merge,
+        chrome_json=args.chrome_json,
+        cache=not args.no_cache,
+    ):
+        return 1
+    print(visible(f"Wrote {target}"))
+    if not args.chrome_json:
+        print("Open it in https://ui.perfetto.dev, or with: verl-profiler open --perfetto RUN")
+    return 0
+
+
+def write_timeline(
+    runs: Sequence[Path],
+    target: Path,
+    steps: Steps,
+    *,
+    merge: Sequence[Path] = (),
+    chrome_json: bool = False,
+    cache: bool = True,
+) -> bool:
+    """Write the timeline of runs; return False when there is nothing in it.
+
+    Args:
+        runs: Runs, as the command line takes them.
+        target: The file to write; compressed if it ends in .gz.
+        steps: First and last step; all when None.
+        merge: Further traces to merge.
+        chrome_json: Chrome's JSON trace events instead of a Perfetto trace.
+        cache: Use and write the runs' table caches.
+
+    Raises:
+        ReadingError: The paths cannot be used.
+    """
     from verl_profiler.exports.chrome_trace import ChromeTrace
     from verl_profiler.exports.guest_traces import find_guests, read_guest, write_guest
     from verl_profiler.exports.perfetto import PerfettoTrace
     from verl_profiler.exports.tracks import origin_ns, write_run
     from verl_profiler.reading.reader import load
 
-    kind = ChromeTrace if args.chrome_json else PerfettoTrace
-    name = "timeline.json" if args.chrome_json else "timeline.pftrace"
-    target = target_of(args.runs, args.out, name, force=args.force)
-    guests = [read_guest(path) for path in args.merge]
-    with load(args.runs, cache=not args.no_cache) as opened:
-        check_steps(opened, args.steps)
-        first_ns = origin_ns(opened.tables, args.steps)
+    kind = ChromeTrace if chrome_json else PerfettoTrace
+    guests = [read_guest(path) for path in merge]
+    with load(list(runs), cache=cache) as opened:
+        check_steps(opened, steps)
+        first_ns = origin_ns(opened.tables, steps)
         if not first_ns:
             print_error("nothing to export:", *opened.problems)
-            return 1
-        for path in (path for each in args.runs for path in find_guests(each)):
+            return False
+        for path in (path for each in runs for path in find_guests(each)):
             try:
                 guests.append(read_guest(path, found=True))
             except ReadingError as error:
                 print_error(f"not merged: {error}")
         with replacing(target) as file, _packed(file, target) as stream:
             trace = kind(stream, first_ns)
-            folders = write_run(opened.tables, args.steps, trace)
+            folders = write_run(opened.tables, steps, trace)
             for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
                 if guest.left_out:
@@ -88,10 +129,7 @@ def run(args: argparse.Namespace) -> int:
                         f"{guest.title}: {guest.left_out} events cannot be right and were left out"
                     )
             trace.close()
-    print(visible(f"Wrote {target}"))
-    if not args.chrome_json:
-        print("Open it in https://ui.perfetto.dev")
-    return 0
+    return True
 
 
 def _packed(file: IO[bytes], target: Path) -> contextlib.AbstractContextManager[Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["add_arguments", "run", "write_report"]
+__all__ = ["add_arguments", "run", "write", "write_report"]
 
 _TURN_S = 1e-4
 # In the head of every report: page/report.html.
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    written = _write(
+    written = write(
         args.runs,
         args.out,
         args.steps,
@@ -85,13 +85,13 @@ def write_report(run_dir: Path, out: Path | None = None, force: bool = False) ->
     Raises:
         ReadingError: There is nothing to report, or the file cannot be written.
     """
-    written = _write([run_dir], out, None, force=force, cache=True)
+    written = write([run_dir], out, None, force=force, cache=True)
     if written is None:
         raise ReadingError(f"{run_dir} has no events to report", "no-events")
     return written
 
 
-def _write(
+def write(
     runs: Sequence[Path],
     out: Path | None,
     steps: Steps,
@@ -100,6 +100,11 @@ def _write(
     cache: bool,
     logs: Sequence[Path] = (),
 ) -> Path | None:
+    """Write the report of runs; return where it is, or None when there is nothing to report.
+
+    Raises:
+        ReadingError: The paths cannot be used, or another file is in the way.
+    """
     from verl_profiler.reading.reader import load
     from verl_profiler.views.report_page import page
     from verl_profiler.views.sections import document
