@@ -8,7 +8,7 @@ the machine does otherwise meanwhile falls on all of them.  Runs that are there 
 again, so the script may be ended and started again.  --table runs nothing.
 
 The measured seconds are taken from the event files by this script alone: the mean of the steps' lengths
-(or of the part named), without the first step.  Predicted is what `verl-profiler why RUN --json` prints
+(or of the part named: PARTS), without the first step.  Predicted is what `verl-profiler why RUN --json` prints
 of each run of the setting *before*, with its interval.  `held` counts the intervals that hold the
 measured mean.  Base runs against each other show what a difference is worth.
 """
@@ -63,9 +63,16 @@ COMPARISONS = {
     "limit_away": Comparison("limit", "base", "no_queue", "rollout"),
     "limit_halved": Comparison("base", "limit", "half_the_slots", "rollout"),
     "routing": Comparison("uneven", "fewest", "even_replicas", "rollout"),
-    "late_rank": Comparison("one_late_rank", "two_late_ranks", "even_ranks"),
-    "weight_sync": Comparison("slow_sync", "half_sync", "weights_twice_as_fast"),
+    "late_rank": Comparison("one_late_rank", "two_late_ranks", "even_ranks", "ranks' phases"),
+    "weight_sync": Comparison("slow_sync", "half_sync", "weights_twice_as_fast", "weight sync"),
     "tools": Comparison("slow_tools", "half_tools", "tools_twice_as_fast", "rollout"),
+}
+
+
+# The trainer's phases that make up a part of the step.
+PARTS = {
+    "weight sync": ("update_weights",),
+    "ranks' phases": ("old_log_prob", "ref", "update_actor"),
 }
 
 
@@ -73,20 +80,25 @@ def lines_of(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a run."""
     for path in sorted(run.glob("step_*/*.jsonl")):
         for line in path.read_text().splitlines():
-            yield json.loads(line)
+            yield {"role": path.stem.split("_")[0], **json.loads(line)}
 
 
 def seconds_of(run: Path, part: str) -> float:
-    """Return the mean length of the steps, or of the rollouts, without the first step.
+    """Return the mean length of the steps, or of a part of them, without the first step.
 
-    A rollout is from where `gen` begins to where the last request of its step ends.
+    A rollout is from where `gen` begins to where the last request of its step ends; the others are
+    sums of the trainer's phases.
     """
+    phases = PARTS.get(part, ())
     lengths: dict[int, float] = {}
     begins: dict[int, float] = {}
     ends: dict[int, float] = defaultdict(float)
+    sums: dict[int, float] = defaultdict(float)
     for line in lines_of(run):
         event, step, extra = line["event"], line.get("step"), line.get("extra", {})
         end_s = _unix_s(line["timestamp"])
+        if event in phases and line["role"] == "trainer":
+            sums[step] += line["duration_sec"]
         if event == "step":
             lengths[step] = line["duration_sec"]
         elif event == "gen":
@@ -95,6 +107,8 @@ def seconds_of(run: Path, part: str) -> float:
             ends[step] = max(ends[step], end_s)
     if part == "rollout":
         lengths = {step: ends[step] - begin_s for step, begin_s in begins.items() if step in ends}
+    if phases:
+        lengths = {step: sums[step] for step in lengths}
     return fmean(seconds for step, seconds in lengths.items() if step > min(lengths))
 
 
