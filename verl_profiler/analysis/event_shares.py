@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.rows_of import rows_of
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["event_shares"]

@@ -6,8 +6,7 @@ then.  What lies outside every request, or every piece of work, is not counted.
 
 from __future__ import annotations
 
-from verl_profiler.analysis.rows_of import rows_of
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.tables import Tables
 

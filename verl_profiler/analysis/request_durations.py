@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_profiler.analysis.rows_of import rows_of
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, rows_of
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["PERCENTILES", "request_duration_cdf", "request_percentiles"]

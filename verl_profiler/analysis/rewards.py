@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.rows_of import rows_of
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 

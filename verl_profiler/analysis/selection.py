@@ -1,4 +1,4 @@
-"""Which steps an analysis covers."""
+"""Which steps and rows an analysis covers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Rows", "Steps", "after_warm_up", "in_steps", "warm_up"]
+__all__ = ["Rows", "Steps", "after_warm_up", "in_steps", "rows_of", "warm_up"]
 
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
@@ -44,3 +44,27 @@ def after_warm_up(tables: Tables, steps: Steps = None) -> Steps:
         )
     ]
     return (finished[1], finished[-1]) if warm_up(finished, steps) else steps
+
+
+def rows_of(
+    steps: Steps = None,
+    *,
+    worker: int | None = None,
+    validate: bool | None = None,
+    table: str = "",
+) -> str:
+    """Return the SQL condition for a selection.
+
+    Args:
+        steps: First and last step; None for all.
+        worker: The rank of an agent-loop worker (`worker_<rank>`, restarted ones too); None for all.
+        validate: True for validation alone, False for training alone, None for both.
+        table: The alias of the table, where the query has several.
+    """
+    prefix = f"{table}." if table else ""
+    conditions = [in_steps(steps, f"{prefix}step")]
+    if worker is not None:
+        conditions.append(f"regexp_full_match({prefix}name, 'worker_{int(worker)}(-\\d+)?')")
+    if validate is not None:
+        conditions.append(f"{prefix}validate = {bool(validate)}")
+    return " AND ".join(conditions)

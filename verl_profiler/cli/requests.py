@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(opened: Run, args: argparse.Namespace) -> int:
     from verl_profiler.analysis.request_breakdown import request_breakdown
-    from verl_profiler.analysis.rows_of import rows_of
+    from verl_profiler.analysis.selection import rows_of
     from verl_profiler.views.request_text import request_table
 
     rows = request_breakdown(
