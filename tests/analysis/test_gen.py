@@ -6,8 +6,7 @@ import pytest
 
 from verl_profiler.analysis.captures import gpu_idle
 from verl_profiler.analysis.compare.step_metrics import step_metrics
-from verl_profiler.analysis.step_durations import step_durations
-from verl_profiler.analysis.steps import step_phases, step_times
+from verl_profiler.analysis.steps import step_durations, step_phases, step_times
 from verl_profiler.live.follow import Line
 from verl_profiler.live.state import Live
 from verl_profiler.reading.tables.tables import Tables

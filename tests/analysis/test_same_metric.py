@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from verl_profiler.__main__ import main
-from verl_profiler.analysis.step_durations import step_durations
+from verl_profiler.analysis.steps import step_durations
 from verl_profiler.analysis.token_rates import token_rates
 from verl_profiler.live.follow import Line
 from verl_profiler.live.state import RATE_S, Live

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis.step_durations import step_durations, step_trend
+from verl_profiler.analysis.steps import step_durations, step_trend
 
 
 def step(span, number, begin, *, gen=4.0, training=3.0, weights=1.0, rest=0.5):

@@ -1,6 +1,6 @@
 """Validation, apart from training."""
 
-from verl_profiler.analysis.validation_times import validation_times
+from verl_profiler.analysis.steps import validation_times
 
 
 def test_a_validation_by_its_requests_and_timer(tables, conversation, span):

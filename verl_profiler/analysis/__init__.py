@@ -39,8 +39,14 @@ from verl_profiler.analysis.requests import (
 from verl_profiler.analysis.rewards import reward_times, rewards
 from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
-from verl_profiler.analysis.step_durations import step_durations, step_trend
-from verl_profiler.analysis.steps import step_phases, step_tail, step_times
+from verl_profiler.analysis.steps import (
+    step_durations,
+    step_phases,
+    step_tail,
+    step_times,
+    step_trend,
+    validation_times,
+)
 from verl_profiler.analysis.token_rates import replica_token_rates, request_token_rates, token_rates
 from verl_profiler.analysis.tool_latencies import tool_latencies
 from verl_profiler.analysis.tools import tool_times
@@ -54,7 +60,6 @@ from verl_profiler.analysis.tq_wall import tq_wall
 from verl_profiler.analysis.transfer_rates import transfer_rates
 from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.analysis.turns import step_turn_times, turn_times
-from verl_profiler.analysis.validation_times import validation_times
 from verl_profiler.analysis.weights import weight_sync
 from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
 from verl_profiler.analysis.workers import rank_balance, rollout_balance

@@ -6,8 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.step_durations import step_durations, step_trend
-from verl_profiler.analysis.validation_times import validation_times
+from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
 from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import (
     end_labels,
