@@ -1,6 +1,6 @@
 """The breakdown: really the slowest, in parts that are never made up."""
 
-from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
+from verl_profiler.analysis.requests import request_breakdown, request_timeline
 
 
 def served(span, request_id, turn, begin, *, name="engine_0", step=1, times=(0.5, 0.5, 1.0)):

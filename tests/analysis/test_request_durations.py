@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from verl_profiler.analysis.request_durations import request_duration_cdf, request_percentiles
+from verl_profiler.analysis.requests import request_duration_cdf, request_percentiles
 from verl_profiler.reading.tables.tables import Tables
 
 

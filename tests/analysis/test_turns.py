@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis.turns import turn_times
+from verl_profiler.analysis.requests import turn_times
 
 
 def test_turns_by_index(tables, conversation):

@@ -28,12 +28,16 @@ from verl_profiler.analysis.memory_saver import (
     release_effects,
     sleep_times,
 )
-from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
-from verl_profiler.analysis.request_durations import request_duration_cdf, request_percentiles
 from verl_profiler.analysis.requests import (
+    request_breakdown,
+    request_duration_cdf,
     request_parts,
+    request_percentiles,
+    request_timeline,
     request_times,
     slowest_requests,
+    step_turn_times,
+    turn_times,
     turns_per_request,
 )
 from verl_profiler.analysis.rewards import reward_times, rewards
@@ -59,7 +63,6 @@ from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_trace
 from verl_profiler.analysis.tq_wall import tq_wall
 from verl_profiler.analysis.transfer_rates import transfer_rates
 from verl_profiler.analysis.transfers import transfer_totals
-from verl_profiler.analysis.turns import step_turn_times, turn_times
 from verl_profiler.analysis.weights import weight_sync
 from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
 from verl_profiler.analysis.workers import rank_balance, rollout_balance

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(opened: Run, args: argparse.Namespace) -> int:
-    from verl_profiler.analysis.request_breakdown import request_breakdown
+    from verl_profiler.analysis.requests import request_breakdown
     from verl_profiler.analysis.selection import rows_of
     from verl_profiler.views.request_text import request_table
 
@@ -102,7 +102,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
 
 
 def _one(opened: Run, args: argparse.Namespace) -> int:
-    from verl_profiler.analysis.request_breakdown import request_breakdown, request_timeline
+    from verl_profiler.analysis.requests import request_breakdown, request_timeline
     from verl_profiler.views.request_text import request_lines
 
     found = request_breakdown(

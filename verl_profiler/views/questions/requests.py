@@ -8,8 +8,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from verl_profiler.analysis.request_breakdown import request_breakdown
-from verl_profiler.analysis.request_durations import request_duration_cdf, request_percentiles
+from verl_profiler.analysis.requests import (
+    request_breakdown,
+    request_duration_cdf,
+    request_percentiles,
+)
 from verl_profiler.analysis.selection import Rows, rows_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS

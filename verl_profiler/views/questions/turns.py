@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
 
-from verl_profiler.analysis.requests import turns_per_request
+from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.turns import turn_times
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.render.figure import (
