@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
+from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.reading.tables.tables import Tables
 
 

@@ -41,7 +41,7 @@ from verl_profiler.analysis.requests import (
     turns_per_request,
 )
 from verl_profiler.analysis.rewards import reward_times, rewards
-from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
+from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.steps import (
     step_durations,

@@ -17,7 +17,7 @@ from typing import Any
 from verl_profiler import analysis
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.requests import request_percentiles, step_turn_times
-from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
+from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.rollout_tail import requests_in_flight, rollout_tail
+from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.render.figure import (
     SEQUENCE,

@@ -1,4 +1,4 @@
-"""How many requests were under way at each moment of a rollout, and how long its tail was."""
+"""How many requests were in flight during a rollout, and how long its tail was."""
 
 from __future__ import annotations
 
