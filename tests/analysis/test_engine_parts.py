@@ -1,6 +1,6 @@
 """Engine parts: what the engine reports, what it does not, and what is not the engine."""
 
-from verl_profiler.analysis.engine_parts import engine_parts
+from verl_profiler.analysis.engine import engine_parts
 from verl_profiler.reading.tables.tables import Tables
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from verl_profiler.__main__ import main
+from verl_profiler.analysis.engine import token_rates
 from verl_profiler.analysis.steps import step_durations
-from verl_profiler.analysis.token_rates import token_rates
 from verl_profiler.live.follow import Line
 from verl_profiler.live.state import RATE_S, Live
 from verl_profiler.reading.reader import load

@@ -1,6 +1,6 @@
 """Tokens and tokens per second."""
 
-from verl_profiler.analysis.token_rates import (
+from verl_profiler.analysis.engine import (
     replica_token_rates,
     request_token_rates,
     token_rates,

@@ -10,8 +10,14 @@ from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels,
 from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.cost import profiler_cost
-from verl_profiler.analysis.engine_parts import engine_parts
-from verl_profiler.analysis.engines import engine_times, replica_balance
+from verl_profiler.analysis.engine import (
+    engine_parts,
+    engine_times,
+    replica_balance,
+    replica_token_rates,
+    request_token_rates,
+    token_rates,
+)
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags
 from verl_profiler.analysis.event_shares import event_shares
 from verl_profiler.analysis.exclusive_times import exclusive_times
@@ -51,7 +57,6 @@ from verl_profiler.analysis.steps import (
     step_trend,
     validation_times,
 )
-from verl_profiler.analysis.token_rates import replica_token_rates, request_token_rates, token_rates
 from verl_profiler.analysis.tool_latencies import tool_latencies
 from verl_profiler.analysis.tools import tool_times
 from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.engine_parts import engine_parts
-from verl_profiler.analysis.token_rates import (
+from verl_profiler.analysis.engine import (
+    engine_parts,
     replica_token_rates,
     request_token_rates,
     token_rates,

@@ -1,0 +1,190 @@
+"""What generate calls consist of, and how fast they returned tokens."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
+from verl_profiler.reading.quantiles import quantiles
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = [
+    "engine_parts",
+    "engine_times",
+    "replica_balance",
+    "replica_token_rates",
+    "request_token_rates",
+    "token_rates",
+]
+
+_TOKENS = "prompt_tokens, generated_tokens, cached_tokens"
+_PARTS = f"""calls, served, total_us / 1e6 AS total_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s,
+    max_us / 1e6 AS max_s, queue_us / 1e6 AS queue_s, prefill_us / 1e6 AS prefill_s,
+    decode_us / 1e6 AS decode_s, outside_us / 1e6 AS outside_s, {_TOKENS},
+    generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s"""
+_RATES = f"""calls, {_TOKENS}, busy_s, generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s,
+    timed_tokens / nullif(total_us / 1e6, 0) AS call_tokens_per_s"""
+
+
+def _calls(group: str, where: str) -> str:
+    """Return the SQL of generate calls, summed up by `group`, for `_PARTS` and `_RATES`.
+
+    Args:
+        group: Columns, `place` among them or not: the engine's process, else the server's address.
+        where: Which calls.
+    """
+    return f"""(
+        SELECT {group}, count(*) AS calls, count(engine_duration_us) AS served,
+            sum(duration_us) AS total_us, {quantiles("duration_us", 0.5, 0.95)} AS q,
+            max(duration_us) AS max_us, sum(queue_us) AS queue_us, sum(prefill_us) AS prefill_us,
+            sum(decode_us) AS decode_us, sum(outside_us) AS outside_us,
+            try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
+            try_cast(sum(response_tokens) AS BIGINT) AS generated_tokens,
+            try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
+            sum(greatest(end_us - greatest(begin_us, covered_us), 0)) / 1e6 AS busy_s,
+            sum(response_tokens) FILTER (duration_us IS NOT NULL) AS timed_tokens
+        FROM (
+            SELECT *, coalesce(max(end_us) OVER (
+                PARTITION BY {group} ORDER BY begin_us, end_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) AS covered_us
+            FROM (
+                SELECT *, coalesce(engine_name, server, '(not recorded)') AS place FROM engine_calls
+            ) WHERE {where}
+        ) GROUP BY {group}
+    )"""
+
+
+def engine_times(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize generate calls by step.
+
+    Returns:
+        One row per run, step and validate: calls, served (calls whose engine was recorded too),
+        total_s, p50_s, p95_s, max_s; queue_s, prefill_s and decode_s (sums that the engine
+        reports, None when it does not), outside_s (call time outside the engine); prompt_tokens,
+        generated_tokens, cached_tokens, engine_tokens_per_s (by the time in which at least one
+        call was under way).
+    """
+    keys = "run, step, validate"
+    return tables.rows(
+        f"SELECT {keys}, {_PARTS} FROM {_calls(keys, in_steps(steps))} ORDER BY {keys}"
+    )
+
+
+def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
+    """Compare the replicas: as `engine_times`, for training, by `server`, most time first."""
+    calls = _calls("run, step, place", f"NOT validate AND {in_steps(steps)}")
+    return tables.rows(
+        f"SELECT run, step, nullif(place, '(not recorded)') AS server, {_PARTS} FROM {calls} "
+        "ORDER BY run, step, total_s DESC, server"
+    )
+
+
+def engine_parts(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Cut the time of engine calls, as agent loops see it, into parts that add up to it.
+
+    An engine server knows neither the step nor whether a request is of validation; both are
+    those of the agent loop's call.
+
+    Returns:
+        One row per run, step and part, in this order: `queue`, `prefill` and `decode` (as the
+        engine reports them), `engine` (inside the engine, but not reported in parts), `outside`
+        (the call's time outside the engine: transport, load balancing, waiting for the event
+        loop), `unseen` (calls whose engine was not recorded).  calls, total_s, share (of the time
+        of all calls), mean_s, p50_s, p95_s, p99_s, max_s.  Parts that nobody recorded have no row.
+    """
+    return tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT *, engine_duration_us IS NOT NULL AS served,
+                coalesce(queue_us, 0) + coalesce(prefill_us, 0) + coalesce(decode_us, 0) AS known_us
+            FROM engine_calls
+            WHERE duration_us IS NOT NULL AND {rows_of(steps, worker=worker, validate=validate)}
+        ), parts AS (
+            SELECT run, step, 1 AS place, 'queue' AS part, queue_us AS us FROM calls WHERE served
+            UNION ALL SELECT run, step, 2, 'prefill', prefill_us FROM calls WHERE served
+            UNION ALL SELECT run, step, 3, 'decode', decode_us FROM calls WHERE served
+            UNION ALL SELECT run, step, 4, 'engine', engine_duration_us - known_us
+                FROM calls WHERE served
+            UNION ALL SELECT run, step, 5, 'outside', duration_us - engine_duration_us
+                FROM calls WHERE served
+            UNION ALL SELECT run, step, 6, 'unseen', duration_us FROM calls WHERE NOT served
+        ), summed AS (
+            SELECT run, step, place, part, count(*) AS calls, sum(us) AS total_us,
+                avg(us) AS mean_us, {quantiles("us", 0.5, 0.95, 0.99)} AS q, max(us) AS max_us
+            FROM parts WHERE us IS NOT NULL
+            GROUP BY run, step, place, part HAVING count(*) FILTER (us <> 0) > 0
+        )
+        SELECT run, step, part, calls, total_us / 1e6 AS total_s,
+            total_us / nullif(sum(total_us) OVER (PARTITION BY run, step), 0) AS share,
+            mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, q[3] / 1e6 AS p99_s,
+            max_us / 1e6 AS max_s
+        FROM summed ORDER BY run, step, place
+        """
+    )
+
+
+def token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
+    """Count the tokens of each step, as generate calls report them.
+
+    A conversation's tokens are prompt tokens again in every later turn of it.
+
+    Returns:
+        One row per run and step: calls, prompt_tokens, generated_tokens, cached_tokens (prompt
+        tokens that the engine had already; None where it does not say), busy_s (time in which at
+        least one call was under way), engine_tokens_per_s (by busy_s, all replicas),
+        call_tokens_per_s (by the time of calls), generated_tokens_per_s (of finished requests, by
+        the length of the whole step; None for validation and unfinished steps).
+    """
+    whole = "NULL::DOUBLE" if validate else "generated_tokens_per_s"
+    return tables.rows(
+        f"""
+        SELECT c.run, c.step, {_RATES}, {whole} AS generated_tokens_per_s
+        FROM {_calls("run, step", rows_of(steps, validate=validate))} AS c
+        LEFT JOIN (
+            SELECT run, step, generated_tokens_per_s FROM steps WHERE finished AND {in_steps(steps)}
+        ) AS s ON s.run = c.run AND s.step = c.step
+        ORDER BY c.run, c.step
+        """
+    )
+
+
+def replica_token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
+    """Count the tokens of each replica, over all selected steps.
+
+    Returns:
+        One row per run and replica: replica (the engine's process, or the server's address), and
+        the columns of `token_rates` but the last.
+    """
+    calls = _calls("run, place", rows_of(steps, validate=validate))
+    return tables.rows(f"SELECT run, place AS replica, {_RATES} FROM {calls} ORDER BY run, place")
+
+
+def request_token_rates(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Summarize the tokens of finished requests.
+
+    Returns:
+        One row per run and step: requests, prompt_p50, prompt_max, generated_p50, generated_p95,
+        generated_max (tokens), rate_p5, rate_p50 and rate_p95 (generated tokens by the time in
+        engine calls, per second and request; None where engine calls were not recorded).
+    """
+    return tables.rows(
+        f"""
+        SELECT run, step, requests, prompt_p50, prompt_max, generated_q[1] AS generated_p50,
+            generated_q[2] AS generated_p95, generated_max, rates[1] AS rate_p5, rates[2] AS rate_p50,
+            rates[3] AS rate_p95
+        FROM (
+            SELECT run, step, count(*) AS requests,
+                {quantiles("prompt_tokens", 0.5)}[1] AS prompt_p50, max(prompt_tokens) AS prompt_max,
+                {quantiles("generated_tokens", 0.5, 0.95)} AS generated_q,
+                max(generated_tokens) AS generated_max,
+                {quantiles("generated_tokens * 1e6 / nullif(engine_us, 0)", 0.05, 0.5, 0.95)}
+                    AS rates
+            FROM requests
+            WHERE finished AND generated_tokens IS NOT NULL
+                AND {rows_of(steps, worker=worker, validate=validate)}
+            GROUP BY run, step
+        ) ORDER BY run, step
+        """
+    )
