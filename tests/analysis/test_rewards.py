@@ -1,6 +1,6 @@
 """Rewards, and the time after the conversation."""
 
-from verl_profiler.analysis.rewards import reward_times, rewards
+from verl_profiler.analysis.tools import reward_times, rewards
 
 
 def test_the_score_is_of_the_request_with_its_uid(tables, conversation, span):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis.tool_latencies import tool_latencies
+from verl_profiler.analysis.tools import tool_latencies
 
 
 def test_tools_by_time(tables, conversation, span):

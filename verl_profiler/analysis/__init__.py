@@ -46,7 +46,6 @@ from verl_profiler.analysis.requests import (
     turn_times,
     turns_per_request,
 )
-from verl_profiler.analysis.rewards import reward_times, rewards
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.steps import (
@@ -57,8 +56,7 @@ from verl_profiler.analysis.steps import (
     step_trend,
     validation_times,
 )
-from verl_profiler.analysis.tool_latencies import tool_latencies
-from verl_profiler.analysis.tools import tool_times
+from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
 from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions

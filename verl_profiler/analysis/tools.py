@@ -1,12 +1,12 @@
-"""How long tools took, by name."""
+"""How long tools took, what rewards came out, and how long scoring took."""
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["tool_times"]
+__all__ = ["reward_times", "rewards", "tool_latencies", "tool_times"]
 
 
 def tool_times(tables: Tables, steps: Steps = None) -> Rows:
@@ -27,5 +27,121 @@ def tool_times(tables: Tables, steps: Steps = None) -> Rows:
                 {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us
             FROM tool_calls WHERE {in_steps(steps)} GROUP BY ALL
         ) ORDER BY run, step, validate, total_us DESC, tool
+        """
+    )
+
+
+def tool_latencies(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Summarize tool calls by tool, over all selected steps.
+
+    Returns:
+        One row per run and tool, most time first: calls, failed, failed_share, errors (types and
+        counts, most frequent first), total_s, share (of the time of all tool calls),
+        requests_share (of the time of all finished requests; calls made at the same time count
+        each), mean_s, p50_s, p80_s, p95_s, p99_s, max_s, slowest_step and slowest_request_id.
+    """
+    selection = rows_of(steps, worker=worker, validate=validate)
+    return tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT *, coalesce(tool, '(no name)') AS tool_name FROM tool_calls
+            WHERE duration_us IS NOT NULL AND {selection}
+        ), wholes AS (
+            SELECT run, sum(duration_us) AS requests_us FROM requests
+            WHERE {selection} GROUP BY run
+        ), errors AS (
+            SELECT run, tool_name, string_agg(what || ' ' || times, ', '
+                ORDER BY times DESC, what) AS errors
+            FROM (
+                SELECT run, tool_name, coalesce(error, status) AS what, count(*) AS times
+                FROM calls WHERE status IS NOT NULL GROUP BY ALL
+            ) GROUP BY run, tool_name
+        ), summed AS (
+            SELECT run, tool_name, count(*) AS calls, count(*) FILTER (status IS NOT NULL) AS failed,
+                sum(duration_us) AS total_us, avg(duration_us) AS mean_us,
+                {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
+                arg_max({{'step': step, 'request_id': request_id}},
+                    (duration_us, -begin_us, request_id)) AS slowest
+            FROM calls GROUP BY run, tool_name
+        )
+        SELECT s.run, s.tool_name AS tool, calls, failed, failed / calls AS failed_share, e.errors,
+            total_us / 1e6 AS total_s,
+            total_us / nullif(sum(total_us) OVER (PARTITION BY s.run), 0) AS share,
+            total_us / nullif(requests_us, 0) AS requests_share, mean_us / 1e6 AS mean_s,
+            q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s, q[4] / 1e6 AS p99_s,
+            max_us / 1e6 AS max_s, slowest.step AS slowest_step,
+            slowest.request_id AS slowest_request_id
+        FROM summed AS s
+        LEFT JOIN errors AS e ON e.run = s.run AND e.tool_name = s.tool_name
+        LEFT JOIN wholes AS w ON w.run = s.run
+        ORDER BY s.run, total_us DESC, tool
+        """
+    )
+
+
+def rewards(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Summarize the rewards of finished requests.
+
+    Returns:
+        One row per run and step: requests, scored (requests with a reward), mean, p5, p50, p95,
+        lowest, highest.  Steps without a reward have no row.
+    """
+    return tables.rows(
+        f"""
+        SELECT run, step, requests, scored, mean, q[1] AS p5, q[2] AS p50, q[3] AS p95, lowest,
+            highest
+        FROM (
+            SELECT run, step, count(*) AS requests, count(reward) AS scored, avg(reward) AS mean,
+                {quantiles("reward", 0.05, 0.5, 0.95)} AS q, min(reward) AS lowest,
+                max(reward) AS highest
+            FROM requests WHERE finished AND {rows_of(steps, worker=worker, validate=validate)}
+            GROUP BY run, step
+        ) WHERE scored > 0 ORDER BY run, step
+        """
+    )
+
+
+def reward_times(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Summarize the time that requests spend after their conversation.
+
+    Reward workers are not told the step, nor whether a request is of validation: both are those of
+    the request with the same `uid`.
+
+    Returns:
+        One row per run, step and part: `postprocess` (without the reward), `reward` (as the
+        request waits for it), `score` (inside the reward function; part of `reward`, the rest of
+        which is waiting for a reward worker).  count, total_s, mean_s, p50_s, p95_s, p99_s, max_s,
+        requests_share (of the time of all finished requests).
+    """
+    selection = rows_of(steps, worker=worker, validate=validate)
+    return tables.rows(
+        f"""
+        WITH chosen AS (
+            SELECT run, step, uid, duration_us, postprocess_us, reward_us FROM requests
+            WHERE finished AND {selection}
+        ), origins AS (
+            SELECT DISTINCT run, step, uid FROM chosen WHERE uid IS NOT NULL
+        ), parts AS (
+            SELECT run, step, 'postprocess' AS part, postprocess_us AS us FROM chosen
+            UNION ALL SELECT run, step, 'reward', reward_us FROM chosen
+            UNION ALL SELECT o.run, o.step, 'score', coalesce(s.compute_us, s.duration_us)
+                FROM reward_scores AS s JOIN origins AS o ON o.run = s.run AND o.uid = s.uid
+        ), wholes AS (
+            SELECT run, step, sum(duration_us) AS requests_us FROM chosen GROUP BY run, step
+        ), summed AS (
+            SELECT run, step, part, count(*) AS count, sum(us) AS total_us, avg(us) AS mean_us,
+                {quantiles("us", 0.5, 0.95, 0.99)} AS q, max(us) AS max_us
+            FROM parts WHERE us IS NOT NULL GROUP BY run, step, part
+        )
+        SELECT run, step, part, count, total_us / 1e6 AS total_s, mean_us / 1e6 AS mean_s,
+            q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, q[3] / 1e6 AS p99_s, max_us / 1e6 AS max_s,
+            total_us / nullif(requests_us, 0) AS requests_share
+        FROM summed JOIN wholes USING (run, step) ORDER BY run, step, part
         """
     )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from verl_profiler.analysis.rewards import reward_times, rewards
-from verl_profiler.analysis.tool_latencies import tool_latencies
+from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import (
     SEQUENCE,
