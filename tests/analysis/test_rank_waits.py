@@ -2,8 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
-from verl_profiler.analysis.workers import rank_balance
+from verl_profiler.analysis.workers import rank_balance, worker_balance, worker_phases
 from verl_profiler.reading.tables.tables import Tables
 
 STEPS = range(1, 11)

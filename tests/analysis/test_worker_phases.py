@@ -1,6 +1,6 @@
 """Worker phases: who was last, and how long the others waited."""
 
-from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
+from verl_profiler.analysis.workers import worker_balance, worker_phases
 
 
 def rollout(span, *ends):

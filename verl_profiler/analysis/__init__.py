@@ -67,8 +67,12 @@ from verl_profiler.analysis.tq_wall import tq_wall
 from verl_profiler.analysis.transfer_rates import transfer_rates
 from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.analysis.weights import weight_sync
-from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
-from verl_profiler.analysis.workers import rank_balance, rollout_balance
+from verl_profiler.analysis.workers import (
+    rank_balance,
+    rollout_balance,
+    worker_balance,
+    worker_phases,
+)
 
 __all__ = [
     "ANALYSES",

@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.worker_phases import worker_balance, worker_phases
+from verl_profiler.analysis.workers import worker_balance, worker_phases
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import (
     bars,
