@@ -1,6 +1,6 @@
 """Event-loop lags: who is to blame, and who only waited."""
 
-from verl_profiler.analysis.loop_suspects import loop_suspects
+from verl_profiler.analysis.event_loop import loop_suspects
 
 
 def test_a_lag_in_a_trainer_worker_with_a_known_call_is_by_design(span, tables):

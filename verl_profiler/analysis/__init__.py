@@ -18,13 +18,12 @@ from verl_profiler.analysis.engine import (
     request_token_rates,
     token_rates,
 )
-from verl_profiler.analysis.event_loop import longest_lags, loop_lags
+from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
 from verl_profiler.analysis.event_shares import event_shares
 from verl_profiler.analysis.exclusive_times import exclusive_times
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import step_replays, what_if
-from verl_profiler.analysis.loop_suspects import loop_suspects
 from verl_profiler.analysis.memory import memory_peaks
 from verl_profiler.analysis.memory_over_time import memory_over_time, phase_spans
 from verl_profiler.analysis.memory_phases import memory_phases

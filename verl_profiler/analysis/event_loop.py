@@ -1,4 +1,4 @@
-"""When event loops stood still: everything that awaited in them looks slow, and is not."""
+"""When event loops stalled, which calls blocked them, and which requests waited meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["longest_lags", "loop_lags"]
+__all__ = ["longest_lags", "loop_lags", "loop_suspects"]
 
 
 def loop_lags(tables: Tables, steps: Steps = None) -> Rows:
@@ -42,5 +42,60 @@ def longest_lags(tables: Tables, steps: Steps = None, *, count: int = 40) -> Row
         FROM lags AS l JOIN steps AS s USING (run, step)
         WHERE coalesce(l.role, '') NOT IN ({computing}) AND {in_steps(steps, "l.step")}
         ORDER BY l.duration_us DESC, l.begin_us, l.name LIMIT {int(count)}
+        """
+    )
+
+
+def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
+    """Group event-loop lags by process and by the call that is to blame.
+
+    While a loop stands still, everything that awaits in it looks slow, wherever it happens to be:
+    a lag is a suspect for every slow part that it overlaps.
+
+    Returns:
+        One row per run, step, process, loop and blocking call, worst first: name, role, loop,
+        during (the event that blocked; None when no probed call did), by_design (a trainer worker
+        that computes in its loop), lags, total_s, max_s, step_share (of the step; None for
+        unfinished steps), worst_begin_us, and, for agent-loop workers, requests (how many finished
+        requests of this process overlap one of the lags) and requests_s (the sum of the overlaps).
+    """
+    computing = ", ".join(f"'{role}'" for role in COMPUTING_ROLES)
+    return tables.rows(
+        f"""
+        WITH stalls AS (
+            SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us) AS number,
+                run, step, name, role, loop, during, begin_us, end_us, duration_us
+            FROM lags WHERE {in_steps(steps)}
+        ), hits AS (
+            SELECT s.number, r.request_id,
+                least(r.end_us, s.end_us) - greatest(r.begin_us, s.begin_us) AS overlap_us
+            FROM stalls AS s JOIN requests AS r ON r.run = s.run AND r.name = s.name
+                AND r.step = s.step AND r.begin_us < s.end_us AND r.end_us > s.begin_us
+            WHERE s.role = 'agent_loop' AND r.finished
+        ), touched AS (
+            SELECT s.run, s.step, s.name, s.loop, s.during,
+                count(DISTINCT h.request_id) AS requests, sum(h.overlap_us) AS overlap_us
+            FROM stalls AS s JOIN hits AS h USING (number)
+            GROUP BY s.run, s.step, s.name, s.loop, s.during
+        ), lengths AS (
+            SELECT run, step, duration_us AS step_us FROM steps WHERE finished
+        ), summed AS (
+            SELECT run, step, name, role, loop, during, count(*) AS lags,
+                sum(duration_us) AS total_us, max(duration_us) AS max_us,
+                arg_max(begin_us, (duration_us, -begin_us)) AS worst_begin_us
+            FROM stalls GROUP BY run, step, name, role, loop, during
+        )
+        SELECT c.run, c.step, c.name, c.role, c.loop, c.during,
+            c.role IN ({computing}) AND c.during IS NOT NULL AS by_design, lags,
+            total_us / 1e6 AS total_s, max_us / 1e6 AS max_s,
+            total_us / nullif(step_us, 0) AS step_share, worst_begin_us,
+            CASE WHEN c.role = 'agent_loop' THEN coalesce(t.requests, 0) END AS requests,
+            CASE WHEN c.role = 'agent_loop' THEN coalesce(t.overlap_us, 0) / 1e6 END AS requests_s
+        FROM summed AS c
+        LEFT JOIN touched AS t ON t.run = c.run AND t.step IS NOT DISTINCT FROM c.step
+            AND t.name = c.name AND t.loop IS NOT DISTINCT FROM c.loop
+            AND t.during IS NOT DISTINCT FROM c.during
+        LEFT JOIN lengths AS l ON l.run = c.run AND l.step = c.step
+        ORDER BY c.run, c.step, by_design, max_us DESC, c.name, c.loop, c.during
         """
     )
