@@ -7,9 +7,7 @@ nothing; rows come in a fixed order whatever the order of the events.
 from __future__ import annotations
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
-from verl_profiler.analysis.clock_agreement import clock_agreement
 from verl_profiler.analysis.compare.step_metrics import step_metrics
-from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.engine import (
     engine_parts,
     engine_times,
@@ -33,6 +31,7 @@ from verl_profiler.analysis.memory_saver import (
     release_effects,
     sleep_times,
 )
+from verl_profiler.analysis.profiler import clock_agreement, profiler_cost
 from verl_profiler.analysis.requests import (
     request_breakdown,
     request_duration_cdf,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from matplotlib.patches import Patch
 
-from verl_profiler.analysis.cost import profiler_cost
 from verl_profiler.analysis.event_loop import loop_suspects
+from verl_profiler.analysis.profiler import profiler_cost
 from verl_profiler.render.colors import ACCENT, GRID, PHASE_COLORS
 from verl_profiler.render.figure import (
     bars,

@@ -1,11 +1,12 @@
-"""What the profiler itself cost."""
+"""What the profiler itself cost, and whether the clocks of its hosts agree."""
 
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["profiler_cost"]
+__all__ = ["clock_agreement", "profiler_cost"]
 
 _SUMS = ", ".join(
     f"sum({name}) AS {name}" for name in ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
@@ -39,3 +40,16 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
         GROUP BY e.run, e.step ORDER BY e.run, e.step
         """
     )
+
+
+def clock_agreement(tables: Tables, steps: Steps = None) -> Rows:
+    """Hold generate calls against what their engines saw of them, where those are on other hosts.
+
+    Returns:
+        One row per run, agent loops' host and engines' host: calls, early (calls that begin in the
+        engine before they were made, or end in it after they came back), contradiction_us (by how
+        much at least the two clocks are wrong against each other; 0 where nothing contradicts),
+        low_us and high_us (what could be added to the engines' times without a contradiction; low
+        is above high where no single amount would do), bound_us (the error that is stated).
+    """
+    return tables.rows(contradictions_query(in_steps(steps, "c.step")))
