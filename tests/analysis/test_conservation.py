@@ -8,10 +8,10 @@ import itertools
 import pytest
 
 from verl_profiler.analysis.engine import engine_parts, replica_token_rates, token_rates
-from verl_profiler.analysis.exclusive_times import exclusive_times
 from verl_profiler.analysis.requests import request_breakdown, turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.steps import step_durations
+from verl_profiler.analysis.time_split import exclusive_times
 from verl_profiler.analysis.tools import reward_times, tool_latencies
 from verl_profiler.reading.tables.tables import REQUEST_PARTS
 

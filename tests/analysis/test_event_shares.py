@@ -1,6 +1,6 @@
 """Shares of events, each of its own whole."""
 
-from verl_profiler.analysis.event_shares import event_shares
+from verl_profiler.analysis.time_split import event_shares
 
 
 def test_each_event_has_the_whole_that_it_is_part_of(tables, conversation, span):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from verl_profiler.analysis.exclusive_times import exclusive_times
+from verl_profiler.analysis.time_split import exclusive_times
 from verl_profiler.render.colors import color
 
 
@@ -106,7 +106,7 @@ def test_steps_in_batches_are_the_same(small, monkeypatch):
     """How many events are swept at a time changes nothing."""
     whole = exclusive_times(small.tables)
     # In the package, this name is the function's.
-    module = sys.modules["verl_profiler.analysis.exclusive_times"]
+    module = sys.modules["verl_profiler.analysis.time_split"]
     monkeypatch.setattr(module, "_EVENTS_AT_ONCE", 1)
 
     single = exclusive_times(small.tables)

@@ -17,8 +17,6 @@ from verl_profiler.analysis.engine import (
     token_rates,
 )
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
-from verl_profiler.analysis.event_shares import event_shares
-from verl_profiler.analysis.exclusive_times import exclusive_times
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import step_replays, what_if
@@ -54,6 +52,7 @@ from verl_profiler.analysis.steps import (
     step_trend,
     validation_times,
 )
+from verl_profiler.analysis.time_split import event_shares, exclusive_times
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
 from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.analysis.tq_findings import tq_findings

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.event_shares import event_shares
-from verl_profiler.analysis.exclusive_times import exclusive_times
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.time_split import event_shares, exclusive_times
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import GRID, color
 from verl_profiler.render.figure import (
