@@ -1,6 +1,6 @@
 """TransferQueue calls: bytes, time, and time in which any was under way."""
 
-from verl_profiler.analysis.transfer_rates import transfer_rates
+from verl_profiler.analysis.transfers import transfer_rates
 
 
 def test_calls_at_the_same_time_are_busy_once(span, tables):

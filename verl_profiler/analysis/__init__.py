@@ -61,9 +61,7 @@ from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
 from verl_profiler.analysis.tq_throughput import tq_throughput
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.analysis.tq_wall import tq_wall
-from verl_profiler.analysis.transfer_rates import transfer_rates
-from verl_profiler.analysis.transfers import transfer_totals
-from verl_profiler.analysis.weights import weight_sync
+from verl_profiler.analysis.transfers import transfer_rates, transfer_totals, weight_sync
 from verl_profiler.analysis.workers import (
     rank_balance,
     rollout_balance,

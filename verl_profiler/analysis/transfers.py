@@ -1,4 +1,4 @@
-"""What went through TransferQueue and what that took."""
+"""What went through TransferQueue and into the engines, and how fast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["transfer_totals"]
+__all__ = ["transfer_rates", "transfer_totals", "weight_sync"]
 
 
 def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
@@ -25,5 +25,79 @@ def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
             try_cast(sum("rows") AS BIGINT) AS "rows"
         FROM transfers WHERE {in_steps(steps)}
         GROUP BY run, step, role, event ORDER BY run, step, total_s DESC, role, event
+        """
+    )
+
+
+def transfer_rates(tables: Tables, steps: Steps = None) -> Rows:
+    """Sum up TransferQueue calls, training and validation together.
+
+    Returns:
+        One row per run, step, role and event, most time first: calls, failed, processes, total_s
+        (all calls), busy_s (time in which a process had at least one call under way, summed over
+        processes), busy_share (of the step in each process; None for unfinished steps), p50_s,
+        p95_s, max_s, size_bytes (None for calls that move no data), rows, bytes_per_s (of the calls
+        that say how much they moved, each by its own time).
+    """
+    return tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT *, coalesce(max(end_us) OVER (
+                PARTITION BY run, step, name, event ORDER BY begin_us, end_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) AS covered_us
+            FROM transfers WHERE duration_us IS NOT NULL AND {in_steps(steps)}
+        ), lengths AS (
+            SELECT run, step, duration_us AS step_us FROM steps WHERE finished
+        ), summed AS (
+            SELECT run, step, role, event, count(*) AS calls,
+                count(*) FILTER (status IS NOT NULL) AS failed, count(DISTINCT name) AS processes,
+                sum(duration_us) AS total_us,
+                sum(greatest(end_us - greatest(begin_us, covered_us), 0)) AS busy_us,
+                {quantiles("duration_us", 0.5, 0.95)} AS q, max(duration_us) AS max_us,
+                try_cast(sum(size_bytes) AS BIGINT) AS size_bytes, try_cast(sum("rows") AS BIGINT) AS "rows",
+                sum(size_bytes) / nullif(sum(duration_us) FILTER (size_bytes IS NOT NULL), 0) * 1e6
+                    AS bytes_per_s
+            FROM calls GROUP BY run, step, role, event
+        )
+        SELECT c.run, c.step, role, event, calls, failed, processes, total_us / 1e6 AS total_s,
+            busy_us / 1e6 AS busy_s, busy_us / nullif(step_us * processes, 0) AS busy_share,
+            q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, size_bytes, "rows",
+            bytes_per_s
+        FROM summed AS c LEFT JOIN lengths AS s ON s.run = c.run AND s.step = c.step
+        ORDER BY c.run, c.step, total_us DESC, role, event
+        """
+    )
+
+
+def weight_sync(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize the weight syncs.
+
+    Returns:
+        One row per run and step: trainer_s (the trainer's timer), slowest_rank_s and slowest_rank,
+        transfer_s (the slowest rank's transfer), release_s and resume_s (the slowest process's
+        giving back and taking memory); None where not recorded.
+    """
+    return tables.rows(
+        f"""
+        WITH ranks AS (
+            SELECT run, step, name, event, sum(duration_us) AS total_us
+            FROM rank_spans WHERE family = 'weights' AND {in_steps(steps)} GROUP BY ALL
+        ), slowest AS (
+            SELECT run, step,
+                max(total_us) FILTER (event = 'update_weights') AS rank_us,
+                arg_max(name, (total_us, name)) FILTER (event = 'update_weights') AS slowest_rank,
+                max(total_us) FILTER (event = 'weight_transfer') AS transfer_us,
+                max(total_us) FILTER (event = 'memory_release') AS release_us,
+                max(total_us) FILTER (event = 'memory_resume') AS resume_us
+            FROM ranks GROUP BY run, step
+        ), trainer AS (
+            SELECT run, step, sum(duration_us) AS trainer_us FROM phases
+            WHERE phase = 'update_weights' AND {in_steps(steps)} GROUP BY run, step
+        )
+        SELECT run, step, trainer_us / 1e6 AS trainer_s, rank_us / 1e6 AS slowest_rank_s,
+            slowest_rank, transfer_us / 1e6 AS transfer_s, release_us / 1e6 AS release_s,
+            resume_us / 1e6 AS resume_s
+        FROM slowest FULL JOIN trainer USING (run, step)
+        WHERE coalesce(trainer_us, rank_us) IS NOT NULL ORDER BY run, step
         """
     )

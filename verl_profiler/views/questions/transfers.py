@@ -8,8 +8,7 @@ from matplotlib.ticker import FuncFormatter
 
 from verl_profiler.analysis.memory_phases import memory_phases
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.transfer_rates import transfer_rates
-from verl_profiler.analysis.weights import weight_sync
+from verl_profiler.analysis.transfers import transfer_rates, weight_sync
 from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.render.figure import (
     bars,
