@@ -1,6 +1,6 @@
 """Memory readings, in the order of a step."""
 
-from verl_profiler.analysis.memory_phases import memory_phases
+from verl_profiler.analysis.memory import memory_phases
 
 GIB = 1 << 30
 

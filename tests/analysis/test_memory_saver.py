@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis.memory_saver import (
+from verl_profiler.analysis.memory import (
     memory_findings,
     memory_timeline,
     release_effects,

@@ -20,12 +20,13 @@ from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_susp
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import step_replays, what_if
-from verl_profiler.analysis.memory import memory_peaks
-from verl_profiler.analysis.memory_over_time import memory_over_time, phase_spans
-from verl_profiler.analysis.memory_phases import memory_phases
-from verl_profiler.analysis.memory_saver import (
+from verl_profiler.analysis.memory import (
     memory_findings,
+    memory_over_time,
+    memory_peaks,
+    memory_phases,
     memory_timeline,
+    phase_spans,
     release_effects,
     sleep_times,
 )

@@ -1,11 +1,23 @@
-"""Where device memory was fullest."""
+"""When memory was fullest, over time and by phase, and what the memory saver did."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["memory_peaks"]
+__all__ = [
+    "memory_findings",
+    "memory_over_time",
+    "memory_peaks",
+    "memory_phases",
+    "memory_timeline",
+    "phase_spans",
+    "release_effects",
+    "sleep_times",
+]
 
 
 def memory_peaks(tables: Tables, steps: Steps = None) -> Rows:
@@ -31,3 +43,302 @@ def memory_peaks(tables: Tables, steps: Steps = None) -> Rows:
         ) ORDER BY run, step, role
         """
     )
+
+
+# More readings of a process than this are drawn by the highest in each of so many equal parts.
+PARTS = 600
+
+
+def memory_over_time(tables: Tables, steps: Steps = None) -> Rows:
+    """Give the readings of each process; of more than `PARTS`, the highest of each part of the time.
+
+    Returns:
+        One row per run, process and part of the time: name, role, begin_s (of the reading with the
+        highest used_bytes, or else rss_bytes, of the part; from the run's first reading), step,
+        readings, used_bytes, total_bytes, rss_bytes and host_used_bytes (each the highest of the
+        part), moves (releases minus resumes that ended in it: positive where memory was given back).
+    """
+    return tables.rows(
+        f"""
+        WITH chosen AS (
+            SELECT *, at_us - min(at_us) OVER (PARTITION BY run) AS since_us
+            FROM memory_readings WHERE {in_steps(steps)}
+        ), parts AS (
+            SELECT *, CASE WHEN count(*) OVER (PARTITION BY run, name) <= {PARTS}
+                THEN row_number() OVER (PARTITION BY run, name ORDER BY at_us, "at")
+                ELSE least(since_us * {PARTS} // greatest(max(since_us) OVER (PARTITION BY run), 1),
+                    {PARTS - 1}) END AS part,
+                CASE WHEN "at" = 'after memory_release' THEN 1
+                    WHEN "at" = 'after memory_resume' THEN -1 ELSE 0 END AS move
+            FROM chosen
+        )
+        SELECT run, name, any_value(role) AS role,
+            arg_max(since_us, (coalesce(used_bytes, 0), coalesce(rss_bytes, 0), since_us)) / 1e6
+                AS begin_s,
+            min(step) AS step, count(*) AS readings, max(used_bytes) AS used_bytes,
+            max(total_bytes) AS total_bytes, max(rss_bytes) AS rss_bytes,
+            max(host_used_bytes) AS host_used_bytes, try_cast(sum(move) AS BIGINT) AS moves
+        FROM parts GROUP BY run, name, part ORDER BY run, name, begin_s
+        """
+    )
+
+
+def phase_spans(tables: Tables, steps: Steps = None) -> Rows:
+    """Place the phases of the steps on the time of `memory_over_time`.
+
+    Returns:
+        One row per phase of a step, and per `testing` and `init`: run, step, phase, begin_s, end_s.
+    """
+    return tables.rows(
+        f"""
+        WITH starts AS (
+            SELECT run, min(at_us) AS first_us FROM memory_readings
+            WHERE {in_steps(steps)} GROUP BY run
+        )
+        SELECT run, p.step, phase, (begin_us - first_us) / 1e6 AS begin_s,
+            (end_us - first_us) / 1e6 AS end_s
+        FROM phases AS p JOIN starts USING (run)
+        WHERE (parent = 'step' OR (parent IS NULL AND phase <> 'step')) AND {in_steps(steps)}
+        ORDER BY run, begin_s, phase
+        """
+    )
+
+
+def memory_phases(tables: Tables, steps: Steps = None) -> Rows:
+    """List the readings of device memory of each role, in the order of a step.
+
+    Devices without a memory counter (a CPU) have none.
+
+    Returns:
+        One row per run, step, role and checkpoint: at (verl's own words), place (1 is the first in
+        the step), readings, processes, allocated_bytes, reserved_bytes and used_bytes (the highest
+        of all processes), lowest_used_bytes, total_bytes, fullest (the process with the highest).
+    """
+    return tables.rows(
+        f"""
+        WITH known AS (
+            SELECT *, coalesce(used_bytes, reserved_bytes, allocated_bytes) AS measure_bytes
+            FROM memory WHERE coalesce(total_bytes, 2) > 1 AND {in_steps(steps)}
+        ), summed AS (
+            SELECT run, step, role, coalesce("at", '(no name)') AS "at", min(end_us) AS first_us,
+                count(*) AS readings, count(DISTINCT name) AS processes,
+                max(allocated_bytes) AS allocated_bytes, max(reserved_bytes) AS reserved_bytes,
+                max(used_bytes) AS used_bytes, min(used_bytes) AS lowest_used_bytes,
+                max(total_bytes) AS total_bytes,
+                arg_min(name, (-measure_bytes, name)) AS fullest
+            FROM known GROUP BY run, step, role, "at"
+        )
+        SELECT run, step, role, "at", row_number() OVER (PARTITION BY run, step, role
+                ORDER BY first_us, "at") AS place, readings, processes, allocated_bytes,
+            reserved_bytes, used_bytes, lowest_used_bytes, total_bytes, fullest
+        FROM summed ORDER BY run, step, role, place
+        """
+    )
+
+
+# A call that moves less than this part of the device moved nothing: other processes of the device
+# allocate too, and the driver counts in pages of 2 MiB.  A saver none of whose calls ever moves more
+# than the second part does not work: caches alone are larger.
+_NOTHING_SHARE = 0.005
+_DEFEATED_SHARE = 0.02
+
+
+def memory_timeline(tables: Tables, steps: Steps = None) -> Rows:
+    """Give the memory of each role in each phase of a step, in the order in which they come.
+
+    Returns:
+        One row per run, step, phase and role: phase (of the trainer at that moment; None outside of
+        any), place (1 is the first in the step), readings; of the devices, in the process where it
+        was highest, used_bytes (peak), used_share, total_bytes, lowest_used_bytes and reserved_bytes
+        (lowest, and highest of torch's allocator, of all processes), fullest (the process) and at (verl's checkpoint, None for a sample); of the host,
+        rss_bytes (the largest process) and host_used_bytes (the fullest machine).  None where no
+        device could be read.
+    """
+    return tables.rows(
+        f"""
+        WITH known AS (
+            SELECT *, coalesce(used_bytes / total_bytes, 0) AS measure
+            FROM memory_readings WHERE {in_steps(steps)}
+        ), summed AS (
+            SELECT run, step, phase, role, min(at_us) AS first_us, count(*) AS readings,
+                arg_max({{'name': name, 'used': used_bytes, 'total': total_bytes, 'at': "at"}},
+                    (measure, at_us, name)) FILTER (used_bytes IS NOT NULL) AS top,
+                min(used_bytes) AS lowest_used_bytes, max(reserved_bytes) AS reserved_bytes,
+                max(rss_bytes) AS rss_bytes, max(host_used_bytes) AS host_used_bytes
+            FROM known GROUP BY run, step, phase, role
+        ), firsts AS (
+            SELECT run, step, phase, min(first_us) AS phase_us FROM summed GROUP BY ALL
+        ), placed AS (
+            SELECT *, row_number() OVER (PARTITION BY run, step ORDER BY phase_us, phase) AS place
+            FROM firsts
+        )
+        SELECT s.run, s.step, s.phase, p.place, s.role, s.readings, top.used AS used_bytes,
+            top.used / top.total AS used_share, top.total AS total_bytes, s.lowest_used_bytes,
+            s.reserved_bytes, top.name AS fullest, top."at" AS "at", s.rss_bytes, s.host_used_bytes
+        FROM summed AS s JOIN placed AS p ON s.run = p.run
+            AND s.step IS NOT DISTINCT FROM p.step AND s.phase IS NOT DISTINCT FROM p.phase
+        ORDER BY s.run, s.step, p.place, s.role
+        """
+    )
+
+
+def sleep_times(tables: Tables, steps: Steps = None) -> Rows:
+    """Sum the time that engines took to give memory back and to take it again.
+
+    Processes do so at the same time, so a step waits for the slowest of them.
+
+    Returns:
+        One row per run and step: releases and resumes (calls, all processes), failed, release_s and
+        resume_s (of the process with most), slowest (that process, over both), step_s (None where
+        the step was not recorded) and share (of the step, 0 to 1).
+    """
+    return tables.rows(
+        f"""
+        WITH spans AS (
+            SELECT * FROM memory_moves WHERE source = 'call' AND {in_steps(steps)}
+        ), processes AS (
+            SELECT run, step, name,
+                coalesce(sum(duration_us) FILTER (event = 'memory_release'), 0) AS release_us,
+                coalesce(sum(duration_us) FILTER (event = 'memory_resume'), 0) AS resume_us
+            FROM spans GROUP BY run, step, name
+        ), slowest AS (
+            SELECT run, step, max(release_us) AS release_us, max(resume_us) AS resume_us,
+                arg_max(name, (release_us + resume_us, name)) AS slowest
+            FROM processes GROUP BY run, step
+        ), counted AS (
+            SELECT run, step, count(*) FILTER (event = 'memory_release') AS releases,
+                count(*) FILTER (event = 'memory_resume') AS resumes, count(status) AS failed
+            FROM spans GROUP BY run, step
+        )
+        SELECT run, c.step, releases, resumes, failed, w.release_us / 1e6 AS release_s,
+            w.resume_us / 1e6 AS resume_s, w.slowest, t.duration_us / 1e6 AS step_s,
+            (w.release_us + w.resume_us) / t.duration_us AS share
+        FROM counted AS c JOIN slowest AS w USING (run, step)
+        LEFT JOIN (SELECT * FROM steps WHERE finished) AS t USING (run, step)
+        ORDER BY run, c.step
+        """
+    )
+
+
+def release_effects(tables: Tables, steps: Steps = None) -> Rows:
+    """Compare the devices before and after each release and resume.
+
+    Returns:
+        One row per run, role, event, tags and source (`call`: read around the call itself;
+        `checkpoint`: between verl's own checkpoints, so that what else happened there counts too):
+        calls, measured (those with readings of a device), moved_bytes (median; freed by a release,
+        taken by a resume), least_bytes, most_bytes, used_before_bytes and used_after_bytes
+        (medians), total_bytes, p50_s and max_s (None for checkpoints), rss_bytes and
+        host_used_bytes (the largest change of the process and of its machine), and effect: `moved`,
+        `nothing`, or `unknown` without a device that could be read.
+    """
+    return tables.rows(
+        f"""
+        WITH moves AS (
+            SELECT *, CASE WHEN total_bytes > 1 THEN CASE event
+                WHEN 'memory_release' THEN used_before_bytes - used_after_bytes
+                ELSE used_after_bytes - used_before_bytes END END AS moved_bytes,
+                rss_after_bytes - rss_before_bytes AS rss_change,
+                host_used_after_bytes - host_used_before_bytes AS host_change
+            FROM memory_moves WHERE status IS NULL AND {in_steps(steps)}
+        ), summed AS (
+            SELECT run, role, event, tags, source, count(*) AS calls,
+                count(moved_bytes) AS measured, try_cast(median(moved_bytes) AS BIGINT) AS moved_bytes,
+                min(moved_bytes) AS least_bytes, max(moved_bytes) AS most_bytes,
+                try_cast(median(used_before_bytes) FILTER (moved_bytes IS NOT NULL) AS BIGINT)
+                    AS used_before_bytes,
+                try_cast(median(used_after_bytes) FILTER (moved_bytes IS NOT NULL) AS BIGINT)
+                    AS used_after_bytes,
+                max(total_bytes) FILTER (total_bytes > 1) AS total_bytes,
+                median(duration_us) FILTER (source = 'call') / 1e6 AS p50_s,
+                max(duration_us) FILTER (source = 'call') / 1e6 AS max_s,
+                arg_max(rss_change, (abs(rss_change), rss_change)) AS rss_bytes,
+                arg_max(host_change, (abs(host_change), host_change)) AS host_used_bytes
+            FROM moves GROUP BY run, role, event, tags, source
+        )
+        SELECT *, CASE WHEN measured = 0 THEN 'unknown'
+            WHEN most_bytes < {_NOTHING_SHARE} * total_bytes THEN 'nothing'
+            ELSE 'moved' END AS effect
+        FROM summed ORDER BY run, source, event, tags, role
+        """
+    )
+
+
+def memory_findings(
+    tables: Tables, steps: Steps = None, *, launches: Mapping[str, Mapping[str, Any]] | None = None
+) -> Rows:
+    """Say what is wrong with the release of memory, or why it cannot be told.
+
+    Args:
+        tables: The tables of the runs.
+        steps: First and last; None for all.
+        launches: `run.json` by run; a log has none.
+
+    Returns:
+        One row per finding: run, slug, fault (false where something is only not known), says,
+        mend.
+    """
+    listed = tables.rows(
+        f"SELECT run FROM event_counts WHERE {in_steps(steps)} UNION "
+        f"SELECT run FROM memory WHERE {in_steps(steps)} ORDER BY run"
+    )
+    runs = [row["run"] for row in listed]
+    effects = release_effects(tables, steps)
+    found: Rows = []
+    for run in runs:
+        asked = ((launches or {}).get(run, {}).get("training") or {}).get("memory") or {}
+        mine = [row for row in effects if row["run"] == run]
+        found += [{"run": run, **finding} for finding in _findings(mine, asked)]
+    return found
+
+
+def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    releases = [row for row in effects if row["event"] == "memory_release"]
+    # Ranks that do not lead a replica return at once; their readings are those of the leader's call.
+    known = [row for row in effects if row["effect"] != "unknown"]
+    on_cpu = asked.get("device") == "cpu"
+    if asked.get("free_cache_engine") is False:
+        text = "verl never asks the engines for their memory: rollout.free_cache_engine is false."
+        return [_finding("not-asked", False, text, "profiler.memory_saver.free_cache_engine=true")]
+    if not effects:
+        text = "No release and no resume of an engine's memory was recorded."
+        mend = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
+        return [_finding("not-recorded", False, text, mend)]
+    found = []
+    if not known:
+        reason = (
+            "the run was on a CPU, where a release frees nothing"
+            if on_cpu
+            else "no device could be read in those processes"
+        )
+        mend = "" if on_cpu else "pip install nvidia-ml-py on the nodes of the engines."
+        text = f"What the releases freed is not known: {reason}."
+        found.append(_finding("not-measured", False, text, mend))
+    elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
+        calls = sum(row["calls"] for row in known)
+        off = asked.get("enable_memory_saver") is False
+        says = "the memory saver is off" if off else "the memory saver is off or defeated"
+        text = (
+            f"{says}: {calls:,} releases and resumes succeeded, and the devices held as much "
+            "after them as before."
+        )
+        mend = (
+            "Take enable_memory_saver=false out of rollout.engine_kwargs.sglang."
+            if off
+            else "Look for expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF, and at "
+            "rollout.engine_kwargs.sglang.enable_memory_saver; +profiler=memory_saver checks both."
+        )
+        found.append(_finding("nothing-freed", True, text[0].upper() + text[1:], mend))
+    promised = asked.get("tags")
+    for row in releases:
+        tags = set((row["tags"] or "all").split(", "))
+        if row["source"] == "call" and promised and not tags & {"all", *promised}:
+            text = (
+                f"Released was {row['tags']}, where verl's settings promise {', '.join(promised)}."
+            )
+            found.append(_finding("other-tags", True, text, ""))
+    return found
+
+
+def _finding(slug: str, fault: bool, says: str, mend: str) -> dict[str, Any]:
+    return {"slug": slug, "fault": fault, "says": says, "mend": mend}

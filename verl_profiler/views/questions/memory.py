@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from verl_profiler.analysis.memory_over_time import memory_over_time, phase_spans
+from verl_profiler.analysis.memory import memory_over_time, phase_spans
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color

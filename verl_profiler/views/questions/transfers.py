@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter
 
-from verl_profiler.analysis.memory_phases import memory_phases
+from verl_profiler.analysis.memory import memory_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.transfers import transfer_rates, weight_sync
 from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
