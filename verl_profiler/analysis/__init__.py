@@ -55,12 +55,18 @@ from verl_profiler.analysis.steps import (
 )
 from verl_profiler.analysis.time_split import event_shares, exclusive_times
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
-from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
 from verl_profiler.analysis.tq_throughput import tq_throughput
-from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
+from verl_profiler.analysis.tq_traces import (
+    tq_call_stages,
+    tq_calls,
+    tq_paths,
+    tq_trace_counts,
+    tq_traces,
+    tq_transfers,
+)
 from verl_profiler.analysis.tq_wall import tq_wall
 from verl_profiler.analysis.transfers import transfer_rates, transfer_totals, weight_sync
 from verl_profiler.analysis.workers import (

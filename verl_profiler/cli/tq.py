@@ -305,7 +305,7 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
 
 def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
     """List the ids that fit; of a single one, list its calls."""
-    from verl_profiler.analysis.tq_calls import tq_calls
+    from verl_profiler.analysis.tq_traces import tq_calls
     from verl_profiler.render.text import align, seconds
 
     rows = shown(rows)

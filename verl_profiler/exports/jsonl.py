@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from verl_profiler.analysis.selection import Steps
-from verl_profiler.analysis.tq_calls import tq_calls, tq_transfers
+from verl_profiler.analysis.tq_traces import tq_calls, tq_transfers
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["documents", "json_lines"]

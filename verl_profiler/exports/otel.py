@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps
-from verl_profiler.analysis.tq_calls import tq_call_stages, tq_calls, tq_transfers
+from verl_profiler.analysis.tq_traces import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.tables.tables import Tables
 
