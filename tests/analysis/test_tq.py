@@ -4,12 +4,9 @@ import random
 
 import pytest
 
+from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.tq_functions import tq_functions
-from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
-from verl_profiler.analysis.tq_throughput import tq_throughput
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
-from verl_profiler.analysis.tq_wall import tq_wall
 from verl_profiler.reading.tables.tables import Tables
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from verl_profiler.analysis.tq_functions import tq_functions
+from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.errors import ReadingError
 from verl_profiler.exports.prometheus import BUCKETS_S, exposition, metrics, serve
 

@@ -55,10 +55,8 @@ from verl_profiler.analysis.steps import (
 )
 from verl_profiler.analysis.time_split import event_shares, exclusive_times
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
+from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.tq_functions import tq_functions
-from verl_profiler.analysis.tq_steps import tq_over_time, tq_steps
-from verl_profiler.analysis.tq_throughput import tq_throughput
 from verl_profiler.analysis.tq_traces import (
     tq_call_stages,
     tq_calls,
@@ -67,7 +65,6 @@ from verl_profiler.analysis.tq_traces import (
     tq_traces,
     tq_transfers,
 )
-from verl_profiler.analysis.tq_wall import tq_wall
 from verl_profiler.analysis.transfers import transfer_rates, transfer_totals, weight_sync
 from verl_profiler.analysis.workers import (
     rank_balance,

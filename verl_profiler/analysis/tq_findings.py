@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.analysis.tq_functions import tq_functions
-from verl_profiler.analysis.tq_selection import FAIR_MIB_S
-from verl_profiler.analysis.tq_throughput import tq_throughput
+from verl_profiler.analysis.tq import FAIR_MIB_S, tq_functions, tq_throughput
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["HIGH_OVERHEAD", "UNSTABLE", "tq_findings"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.analysis.tq_selection import of_function
+from verl_profiler.analysis.tq import of_function
 from verl_profiler.reading.quantiles import quantile
 from verl_profiler.reading.tables.tables import Tables
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, in_steps
+from verl_profiler.analysis.tq import of_function, tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.tq_functions import tq_functions
-from verl_profiler.analysis.tq_selection import of_function
 from verl_profiler.errors import ReadingError, VerlProfilerError
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible

@@ -19,8 +19,8 @@ from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.requests import request_percentiles, step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.tq_functions import tq_functions
 from verl_profiler.events.redaction import mask, mask_command, mask_text
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reading.formats.console_steps import LoggedRun

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tq_lines import WALL_S, Writer, log_of
 
-from verl_profiler.analysis.tq_functions import tq_functions
-from verl_profiler.analysis.tq_throughput import tq_throughput
+from verl_profiler.analysis.tq import tq_functions, tq_throughput
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_tq import MIB
 from verl_profiler.reading.formats.tq_log import read_logs

@@ -6,10 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD
-from verl_profiler.analysis.tq_functions import tq_functions
-from verl_profiler.analysis.tq_selection import FAIR_MIB_S, GOOD_MIB_S
-from verl_profiler.analysis.tq_steps import tq_over_time
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS

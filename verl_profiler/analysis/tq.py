@@ -1,0 +1,319 @@
+"""How long functions that TransferQueue feeds took, how much of it was get and put, and how fast data moved."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.quantiles import quantiles
+from verl_profiler.reading.tables.schemas import TQ_STAGES
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = [
+    "FAIR_MIB_S",
+    "GOOD_MIB_S",
+    "SPEED",
+    "of_function",
+    "tq_functions",
+    "tq_over_time",
+    "tq_steps",
+    "tq_throughput",
+    "tq_wall",
+]
+
+# The guide's classes, in MB of 2^20 bytes a second.
+GOOD_MIB_S = 500
+FAIR_MIB_S = 100
+
+# SQL: the class of the column `mib_per_s`.
+SPEED = (
+    f"CASE WHEN mib_per_s > {GOOD_MIB_S} THEN 'good' WHEN mib_per_s >= {FAIR_MIB_S} THEN 'fair' "
+    "WHEN mib_per_s IS NOT NULL THEN 'poor' END"
+)
+
+
+def of_function(function: str | None, column: str = "func") -> str:
+    """Return the SQL condition for the calls of one function; None for all."""
+    if function is None:
+        return "true"
+    quoted = function.replace("'", "''")
+    return f"{column} = '{quoted}'"
+
+
+def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+    """Summarize traced calls by function.
+
+    Where only every N-th call was traced, each counts N times in `calls` and in everything that is
+    a sum or share; quantiles are those of the traced calls.
+
+    Returns:
+        One row per run and function, most time first: traced, calls, failed, unfinished, processes,
+        sampled (the largest N), estimated (calls whose stages are computed, not recorded), waits (it
+        waits for others, which count its time), rows;
+        total_s, mean_s, p50_s, p95_s, max_s; for each stage of get, compute and put `<stage>_calls`,
+        `_s`, `_mean_s`, `_p50_s`, `_p95_s`, `_max_s`, `_share` (of total_s) and `_variation` (the
+        standard deviation over the mean); overhead_share (get and put); what `tq_wall` says:
+        busy_s, tq_busy_s, tq_alone_s, wall_share, alone_share, concurrency.
+    """
+    stages = ",\n".join(_stage(stage) for stage in TQ_STAGES)
+    shown = ", ".join(
+        f"""{stage}_calls, {stage}_us / 1e6 AS {stage}_s, {stage}_mean_us / 1e6 AS {stage}_mean_s,
+            {stage}_q[1] / 1e6 AS {stage}_p50_s, {stage}_q[2] / 1e6 AS {stage}_p95_s,
+            {stage}_max_us / 1e6 AS {stage}_max_s,
+            {stage}_of_whole_us / nullif(total_us, 0) AS {stage}_share, {stage}_variation"""
+        for stage in TQ_STAGES
+    )
+    rows = tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT *, coalesce(sampled, 1)::HUGEINT AS weight FROM tq_calls
+            WHERE {in_steps(steps)} AND {of_function(function)}
+        ), summed AS (
+            SELECT run, func, count(*) AS traced, try_cast(sum(weight) AS BIGINT) AS calls,
+                try_cast(coalesce(sum(weight) FILTER (status IS NOT NULL), 0) AS BIGINT) AS failed,
+                try_cast(coalesce(sum(weight) FILTER (NOT finished), 0) AS BIGINT) AS unfinished,
+                count(DISTINCT name) AS processes, max(weight) AS sampled,
+                count(*) FILTER (estimated) AS estimated,
+                coalesce(bool_or(waits), false) AS waits, try_cast(sum("rows" * weight) AS BIGINT) AS "rows",
+                sum(duration_us * weight) AS total_us,
+                sum(duration_us * weight) / sum(weight) FILTER (duration_us IS NOT NULL) AS mean_us,
+                {quantiles("duration_us", 0.5, 0.95)} AS q, max(duration_us) AS max_us,
+                {stages}
+            FROM calls GROUP BY run, func
+        )
+        SELECT run, func, traced, calls, failed, unfinished, processes, sampled, estimated, waits, "rows",
+            total_us / 1e6 AS total_s, mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s,
+            q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, {shown},
+            (coalesce(get_of_whole_us, 0) + coalesce(put_of_whole_us, 0)) / nullif(total_us, 0)
+                AS overhead_share
+        FROM summed
+        ORDER BY run, total_us DESC NULLS LAST, coalesce(get_us, 0) + coalesce(put_us, 0) DESC, func
+        """
+    )
+    wall = {(row["run"], row["func"]): row for row in tq_wall(tables, steps, function=function)}
+    return [{**wall[row["run"], row["func"]], **row} for row in rows]
+
+
+def _stage(stage: str) -> str:
+    length = f"{stage}_us"
+    return f"""
+        try_cast(coalesce(sum(weight) FILTER ({length} IS NOT NULL), 0) AS BIGINT) AS {stage}_calls,
+        sum({length} * weight) AS {length},
+        sum({length} * weight) FILTER (duration_us IS NOT NULL) AS {stage}_of_whole_us,
+        sum({length} * weight) / sum(weight) FILTER ({length} IS NOT NULL) AS {stage}_mean_us,
+        {quantiles(length, 0.5, 0.95)} AS {stage}_q, max({length}) AS {stage}_max_us,
+        stddev_pop({length}) / nullif(avg({length}), 0) AS {stage}_variation"""
+
+
+def tq_wall(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+    """Lay the calls of each process on one line of time.
+
+    Sums of durations count calls that run at the same time several times; here a moment counts once
+    in a process.
+
+    Returns:
+        One row per run and function, and one per run with func None for all functions together but
+        those that wait for others:
+        busy_s (a call was under way), tq_busy_s (a get or put was), tq_alone_s (one was, and nothing
+        was computed meanwhile), wall_share (tq_busy_s of busy_s), alone_share (tq_alone_s of busy_s),
+        concurrency (time of all calls over busy_s).  Processes are summed.  All None where only some
+        calls were traced or begins are not known.
+    """
+    return tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT * FROM tq_calls WHERE {in_steps(steps)} AND {of_function(function)}
+        ), groups AS (
+            SELECT run, func, sum(duration_us) AS total_us,
+                bool_and(coalesce(sampled, 1) = 1 AND NOT coalesce(estimated, false)
+                    AND (duration_us IS NULL OR begin_us IS NOT NULL)) AS known
+            FROM calls GROUP BY run, func
+            UNION ALL
+            SELECT run, NULL, sum(duration_us), bool_and(coalesce(sampled, 1) = 1
+                AND NOT coalesce(estimated, false) AND (duration_us IS NULL OR begin_us IS NOT NULL))
+            FROM calls WHERE NOT coalesce(waits, false) GROUP BY run
+        ), spans AS (
+            SELECT run, func, name, call, 'call' AS what, begin_us, end_us FROM calls
+            WHERE duration_us IS NOT NULL
+            UNION ALL
+            SELECT run, func, name, call, stage, begin_us, end_us FROM tq_stages
+            WHERE {in_steps(steps)} AND {of_function(function)}
+        ), wider AS (
+            SELECT run, func, name, what, begin_us, end_us FROM spans
+            UNION ALL
+            SELECT run, NULL, name, what, begin_us, end_us FROM spans
+            WHERE (run, func) NOT IN (SELECT (run, func) FROM calls WHERE waits)
+        ), kinds AS (
+            SELECT run, func, name, begin_us, end_us, 'busy' AS kind FROM wider WHERE what = 'call'
+            UNION ALL SELECT run, func, name, begin_us, end_us, 'tq' FROM wider
+                WHERE what IN ('get', 'put')
+            UNION ALL SELECT run, func, name, begin_us, end_us, 'compute' FROM wider
+                WHERE what = 'compute'
+            UNION ALL SELECT run, func, name, begin_us, end_us, 'either' FROM wider
+                WHERE what <> 'call'
+        ), covered AS (
+            SELECT *, coalesce(max(end_us) OVER (
+                PARTITION BY run, func, name, kind ORDER BY begin_us, end_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) AS covered_us
+            FROM kinds
+        ), lengths AS (
+            SELECT run, func, kind,
+                sum(greatest(end_us - greatest(begin_us, covered_us), 0)) AS length_us
+            FROM covered GROUP BY run, func, kind
+        ), laid AS (
+            SELECT g.run, g.func, g.known, g.total_us,
+                sum(length_us) FILTER (kind = 'busy') AS busy_us,
+                coalesce(sum(length_us) FILTER (kind = 'tq'), 0) AS tq_us,
+                coalesce(sum(length_us) FILTER (kind = 'either'), 0)
+                    - coalesce(sum(length_us) FILTER (kind = 'compute'), 0) AS alone_us
+            FROM groups AS g
+            LEFT JOIN lengths AS l ON l.run = g.run AND l.func IS NOT DISTINCT FROM g.func
+            GROUP BY g.run, g.func, g.known, g.total_us
+        )
+        SELECT run, func,
+            CASE WHEN known THEN busy_us / 1e6 END AS busy_s,
+            CASE WHEN known THEN tq_us / 1e6 END AS tq_busy_s,
+            CASE WHEN known THEN alone_us / 1e6 END AS tq_alone_s,
+            CASE WHEN known THEN tq_us / nullif(busy_us, 0) END AS wall_share,
+            CASE WHEN known THEN alone_us / nullif(busy_us, 0) END AS alone_share,
+            CASE WHEN known THEN total_us / nullif(busy_us, 0) END AS concurrency
+        FROM laid ORDER BY run, func NULLS FIRST
+        """
+    )
+
+
+def tq_throughput(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+    """Summarize gets and puts that say how much they moved.
+
+    MiB are 2^20 bytes, as in the guide's lines and classes: good above 500 MiB/s, fair from 100, poor
+    below.  Rates are per call: those of calls at the same time add up to more.
+
+    Returns:
+        One row per run and event (`tq_get`, `tq_put`) with caller None, and one per caller (function
+        where it is known, else role), most time first: traced, calls, size_bytes, mean_bytes, total_s,
+        p50_s (of the calls), mib_per_s (all bytes over all time), speed (its class), p5_mib_per_s, p50_mib_per_s,
+        variation (of the rates), and the shares of the calls that are good_, fair_ and poor_share.
+    """
+    return tables.rows(
+        f"""
+        WITH moved AS (
+            SELECT run, event, coalesce(func, role, name) AS caller, size_bytes, duration_us,
+                coalesce(sampled, 1)::HUGEINT AS weight,
+                size_bytes / {1 << 20} / nullif(duration_us / 1e6, 0) AS mib_per_s
+            FROM transfers
+            WHERE event IN ('tq_get', 'tq_put') AND size_bytes > 0 AND duration_us IS NOT NULL
+                AND {in_steps(steps)} AND {of_function(function)}
+        ), summed AS (
+            SELECT run, event, caller, grouping(caller) = 1 AS whole,
+                count(*) AS traced, try_cast(sum(weight) AS BIGINT) AS calls,
+                try_cast(sum(size_bytes * weight) AS BIGINT) AS size_bytes,
+                sum(size_bytes * weight) / sum(weight) AS mean_bytes,
+                sum(duration_us * weight) / 1e6 AS total_s,
+                sum(size_bytes * weight) / {1 << 20}
+                    / nullif(sum(duration_us * weight) / 1e6, 0) AS mib_per_s,
+                {quantiles("mib_per_s", 0.05, 0.5)} AS q,
+                {quantiles("duration_us", 0.5)}[1] / 1e6 AS p50_s,
+                stddev_pop(mib_per_s) / nullif(avg(mib_per_s), 0) AS variation,
+                sum(weight) FILTER (mib_per_s > {GOOD_MIB_S}) / sum(weight) AS good,
+                sum(weight) FILTER (mib_per_s < {FAIR_MIB_S}) / sum(weight) AS poor
+            FROM moved GROUP BY GROUPING SETS ((run, event), (run, event, caller))
+        )
+        SELECT run, event, caller, traced, calls, size_bytes, mean_bytes, total_s, p50_s, mib_per_s,
+            {SPEED} AS speed, q[1] AS p5_mib_per_s, q[2] AS p50_mib_per_s, variation,
+            coalesce(good, 0) AS good_share, 1 - coalesce(good, 0) - coalesce(poor, 0) AS fair_share,
+            coalesce(poor, 0) AS poor_share
+        FROM summed ORDER BY run, event, NOT whole, total_s DESC, caller
+        """
+    )
+
+
+_SUMS = f"""
+    SELECT *, mib / nullif(moving_s, 0) AS mib_per_s FROM (
+        SELECT run, place,
+            try_cast(coalesce(sum(weight) FILTER (whole), 0) AS BIGINT) AS calls,
+            sum(duration_us * weight) FILTER (whole) / 1e6 AS total_s,
+            sum(get_us * weight) FILTER (whole) / 1e6 AS get_s,
+            sum(compute_us * weight) FILTER (whole) / 1e6 AS compute_s,
+            sum(put_us * weight) FILTER (whole) / 1e6 AS put_s,
+            coalesce(sum((coalesce(get_us, 0) + coalesce(put_us, 0)) * weight) FILTER (whole AND
+                duration_us IS NOT NULL), 0)
+                / nullif(sum(duration_us * weight) FILTER (whole), 0) AS overhead_share,
+            try_cast(coalesce(sum(weight) FILTER (NOT whole), 0) AS BIGINT) AS transfers,
+            try_cast(sum(size_bytes * weight) AS BIGINT) AS size_bytes,
+            sum(size_bytes * weight) / {1 << 20} AS mib,
+            sum(duration_us * weight) FILTER (size_bytes IS NOT NULL) / 1e6 AS moving_s,
+            {{rates}}
+        FROM both_kinds GROUP BY run, place
+    )
+"""
+_RATE = """
+    sum(size_bytes * weight) FILTER (event = 'tq_{op}') / 1048576
+        / nullif(sum(duration_us * weight) FILTER (event = 'tq_{op}' AND size_bytes IS NOT NULL)
+            / 1e6, 0) AS {op}_mib_per_s"""
+_RATES = ",".join(_RATE.format(op=op) for op in ("get", "put"))
+
+
+def _both(steps: Steps, function: str | None) -> str:
+    condition = f"{in_steps(steps)} AND {of_function(function)}"
+    return f"""
+        SELECT run, step, begin_us, duration_us, get_us, compute_us, put_us, NULL AS size_bytes,
+            NULL AS event, coalesce(sampled, 1)::HUGEINT AS weight, true AS whole
+        FROM tq_calls WHERE NOT coalesce(waits, false) AND {condition}
+        UNION ALL
+        SELECT run, step, begin_us, duration_us, NULL, NULL, NULL, size_bytes, event,
+            coalesce(sampled, 1), false
+        FROM transfers WHERE event IN ('tq_get', 'tq_put') AND {condition}
+    """
+
+
+def tq_steps(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+    """Sum up traced calls, gets and puts by step.
+
+    Returns:
+        One row per run and step: calls, total_s, get_s, compute_s, put_s, overhead_share (of traced
+        functions that do not wait for others); transfers, size_bytes, mib_per_s, speed, get_mib_per_s, put_mib_per_s (of gets and
+        puts).  Calls of no known step are in the row with step None.
+    """
+    return tables.rows(
+        f"""
+        WITH both_kinds AS (SELECT *, step AS place FROM ({_both(steps, function)})),
+        summed AS ({_SUMS.format(rates=_RATES)})
+        SELECT run, place AS step, calls, total_s, get_s, compute_s, put_s, overhead_share, transfers,
+            size_bytes, mib_per_s, {SPEED} AS speed, get_mib_per_s, put_mib_per_s
+        FROM summed ORDER BY run, step NULLS LAST
+        """
+    )
+
+
+def tq_over_time(
+    tables: Tables, steps: Steps = None, *, function: str | None = None, parts: int = 60
+) -> Rows:
+    """Cut the run into equal parts of time, and sum up the calls that begin in each.
+
+    Args:
+        tables: The tables.
+        steps: First and last step; None for all.
+        function: One function; None for all.
+        parts: How many; empty ones are left out.
+
+    Returns:
+        One row per run and part: part, begin_s and end_s (after the first call), and the columns of
+        `tq_steps`.
+    """
+    return tables.rows(
+        f"""
+        WITH timed AS (SELECT * FROM ({_both(steps, function)}) WHERE begin_us IS NOT NULL),
+        extents AS (
+            SELECT run, min(begin_us) AS first_us,
+                greatest(max(begin_us) - min(begin_us), 1) / {int(parts)} AS width_us
+            FROM timed GROUP BY run
+        ), both_kinds AS (
+            SELECT t.*, least(floor((begin_us - first_us) / width_us), {int(parts) - 1})::INTEGER
+                AS place
+            FROM timed AS t JOIN extents USING (run)
+        ), summed AS ({_SUMS.format(rates=_RATES)})
+        SELECT s.run, place AS part, place * width_us / 1e6 AS begin_s,
+            (place + 1) * width_us / 1e6 AS end_s, calls, total_s, get_s, compute_s, put_s,
+            overhead_share, transfers, size_bytes, mib_per_s, {SPEED} AS speed, get_mib_per_s,
+            put_mib_per_s
+        FROM summed AS s JOIN extents USING (run) ORDER BY s.run, part
+        """
+    )
