@@ -61,14 +61,7 @@ COMMANDS = {
 def command_environment():
     """Let the example find the command that belongs to this interpreter."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # The example's agent loop is imported by its module's name.
-    folders = [str(EXAMPLE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PATH": path,
-        "PYTHONPATH": os.pathsep.join(folders),
-        "PYTHONUNBUFFERED": "1",
-    }
+    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 # A node takes the token that a driver left in the home directory; a driver that is told an address
@@ -118,6 +111,12 @@ def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     if engine == "sglang" and not isinstance(nsys_or_reason, str):
         overrides = [*overrides, "actor_rollout_ref.actor.profile_discrete=true", *CAPTURED]
         command_environment = {**command_environment, **nsys_or_reason}
+    # The example's agent loop is imported by its module's name.
+    folders = [str(EXAMPLE.parent), command_environment.get("PYTHONPATH")]
+    command_environment = {
+        **command_environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+    }
     command = [*command, "--engine", engine, "--steps", str(STEPS), "--output", str(output)]
     with contextlib.ExitStack() as stack:
         if engine == "standin":
