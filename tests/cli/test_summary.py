@@ -23,6 +23,10 @@ def run(*arguments):
     return summary.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
 
 
+def run_verbose(*arguments):
+    return run("-v", *arguments)
+
+
 def event(number, name="request", **more):
     extra = {"request_id": f"q{number}", "sample": number, "session": 0, **more.pop("extra", {})}
     return {
@@ -45,7 +49,7 @@ def write(folder, events, name="worker_0", step=1):
 
 def test_the_conclusion_comes_first_and_the_problems_last(capsys):
     """A tired reader needs the first lines only."""
-    status = run(SMALL)
+    status = run_verbose(SMALL)
 
     lines = capsys.readouterr().out.splitlines()
     assert 0 == status
@@ -58,7 +62,7 @@ def test_the_conclusion_comes_first_and_the_problems_last(capsys):
 
 def test_every_part_of_a_step_is_there(capsys):
     """Phases, requests, tail, engine, tools, workers, transfers, memory, cost."""
-    run(SMALL, "--step", "2")
+    run_verbose(SMALL, "--step", "2")
 
     text = capsys.readouterr().out
     for word in (
@@ -89,7 +93,7 @@ def test_what_was_not_recorded_is_said_and_never_zero(tmp_path, capsys):
     """A run of which only one event is left."""
     write(tmp_path, [event(0)])
 
-    run(tmp_path)
+    run_verbose(tmp_path)
 
     text = capsys.readouterr().out
     assert "step 1: not finished or trainer not recorded, 1.50 s seen" in text
@@ -104,7 +108,7 @@ def test_accounts_that_cannot_be_read_are_not_summed_up(tmp_path, capsys):
     """A line of the profiler's own without its fields is survived, and is not 0."""
     write(tmp_path, [event(0), event(0, "profiler_cost", extra={"events": "many"})])
 
-    run(tmp_path)
+    run_verbose(tmp_path)
 
     assert "profiler      - in worker_0; - in all 1 processes\n" in capsys.readouterr().out
 
@@ -115,7 +119,7 @@ def test_engine_times_that_the_engine_does_not_report_are_said(tmp_path, capsys)
     write(tmp_path, [call, event(0)])
     write(tmp_path, [event(0, "engine_request", extra={"engine_request_id": "e"})], "engine_0")
 
-    run(tmp_path)
+    run_verbose(tmp_path)
 
     assert "queue, prefill, decode time not reported by the engine" in capsys.readouterr().out
 
@@ -124,7 +128,7 @@ def test_a_run_that_never_began_its_first_step_shows_what_there_is(tmp_path, cap
     """Start-up is all that was recorded."""
     write(tmp_path, [event(0, "init", step=0)], "trainer_0", step=0)
 
-    run(tmp_path)
+    run_verbose(tmp_path)
 
     assert "step 0 (before the first step): 1.50 s recorded." in capsys.readouterr().out
 
@@ -134,7 +138,7 @@ def test_many_steps_get_a_line_each_and_the_longest_a_block(tmp_path, capsys):
     for step in range(1, 9):
         write(tmp_path, [event(number, step=step) for number in range(step)], step=step)
 
-    run(tmp_path)
+    run_verbose(tmp_path)
 
     text = capsys.readouterr().out
     assert "The 5 longest of 8 steps follow; --step N shows any other." in text
@@ -147,7 +151,7 @@ def test_many_steps_get_a_line_each_and_the_longest_a_block(tmp_path, capsys):
 
 def test_json_holds_every_table_and_all_problems(capsys):
     """Programs get the numbers without rounding."""
-    run(SMALL, "--json")
+    run_verbose(SMALL, "--json")
 
     content = json.loads(capsys.readouterr().out)
     assert ["small_run"] == content["runs"]
@@ -164,7 +168,7 @@ def test_summarize_writes_to_any_stream(tmp_path):
 
     summary.summarize(copy, stream)
 
-    assert stream.getvalue().startswith("small_run: 2 finished steps")
+    assert stream.getvalue().startswith("small_run: 2 steps, 13.0 s; ")
 
 
 def test_control_characters_from_the_run_do_not_reach_the_terminal(tmp_path, capsys):
@@ -173,7 +177,7 @@ def test_control_characters_from_the_run_do_not_reach_the_terminal(tmp_path, cap
     tool = event(0, "tool_call", extra={"turn": 0, "tool": hostile})
     write(tmp_path, [tool, event(0, extra={"request_id": hostile}), event(1, hostile)])
 
-    run(tmp_path)
+    run_verbose(tmp_path)
 
     text = capsys.readouterr().out
     assert "owned" in text
@@ -184,7 +188,7 @@ def test_nothing_to_report_is_status_1(tmp_path, capsys):
     """The message goes to stderr, with what was wrong."""
     write(tmp_path, [])
 
-    assert 1 == run(tmp_path)
+    assert 1 == run_verbose(tmp_path)
     captured = capsys.readouterr()
     assert "" == captured.out
     assert "no events were found" in captured.err
@@ -193,7 +197,7 @@ def test_nothing_to_report_is_status_1(tmp_path, capsys):
 def test_a_step_that_is_not_there_is_named_with_those_that_are():
     """The message ends with a line that can be copied."""
     with pytest.raises(ReadingError, match=r"it has 0 to 2\.\nFor example --step 2") as caught:
-        run(SMALL, "--step", "9")
+        run_verbose(SMALL, "--step", "9")
 
     assert 2 == caught.value.exit_code
 

@@ -1,8 +1,12 @@
-"""Say where the time of a run went: step by step, the conclusion first.
+"""Show where the time of a run went, and what to change first, on one screen.
 
-verl-profiler summary logs/my-run
-verl-profiler summary logs/my-run --steps 10:20
-verl-profiler summary logs/my-run logs/my-run-2 --json
+    verl-profiler summary logs/my-run
+    verl-profiler summary -v logs/my-run
+    verl-profiler summary logs/my-run --step 5
+    verl-profiler summary logs/my-run logs/my-run-2 --json
+
+-v adds each finding's cause and the blocks of the longest steps; --step N adds the block of that
+step.  NO_COLOR switches colors off.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps, step_range
 from verl_profiler.cli.output import json_text
-from verl_profiler.cli.terminal import print_error
+from verl_profiler.cli.terminal import control, has_color, print_error
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
@@ -28,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_runs(parser)
     add_steps(parser)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show findings and steps in full"
+    )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     add_cache(parser)
 
@@ -41,7 +48,14 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.reading.reader import load
 
     with load(args.runs, cache=not args.no_cache) as opened:
-        return _print(opened, args.steps, sys.stdout, as_json=args.json)
+        return _print(
+            opened,
+            args.steps,
+            sys.stdout,
+            as_json=args.json,
+            verbose=args.verbose,
+            color=has_color(),
+        )
 
 
 def summarize(run_dir: Path, stream: TextIO) -> None:
@@ -52,11 +66,20 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
         _print(opened, None, stream, as_json=False)
 
 
-def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
+def _print(
+    opened: Run,
+    steps: Steps,
+    stream: TextIO,
+    *,
+    as_json: bool,
+    verbose: bool = False,
+    color: bool = False,
+) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
-    from verl_profiler.render.text import summary
+    from verl_profiler.render.text import step_blocks, summary
     from verl_profiler.views.findings import finding_list, findings
+    from verl_profiler.views.overview_text import overview_text
 
     check_steps(opened, steps)
     tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}
@@ -77,7 +100,7 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
             "format": 1,
             **about,
             "findings": found,
-            "tables": tables,
+            "tables": tables | _totals(opened, steps, tables),
             "problems": opened.problems,
         }
         stream.write(json_text(content))
@@ -85,7 +108,27 @@ def _print(opened: Run, steps: Steps, stream: TextIO, *, as_json: bool) -> int:
         if not tables["step_times"]:
             print_error("nothing to report:", *opened.problems)
             return 1
-        tables, about, problems = shown((tables, about, opened.problems))
-        about["findings"] = finding_list(shown(found))
-        stream.write(summary(tables, about, problems))
+        problems = opened.problems
+        if not verbose:
+            rows = {**tables, **_totals(opened, steps, tables)}
+            text = overview_text(*shown((rows, about, found, problems)), color=color)
+            (control if color else stream.write)(text)
+        if verbose or (steps is not None and steps[0] == steps[1]):
+            tables, about, problems = shown((tables, about, problems))
+            about["findings"] = finding_list(shown(found)) if verbose else ""
+            stream.write(
+                summary(tables, about, problems) if verbose else f"\n{step_blocks(tables, about)}"
+            )
     return 0 if tables["step_times"] else 1
+
+
+def _totals(opened: Run, steps: Steps, tables: dict[str, Any]) -> dict[str, Any]:
+    from verl_profiler.analysis.overview import own_spans, phase_totals, request_totals
+    from verl_profiler.analysis.tools import tool_latencies
+
+    return {
+        "phase_totals": phase_totals(tables["step_phases"], tables["step_times"]),
+        "request_totals": request_totals(opened.tables, steps),
+        "tool_latencies": tool_latencies(opened.tables, steps),
+        "own_spans": own_spans(opened.tables, steps),
+    }

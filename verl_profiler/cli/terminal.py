@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible, visible_lines
 
-__all__ = ["control", "guarded", "named", "print_error", "tidy_ends"]
+__all__ = ["control", "guarded", "has_color", "named", "print_error", "tidy_ends"]
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -99,6 +99,12 @@ def control(text: str) -> None:
     stream = getattr(sys.stdout, "raw", sys.stdout)
     stream.write(_encodable(text, stream))
     stream.flush()
+
+
+def has_color() -> bool:
+    """Return whether standard output shows ANSI colors: a terminal, unless NO_COLOR is set."""
+    stream = getattr(sys.stdout, "raw", sys.stdout)
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _encodable(text: str, stream: TextIO) -> str:

@@ -9,7 +9,16 @@ from typing import Any
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.render.visible import visible
 
-__all__ = ["align", "quantile_texts", "seconds", "share", "size", "summary"]
+__all__ = [
+    "align",
+    "of_which",
+    "quantile_texts",
+    "seconds",
+    "share",
+    "size",
+    "step_blocks",
+    "summary",
+]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -140,6 +149,13 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
         blocks.append(validation)
     blocks.append(_problem_list(problems))
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def step_blocks(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
+    """Write everything about each step; for the arguments see `summary`."""
+    several = len(about["runs"]) > 1
+    blocks = [_step_block(row, tables, about, several=several) for row in tables["step_times"]]
+    return "\n\n".join([*blocks, _validation(tables, several=several)]).rstrip() + "\n"
 
 
 def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:

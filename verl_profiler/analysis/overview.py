@@ -1,0 +1,105 @@
+"""A run in a few rows: its phases, its requests and the user's own spans over all selected steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.quantiles import quantiles
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["own_spans", "phase_totals", "request_totals"]
+
+
+def phase_totals(step_phases: Iterable[Mapping[str, Any]], step_times: Rows) -> Rows:
+    """Sum the phases of finished steps.
+
+    Args:
+        step_phases: Rows of `step_phases`.
+        step_times: Rows of `step_times`.
+
+    Returns:
+        One row per run and phase, most time first and `unaccounted` last: steps (finished ones),
+        total_s, mean_s (per finished step), share (of the steps' time), max_s and max_step.
+    """
+    finished = {
+        (row["run"], row["step"]): row["duration_s"] for row in step_times if row["finished"]
+    }
+    totals: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in step_phases:
+        if (row["run"], row["step"]) not in finished:
+            continue
+        key = row["run"], row["phase"]
+        total = totals.setdefault(
+            key,
+            {"run": key[0], "phase": key[1], "total_s": 0.0, "max_s": -1.0, "max_step": None},
+        )
+        total["total_s"] += row["duration_s"]
+        if row["duration_s"] > total["max_s"]:
+            total["max_s"], total["max_step"] = row["duration_s"], row["step"]
+    for total in totals.values():
+        lengths = [length for (run, _), length in finished.items() if run == total["run"]]
+        total["steps"] = len(lengths)
+        total["mean_s"] = total["total_s"] / len(lengths)
+        total["share"] = total["total_s"] / sum(lengths) if sum(lengths) else None
+    return sorted(
+        totals.values(),
+        key=lambda row: (row["run"], row["phase"] == "unaccounted", -row["total_s"], row["phase"]),
+    )
+
+
+def request_totals(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize the training requests of all selected steps together.
+
+    Returns:
+        One row per run: requests, unfinished, failed, p50_s, p95_s, p99_s, max_s (of finished
+        requests; None where there are too few), mean_turns, generated_tokens.
+    """
+    return tables.rows(
+        f"""
+        SELECT run, requests, unfinished, failed, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s,
+            q[3] / 1e6 AS p99_s, max_us / 1e6 AS max_s, mean_turns, generated_tokens
+        FROM (
+            SELECT run, count(*) AS requests, count(*) FILTER (NOT finished) AS unfinished,
+                count(*) FILTER (status IN ('error', 'cancelled')) AS failed,
+                {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
+                avg(turns) FILTER (finished) AS mean_turns,
+                try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens
+            FROM requests WHERE NOT validate AND {in_steps(steps)} GROUP BY run
+        ) ORDER BY run
+        """
+    )
+
+
+def own_spans(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize the spans of the user's own code, validation included.
+
+    A span of the trainer counts where its name is neither one of the profiler's nor a phase of the step.
+
+    Returns:
+        One row per run and event, most time first: calls, failed, total_s, p50_s, p95_s (None where
+        there are too few), max_s, slowest_step and roles (where it was recorded, in alphabetical order).
+    """
+    known = ", ".join(f"'{name}'" for name in EVENTS)
+    return tables.rows(
+        f"""
+        WITH own AS (
+            SELECT * FROM event_fields AS e
+            WHERE duration_us IS NOT NULL AND {in_steps(steps)} AND (family = 'user' OR (
+                family = 'trainer' AND event NOT IN ({known}) AND NOT EXISTS (
+                    FROM phases AS p WHERE p.run = e.run AND p.phase = e.event AND p.parent = 'step')
+            ))
+        )
+        SELECT run, event, calls, failed, total_us / 1e6 AS total_s, q[1] / 1e6 AS p50_s,
+            q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, slowest_step, roles
+        FROM (
+            SELECT run, event, count(*) AS calls, count(*) FILTER (status IS NOT NULL) AS failed,
+                sum(duration_us) AS total_us, {quantiles("duration_us", 0.5, 0.95)} AS q,
+                max(duration_us) AS max_us, arg_max(step, (duration_us, -begin_us)) AS slowest_step,
+                list_sort(list(DISTINCT role)) AS roles
+            FROM own GROUP BY run, event
+        ) ORDER BY run, total_us DESC, event
+        """
+    )

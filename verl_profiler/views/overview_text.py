@@ -1,0 +1,226 @@
+"""A run on one screen: verdict, what to change first, phases, requests, and data-quality warnings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler.render.text import align, of_which, quantile_texts, seconds, share
+from verl_profiler.render.visible import visible
+from verl_profiler.views.findings import finding_texts
+
+__all__ = ["overview_text"]
+
+Rows = Sequence[Mapping[str, Any]]
+
+_FINDINGS = 3
+_TOOLS = 3
+_WARNINGS = 3
+_WIDTH = 100
+# Phases below this share of the steps are one line.
+_SMALL = 0.02
+_BOLD, _DIM, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[0m"
+
+
+def overview_text(
+    found: Mapping[str, Rows],
+    about: Mapping[str, Any],
+    findings: Rows,
+    problems: Sequence[str],
+    *,
+    color: bool = False,
+) -> str:
+    """Write a run's overview.
+
+    Args:
+        found: Rows by name: step_times, phase_totals, request_totals, request_parts, slowest_requests,
+            tool_latencies, own_spans, profiler_cost.
+        about: `runs` (labels) and `events` (how many).
+        findings: Rows of `views.findings.findings`.
+        problems: Plain sentences.
+        color: With ANSI codes for a terminal.
+    """
+    paint = _painted if color else _plain
+    heads, blocks = [], []
+    for run in about["runs"]:
+        own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
+        heads.append(paint(visible(_headline(run, own)), _BOLD))
+        blocks.append(_details(own))
+        if len(about["runs"]) > 1:
+            blocks[-1] = f"{visible(run)}\n{blocks[-1]}"
+    change = _changes(findings, found, problems, paint)
+    warnings = _warnings(problems, paint)
+    every = ("\n".join(heads), change, *blocks, warnings)
+    return "\n\n".join(block for block in every if block) + "\n"
+
+
+def _plain(text: str, _code: str) -> str:
+    return text
+
+
+def _painted(text: str, code: str) -> str:
+    return f"{code}{text}{_RESET}"
+
+
+def _changes(findings: Rows, found: Mapping[str, Rows], problems: Sequence[str], paint: Any) -> str:
+    if not findings:
+        finished = sum(row["finished"] for row in found["step_times"] if row["step"] > 0)
+        if finished < 1 or any("trains asynchronously" in problem for problem in problems):
+            return ""
+        return paint("No single change is worth 3 % of a step.", _BOLD)
+    texts = finding_texts(findings)
+    lines = [paint("What to change first (gains per step; they do not add up)", _BOLD)]
+    for number, text in enumerate(texts[:_FINDINGS], 1):
+        says = textwrap.wrap(visible(f"{number}. {text['says']}"), _WIDTH, subsequent_indent="   ")
+        lines += [paint(line, _YELLOW) for line in says]
+        lines += _wrapped("gain", text["gain"])
+        lines += _wrapped("culprit", text["who"])
+        fix = " ".join(text["paste"])
+        if text["files"]:
+            names = " and ".join(name for name, _ in text["files"])
+            fix += f"  ({names}: summary -v)"
+        lines += [visible(f"   fix: {fix}")] if fix else _wrapped("fix", text["try"])
+    if len(texts) > _FINDINGS:
+        lines.append(f"   and {len(texts) - _FINDINGS} more: summary -v")
+    return "\n".join(lines)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    if not text:
+        return []
+    return textwrap.wrap(
+        visible(text), _WIDTH, initial_indent=f"   {label}: ", subsequent_indent="        "
+    )
+
+
+def _details(found: Mapping[str, Rows]) -> str:
+    phases = _phases(found["phase_totals"])
+    lines = [phases] if phases else []
+    lines += [
+        visible(f"{label:<12}{text}")
+        for label, text in (
+            ("requests", _requests(found)),
+            ("slowest", _slowest(found)),
+            ("tools", _tools(found["tool_latencies"])),
+            ("your spans", _spans(found["own_spans"])),
+            ("profiler", _cost(found["profiler_cost"])),
+        )
+        if text
+    ]
+    return "\n".join(lines)
+
+
+def _headline(run: str, found: Mapping[str, Rows]) -> str:
+    lengths = [row["duration_s"] for row in found["step_times"] if row["finished"]]
+    if not lengths:
+        seen = max((row["seen_s"] or 0 for row in found["step_times"]), default=0)
+        return f"{run}: no step has an end; {seconds(seen)} were recorded"
+    text = f"{run}: {len(lengths)} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
+    if len(lengths) > 1:
+        longest = max(
+            (row for row in found["step_times"] if row["finished"]),
+            key=lambda row: row["duration_s"],
+        )
+        text += (
+            f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
+            f"{seconds(longest['duration_s'])} (step {longest['step']})"
+        )
+    return text
+
+
+def _phases(rows: Rows) -> str:
+    if not rows:
+        return ""
+    large = [row for row in rows if (row["share"] or 0) >= _SMALL]
+    small = [row for row in rows if (row["share"] or 0) < _SMALL]
+    several = rows[0]["steps"] > 1
+    lines = [["phase", "mean" if several else "time", "share", *(["longest"] if several else [])]]
+    lines += [
+        [
+            row["phase"],
+            seconds(row["mean_s"]),
+            share(row["share"]),
+            *([f"{seconds(row['max_s'])} (step {row['max_step']})"] if several else []),
+        ]
+        for row in large
+    ]
+    if small:
+        total = sum(row["mean_s"] for row in small)
+        names = ", ".join(row["phase"] for row in small[:4]) + (", …" if len(small) > 4 else "")
+        lines.append([names, seconds(total), share(sum(row["share"] or 0 for row in small))])
+    return align(lines, left=(0, 3), indent="")
+
+
+def _requests(found: Mapping[str, Rows]) -> str:
+    if not found["request_totals"]:
+        return ""
+    (row,) = found["request_totals"]
+    names = ("p50", "p95", "p99", "max")
+    times = zip(names, quantile_texts(row, *names), strict=True)
+    text = f"{row['requests']:,}: " + "  ".join(f"{name} {value}" for name, value in times)
+    if row["mean_turns"] is not None:
+        text += f"; {row['mean_turns']:.1f} turns"
+    sums: dict[str, float] = {}
+    for part in found["request_parts"]:
+        if not part["validate"]:
+            sums[part["part"]] = sums.get(part["part"], 0.0) + (part["total_s"] or 0)
+    total = sum(sums.values())
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:3]
+    if total:
+        text += "; " + ", ".join(
+            f"{share(spent / total)} {part}" for part, spent in largest if spent
+        )
+    bad = [f"{row[key]:,} {key}" for key in ("failed", "unfinished") if row[key]]
+    return ", ".join([text, *bad])
+
+
+def _slowest(found: Mapping[str, Rows]) -> str:
+    rows = [row for row in found["slowest_requests"] if row["duration_s"] is not None]
+    if not rows:
+        return ""
+    row = max(rows, key=lambda each: each["duration_s"])
+    name = (row["request_id"] or "(no id)")[:8]
+    text = f"request {name}, step {row['step']}, {row['name']}: {seconds(row['duration_s'])}"
+    return text + of_which(row)
+
+
+def _tools(rows: Rows) -> str:
+    texts = []
+    for row in rows[:_TOOLS]:
+        text = f"{row['tool']} {row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
+        texts.append(text + (f", {row['failed']:,} failed" if row["failed"] else ""))
+    more = [f"and {len(rows) - _TOOLS} more"] if len(rows) > _TOOLS else []
+    return "; ".join([*texts, *more])
+
+
+def _spans(rows: Rows) -> str:
+    texts = [
+        f"{row['event']} {row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
+        + (f", {row['failed']:,} failed" if row["failed"] else "")
+        for row in rows[:_TOOLS]
+    ]
+    more = [f"and {len(rows) - _TOOLS} more"] if len(rows) > _TOOLS else []
+    return "; ".join([*texts, *more])
+
+
+def _cost(rows: Rows) -> str:
+    shares = [row for row in rows if row["share"] is not None]
+    if not shares:
+        return ""
+    row = max(shares, key=lambda each: each["share"])
+    return f"at most {share(row['share'])} of a step ({row['dearest']}, step {row['step']})"
+
+
+def _warnings(problems: Sequence[str], paint: Any) -> str:
+    if not problems:
+        return "Data quality: no problems found in the files."
+    lines = [paint("Data-quality warnings", _BOLD)]
+    for problem in problems[:_WARNINGS]:
+        lines += textwrap.wrap(
+            visible(problem), _WIDTH, initial_indent="  - ", subsequent_indent="    ",
+            max_lines=3, placeholder=" … (-v)",
+        )  # fmt: skip
+    if len(problems) > _WARNINGS:
+        lines.append(f"  - and {len(problems) - _WARNINGS} more: summary -v")
+    return "\n".join(lines)
