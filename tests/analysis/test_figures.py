@@ -1,0 +1,215 @@
+"""Figures of the small run, each also computed by plain Python from the lines of its event files.
+
+The run has two finished steps, two workers, one engine, and a validation after step 2.
+"""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+
+from verl_profiler.analysis import ANALYSES
+
+LINES = [
+    {**json.loads(text), "process": path.stem}
+    for path in sorted((Path(__file__).parents[1] / "data/small_run").glob("step_*/*.jsonl"))
+    for text in path.read_text().splitlines()
+]
+
+LAUNCHED = datetime.fromisoformat("2026-11-21T02:33:20+00:00")
+
+
+def of(event, step=1, process="", *, validate=False):
+    """Return the lines of an event: training or validation, of processes whose name begins so."""
+    return [
+        line
+        for line in LINES
+        if (event, step) == (line["event"], line["step"])
+        and line["process"].startswith(process)
+        and validate == line.get("extra", {}).get("validate", False)
+    ]
+
+
+def lengths(lines):
+    return [line["duration_sec"] for line in lines]
+
+
+def total(lines):
+    return sum(lengths(lines))
+
+
+def extra(key, lines):
+    return [line["extra"][key] for line in lines]
+
+
+def ends(lines):
+    times = [datetime.fromisoformat(line["timestamp"]) for line in lines]
+    return [(time - LAUNCHED).total_seconds() for time in times]
+
+
+def begins(lines):
+    return [end - line["duration_sec"] for end, line in zip(ends(lines), lines, strict=True)]
+
+
+def whole(lines):
+    """Return the time from the first begin to the last end."""
+    return max(ends(lines)) - min(begins(lines))
+
+
+def busy(lines):
+    """Return the time in which at least one of the lines was under way."""
+    covered = until = 0.0
+    for begin, end in sorted(zip(begins(lines), ends(lines), strict=True)):
+        covered += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return covered
+
+
+def percentile(share, values):
+    """Interpolate linearly between the two nearest values, as numpy does by default."""
+    return quantiles(values, n=100, method="inclusive")[share - 1]
+
+
+def trainer(*events, step=1):
+    return sum(total(of(event, step, "trainer")) for event in events)
+
+
+def last_request():
+    """Return the request of step 1 that ended last: it used three tools, one of them slow."""
+    return max(of("request"), key=lambda line: line["timestamp"])["extra"]["request_id"]
+
+
+def of_last_request(event):
+    return [line for line in of(event) if last_request() == line["extra"]["request_id"]]
+
+
+def polling():
+    """Return the time from the last request's end to the end of the trainer's wait for samples."""
+    return [max(ends(of("sample_wait", step))) - max(ends(of("request", step))) for step in (1, 2)]
+
+
+ONE, TRAINING = {"step": 1}, {"step": 1, "validate": False}
+PHASES = ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights")
+# Analysis, its row, column, what it must be, and how that follows from the lines.
+FIGURES = [
+    # Steps
+    ("step_times", ONE, "duration_s", 6.667178, lambda: total(of("step"))),
+    ("step_times", ONE, "unaccounted_s", 0.0027, lambda: trainer("step") - trainer(*PHASES)),
+    ("step_times", ONE, "to_next_s", 6.687178,
+     lambda: begins(of("step", 2))[0] - begins(of("step"))[0]),
+    ("step_phases", {"step": 1, "phase": "gen"}, "share", 0.599953984,
+     lambda: trainer("gen") / trainer("step")),
+    ("step_durations", {"step": 2}, "training_s", 2.057413,
+     lambda: trainer("old_log_prob", "ref", "adv", "update_actor", step=2)),
+    ("step_metrics", {"step": 2, "name": "adv"}, "value", 0.002999, lambda: trainer("adv", step=2)),
+    ("validation_times", {"step": 2}, "rollout_s", 1.079721,
+     lambda: whole(of("request", 2, validate=True))),
+    ("event_shares", {"step": 1, "role": "actor", "event": "update_actor"}, "share", 0.211485429,
+     lambda: total(of("update_actor", 1, "actor")) / (2 * total(of("step")))),
+    ("exclusive_times", {"step": 1, "event": "gen"}, "self_s", 0.0052,
+     lambda: trainer("gen") - trainer("sample_wait", "sleep_replicas")),
+    # Requests and turns
+    ("request_times", TRAINING, "requests", 8, lambda: len(of("request_start"))),
+    ("request_times", TRAINING, "p50_s", 0.7756395, lambda: median(lengths(of("request")))),
+    ("request_times", TRAINING, "p80_s", 1.758143, lambda: percentile(80, lengths(of("request")))),
+    ("request_times", TRAINING, "max_s", 2.414101, lambda: max(lengths(of("request")))),
+    ("request_times", {"step": 2, "validate": True}, "requests", 4,
+     lambda: len(of("request", 2, validate=True))),
+    ("request_times", TRAINING, "generated_tokens", 704,
+     lambda: sum(extra("response_tokens", of("engine_call")))),
+    ("request_percentiles", {"step": None, "percentile": 80.0}, "duration_s", 1.57763,
+     lambda: percentile(80, lengths(of("request")) + lengths(of("request", 2)))),
+    ("request_parts", {**TRAINING, "part": "tool"}, "total_s", 1.65611,
+     lambda: total(of("tool_execution"))),
+    ("request_parts", {**TRAINING, "part": "engine"}, "share", 0.772017194,
+     lambda: total(of("engine_call")) / total(of("request"))),
+    ("request_breakdown", {"step": 1, "sample": "0"}, "tool_calls", 4,
+     lambda: len(of_last_request("tool_call"))),
+    ("slowest_requests", ONE, "engine_s", 0.906883, lambda: total(of_last_request("engine_call"))),
+    ("turns_per_request", {**TRAINING, "turns": 1}, "requests", 5,
+     lambda: extra("turns", of("request")).count(1)),
+    ("step_turn_times", {"step": 1, "turn": 0}, "total_s", 3.891698,
+     lambda: total(line for line in of("turn") if line["extra"]["turn"] == 0)),
+    # The tail
+    ("step_tail", ONE, "after_p80_s", 0.65122475,
+     lambda: max(ends(of("request"))) - percentile(80, ends(of("request")))),
+    ("step_tail", ONE, "poll_s", 1.528337, lambda: ends(of("gen"))[0] - max(ends(of("request")))),
+    ("rollout_tail", ONE, "bubble_share", 0.592012015,
+     lambda: 1 - total(of("request")) / (8 * whole(of("request")))),
+    ("rollout_tail", ONE, "idle_share", 0.056512185,
+     lambda: (max(ends(of("request"))) - max(ends(of("request", 1, "worker_1"))))
+     / (2 * whole(of("request")))),
+    ("rollout_balance", {"step": 1, "name": "worker_1"}, "busy_s", 2.157413,
+     lambda: whole(of("request", 1, "worker_1"))),
+    # Tools and rewards
+    ("tool_latencies", {"tool": "search"}, "p50_s", 0.1919665,
+     lambda: median(line["duration_sec"] for line in of("tool_call") + of("tool_call", 2)
+                    if line["extra"]["tool"] == "search")),
+    ("tool_times", {**TRAINING, "tool": "sandbox"}, "share", 0.833470124,
+     lambda: 1.43694 / total(of("tool_call"))),
+    ("rewards", {"step": 2}, "mean", 0.25, lambda: sum(extra("reward", of("request", 2))) / 8),
+    ("reward_times", {"step": 1, "part": "reward"}, "total_s", 0.116483,
+     lambda: total(of("reward"))),
+    # The engine
+    ("engine_times", TRAINING, "cached_tokens", 1626,
+     lambda: sum(extra("cached_tokens", of("engine_request")))),
+    ("engine_parts", {"step": 1, "part": "queue"}, "p50_s", 0.016184,
+     lambda: median(extra("queue_s", of("engine_request")))),
+    ("replica_balance", {"step": 2, "server": "engine_0"}, "generated_tokens", 777,
+     lambda: sum(extra("response_tokens", of("engine_call", 2)))),
+    ("token_rates", ONE, "engine_tokens_per_s", 297.421390344,
+     lambda: 704 / busy(of("engine_call"))),
+    # Processes, weights, memory, the profiler itself
+    ("worker_balance", {"step": 1, "phase": "update_actor"}, "waited_s", 0.241716,
+     lambda: 2 * max(lengths(of("update_actor", 1, "actor")))
+     - total(of("update_actor", 1, "actor"))),
+    ("weight_sync", ONE, "transfer_s", 0.306848, lambda: max(lengths(of("weight_transfer")))),
+    ("loop_suspects", {"step": 2, "name": "worker_0"}, "step_share", 0.236212363,
+     lambda: total(of("event_loop_lag", 2)) / trainer("step", step=2)),
+    ("memory_phases", ONE, "lowest_used_bytes", 6_002_000_000,
+     lambda: min(extra("used_bytes", of("memory")))),
+    ("sleep_times", ONE, "share", 0.01199908,
+     lambda: (total(of("memory_release")) + total(of("memory_resume"))) / total(of("step"))),
+    ("profiler_cost", ONE, "events", 195, lambda: sum(extra("events", of("profiler_cost")))),
+    # TransferQueue
+    ("transfer_totals", {"step": 2}, "size_bytes", 179520,
+     lambda: sum(extra("size_bytes", of("tq_put", 2) + of("tq_put", 2, validate=True)))),
+    ("transfer_rates", ONE, "bytes_per_s", 12795474.111425,
+     lambda: sum(extra("size_bytes", of("tq_put")))
+     / sum(busy(of("tq_put", 1, f"worker_{n}")) for n in (0, 1))),
+    ("tq_throughput", {"caller": None}, "mib_per_s", 11.628634236,
+     lambda: 283560 / 2**20 / 0.023255),
+    # What made the step as long as it was
+    ("critical_path", {"step": 1, "owner": "polling"}, "duration_s", 1.527337,
+     lambda: polling()[0]),
+    ("critical_path", {"step": 1, "owner": "update_actor"}, "duration_s", 1.530869,
+     lambda: max(lengths(of("update_actor", 1, "actor")))),
+    ("what_if", {"what": "no_polling"}, "saved_s", 1.5489475, lambda: sum(polling()) / 2),
+    ("straggler_requests", ONE, "behind_s", 1.64385,
+     lambda: max(ends(of("request"))) - median(ends(of("request")))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("analysis", "row", "column", "figure", "by_hand"),
+    FIGURES,
+    ids=[f"{analysis}.{column}" for analysis, _, column, *_ in FIGURES],
+)
+def test_a_figure_is_what_the_lines_give(analysis, row, column, figure, by_hand, small):
+    """The number, its derivation and the analysis agree; quantiles may be cut to microseconds."""
+    first = next(
+        found for found in ANALYSES[analysis](small.tables) if row.items() <= found.items()
+    )
+
+    assert figure == pytest.approx(by_hand(), rel=1e-9, abs=1e-7)
+    assert figure == pytest.approx(first[column], rel=1e-9, abs=1e-7)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_critical_path_is_as_long_as_its_step(step, small):
+    """Every second of a step has one owner."""
+    rows = [row for row in ANALYSES["critical_path"](small.tables) if step == row["step"]]
+
+    assert total(of("step", step)) == pytest.approx(sum(row["duration_s"] for row in rows))
