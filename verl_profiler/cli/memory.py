@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.analysis import memory_saver
+    from verl_profiler.analysis import memory
     from verl_profiler.views.memory_text import memory_text
 
     with ExitStack() as stack:
@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
         content: dict[str, Any] = {
             "format": 1,
             "runs": about["runs"],
-            "findings": memory_saver.memory_findings(tables, args.steps, launches=launches),
+            "findings": memory.memory_findings(tables, args.steps, launches=launches),
             "tables": {
                 ask.__name__: ask(tables, args.steps)
                 for ask in (
-                    memory_saver.memory_timeline,
-                    memory_saver.sleep_times,
-                    memory_saver.release_effects,
+                    memory.memory_timeline,
+                    memory.sleep_times,
+                    memory.release_effects,
                 )
             },
             "problems": about["problems"],
