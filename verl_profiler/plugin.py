@@ -78,9 +78,8 @@ def _plan(carried: Any) -> Any:
 
 
 def _open_ranges(carried: Any) -> None:
-    """Open NVTX ranges where they were asked for, or where nsys will see them."""
-    by_nsys = carried.capture_tool == "nsys"
-    if carried.nvtx == "on" or (carried.nvtx == "auto" and by_nsys):
+    """Open NVTX ranges where they were requested, or where a tool records them."""
+    if carried.nvtx != "off":
         from verl_profiler.instrumentation import nvtx_ranges
 
         nvtx_ranges.switch_on(always=carried.nvtx == "on")

@@ -90,8 +90,8 @@ def main(folder):
     os.environ["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     plan = make_plan(folder)
-    answers = node_check._ask_nodes(plan)
-    problems = [node_check.problems_of(seen, plan) for seen in answers.values()]
+    reports = node_check._probe_nodes(plan)
+    problems = [node_check.problems_of(report, plan) for report in reports.values()]
     hook_creation(plan, lambda: True)
     runner = ray.remote(TaskRunner).remote()
     found = {"trainer": ray.get(runner.watched.remote(), timeout=120)}

@@ -59,10 +59,10 @@ class TaskRunner:
         hosts = ray.get([worker.work.remote() for worker in workers])
         for step in STEPS:
             session.start(step=step)
-            probes._tell(session.start, step)
+            probes._call_actors(session.start, step)
             ray.get([worker.work.remote() for worker in workers])
             session.stop()
-            probes._tell(session.stop)
+            probes._call_actors(session.stop)
         return hosts
 
 
@@ -139,7 +139,8 @@ def drive(folder):
     found["hosts"] = ray.get(runner.run.remote([node["NodeID"] for node in nodes]))
     plan = carried_plan(prepare.recorder.active().carried.capture_plan)
     run = folder / "logs" / "run"
-    found["in_use"] = [tool.in_use for tool in nsys_processes.tools_of(run, Path(plan.directory))]
+    processes = nsys_processes.processes_of(run, Path(plan.directory))
+    found["in_use"] = [process.in_use for process in processes]
     prepare.end(failed=False)
     # All that is on PATH, but no nsys.
     folders = os.environ["PATH"].split(os.pathsep)

@@ -1,4 +1,4 @@
-"""Gathering captures: named by role, rank and step, and what is missing is said with its cause."""
+"""Gathering captures: reports are named by role, rank and step; missing ones have a cause."""
 
 import gzip
 import json
@@ -15,7 +15,8 @@ import pytest
 from verl_profiler import plugin
 from verl_profiler.capture import gather, node_copy
 from verl_profiler.capture.file_modes import umask
-from verl_profiler.capture.gather import account, collect, read_journal
+from verl_profiler.capture.gather import account, collect
+from verl_profiler.capture.journal import read_journals
 from verl_profiler.capture.plan import Plan
 from verl_profiler.cli import main
 from verl_profiler.environ import SETTINGS, UNDER_NSYS
@@ -80,9 +81,9 @@ def test_reports_are_named_by_role_rank_and_step(run):
     assert [(2, "actor_0.step2.nsys-rep", ""), (5, "actor_0.step5.nsys-rep", "")] == [
         (capture.step, capture.file, capture.problem) for capture in found
     ]
-    said = json.loads((run / "nsight" / "actor_0.step5.json").read_text())
+    metadata = json.loads((run / "nsight" / "actor_0.step5.json").read_text())
     assert ("h1", 11, 5, 2000, 2500, 6) == tuple(
-        said[key] for key in ("host", "pid", "step", "begin_ns", "end_ns", "size_bytes")
+        metadata[key] for key in ("host", "pid", "step", "begin_ns", "end_ns", "size_bytes")
     )
 
 
@@ -137,7 +138,7 @@ def test_what_is_missing_has_a_cause(run, facts, raw, cause):
 
 
 def test_a_count_that_was_too_small_is_recognized(run):
-    """nsys ended after the first capture, and said nothing."""
+    """nsys ended after the first capture, without any message."""
     journal(run, 2, 5)
     report(run, "actor_h1_11.nsys-rep")
 
@@ -207,12 +208,12 @@ def test_a_later_collection_replaces_nothing(run):
     assert b"first" == (run / "nsight" / "actor_1.step3.json.gz").read_bytes()
 
 
-def test_a_report_that_nobody_wrote_down_is_not_lost(run):
+def test_a_report_that_no_journal_lists_is_not_lost(run):
     """Its process died before its first line, or the journal is on another machine."""
     report(run, "engine_h1_9.1.nsys-rep")
     (found,) = collect(run)
 
-    assert "no process wrote down" in found.problem
+    assert "no journal lists" in found.problem
     assert (run / "nsight" / "raw" / "engine_h1_9.1.nsys-rep").exists()
 
 
@@ -226,16 +227,16 @@ def test_a_torn_journal_line_costs_only_itself(run):
     assert 1 == len(collect(run))
 
 
-def test_a_run_without_captures_is_said_so(tmp_path):
-    """And how to make some."""
+def test_a_run_without_captures_is_a_message(tmp_path):
+    """Which explains how to make some."""
     with pytest.raises(ReadingError) as caught:
         collect(tmp_path)
 
     assert "no-captures" == caught.value.slug
 
 
-def test_the_account_is_for_people(run):
-    """How many there are, and a line per missing one."""
+def test_the_account_counts_captures_and_lists_missing_ones(run):
+    """In lines for a terminal."""
     journal(run, 2, 5)
     report(run, "actor_h1_11.nsys-rep")
     lines = account(collect(run))
@@ -267,8 +268,8 @@ def test_a_folder_on_the_nodes_is_found_by_run_json(run, tmp_path):
     assert "actor_0.step2.nsys-rep" == collect(run)[0].file
 
 
-def test_a_report_that_somebody_writes_is_waited_for_and_named(run):
-    """Half a report must not be taken for one, nor its capture for one without a report."""
+def test_a_report_that_is_being_written_stays_in_its_place(run):
+    """Half a report must not be gathered."""
     journal(run, 2)
     with (run / "nsight" / "raw" / "actor_h1_11.1.nsys-rep").open("w"):
         (found,) = collect(run)
@@ -279,7 +280,7 @@ def test_a_report_that_somebody_writes_is_waited_for_and_named(run):
 
 def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
     """A report of another node whose nsys was still writing at the first look."""
-    monkeypatch.setattr(gather, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(gather, "_POLL_S", 0.01)
     journal(run, 2)
     looks = []
 
@@ -294,8 +295,8 @@ def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
     assert ("actor_0.step2.nsys-rep", 3) == (found.file, len(looks))
 
 
-def test_what_was_placed_does_not_come_again(run, monkeypatch):
-    """It has another name here; its first name is written down with it."""
+def test_a_placed_report_is_not_fetched_again(run, monkeypatch):
+    """It has another name here; its metadata has the first one."""
     journal(run, 2)
     report(run, "actor_h1_11.1.nsys-rep")
     collect(run)
@@ -366,7 +367,7 @@ def test_a_file_that_grows_while_it_is_sent_comes_as_long_as_it_was(tmp_path, mo
 
 
 def test_one_disk_of_two_nodes_is_noticed(tmp_path):
-    """Files would else be copied over themselves."""
+    """Otherwise files would be copied over themselves."""
     (tmp_path / "a.nsys-rep").touch()
     (tmp_path / "mark").touch()
 
@@ -406,8 +407,8 @@ def test_a_line_of_another_form_costs_only_itself(run, line):
     "fact",
     [{"file": "../../../etc/passwd"}, {"step": "2"}, {"pid": None}, {"source": 5}, {"tool": "x"}, {"number": []}],
 )  # fmt: skip
-def test_metadata_of_another_form_are_left_alone(run, fact):
-    """Whoever wrote them; the capture is counted from its journal."""
+def test_metadata_of_another_form_are_ignored(run, fact):
+    """The capture is counted from its journal."""
     journal(run, 2)
     report(run, "actor_h1_11.1.nsys-rep")
     collect(run)
@@ -505,7 +506,7 @@ def test_reports_follow_the_umask(run):
 def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, carried):
     """nsys takes it away, and every file of the process would be writable for everybody."""
     plan = Plan("nsys", (1,), False, "/raw", "/journal", "error", {}, umask=0o027)
-    carried = msgspec.structs.replace(carried, capture_tool=plan.tool, capture_plan=plan.encode())
+    carried = msgspec.structs.replace(carried, capture_plan=plan.encode())
     monkeypatch.setenv(SETTINGS, carried.encode())
     before = os.umask(0)
     found = []
@@ -599,17 +600,17 @@ def ray(monkeypatch):
 
 @pytest.mark.timeout(60)
 def test_silent_nodes_share_one_deadline_and_are_named(run, ray):
-    """Each of them took two minutes, one after the other, whatever `collect_timeout_s` was."""
+    """Whatever the number of silent nodes."""
     ray("silent-1", "silent-2", "gone", "good", "failing")
     journal(run, 2)
     fetch = gather.Fetch(run)
     (found,) = collect(run, patience_s=1, fetch=fetch, fetch_s=1)
-    said = fetch.account()
+    lines = fetch.account()
 
     assert "actor_0.step2.nsys-rep" == found.file
-    assert ["gone", "silent-1", "silent-2", "failing"] == [line.split()[1] for line in said]
-    assert "no answer within 1 s" in said[1]
-    assert "sECRet" not in "".join(said)
+    assert ["gone", "silent-1", "silent-2", "failing"] == [line.split()[1] for line in lines]
+    assert "no answer within 1 s" in lines[1]
+    assert "sECRet" not in "".join(lines)
 
 
 def test_collecting_starts_no_cluster(run, ray):
@@ -624,8 +625,8 @@ def test_collecting_starts_no_cluster(run, ray):
     assert "Ray has been shut down" in fetch.account()[0]
 
 
-def test_a_node_that_sends_is_waited_for_beyond_the_deadline(run, ray, monkeypatch):
-    """A report of some gigabytes; a node that was silent for a while is given up even so."""
+def test_a_node_that_is_sending_may_finish_after_the_deadline(run, ray, monkeypatch):
+    """A report may have gigabytes; a node that stops sending is still abandoned."""
     ray("good")
     journal(run, 2)
     monkeypatch.setattr(node_copy, "_SILENCE_S", 30)
@@ -653,7 +654,7 @@ def test_a_journal_that_cannot_be_read_is_a_problem(run):
     journal(run, 2)
     (run / "nsight" / "journal" / "actor_h1_99.jsonl").mkdir()
 
-    captures = read_journal(run / "nsight" / "journal")
+    captures = read_journals(run / "nsight" / "journal")
 
     assert [2] == [capture.step for capture in captures if not capture.problem]
     (problem,) = (capture.problem for capture in captures if capture.problem)

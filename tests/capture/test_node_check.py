@@ -1,11 +1,11 @@
-"""The check of the nodes before training: what is missing, where, and what to do."""
+"""The check of the nodes before training: what is missing on which node, and the fix."""
 
 import os
 import stat
 
 import pytest
 
-from verl_profiler.capture.node_check import _names, check_nodes, look, problems_of
+from verl_profiler.capture.node_check import _names, check_nodes, probe_node, problems_of
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.errors import ConfigError
 
@@ -28,13 +28,13 @@ def plan(tool="nsys", on_missing="error", waits_for="nvtx"):
 
 
 def test_a_node_that_can_capture_has_no_problem():
-    """Nor has one that needs no nsys."""
+    """Neither with nsys nor with a tool that needs none."""
     assert [] == problems_of(GOOD, plan())
     assert [] == problems_of({"directory": None}, plan("torch"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "text"),
     [
         ({"nsys": None, "nsys_of_job": None}, "profiler.nsight.tool=torch"),
         ({"nsys": None}, "before `ray start`"),
@@ -45,11 +45,11 @@ def test_a_node_that_can_capture_has_no_problem():
         ({"silent": True, "nvtx": "0.2.17"}, "nvtx==0.2.11"),
     ],
 )
-def test_every_problem_has_its_mend(changes, says):
-    """The message is enough to mend the node."""
+def test_every_problem_has_its_fix(changes, text):
+    """The message is enough to fix the node."""
     (problem,) = problems_of({**GOOD, **changes}, plan())
 
-    assert says in problem
+    assert text in problem
 
 
 def test_silent_ranges_matter_only_to_captures_that_wait_for_one():
@@ -57,10 +57,11 @@ def test_silent_ranges_matter_only_to_captures_that_wait_for_one():
     assert [] == problems_of({**GOOD, "silent": True}, plan(waits_for="cudaProfilerApi"))
 
 
-def test_the_command_ends_unless_told_otherwise(monkeypatch):
-    """And names each node."""
+def test_the_command_ends_by_default(monkeypatch):
+    """The message names each node."""
     monkeypatch.setattr(
-        "verl_profiler.capture.node_check._ask_nodes", lambda _plan: {"h2": {**GOOD, "nvtx": None}}
+        "verl_profiler.capture.node_check._probe_nodes",
+        lambda _plan: {"h2": {**GOOD, "nvtx": None}},
     )
     with pytest.raises(ConfigError) as caught:
         check_nodes(plan(), None)
@@ -69,22 +70,23 @@ def test_the_command_ends_unless_told_otherwise(monkeypatch):
     assert "h2: nvtx is not installed" in str(caught.value)
 
 
-def test_different_versions_are_said(monkeypatch, capfd):
+def test_different_versions_are_reported(monkeypatch, capfd):
     """The reports of one node may be too new for the nsys of another."""
     old, new = "NVIDIA Nsight Systems version 2022.4", "NVIDIA Nsight Systems version 2025.1"
     versions = {"h1": old, "h2": old, "h3": new}
     nodes = {host: {**GOOD, "version": version} for host, version in versions.items()}
-    monkeypatch.setattr("verl_profiler.capture.node_check._ask_nodes", lambda _plan: nodes)
+    monkeypatch.setattr("verl_profiler.capture.node_check._probe_nodes", lambda _plan: nodes)
 
     assert check_nodes(plan(), None)
     assert f"{old} on h1, h2; {new} on h3" in capfd.readouterr().err
 
 
-def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
+def test_with_warn_captures_of_verl_are_switched_off(monkeypatch, capfd):
     """Its controller would otherwise still be started under nsys."""
     omegaconf = pytest.importorskip("omegaconf")
     monkeypatch.setattr(
-        "verl_profiler.capture.node_check._ask_nodes", lambda _plan: {"h2": {"failed": "timed out"}}
+        "verl_profiler.capture.node_check._probe_nodes",
+        lambda _plan: {"h2": {"failed": "timed out"}},
     )
     config = omegaconf.OmegaConf.create({"global_profiler": {"steps": [1], "tool": "nsys"}})
 
@@ -93,8 +95,8 @@ def test_told_to_go_on_verl_is_told_to_capture_nothing(monkeypatch, capfd):
     assert "h2: it did not answer: timed out" in capfd.readouterr().err
 
 
-def test_nodes_with_one_host_name_are_all_asked():
-    """One of them must not stand for the other."""
+def test_nodes_with_one_host_name_are_all_checked():
+    """One of them must not hide the other."""
     nodes = [
         {"NodeManagerHostname": host, "NodeID": number * 20}
         for host, number in (("a", "1"), ("b", "2"), ("b", "3"))
@@ -105,7 +107,7 @@ def test_nodes_with_one_host_name_are_all_asked():
 
 @pytest.fixture
 def fake_nsys(tmp_path, monkeypatch):
-    """A stand-in that answers like nsys; it only checks its arguments."""
+    """A stand-in for nsys that only checks its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "nsys"
@@ -120,20 +122,16 @@ def fake_nsys(tmp_path, monkeypatch):
     return script
 
 
-def test_a_node_looks_for_itself(fake_nsys, tmp_path):
-    """With the options of every role, and it makes the folder that nsys needs."""
+def test_a_node_tries_the_options_of_every_role(fake_nsys, tmp_path):
+    """And creates the folder that nsys needs."""
     made = tmp_path / "a" / "raw"
-    seen = look(
-        "nsys",
-        str(made),
-        {"actor": ["--trace=nvtx"], "trainer": ["--trace=bogus"]},
-        os.environ["PATH"],
-    )
+    options = {"actor": {"trace": "nvtx", "o": "x"}, "trainer": {"trace": "bogus"}}
+    report = probe_node("nsys", str(made), options, os.environ["PATH"])
 
     assert made.is_dir()
-    assert str(fake_nsys) == seen["nsys"]
-    assert "2025.1" in seen["version"]
-    assert {"trainer": "Illegal --trace argument"} == seen["options"]
+    assert str(fake_nsys) == report["nsys"]
+    assert "2025.1" in report["version"]
+    assert {"trainer": "Illegal --trace argument"} == report["options"]
 
 
 def test_nsys_may_fail_once(fake_nsys, tmp_path):
@@ -142,17 +140,17 @@ def test_nsys_may_fail_once(fake_nsys, tmp_path):
     fake_nsys.write_text(
         f"#!/bin/bash\n[ $1 = profile ] && [ ! -e {tried} ] && {{ touch {tried}; exit 1; }}\nexit 0\n"
     )
-    seen = look("nsys", str(tmp_path), {"actor": []}, os.environ["PATH"])
+    report = probe_node("nsys", str(tmp_path), {"actor": {}}, os.environ["PATH"])
 
     assert tried.exists()
-    assert {} == seen["options"]
+    assert {} == report["options"]
 
 
-def test_a_folder_that_cannot_be_made_is_noticed(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     """A file is in the way."""
     (tmp_path / "raw").touch()
 
-    assert look("torch", str(tmp_path / "raw"), {})["directory"]
+    assert probe_node("torch", str(tmp_path / "raw"), {})["directory"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes folders of other users")
@@ -170,5 +168,5 @@ def test_a_folder_that_another_user_made_beforehand_is_refused(tmp_path, linked)
         place.mkdir()
         os.chown(place, 12345, 12345)
 
-    assert "another user" in look("torch", str(place / "raw"), {})["directory"]
-    assert look("torch", str(everybodys / "own" / "raw"), {})["directory"] is None
+    assert "another user" in probe_node("torch", str(place / "raw"), {})["directory"]
+    assert probe_node("torch", str(everybodys / "own" / "raw"), {})["directory"] is None

@@ -1,4 +1,4 @@
-"""Processes of nsys that outlived a run: found by what they say of it, named, ended when asked.
+"""Stale processes of nsys: found by command line and environment, listed, ended on request.
 
 `nsys` is a stand-in here, `tail` under that name, which stays until it is ended; the last test has a
 real one.
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.capture import nsys_processes
+from verl_profiler.capture.open_files import being_written
 from verl_profiler.cli import main
 from verl_profiler.environ import SETTINGS, UNDER_NSYS
 
@@ -61,22 +62,23 @@ def run(tmp_path):
 
 
 def found(run):
-    return {tool.pid: tool.in_use for tool in nsys_processes.tools_of(run, run / "nsight" / "raw")}
+    processes = nsys_processes.processes_of(run, run / "nsight" / "raw")
+    return {process.pid: process.in_use for process in processes}
 
 
-def test_a_tool_belongs_to_a_run_by_its_words_or_its_environment(run, start, tmp_path):
-    """And to no other run, nor is any other program that looks at the reports one."""
-    by_words = start("nsys", f"{run}/nsight/raw/actor_h_1")
+def test_a_process_belongs_to_a_run_by_command_line_or_environment(run, start, tmp_path):
+    """And to no other run; other programs that open the reports are not nsys."""
+    by_argv = start("nsys", f"{run}/nsight/raw/actor_h_1")
     by_environment = start("/opt/nsys", "--session-name=profile-python-1", run=run)
     start("nsys", f"{tmp_path}/run-2/nsight/raw/actor_h_1")
     start("nsys", f"{run}/nsight/raw/x", run=tmp_path / "other")
     start("nsys-ui", f"{run}/nsight/raw/actor_h_1")
     start("less", f"{run}/nsight/raw/actor_h_1", run=run)
 
-    assert {by_words.pid: False, by_environment.pid: False} == found(run)
+    assert {by_argv.pid: False, by_environment.pid: False} == found(run)
 
 
-def test_a_run_is_told_by_its_whole_path(run, start, tmp_path, monkeypatch):
+def test_a_run_is_identified_by_its_whole_path(run, start, tmp_path, monkeypatch):
     """It may be given by a relative one or by a link; another folder may have the same name."""
     ours = start("nsys", "-o", f"{run}/nsight/raw/actor_h_1")
     written = start("nsys", f"-o={run}/nsight/raw/actor_h_2")
@@ -88,7 +90,7 @@ def test_a_run_is_told_by_its_whole_path(run, start, tmp_path, monkeypatch):
         assert {ours.pid: False, written.pid: False} == found(Path(given))
 
 
-def test_a_tool_that_watches_a_living_process_is_in_use(run, start, tmp_path):
+def test_nsys_is_in_use_while_the_process_it_watches_lives(run, start, tmp_path):
     """By its child, or by the session that the child's launcher started."""
     # bash under the name nsys, which runs this script.
     (tmp_path / "profile").write_text(f"{TAIL} -f /dev/null & wait")
@@ -114,15 +116,15 @@ def test_a_tool_that_watches_a_living_process_is_in_use(run, start, tmp_path):
 
 
 def test_the_launcher_of_a_living_process_may_be_gone(run, start):
-    """Then no agent without a launcher is taken for left over."""
+    """Then no agent without a launcher counts as stale."""
     agent = start("nsys", "--session-name=profile-python-1", run=run)
     start("python", run=run, under_nsys=True)
 
     assert {agent.pid: True} == found(run)
 
 
-def test_collect_names_what_is_left_and_ends_it_when_asked(run, start, tmp_path, capsys):
-    """Without the option it only says so."""
+def test_collect_lists_stale_processes_and_ends_them_on_request(run, start, tmp_path, capsys):
+    """Without the option they are only listed."""
     left = start("nsys", f"{run}/nsight/raw/actor_h_1")
     other = start("nsys", f"{tmp_path}/other/nsight/raw/actor_h_1")
 
@@ -136,26 +138,26 @@ def test_collect_names_what_is_left_and_ends_it_when_asked(run, start, tmp_path,
     assert other.poll() is None
 
 
-def test_a_machine_without_proc_has_nothing_to_say(run, monkeypatch):
+def test_a_machine_without_proc_has_no_processes(run, monkeypatch):
     """A Mac gathers and reads too."""
     monkeypatch.setattr(os, "listdir", lambda _path: os.stat("/nowhere"))
 
-    assert [] == nsys_processes.tools_of(run, run)
-    assert set() == nsys_processes.being_written(run)
+    assert [] == nsys_processes.processes_of(run, run)
+    assert set() == being_written(run)
 
 
-def test_who_does_not_heed_is_killed(run, start):
+def test_a_process_that_ignores_sigterm_is_killed(run, start):
     """A process that is stopped never sees SIGTERM."""
     left = start("nsys", f"{run}/nsight/raw/actor_h_1")
     left.send_signal(19)
-    (tool,) = nsys_processes.end(run, run / "nsight" / "raw", grace_s=0.2)
+    (process,) = nsys_processes.end_stale(run, run / "nsight" / "raw", grace_s=0.2)
 
-    assert left.pid == tool.pid
+    assert left.pid == process.pid
     assert -9 == left.wait(10)
 
 
 def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
-    """Its words do not name the run, and nobody is its parent any more."""
+    """Its command line does not name the run, and it has no parent any more."""
     settings = json.dumps({"directory": str(run)})
     options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
     program = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(300)"]
@@ -166,11 +168,15 @@ def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
         start_new_session=True,
     )
     assert b"1\n" == launcher.stdout.readline()
-    tools = nsys_processes.tools_of(run, run / "nsight" / "raw")
-    (agent,) = [tool for tool in tools if "--start-agent" in tool.words]
+    processes = nsys_processes.processes_of(run, run / "nsight" / "raw")
+    (agent,) = [
+        process
+        for process in processes
+        if b"--start-agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    ]
     try:
-        assert {True} == {tool.in_use for tool in tools}
-        assert launcher.pid in {tool.pid for tool in tools}
+        assert {True} == {process.in_use for process in processes}
+        assert launcher.pid in {process.pid for process in processes}
         # It stops, so that it stays; everything else of the session dies.
         os.kill(agent.pid, signal.SIGSTOP)
         processes = {process.pid: process for process in nsys_processes._processes()}
@@ -186,7 +192,8 @@ def test_the_agent_of_a_real_nsys_that_stays_is_found_and_ended(nsys, run):
 
         assert {agent.pid: False} == found(run)
         assert [agent.pid] == [
-            tool.pid for tool in nsys_processes.end(run, run / "nsight" / "raw", grace_s=0.5)
+            process.pid
+            for process in nsys_processes.end_stale(run, run / "nsight" / "raw", grace_s=0.5)
         ]
         assert {} == found(run)
     finally:

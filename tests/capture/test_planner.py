@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.capture.plan import NsightSettings
-from verl_profiler.capture.planner import captures_per_process, make_plan, raw_directory, remarks
+from verl_profiler.capture.plan import NsightSettings, raw_directory
+from verl_profiler.capture.planner import captures_per_process, make_plan, remarks
 from verl_profiler.capture.verl_keys import Capture
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.settings import parse

@@ -1,4 +1,4 @@
-"""Captures of a process: what starts them, and what is written down about each."""
+"""Captures of a process: what starts them, and what its journal has about each."""
 
 import gzip
 import json
@@ -11,6 +11,7 @@ from fake_nvtx import FakeNvtx
 
 from verl_profiler.capture import session
 from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.capture.tools import nsys
 from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.identity import Identity
@@ -34,7 +35,7 @@ def captured(carried, tmp_path):
         )
         plan = msgspec.structs.replace(plan, **changes)
         recorder.start(
-            msgspec.structs.replace(carried, capture_tool=plan.tool, capture_plan=plan.encode()),
+            msgspec.structs.replace(carried, capture_plan=plan.encode()),
             lambda: Identity("agent_loop", 0),
         )
         recorder.active().identity = Identity("agent_loop", 0)
@@ -50,7 +51,7 @@ def journal(tmp_path):
 
 
 def test_a_capture_is_a_range_that_nsys_waits_for(captured, nvtx, tmp_path):
-    """Begin and end are written down at once, so that a killed process leaves what it began."""
+    """Start and end are written at once, so that a killed process leaves the start."""
     captured()
 
     assert session.start(None, 2)
@@ -77,7 +78,7 @@ def test_starting_twice_is_starting_once(captured, nvtx):
 
 
 def test_a_rank_that_was_not_chosen_captures_nothing(captured, nvtx, tmp_path):
-    """Whatever the trainer asks of it."""
+    """Although the trainer starts captures in all of them."""
     captured(roles={"agent_loop": RoleCapture((1,), BY_RANGE)})
 
     assert not session.start(None, 2)
@@ -101,8 +102,8 @@ def test_a_failed_check_before_training_switches_captures_off(captured, nvtx, mo
     assert [] == nvtx.calls
 
 
-def test_captures_that_the_host_makes_are_written_down_too(captured, tmp_path):
-    """On CUDA verl calls the CUDA profiler itself; the step and the task are what verl says."""
+def test_captures_that_the_host_starts_are_in_the_journal_too(captured, tmp_path):
+    """On CUDA verl calls the CUDA profiler itself, with its own step and task."""
     by_cuda = {"agent_loop": RoleCapture(None, {"capture-range": "cudaProfilerApi"})}
     captured(discrete=True, roles=by_cuda)
     process = session.current()
@@ -139,26 +140,28 @@ def test_the_torch_profiler_leaves_a_chrome_trace(captured, tmp_path):
 
 
 class Silent(FakeNvtx):
-    """nvtx >= 0.2.12 under a tool that says that the domain is off."""
+    """nvtx >= 0.2.12 under a tool that reports the domain as disabled."""
 
     def get_domain(self, _name):
         return type("DummyDomain", (), {})()
 
 
-def test_the_silent_combination_of_nvtx_and_nsys_is_said(captured, monkeypatch, tmp_path, capfd):
-    """It records no range, so nsys would wait for ever and write nothing, without a word."""
+def test_an_nvtx_that_records_nothing_under_this_nsys_is_reported(
+    captured, monkeypatch, tmp_path, capfd
+):
+    """nsys would wait forever and write nothing, without any message."""
     captured()
     monkeypatch.setitem(sys.modules, "nvtx", Silent())
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsys/lib.so")
-    monkeypatch.setattr(session, "_version", lambda _name: "0.2.17")
+    monkeypatch.setattr(nsys, "_version_of", lambda _name: "0.2.17")
     session.start(None, 2)
 
     assert "(nvtx-silent)" in capfd.readouterr().err
     assert journal(tmp_path)[0]["silent"]
 
 
-def test_the_step_is_the_processs_own_where_nobody_says_it(captured, nvtx, tmp_path):
-    """verl's `start_profile` of the rollout names no step."""
+def test_without_a_step_the_process_uses_its_own(captured, nvtx, tmp_path):
+    """verl's `start_profile` of the rollout has no step."""
     captured()
     context.process.step = 5
     session.start()
@@ -183,7 +186,7 @@ def test_a_second_run_of_a_process_has_its_own_captures(captured, nvtx, tmp_path
 
 
 def test_a_capture_that_runs_when_recording_stops_is_ended(captured, nvtx):
-    """The tool would else write no report."""
+    """Otherwise the tool would write no report."""
     captured()
     session.start(None, 2)
     recorder.stop()

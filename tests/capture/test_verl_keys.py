@@ -119,7 +119,7 @@ def test_without_steps_nothing_is_captured():
         ),
         (
             {"critic__profile_ranks": [0], "actor_rollout_ref__critic__profile_ranks": [1]},
-            "both name the same component",
+            "both set the same component",
         ),
     ],
 )
@@ -142,5 +142,5 @@ def test_keys_of_no_component_are_refused(place, near):
     with pytest.raises(ConfigError) as caught:
         translate(made)
 
-    assert f"{place}.profile_ranks names no component" in str(caught.value)
+    assert f"{place}.profile_ranks is not a key of a component" in str(caught.value)
     assert near in str(caught.value)

@@ -10,7 +10,7 @@ from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import doctor
 
 
-def test_the_lines_name_what_was_looked_at(tmp_path, capsys):
+def test_the_lines_name_what_was_checked(tmp_path, capsys):
     """Python, verl, engines, plugin, Hydra, each family of probes, nsys, nvtx, the directory."""
     main(["check", "--output-dir", str(tmp_path / "logs")])
     out = capsys.readouterr().out
@@ -28,7 +28,7 @@ def test_the_lines_name_what_was_looked_at(tmp_path, capsys):
         assert f"  {topic}" in out or f"! {topic}" in out
 
 
-def test_json_says_the_same(tmp_path, capsys):
+def test_json_has_the_same_findings(tmp_path, capsys):
     """For programs."""
     main(["check", "--json", "--output-dir", str(tmp_path)])
     findings = json.loads(capsys.readouterr().out)
@@ -38,12 +38,12 @@ def test_json_says_the_same(tmp_path, capsys):
 
 @pytest.mark.verl
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed")
-def test_with_a_supported_verl_all_is_well(tmp_path):
-    """The exit status says so, too."""
+def test_a_supported_verl_has_no_problems(tmp_path):
+    """And the exit status is 0."""
     assert 0 == main(["check", "--output-dir", str(tmp_path)])
 
 
-def test_a_directory_that_cannot_be_made_is_said_with_the_mend(tmp_path, capsys):
+def test_a_directory_that_cannot_be_created_has_a_fix(tmp_path, capsys):
     """And the exit status is 1."""
     (tmp_path / "file").write_text("")
 
@@ -53,7 +53,7 @@ def test_a_directory_that_cannot_be_made_is_said_with_the_mend(tmp_path, capsys)
     assert "profiler.output_dir=DIR" in out
 
 
-def test_a_plugin_policy_that_shuts_us_out_is_named(monkeypatch, tmp_path, capsys):
+def test_a_plugin_policy_that_excludes_this_package_is_reported(monkeypatch, tmp_path, capsys):
     """verl reads VERL_USE_EXTERNAL_PLUGINS."""
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
 
@@ -80,7 +80,9 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
     assert ["found", "found", "missing", "no module"] == states
 
 
-def test_an_allocator_setting_that_defeats_the_memory_saver_is_named(monkeypatch, tmp_path, capsys):
+def test_an_allocator_setting_incompatible_with_the_memory_saver_is_reported(
+    monkeypatch, tmp_path, capsys
+):
     """Before the run that would end, or release nothing."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 

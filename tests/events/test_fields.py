@@ -11,8 +11,8 @@ import pytest
 
 from verl_profiler import plugin
 from verl_profiler.capture import session
-from verl_profiler.capture.gather import Found
 from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.capture.record import CaptureRecord
 from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, page
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.launch.settings import parse
@@ -112,7 +112,7 @@ def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monke
     assert set() == unknown(header, HEADER)
     assert set() == unknown(json.loads((run / "run.json").read_bytes()), RUN)
     assert set() == json.loads(journal.read_text()).keys() - CAPTURE.keys()
-    assert set() == {field.name for field in dataclasses.fields(Found)} - CAPTURE.keys()
+    assert set() == {field.name for field in dataclasses.fields(CaptureRecord)} - CAPTURE.keys()
     assert "clock_exchange" in header
 
 

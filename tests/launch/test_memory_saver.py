@@ -1,4 +1,4 @@
-"""Memory settings: each maps to keys of the host, and what would not do what it says is found."""
+"""Memory settings: each becomes keys of the host; pitfalls are errors or warnings."""
 
 import os
 
@@ -9,35 +9,39 @@ from verl_profiler.launch.memory_saver.host_config import Host
 from verl_profiler.launch.memory_saver.translate import apply, facts
 from verl_profiler.launch.settings import MemorySaverSettings, parse
 
-TODAY = Host(backs_up_hybrid_weights=True, heeds_multi_stage_wake_up=False, has_memory_saver=True)
-OLD = Host(backs_up_hybrid_weights=False, heeds_multi_stage_wake_up=True, has_memory_saver=True)
+omegaconf = pytest.importorskip("omegaconf")
+
+TODAY = Host(backs_up_hybrid_weights=True, honors_multi_stage_wake_up=False, has_memory_saver=True)
+OLD = Host(backs_up_hybrid_weights=False, honors_multi_stage_wake_up=True, has_memory_saver=True)
 
 
 def config(engine="sglang", device="cuda", overrides=(), **rollout):
     """The part of verl 0.9's config that matters here, with its defaults."""
-    return {
-        "actor_rollout_ref": {
-            "rollout": {
-                "name": engine,
-                "free_cache_engine": True,
-                "gpu_memory_utilization": 0.5,
-                "multi_stage_wake_up": False,
-                "engine_kwargs": {"vllm": {}, "sglang": {}, "trtllm": {}},
-                **rollout,
+    return omegaconf.OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "rollout": {
+                    "name": engine,
+                    "free_cache_engine": True,
+                    "gpu_memory_utilization": 0.5,
+                    "multi_stage_wake_up": False,
+                    "engine_kwargs": {"vllm": {}, "sglang": {}, "trtllm": {}},
+                    **rollout,
+                },
+                "actor": {"fsdp_config": {"param_offload": False, "optimizer_offload": False}},
+                "ref": {"fsdp_config": {"param_offload": False, "optimizer_offload": False}},
+                "model": {"lora_rank": 0, "lora": {"rank": 0, "merge": False}},
             },
-            "actor": {"fsdp_config": {"param_offload": False, "optimizer_offload": False}},
-            "ref": {"fsdp_config": {"param_offload": False, "optimizer_offload": False}},
-            "model": {"lora_rank": 0, "lora": {"rank": 0, "merge": False}},
-        },
-        "critic": {"fsdp": {"param_offload": False, "optimizer_offload": False}},
-        "trainer": {"device": device, "v1": {"trainer_mode": "sync"}},
-        "ray_kwargs": {"ray_init": {}},
-        "hydra": {"overrides": {"task": list(overrides)}},
-    }
+            "critic": {"fsdp": {"param_offload": False, "optimizer_offload": False}},
+            "trainer": {"device": device, "v1": {"trainer_mode": "sync"}},
+            "ray_kwargs": {"ray_init": {}},
+            "hydra": {"overrides": {"task": list(overrides)}},
+        }
+    )
 
 
-def test_nothing_asked_changes_nothing():
-    """Profiling alone leaves every memory setting as it is, and says nothing."""
+def test_by_default_no_setting_changes():
+    """Profiling alone leaves every memory setting as it is, without a warning."""
     given = config()
 
     assert [] == apply(given, MemorySaverSettings(), TODAY)
@@ -47,7 +51,7 @@ def test_nothing_asked_changes_nothing():
 def test_each_setting_becomes_the_hosts_own():
     """The keys are those of verl 0.9."""
     given = config()
-    asked = MemorySaverSettings(
+    requested = MemorySaverSettings(
         enable_memory_saver=True,
         free_cache_engine=True,
         tags=("weights", "kv_cache"),
@@ -58,7 +62,7 @@ def test_each_setting_becomes_the_hosts_own():
         environment={"TMS_INIT_ENABLE_CPU_BACKUP": True, "TMS_DISK_BACKUP_CHUNK_MB": 64},
     )
 
-    assert [] == apply(given, asked, TODAY)
+    assert [] == apply(given, requested, TODAY)
     rollout = given["actor_rollout_ref"]["rollout"]
     offload = {"param_offload": True, "optimizer_offload": True}
     variables = {"TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_DISK_BACKUP_CHUNK_MB": "64"}
@@ -89,18 +93,18 @@ def test_for_vllm_the_switch_is_its_sleep_mode():
     assert given["actor_rollout_ref"]["rollout"]["enable_sleep_mode"] is True
 
 
-def test_a_preset_gives_way_to_the_command_line():
-    """Only what was written on the command line itself contradicts it."""
+def test_the_command_line_overrides_a_preset():
+    """An error only if the command line sets both keys."""
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
     given = config(gpu_memory_utilization=0.6, overrides=[f"{key}=0.6"])
     warnings = apply(given, MemorySaverSettings(gpu_memory_utilization=0.4), TODAY)
 
     assert 0.6 == given["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
-    assert [f"gives way to {key}=0.6" in warning for warning in warnings] == [True]
+    assert [f"is overridden by {key}=0.6" in warning for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "host", "says"),
+    ("requested", "given", "host", "text"),
     [
         (
             {"gpu_memory_utilization": 0.4},
@@ -112,7 +116,7 @@ def test_a_preset_gives_way_to_the_command_line():
                 ],
             ),
             TODAY,
-            "both name the same setting",
+            "both set the same key",
         ),
         ({"enable_memory_saver": False}, config(), TODAY, "nothing will be freed"),
         (
@@ -138,20 +142,20 @@ def test_a_preset_gives_way_to_the_command_line():
         ({"weights_cpu_backup": True}, config("vllm"), TODAY, "verl sets it to false for vllm"),
         ({"multi_stage_wake_up": False}, config(), TODAY, "always wakes up in stages"),
         ({"environment": {"TMS_INIT_ENABEL": 1}}, config(), TODAY, "Did you mean TMS_INIT_ENABLE?"),
-        ({"environment": {"HOME": "x"}}, config(), TODAY, "It takes NCCL_GRAPH_REGISTER"),
+        ({"environment": {"HOME": "x"}}, config(), TODAY, "It accepts NCCL_GRAPH_REGISTER"),
     ],
 )
-def test_what_was_asked_for_and_would_not_happen_is_an_error(asked, given, host, says):
-    """The message says what would happen instead, and what to set."""
+def test_a_requested_setting_without_effect_is_an_error(requested, given, host, text):
+    """The message has what would happen instead, and what to set."""
     with pytest.raises(ConfigError) as caught:
-        apply(given, MemorySaverSettings(**asked), host)
+        apply(given, MemorySaverSettings(**requested), host)
 
-    assert says in str(caught.value)
+    assert text in str(caught.value)
     assert "\n" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "host", "says"),
+    ("given", "host", "text"),
     [
         (config(multi_stage_wake_up=True), TODAY, "this verl does not read it"),
         (
@@ -167,18 +171,18 @@ def test_what_was_asked_for_and_would_not_happen_is_an_error(asked, given, host,
         (config(), Host(True, False, False), "torch_memory_saver is not installed"),
     ],
 )
-def test_the_hosts_own_traps_are_warnings(given, host, says):
-    """The run goes on as it would have without the profiler."""
+def test_pitfalls_of_the_hosts_own_settings_are_warnings(given, host, text):
+    """The run continues as it would without the profiler."""
     (warning,) = apply(given, MemorySaverSettings(), host)
 
-    assert says in warning
+    assert text in warning
     assert warning.endswith("(memory-saver)")
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 @pytest.mark.parametrize("place", ["environment", "runtime_env"])
 def test_expandable_segments_are_found_wherever_they_are_set(name, place):
-    """In the driver's environment, and in what Ray hands to the workers."""
+    """In the driver's environment, and in what Ray passes to the workers."""
     given = config()
     value = "max_split_size_mb:128,expandable_segments:True"
     if place == "environment":
@@ -195,21 +199,21 @@ def test_expandable_segments_are_found_wherever_they_are_set(name, place):
 
 
 def test_a_variable_that_is_set_already_must_agree():
-    """Ray would refuse or silently prefer one of the two."""
+    """Ray would reject one of the two, or silently prefer it."""
     os.environ["NCCL_GRAPH_REGISTER"] = "1"
     with pytest.raises(ConfigError, match="the environment has 1"):
         apply(config(), MemorySaverSettings(environment={"NCCL_GRAPH_REGISTER": 0}), TODAY)
 
 
-def test_graphs_in_the_saver_are_said_to_stay():
+def test_graphs_in_the_saver_are_a_warning():
     """verl releases cache and weights only."""
-    asked = MemorySaverSettings(environment={"SGLANG_MEMORY_SAVER_CUDA_GRAPH": True})
-    (warning,) = apply(config(), asked, TODAY)
+    requested = MemorySaverSettings(environment={"SGLANG_MEMORY_SAVER_CUDA_GRAPH": True})
+    (warning,) = apply(config(), requested, TODAY)
 
     assert "never releases the tag cuda_graph" in warning
 
 
-def test_offload_policy_takes_the_offloads_over():
+def test_offload_policy_overrides_the_offloads():
     """FSDP2's own offloading turns verl's off."""
     given = config()
     given["actor_rollout_ref"]["actor"]["fsdp_config"]["offload_policy"] = True
@@ -218,7 +222,7 @@ def test_offload_policy_takes_the_offloads_over():
 
 
 def test_an_adapter_keeps_its_base_weights():
-    """With SGLang, verl releases the cache only; merged adapters are as no adapter."""
+    """With SGLang, verl releases the cache only; a merged adapter counts as none."""
     given = config()
     given["actor_rollout_ref"]["model"]["lora_rank"] = 16
     kept = facts(given)["tags"]
@@ -231,23 +235,23 @@ def test_an_adapter_keeps_its_base_weights():
     assert ["kv_cache", "weights"] == facts(given)["tags"]
 
 
-def test_older_verl_heeds_staged_wake_up():
-    """There, no warning is due."""
+def test_older_verl_honors_staged_wake_up():
+    """So there is no warning."""
     assert [] == apply(config(multi_stage_wake_up=True), MemorySaverSettings(), OLD)
 
 
 @pytest.mark.parametrize(
-    ("node", "says"),
+    ("node", "text"),
     [
         ({"enable_memory_svaer": True}, "Did you mean profiler.memory_saver.enable_memory_saver?"),
-        ({"gpu_memory_utilization": 40}, "must lie between 0.01 and 1"),
-        ({"sample_interval_s": 0.001}, "must lie between 0.05 and 3600"),
+        ({"gpu_memory_utilization": 40}, "gpu_memory_utilization: Expected `float` <= 1"),
+        ({"sample_interval_s": 0.001}, "sample_interval_s: Expected `float` >= 0.05"),
         ({"tags": "weights"}, "profiler.memory_saver.tags: Expected `array | null`"),
     ],
 )
-def test_a_wrong_value_names_its_place(node, says):
+def test_an_invalid_value_names_its_place(node, text):
     """As for all settings."""
     with pytest.raises(ConfigError) as caught:
         parse({"output_dir": "x", "memory_saver": node})
 
-    assert says in str(caught.value)
+    assert text in str(caught.value)

@@ -1,4 +1,4 @@
-"""Settings: wrong ones name the place and the mend."""
+"""Settings: messages about invalid ones name the place and the fix."""
 
 import pytest
 
@@ -48,15 +48,27 @@ def test_nothing_is_active_when_events_are_off():
             "config-value",
             "profiler.events.steps[1]: Expected `int`, got `str`",
         ),
-        ({"output_dir": "x", "events": {"steps": [-1]}}, "config-value", "counted from 1"),
-        ({"output_dir": "x", "events": {"max_pending": 5}}, "config-value", "between 1000 and"),
-        ({"output_dir": "x", "events": {"flush_interval_s": 0}}, "config-value", "between 0.01"),
+        (
+            {"output_dir": "x", "events": {"steps": [-1]}},
+            "config-value",
+            "steps[0]: Expected `int` >= 0",
+        ),
+        (
+            {"output_dir": "x", "events": {"max_pending": 5}},
+            "config-value",
+            "max_pending: Expected `int` >= 1000",
+        ),
+        (
+            {"output_dir": "x", "events": {"flush_interval_s": 0}},
+            "config-value",
+            "Expected `float` >= 0.01",
+        ),
         ("multiturn", "config-group-not-found", "Hydra did not find verl-profiler's configs"),
         (None, "config-group-not-found", "hydra.searchpath"),
     ],
 )
-def test_a_wrong_setting_names_its_place_and_the_mend(node, slug, says):
-    """The message is enough to mend the command."""
+def test_an_invalid_setting_names_its_place_and_the_fix(node, slug, says):
+    """The message is enough to fix the command."""
     with pytest.raises(ConfigError) as caught:
         parse(node)
 

@@ -31,11 +31,11 @@ def test_the_translation_of_a_command_line_is_printed(capsys):
 
     assert 0 == status
     for line in (
-        "trainer.profile_steps=[1, 2] is taken away",
+        "trainer.profile_steps=[1, 2] removed (translated)",
         "global_profiler.steps: null becomes [1, 2]",
         "global_profiler.tool: null becomes nsys",
         "actor_rollout_ref.actor.profiler.ranks: [] becomes [0]",
-        "steps [1, 2] are captured with nsys, by",
+        "steps [1, 2] are captured with nsys in",
         "  actor, ranks: 0",
         "  engine, ranks: all",
     ):

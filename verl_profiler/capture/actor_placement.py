@@ -2,9 +2,9 @@
 
 verl puts `runtime_env={"nsight": …}` on the TaskRunner and on its worker groups, for every rank and
 on CUDA only.  Everything that the TaskRunner creates inherits it, so engines, agent loops and
-queues run under nsys with the controller's options (seen with ray 2.60).  `nsight: None` does not
-stop that, since Ray drops the key; an explicit `_nsight` of None does.  So each actor and task gets
-its own answer where it is created.
+queues run under nsys with the controller's options (ray 2.60).  `nsight: None` does not prevent that,
+since Ray drops the key; an explicit `_nsight` of None does.  So the entry is set for each actor and
+task where it is created.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.environ import CAPTURES_OFF, UNDER_NSYS
 from verl_profiler.recording import recorder
@@ -24,14 +25,14 @@ from verl_profiler.recording.identity import of_actor
 
 __all__ = ["captured_actors", "hook_creation", "runtime_env_for"]
 
-# Role, rank and a weak reference to the handle of each captured actor that this process made and
+# Role, rank and a weak reference to the handle of each captured actor that this process created and
 # still holds.
 captured_actors: list[tuple[str, int | None, weakref.ref[Any]]] = []
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """What decides about new actors and tasks of this process."""
+    """What applies to new actors and tasks of this process."""
 
     plan: Plan
     before_trainer: Callable[[], bool] | None
@@ -41,11 +42,11 @@ _decision: _Decision | None = None
 
 
 def hook_creation(plan: Plan | None, before_trainer: Callable[[], bool] | None = None) -> None:
-    """Decide at every creation of an actor or task in this process whether nsys starts it.
+    """Choose for every actor and task that this process creates whether nsys starts it.
 
     Args:
-        plan: What is captured; None to decide nothing any more.
-        before_trainer: Called before the TaskRunner is made; False means that captures are off.
+        plan: What is captured; None to choose no longer.
+        before_trainer: Called before the TaskRunner is created; False switches captures off.
     """
     global _decision
     captured_actors.clear()
@@ -96,23 +97,23 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
         off = bool(os.environ.get(CAPTURES_OFF))
         capture = None if off else plan.of(identity.role, identity.rank)
         options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"), off=off)
-    except Exception as error:  # noqa: BLE001  verl makes its actors with or without us
+    except Exception as error:  # noqa: BLE001  verl creates its actors in any case
         recorder.say(f"WARNING {class_name} is not captured: {error!r}")
         return None
     return identity if capture is not None else None
 
 
 def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> None:
-    asked = options.get("runtime_env")
-    # A user's own task may ask for nsys itself.
-    if (asked or {}).get("_nsight"):
+    given = options.get("runtime_env")
+    # A user's own task may request nsys itself.
+    if (given or {}).get("_nsight"):
         return
     try:
-        made = runtime_env_for(decision.plan, None, asked)
-        if made is not asked:
+        made = runtime_env_for(decision.plan, None, given)
+        if made is not given:
             from ray._private.utils import get_runtime_env_info
 
-            # Ray has encoded it before it comes here, and looks at that alone.
+            # Ray has encoded it before, and reads only that.
             options["serialized_runtime_env_info"] = get_runtime_env_info(
                 made, is_job_runtime_env=False, serialize=True
             )
@@ -123,32 +124,33 @@ def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> No
 def runtime_env_for(
     plan: Plan, capture: RoleCapture | None, runtime_env: Any, *, off: bool = False
 ) -> Any:
-    """Return a runtime environment with the plan's answer for nsys in it.
+    """Return a runtime environment in which the plan decides about nsys.
 
     Args:
         plan: What is captured.
         capture: The capture of this process, or None.
-        runtime_env: The one that was asked for; a dict, a `RuntimeEnv` or None.
-        off: Whether the check before training failed; the process is told so.
+        runtime_env: The requested one; a dict, a `RuntimeEnv` or None.
+        off: Whether the check before training failed; an environment variable passes it on.
 
     Returns:
-        A `RuntimeEnv`; the very same object where nothing has to change.
+        A `RuntimeEnv`; the same object if nothing has to change.
     """
     from ray.runtime_env import RuntimeEnv
 
     variables = dict((runtime_env or {}).get("env_vars") or {})
-    nsight = dict(capture.options) if capture is not None and plan.tool == "nsys" else None
+    tool = tools.find(plan.tool)
+    nsight = None if capture is None or tool is None else tool.ray_nsight(capture.options)
     under_nsys = bool(os.environ.get(UNDER_NSYS)) and os.environ[UNDER_NSYS] != "0"
     if off:
         variables[CAPTURES_OFF] = "1"
     if nsight is not None:
         variables[UNDER_NSYS] = "1"
         # Ray starts `nsys … python` by that bare name, whatever interpreter the driver has.  The
-        # node puts its own PATH in; an interpreter that is elsewhere there is still found by it.
+        # node inserts its own PATH, so an interpreter that is elsewhere there is still found.
         path = f"{os.path.dirname(sys.executable)}{os.pathsep}${{PATH}}"
         variables["PATH"] = variables.get("PATH", path)
     elif under_nsys:
-        # Also keeps the environment from being empty, which Ray would take for none at all.
+        # Also keeps the environment from being empty, which Ray treats as none at all.
         variables[UNDER_NSYS] = "0"
     elif not off and not (runtime_env or {}).get("_nsight"):
         return runtime_env
@@ -158,6 +160,6 @@ def runtime_env_for(
             dict.__setitem__(made, key, value)
     if variables:
         made["env_vars"] = variables
-    # Set past the constructor, which drops None; and None is what keeps the parent's away.
+    # The constructor drops None, and only None overrides the parent's entry.
     dict.__setitem__(made, "_nsight", nsight)
     return made

@@ -1,6 +1,6 @@
-"""Ray's calls without the habit of starting a cluster where none is connected.
+"""Call Ray without starting a cluster where none is connected.
 
-Ray 2.60 wraps what is public in a call of `ray.init`; beneath the wrapper a call fails instead.
+Ray 2.60 wraps its public functions in a call of `ray.init`; the wrapped function fails instead.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ __all__ = ["as_connected"]
 
 
 def as_connected(function: Any) -> Any:
-    """Return a function of Ray that fails, instead of connecting anew, after `ray.shutdown`."""
+    """Return a function of Ray that fails after `ray.shutdown` instead of connecting again."""
     return getattr(function, "__wrapped__", function)

@@ -1,4 +1,4 @@
-"""The umask, which files of a run follow, also where nsys has taken it away.  Both halves use it."""
+"""The umask, which files of a run follow even where nsys has cleared it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def umask() -> int:
         for line in file:
             if line.startswith("Umask:"):
                 return int(line.split()[1], 8)
-    # Other threads may create files meanwhile: for the owner alone, then.
+    # Other threads may create files meanwhile; those are then for the owner alone.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def restore_umask(mask: int) -> None:
-    """Set the umask of this process where nsys, which starts programs without one, took it away."""
+    """Set the umask of this process if nsys, which starts programs without one, cleared it."""
     if os.environ.get(UNDER_NSYS) == "1" and umask() == 0:
         os.umask(mask)
 
 
 def restrict(path: str | os.PathLike[str]) -> None:
-    """Take from a file that a tool wrote what the umask takes; other users' files stay as they are."""
+    """Apply the umask to a file that a tool wrote; files of other users stay as they are."""
     with contextlib.suppress(OSError):
         mode = os.stat(path).st_mode & 0o7777
         if mode & umask():

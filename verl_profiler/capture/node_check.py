@@ -1,61 +1,51 @@
-"""Ask every node before training whether it can capture as planned.
+"""Check before training that every node can capture as planned.
 
-Ray finds out only when it starts the first actor under nsys, tries three times, and shows the tool's
-answer as bytes; a wrong `python` on PATH makes it wait for ever.  So each node is asked first, by a
-task that tries what Ray's agent will do, with the PATH that the agent has.
+Ray detects a missing or failing nsys only when it starts the first actor under it, tries three times,
+and prints the output as bytes; with a wrong `python` on PATH it waits forever.  So a task on each node
+first tries what Ray's agent will do, with the agent's PATH.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
-import shutil
 import stat
-import subprocess
-import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.capture.plan import Plan, words_of
+from verl_profiler.capture import tools
+from verl_profiler.capture.plan import Plan
 from verl_profiler.errors import ConfigError
 from verl_profiler.recording import recorder
 
-__all__ = ["check_nodes", "look", "problems_of"]
+__all__ = ["check_nodes", "probe_node", "problems_of"]
 
-_PATIENCE_S = 400.0
-_TRIES, _TRY_S = 3, 120
-_CUT_OFF = -2
-# nvtx takes a tool that is too old for none, and then gives out a domain that does nothing.
-_ASK_NVTX = (
-    "import nvtx; ask = getattr(nvtx, 'get_domain', None); "
-    "print('domain', type(ask('verl_profiler')).__name__ if ask else '')"
-)
+_TIMEOUT_S = 400.0
 
 
 def check_nodes(plan: Plan, config: Any) -> bool:
-    """Look at every node of the cluster.
+    """Check every node of the cluster.
 
     Args:
         plan: What is captured.
-        config: verl's config; its profiler is switched off when captures cannot be had.
+        config: verl's config; its profiler is switched off if captures are not possible.
 
     Returns:
-        False when nothing will be captured.
+        False if nothing will be captured.
 
     Raises:
         ConfigError: If a node cannot capture and `profiler.nsight.on_missing` is `error`.
     """
     problems = []
     versions: dict[str, list[str]] = {}
-    for host, seen in _ask_nodes(plan).items():
-        problems += [f"{host}: {problem}" for problem in problems_of(seen, plan)]
-        if seen.get("version"):
-            versions.setdefault(seen["version"], []).append(host)
+    for host, report in _probe_nodes(plan).items():
+        problems += [f"{host}: {problem}" for problem in problems_of(report, plan)]
+        if report.get("version"):
+            versions.setdefault(report["version"], []).append(host)
     if len(versions) > 1:
         listed = "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items())
         recorder.say(
-            f"WARNING the nodes have different versions of nsys: {listed}. Open and export the "
+            f"WARNING the nodes have different versions of {plan.tool}: {listed}. Open and export the "
             "reports with the newest of them. (nsys-versions)"
         )
     if not problems:
@@ -63,11 +53,11 @@ def check_nodes(plan: Plan, config: Any) -> bool:
     text = "captures are not possible:\n  " + "\n  ".join(problems)
     if plan.on_missing == "error":
         raise ConfigError(
-            f"{text}\nMend it, train without captures by trainer.profile_steps=null, or let such "
-            "runs go on without them by profiler.nsight.on_missing=warn.",
+            f"{text}\nFix it, train without captures with trainer.profile_steps=null, or let such "
+            "runs continue without them with profiler.nsight.on_missing=warn.",
             "cannot-capture",
         )
-    recorder.say(f"WARNING {text}\nTraining goes on without captures. (cannot-capture)")
+    recorder.say(f"WARNING {text}\nTraining continues without captures. (cannot-capture)")
     from omegaconf import open_dict
 
     with open_dict(config):
@@ -76,33 +66,31 @@ def check_nodes(plan: Plan, config: Any) -> bool:
     return False
 
 
-def _ask_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
+def _probe_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ask = ray.remote(num_cpus=0)(look)
-    commands = {
-        role: words_of({key: value for key, value in capture.options.items() if key != "o"})
-        for role, capture in plan.roles.items()
-    }
-    asked = {
-        name: ask.options(
+    probe = ray.remote(num_cpus=0)(probe_node)
+    options = {role: capture.options for role, capture in plan.roles.items()}
+    started = {
+        name: probe.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(plan.tool, plan.directory, commands)
+        ).remote(plan.tool, plan.directory, options)
         for name, node in _names([node for node in ray.nodes() if node["Alive"]]).items()
     }
-    answers = {}
-    for host, reference in asked.items():
+    reports = {}
+    for host, reference in started.items():
         try:
-            answers[host] = ray.get(reference, timeout=_PATIENCE_S)
+            reports[host] = ray.get(reference, timeout=_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
-            said = f"{type(error).__name__}: {error}".strip().splitlines()
-            answers[host] = {"failed": said[0] if len(said) == 1 else f"{said[0]} … {said[-1]}"}
-    return answers
+            lines = f"{type(error).__name__}: {error}".strip().splitlines()
+            text = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+            reports[host] = {"failed": text}
+    return reports
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
-    """Return name → node id; two nodes may have one host name, in containers for example."""
+    """Return name → node id; nodes may share a host name, for example in containers."""
     hosts = [node["NodeManagerHostname"] for node in nodes]
     return {
         host if hosts.count(host) == 1 else f"{host} ({node['NodeID'][:8]})": node["NodeID"]
@@ -110,36 +98,34 @@ def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def look(
-    tool: str, directory: str, commands: dict[str, list[str]], path: str | None = None
+def probe_node(
+    tool: str,
+    directory: str,
+    options: Mapping[str, Mapping[str, str]],
+    path: str | None = None,
 ) -> dict[str, Any]:
-    """Return what this node can do; runs there.
+    """Return the report of this node for `problems_of`; runs there.
 
     Args:
-        tool: `nsys` or `torch`.
-        directory: Where the tool will write; made here, because nsys writes elsewhere without it.
-        commands: Role → its nsys options.
-        path: Where to look for nsys; None for the PATH of the parent, which on a node is Ray.
-
-    Returns:
-        For `problems_of`.
+        tool: Name of the capture tool.
+        directory: Where the tool will write; created here, because nsys writes elsewhere without it.
+        options: Role → the tool's options.
+        path: PATH for the tool's program; None for that of the parent process, which is Ray.
     """
-    seen: dict[str, Any] = {"python": sys.executable, "directory": None, "options": {}}
+    report: dict[str, Any] = {"directory": None}
     try:
         os.makedirs(directory, exist_ok=True)
-        seen["directory"] = _foreign(directory)
+        report["directory"] = _foreign(directory)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        seen["directory"] = error.strerror or str(error)
-    if tool == "nsys":
-        seen.update(_look_for_nsys(_agent_path() if path is None else path, commands))
-    return seen
+        report["directory"] = error.strerror or str(error)
+    return report | tools.get(tool).probe_node(options, path)
 
 
 def _foreign(directory: str) -> str | None:
-    """Return who else could read or replace the reports, or None.
+    """Return which other user could read or replace the reports, or None.
 
-    Where everybody may write, as in /tmp, another user can make a folder of that name beforehand.
+    Where everybody may write, as in /tmp, another user can create a folder of that name first.
     """
     path = os.path.abspath(directory)
     while path != (parent := os.path.dirname(path)):
@@ -150,108 +136,20 @@ def _foreign(directory: str) -> str | None:
     return None
 
 
-def _look_for_nsys(path: str, commands: dict[str, list[str]]) -> dict[str, Any]:
-    seen: dict[str, Any] = {"nvtx": None, "options": {}, "silent": False}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        seen["nvtx"] = importlib.metadata.version("nvtx")
-    seen["nsys"] = nsys = shutil.which("nsys", path=path)
-    seen["nsys_of_job"] = shutil.which("nsys")
-    if nsys is None:
-        return seen
-    # What a captured process will find, see `actor_placement.runtime_env_for`.
-    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
-    seen["version"] = _run(path, nsys, "--version")[1]
-    seen["bare_python"] = _run(path, "python", "-c", "import ray")[0] == 0
-    tried: dict[tuple[str, ...], tuple[int, str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for role, options in commands.items():
-            key = tuple(options)
-            if key not in tried:
-                script = _ASK_NVTX if seen["nvtx"] else ""
-                words = [nsys, "profile", *options, "-o", f"{folder}/{len(tried)}"]
-                # nsys itself fails now and then on a busy machine; Ray tries three times too.
-                for _ in range(_TRIES):
-                    tried[key] = _run(path, *words, sys.executable, "-c", script)
-                    if tried[key][0] in (0, _CUT_OFF):
-                        break
-            code, output = tried[key]
-            seen["silent"] = seen["silent"] or "domain DummyDomain" in output
-            if code:
-                seen["options"][role] = output[-300:]
-    return seen
+def problems_of(report: dict[str, Any], plan: Plan) -> list[str]:
+    """Return what prevents captures on a node, each with its fix.
 
-
-def _agent_path() -> str:
-    """Return the PATH of the process that started this one.
-
-    Ray's agent runs nsys, and it has the raylet's environment, not the job's.
+    Args:
+        report: What `probe_node` returned there, or why it returned nothing, under `failed`.
+        plan: What is captured.
     """
-    try:
-        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
-            entries = file.read().split(b"\0")
-    except OSError:
-        entries = []
-    for entry in entries:
-        if entry.startswith(b"PATH="):
-            return os.fsdecode(entry[len(b"PATH=") :])
-    return os.environ.get("PATH", "")
-
-
-def _run(path: str, *words: str) -> tuple[int, str]:
-    """Return exit status and output of a command; a negative status where it did not end itself."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            words,
-            capture_output=True,
-            text=True,
-            timeout=_TRY_S,
-            check=False,
-            env={**os.environ, "PATH": path},
-        )
-    except subprocess.TimeoutExpired:
-        return _CUT_OFF, (
-            f"it did not end in {_TRY_S} s (a container may need sample=none and cpuctxsw=none)"
-        )
-    except OSError as error:
-        return -1, str(error)
-    return done.returncode, (done.stdout + done.stderr).strip()
-
-
-def problems_of(seen: dict[str, Any], plan: Plan) -> list[str]:
-    """Return what keeps a node from capturing, each with its mend."""
-    if "failed" in seen:
-        return [f"it did not answer: {seen['failed']}"]
+    if "failed" in report:
+        return [f"it did not answer: {report['failed']}"]
     problems = []
-    if seen["directory"]:
+    if report["directory"]:
         problems.append(
-            f"{plan.directory} cannot be written: {seen['directory']}. "
+            f"{plan.directory} cannot be written: {report['directory']}. "
             "Set profiler.nsight.directory to a folder that every node can write."
         )
-    if plan.tool != "nsys":
-        return problems
-    if seen["nvtx"] is None:
-        problems.append(f"nvtx is not installed for {seen['python']}. Run: pip install nvtx")
-    if seen["nsys"] is None:
-        found = seen.get("nsys_of_job")
-        problems.append(
-            f"nsys is at {found}, but not on the PATH that Ray was started with there. Add its "
-            "folder to PATH before `ray start`."
-            if found
-            else "nsys is not on the PATH that Ray was started with. Install Nsight Systems there "
-            "and start Ray again, or use profiler.nsight.tool=torch, which needs no nsys."
-        )
-        return problems
-    if not seen["bare_python"]:
-        problems.append(
-            "`python` on PATH cannot import ray, and Ray starts workers under nsys by that name: "
-            f"they would never come up. Put {seen['python']}'s folder first on PATH."
-        )
-    for role, output in seen["options"].items():
-        problems.append(f"nsys fails with the options for {role}: {output}")
-    waits = {capture.waits_for() for capture in plan.roles.values()}
-    if seen.get("silent") and "nvtx" in waits:
-        problems.append(
-            f"nvtx {seen['nvtx']} records no range under {seen['version']}, and says nothing. "
-            "Use a newer nsys, or pip install 'nvtx==0.2.11'."
-        )
-    return problems
+    options = {role: capture.options for role, capture in plan.roles.items()}
+    return problems + tools.get(plan.tool).node_problems(report, options)

@@ -1,8 +1,7 @@
-"""Bring what other nodes wrote on disks of their own to this one, over Ray.
+"""Copy what other nodes wrote on their own disks to this one, over Ray.
 
-A file that somebody still writes stays until the next time, and one that is here already does not
-come again.  What a node gives is copied: its disk keeps it.  All nodes are asked at once, and one that
-is silent costs the others nothing.
+A file that is still being written waits for the next poll, and one that is here already is not sent
+again.  All nodes are polled at once, so one that does not answer does not delay the others.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.capture.connected_ray import as_connected
-from verl_profiler.capture.nsys_processes import being_written
+from verl_profiler.capture.open_files import being_written
 from verl_profiler.events.files import open_regular, reason_of
 from verl_profiler.events.redaction import mask_text
 
 __all__ = ["Nodes"]
 
 _CHUNK = 64 << 20
-# How long one look waits for nodes that have not answered yet.
-_LOOK_S = 5.0
-# A node that sends files is not given up at the deadline before it was silent for so long.
+# How long one call of `fetch` waits for nodes that have not answered yet.
+_FETCH_S = 5.0
+# A node that is sending files is abandoned after the deadline only when it was silent for so long.
 _SILENCE_S = 10.0
 _POLL_S = 0.2
 
@@ -37,17 +36,17 @@ class Nodes:
     """The other nodes of the cluster that this process is connected to."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, _Node] = {}
+        self._nodes: dict[str, _Node] = {}
         self._gone: dict[str, str] = {}
         self._problem = ""
 
     def fetch(self, folders: Folders, left_s: float) -> bool:
-        """Ask every node that answered the last time; bring its files into the same folders.
+        """Copy the files of every node that answered the last time into the same folders here.
 
         Args:
-            folders: Folder → names and sizes of the files that need not come.
-            left_s: How long the caller can wait.  When that ends, nodes that are silent are given up,
-                and those that send files are not.
+            folders: Folder → names and sizes of the files that are not needed.
+            left_s: How long the caller can wait.  After that, nodes that are silent are abandoned,
+                and those that are sending files are not.
 
         Returns:
             Whether a node may still answer.
@@ -68,13 +67,13 @@ class Nodes:
         }
         for node in nodes:
             key = node["NodeID"]
-            known = self._asked.get(key)
+            known = self._nodes.get(key)
             if node["Alive"] and key != here and (known is None or known.ended):
-                self._asked[key] = _Node(ray, key, node["NodeManagerHostname"], folders)
-        last = left_s <= _LOOK_S
-        deadline = time.monotonic() + min(left_s, _LOOK_S)
-        while waiting := [node for node in self._asked.values() if not node.answered]:
-            if time.monotonic() >= deadline and not (last and any(n.sends for n in waiting)):
+                self._nodes[key] = _Node(ray, key, node["NodeManagerHostname"], folders)
+        last = left_s <= _FETCH_S
+        deadline = time.monotonic() + min(left_s, _FETCH_S)
+        while waiting := [node for node in self._nodes.values() if not node.answered]:
+            if time.monotonic() >= deadline and not (last and any(n.is_sending for n in waiting)):
                 break
             waiting[0].wait(_POLL_S)
         if last:
@@ -83,15 +82,15 @@ class Nodes:
         return bool(waiting) and not last
 
     def problems(self) -> list[str]:
-        """Return which nodes could not give their files, in plain words."""
+        """Return which nodes could not send their files, as sentences."""
         found = [self._problem] if self._problem else []
         found += [
-            f"{host} has left the cluster; what lies on its own disk stays there"
+            f"{host} has left the cluster; what it wrote on its own disk stays there"
             for host in self._gone.values()
         ]
         return found + [
-            f"{node.host} does not give its reports: {node.problem}"
-            for node in self._asked.values()
+            f"{node.host} did not send its reports: {node.problem}"
+            for node in self._nodes.values()
             if node.problem
         ]
 
@@ -99,12 +98,12 @@ class Nodes:
 def _cluster(ray: Any) -> tuple[str, list[dict[str, Any]]]:
     """Return the id of this node, and all nodes."""
     here = as_connected(ray.get_runtime_context)().get_node_id()
-    # Never connects anew.
+    # `ray.nodes` never connects again.
     return here, ray.nodes()
 
 
 class _Node:
-    """One node, and the thread that waits for it; Ray may take any time for any call."""
+    """One node, and the thread that waits for it, since any call of Ray may take any time."""
 
     def __init__(self, ray: Any, node: str, host: str, folders: Folders) -> None:
         self.host = host
@@ -114,15 +113,15 @@ class _Node:
         self._folders = folders
         self._ended = threading.Event()
         self._given_up = threading.Event()
-        self._asked_s = time.monotonic()
-        self._heard_s: float | None = None
+        self._started_s = time.monotonic()
+        self._received_s: float | None = None
         threading.Thread(
-            target=self._run, name=f"verl-profiler fetches from {host}", daemon=True
+            target=self._run, name=f"verl-profiler copies from {host}", daemon=True
         ).start()
 
     @property
     def ended(self) -> bool:
-        """Whether it gave what it has, or failed."""
+        """Whether it has sent everything, or failed."""
         return self._ended.is_set()
 
     @property
@@ -131,27 +130,27 @@ class _Node:
         return self._ended.is_set() or self._given_up.is_set()
 
     @property
-    def sends(self) -> bool:
-        """Whether a piece of a file came a short while ago."""
-        return self._heard_s is not None and time.monotonic() - self._heard_s < _SILENCE_S
+    def is_sending(self) -> bool:
+        """Whether a piece of a file arrived within the last seconds."""
+        return self._received_s is not None and time.monotonic() - self._received_s < _SILENCE_S
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has answered, or so long."""
+        """Wait until it has answered, at most so long."""
         self._ended.wait(seconds)
 
     def give_up(self) -> None:
-        """Wait no longer for it, and write nothing that it still sends."""
+        """Stop waiting for it, and discard what it still sends."""
         self._given_up.set()
-        self.problem = f"no answer within {time.monotonic() - self._asked_s:.0f} s"
+        self.problem = f"no answer within {time.monotonic() - self._started_s:.0f} s"
 
     def _run(self) -> None:
         try:
             for folder, have in self._folders.items():
                 self._fetch(folder, have)
-        except Exception as error:  # noqa: BLE001  one node; the others still give theirs
-            said = mask_text(f"{type(error).__name__}: {error}").strip().splitlines()
+        except Exception as error:  # noqa: BLE001  one node; the others still send theirs
+            lines = mask_text(f"{type(error).__name__}: {error}").strip().splitlines()
             if not self._given_up.is_set():
-                self.problem = said[0] if len(said) == 1 else f"{said[0]} … {said[-1]}"
+                self.problem = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
         finally:
             self._ended.set()
 
@@ -163,14 +162,14 @@ class _Node:
             task = self._ray.remote(num_cpus=0, max_retries=0)(_read_files).options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=False),
                 num_returns="streaming",
-                # Reports take gigabytes, and Ray's store holds what nobody has asked for yet.
+                # Reports take gigabytes, and Ray's store holds what was not read yet.
                 _generator_backpressure_num_objects=2,
             )
             pieces = task.remote(str(folder), os.path.basename(mark.name), dict(have))
             _write_files(folder, self._pieces(pieces))
 
     def _pieces(self, pieces: Any) -> Iterator[tuple[str, bytes, bool]]:
-        """Yield what a task yields, until somebody waits no longer."""
+        """Yield what a task yields, until `give_up`."""
         while not self._given_up.is_set():
             if not as_connected(self._ray.wait)([pieces], timeout=_POLL_S)[0]:
                 continue
@@ -179,7 +178,7 @@ class _Node:
             except StopIteration:
                 return
             piece = as_connected(self._ray.get)(reference, timeout=_SILENCE_S)
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             if not self._given_up.is_set():
                 yield piece
         with contextlib.suppress(Exception):
@@ -187,7 +186,7 @@ class _Node:
 
 
 def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> None:
-    """Write what `_read_files` yields; a file has its name only when it is whole."""
+    """Write what `_read_files` yields; a file gets its name only when it is whole."""
     begun = ""
     for name, chunk, last in pieces:
         part = folder / f"{name}.part"
@@ -200,15 +199,15 @@ def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> Non
 
 
 def _read_files(folder: str, mark: str, have: dict[str, int]) -> Iterator[tuple[str, bytes, bool]]:
-    """Yield name, piece and whether it is the last, of the files that the other side lacks.
+    """Yield name, piece and whether it is the last one, of the files that the other side lacks.
 
     Args:
         folder: Where they are.
-        mark: A file of the other side; where it is seen, both have one disk.
+        mark: A file of the other side; if it is there, both share one disk.
         have: Names and sizes of what the other side has.
 
     Raises:
-        OSError: Files cannot be read or are no regular files; after all others have been given.
+        OSError: Files cannot be read or are not regular files; raised after all others.
     """
     if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, mark)):
         return
@@ -231,7 +230,7 @@ def _read_files(folder: str, mark: str, have: dict[str, int]) -> Iterator[tuple[
 
 
 def _pieces_of(path: str, name: str, had: int | None) -> Iterator[tuple[str, bytes, bool]]:
-    """Yield a file in pieces, up to the size that it has now, unless the other side `had` that."""
+    """Yield a file in pieces, up to its present size, unless the other side `had` that size."""
     with open_regular(path) as file:
         left = os.fstat(file.fileno()).st_size
         if left == had:

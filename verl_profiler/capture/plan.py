@@ -1,32 +1,30 @@
-"""What is captured, by which tool, in which processes: the settings, and the plan made of them.
+"""What is captured, by which tool, in which processes: the settings, and the plan made from them.
 
-`profiler.nsight` and the Nsight guide's keys become one `Plan` in the driver; it travels to every
-process with the other settings, and each process reads there what to start and when.
+`profiler.nsight` and the Nsight guide's keys become one `Plan` in the driver.  Every process gets it
+with the other settings and reads from it what to start and when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from functools import lru_cache
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from verl_profiler.capture import tools
+
 __all__ = [
-    "CAPTURE_RANGE",
     "ROLES",
     "NsightSettings",
     "Plan",
     "RoleCapture",
-    "as_text",
     "carried_plan",
-    "words_of",
+    "raw_directory",
 ]
 
-# The range that nsys waits for with capture-range=nvtx.
-CAPTURE_RANGE = "capture"
-
-# Keys of `profiler.nsight.roles` → the roles of the processes that they stand for.
+# Keys of `profiler.nsight.roles` → roles of the processes.
 ROLES: dict[str, tuple[str, ...]] = {
     "trainer": ("trainer",),
     "workers": ("actor", "critic", "ref"),
@@ -57,17 +55,20 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`profiler.nsight`: how the steps of `trainer.profile_steps` are captured.
 
     Args:
-        tool: `nsys` or `torch`; None for that of `global_profiler.tool`, and nsys without one.
-        on_missing: What to do when a node cannot capture: `error` ends the command before training,
+        tool: A module of `capture.tools`; None for `global_profiler.tool`, or nsys if that is null.
+        on_missing: What to do if a node cannot capture: `error` ends the command before training,
             `warn` trains without captures.
-        nvtx: Ranges of our events: `auto` in processes that a tool watches, `on` or `off`.
-        roles: Who is captured: true, false, or a list of ranks.
-        options: nsys options beside verl's, for all roles and per role.
+        nvtx: NVTX ranges of recorded events: `auto` in captured processes, `on` or `off`.
+        roles: Which roles are captured: true, false, or a list of ranks.
+        options: nsys options in addition to verl's, for all roles and per role.
         directory: Where the tool writes on each node; None for the run directory.
         collect_timeout_s: How long the command waits at its end for reports that are being written.
+
+    Raises:
+        ValueError: If there is no such tool.
     """
 
-    tool: Literal["nsys", "torch"] | None = None
+    tool: str | None = None
     on_missing: Literal["error", "warn"] = "error"
     nvtx: Literal["auto", "on", "off"] = "auto"
     roles: RoleChoice = RoleChoice()  # type: ignore[valid-type]
@@ -75,13 +76,18 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str | None = None
     collect_timeout_s: float = 60.0
 
+    def __post_init__(self) -> None:
+        """Check the tool."""
+        if self.tool is not None and self.tool not in tools.names():
+            raise ValueError(f"tool is {self.tool!r}, not one of {', '.join(tools.names())}")
+
 
 class RoleCapture(msgspec.Struct, frozen=True):
     """One role of the plan.
 
     Args:
         ranks: Its ranks, or None for all of them.
-        options: nsys options, as Ray takes them; empty for the torch profiler.
+        options: What the tool is started with; empty for one that runs inside the process.
     """
 
     ranks: tuple[int, ...] | None
@@ -91,27 +97,23 @@ class RoleCapture(msgspec.Struct, frozen=True):
         """Whether the process of this rank is captured; one without a rank only with all."""
         return self.ranks is None or rank in self.ranks
 
-    def waits_for(self) -> str | None:
-        """Return what starts a capture: `nvtx`, `cudaProfilerApi`, or None for the whole life."""
-        return self.options.get("capture-range")
-
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything that a process must know about captures.
+    """What every process needs for captures.
 
     Args:
-        tool: `nsys` or `torch`.
+        tool: Name of the capture tool.
         steps: Steps of verl's own count, from 1.
         discrete: One capture per task of the workers instead of one per step.
         directory: Where the tool writes on each node, absolute.
-        journal: Where each process writes down its captures; in the run directory.
+        journal: Folder of the run directory in which each process lists its captures.
         on_missing: See `NsightSettings`.
         roles: Role of a process → its capture.
         collect_timeout_s: See `NsightSettings`.
         umask: The driver's, for processes that nsys starts without one.
     """
 
-    tool: Literal["nsys", "torch"]
+    tool: str
     steps: tuple[int, ...]
     discrete: bool
     directory: str
@@ -137,18 +139,14 @@ def carried_plan(text: str | None) -> Plan | None:
     return None if text is None else msgspec.json.decode(text, type=Plan)
 
 
-def as_text(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return options as Ray wants them: text, and lower-case true and false; None is left out."""
-    return {
-        str(key): str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in options.items()
-        if value is not None
-    }
+def raw_directory(run: Path, directory: str | None, cwd: str = "") -> Path:
+    """Return where the tool of a run writes; each run has a folder of its own there.
 
-
-def words_of(options: Mapping[str, str]) -> list[str]:
-    """Return options as words of a command line, the way Ray writes them."""
-    words = []
-    for key, value in options.items():
-        words += [f"--{key}={value}"] if len(key) > 1 else [f"-{key}", value]
-    return words
+    Args:
+        run: The run directory.
+        directory: `profiler.nsight.directory`.
+        cwd: Where the run was launched; "" for here.
+    """
+    if directory is None:
+        return run / "nsight" / "raw"
+    return Path(os.path.abspath(os.path.join(cwd, os.path.expanduser(directory)))) / run.name

@@ -1,58 +1,37 @@
-"""Make the plan of a run's captures: which roles, which ranks, which nsys options.
-
-The options are verl's own (`global_profiler.global_tool_config.nsys`), then those of
-`profiler.nsight.options`.  What verl leaves open is filled in: how a capture starts in processes
-without CUDA, and after how many captures nsys is done.
-"""
+"""Make the plan of a run's captures: which roles, which ranks, how many captures per process."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from verl_profiler.capture import tools
 from verl_profiler.capture.file_modes import umask
-from verl_profiler.capture.plan import (
-    CAPTURE_RANGE,
-    ROLES,
-    NsightSettings,
-    Plan,
-    RoleCapture,
-    as_text,
-)
-from verl_profiler.capture.verl_keys import Capture, select, world_size
+from verl_profiler.capture.plan import ROLES, NsightSettings, Plan, RoleCapture, raw_directory
+from verl_profiler.capture.verl_keys import Capture, world_size
 from verl_profiler.errors import ConfigError
-from verl_profiler.events.vocabulary import NVTX_DOMAIN
 
-__all__ = ["captures_per_process", "make_plan", "raw_directory", "remarks"]
-
-_BY_RANGE = {
-    "capture-range": "nvtx",
-    "nvtx-capture": f"{CAPTURE_RANGE}@{NVTX_DOMAIN}",
-    "kill": "none",
-}
-# Without a GPU nsys has nothing to ask CUDA, and sampling needs rights that containers lack.
-_WITHOUT_CUDA = {"trace": "nvtx", "sample": "none", "cpuctxsw": "none"}
+__all__ = ["captures_per_process", "make_plan", "remarks"]
 
 
 def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path) -> Plan | None:
-    """Return the plan, or None when another tool of verl's captures.
+    """Return the plan, or None if verl captures with a tool that only verl supports.
 
     Args:
-        config: verl's config, translated.
+        config: verl's config, translated; gets what verl's own profiler needs for the tool.
         capture: What `verl_keys.translate` returned.
         settings: `profiler.nsight`.
         run: The run directory.
 
     Raises:
-        ConfigError: For an option or a directory that nsys cannot be given through Ray.
+        ConfigError: For ranks that do not exist, or options that the tool cannot be given.
     """
     native = config.global_profiler
-    if native.tool not in ("nsys", "torch"):
+    tool = tools.find(native.tool)
+    if tool is None:
         return None
-    home = run / "nsight"
     directory = raw_directory(run, settings.directory)
     roles = {}
     for key, names in ROLES.items():
@@ -60,20 +39,16 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
             ranks = _ranks(key, role, config, capture, getattr(settings.roles, key))
             if ranks == ():
                 continue
-            options = {}
-            if native.tool == "nsys":
-                options = _options(config, capture, settings, key, role)
-                options.setdefault("o", f"{directory}/{role}_%h_%p")
-                _check(options, key)
+            captures = captures_per_process(config, capture, role)
+            options = tool.options(config, settings, key, f"{directory}/{role}", captures)
             roles[role] = RoleCapture(ranks, options)
-    if native.tool == "torch":
-        native.save_path = str(directory)
+    tool.configure(native, directory)
     return Plan(
-        native.tool,
+        tool.name,
         capture.steps,
         capture.discrete,
         str(directory),
-        str(home / "journal"),
+        str(run / "nsight" / "journal"),
         settings.on_missing,
         roles,
         settings.collect_timeout_s,
@@ -82,7 +57,7 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
 
 
 def remarks(config: Any, capture: Capture, plan: Plan) -> list[str]:
-    """Return what was asked for and will not come, or not in the way that one may think.
+    """Return what was requested and will not be captured, or not in the way that one may expect.
 
     Args:
         config: verl's config, translated.
@@ -93,48 +68,38 @@ def remarks(config: Any, capture: Capture, plan: Plan) -> list[str]:
     others = [role for role in plan.roles if role not in ROLES["workers"]]
     if others == list(plan.roles) and not set(others) - {"trainer"}:
         found.append(
-            "no rank is named, so only the controller is captured. Add for example "
+            "no ranks are set, so only the controller is captured. Add for example "
             "actor_rollout_ref.actor.profile_ranks=[0]. (no-ranks)"
         )
-    last = select(config, "trainer.total_training_steps")
+    last = OmegaConf.select(config, "trainer.total_training_steps")
     never = [step for step in plan.steps if isinstance(last, int) and step > last]
     if never:
         found.append(
-            f"steps {never} of trainer.profile_steps never come: training ends with step {last}. "
+            f"steps {never} of trainer.profile_steps will not run: training ends at step {last}. "
             "(step-never-comes)"
         )
-    if "reward_model" in capture.ranks and select(config, "reward_model.profiler") is None:
+    if (
+        "reward_model" in capture.ranks
+        and OmegaConf.select(config, "reward_model.profiler") is None
+    ):
         found.append(
-            "reward_model.profile_ranks names nobody: this verl has no worker group for reward "
+            "reward_model.profile_ranks has no effect: this verl has no worker group for reward "
             "models. Its reward workers are captured with profiler.nsight.roles.reward=true. "
             "(no-worker-group)"
         )
     if "rollout" in capture.ranks and "engine" not in plan.roles:
         found.append(
             "actor_rollout_ref.rollout.profile_ranks captures the workers of those ranks, which "
-            "hold the weights; the engine servers that generate are processes of their own. Add "
+            "hold the weights; the engine servers that generate are separate processes. Add "
             "profiler.nsight.roles.engine=true for them. (engine-apart)"
         )
     if plan.discrete and others:
         found.append(
-            f"profile_discrete cuts the captures of the workers by task. {', '.join(others)} have "
-            "one capture per step: what they do overlaps, and a process has one capture at a time. "
+            f"profile_discrete splits the captures of the workers by task. {', '.join(others)} get "
+            "one capture per step: their tasks overlap, and a process has one capture at a time. "
             "(one-per-step)"
         )
     return found
-
-
-def raw_directory(run: Path, directory: str | None, cwd: str = "") -> Path:
-    """Return where the tools of a run write; each run has a folder of its own there.
-
-    Args:
-        run: The run directory.
-        directory: `profiler.nsight.directory`.
-        cwd: Where the run was launched; "" for here.
-    """
-    if directory is None:
-        return run / "nsight" / "raw"
-    return Path(os.path.abspath(os.path.join(cwd, os.path.expanduser(directory)))) / run.name
 
 
 def _ranks(
@@ -146,7 +111,7 @@ def _ranks(
     if isinstance(chosen, tuple):
         if key in ("trainer", "transfer_queue"):
             raise ConfigError(
-                f"profiler.nsight.roles.{key} is {list(chosen)}; its processes have no ranks.\n"
+                f"profiler.nsight.roles.{key} is {list(chosen)}, but its processes have no ranks.\n"
                 f"Set profiler.nsight.roles.{key} to true or false.",
                 "capture-keys",
             )
@@ -168,57 +133,40 @@ def _ranks(
 
 
 def _processes(key: str, config: Any) -> int | None:
-    """Return how many processes a role will have, or None if the config does not say."""
+    """Return how many processes a role will have, or None if the config has no number."""
     world = world_size(config)
     return {
         "workers": world,
         "engine": None if world is None else max(1, world // _replica_size(config)),
-        "agent_loop": select(config, "actor_rollout_ref.rollout.agent.num_workers"),
+        "agent_loop": OmegaConf.select(config, "actor_rollout_ref.rollout.agent.num_workers"),
     }.get(key)
 
 
 def _worker_ranks(role: str, capture: Capture) -> tuple[int, ...] | None:
     """Return the ranks of a worker group; colocated groups share the actor's processes."""
     of = {"actor": ("actor", "rollout", "ref", "critic"), "critic": ("critic",), "ref": ("ref",)}
-    asked = [capture.ranks[name] for name in of[role] if name in capture.ranks]
-    if any(ranks is None for ranks in asked):
+    requested = [capture.ranks[name] for name in of[role] if name in capture.ranks]
+    if any(ranks is None for ranks in requested):
         return None
-    return tuple(sorted({rank for ranks in asked for rank in ranks or ()}))
+    return tuple(sorted({rank for ranks in requested for rank in ranks or ()}))
 
 
 def _replica_size(config: Any) -> int:
-    rollout = select(config, "actor_rollout_ref.rollout")
+    rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     sizes = ("tensor", "data", "pipeline")
     found = [(rollout or {}).get(f"{size}_model_parallel_size") or 1 for size in sizes]
     return max(1, found[0] * found[1] * found[2])
 
 
-def _options(
-    config: Any, capture: Capture, settings: NsightSettings, key: str, role: str
-) -> dict[str, str]:
-    native = select(config, "global_profiler.global_tool_config.nsys")
-    name = "worker_nsight_options" if key == "workers" else "controller_nsight_options"
-    options = as_text((native.get(name) if native is not None else None) or {})
-    if not _on_cuda(config):
-        options = {k: v for k, v in options.items() if not k.startswith("cuda-")} | _WITHOUT_CUDA
-    if key != "workers" or not _on_cuda(config):
-        options |= _BY_RANGE
-    options |= as_text(settings.options.all) | as_text(getattr(settings.options, key))
-    if "capture-range" in options:
-        count = captures_per_process(config, capture, role)
-        options.setdefault("capture-range-end", f"repeat-shutdown:{count}")
-    return options
-
-
 def captures_per_process(config: Any, capture: Capture, role: str) -> int:
-    """Return how often a process of this role will start a capture.
+    """Return how many captures a process of this role will make.
 
-    nsys writes its reports when this many captures have ended (`repeat-shutdown:N`): one too few
-    loses the last of them, one too many delays all of them until the process ends.
+    nsys writes its reports after this many captures (`repeat-shutdown:N`): one too few loses the
+    last one, one too many delays all of them until the process ends.
     """
-    last = select(config, "trainer.total_training_steps")
+    last = OmegaConf.select(config, "trainer.total_training_steps")
     steps = [step for step in capture.steps if not isinstance(last, int) or step <= last]
-    if select(config, "global_profiler.profile_continuous_steps"):
+    if OmegaConf.select(config, "global_profiler.profile_continuous_steps"):
         steps = [step for step in steps if step - 1 not in steps]
     tasks = 1
     if capture.discrete and role in ROLES["workers"]:
@@ -227,17 +175,19 @@ def captures_per_process(config: Any, capture: Capture, role: str) -> int:
 
 
 def _tasks(config: Any, capture: Capture, role: str) -> list[int]:
-    """Return how often each task that verl brackets runs in one step (verl 0.9 engine_workers)."""
-    actor = select(config, "actor_rollout_ref.actor") or {}
+    """Return how often each task that verl captures runs in one step (verl 0.9 engine_workers)."""
+    actor = OmegaConf.select(config, "actor_rollout_ref.actor") or {}
     with_ref = bool(
-        actor.get("use_kl_loss") or select(config, "algorithm.use_kl_in_reward") or role == "ref"
+        actor.get("use_kl_loss")
+        or OmegaConf.select(config, "algorithm.use_kl_in_reward")
+        or role == "ref"
     )
-    bypass = bool(select(config, "algorithm.rollout_correction.bypass_mode"))
-    critic = select(config, "critic") or {}
+    bypass = bool(OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"))
+    critic = OmegaConf.select(config, "critic") or {}
     with_critic = "critic" in capture.ranks and (
-        bool(critic.get("enable")) or select(config, "algorithm.adv_estimator") == "gae"
+        bool(critic.get("enable")) or OmegaConf.select(config, "algorithm.adv_estimator") == "gae"
     )
-    batch = select(config, "data.train_batch_size") or 1
+    batch = OmegaConf.select(config, "data.train_batch_size") or 1
     mini_batch = critic.get("ppo_mini_batch_size") or batch
     updates = (critic.get("ppo_epochs") or 1) * max(1, batch // mini_batch)
     return {
@@ -245,32 +195,3 @@ def _tasks(config: Any, capture: Capture, role: str) -> list[int]:
         "ref": [1],
         "critic": [updates],
     }[role]
-
-
-def _on_cuda(config: Any) -> bool:
-    if os.environ.get("VERL_PLATFORM", "cuda") != "cuda":
-        return False
-    return (select(config, "trainer.device") or "cuda") == "cuda"
-
-
-def _check(options: Mapping[str, str], key: str) -> None:
-    """Refuse what Ray would break: it joins the words unquoted, for a shell."""
-    for name, value in options.items():
-        if name == "output":
-            raise ConfigError(
-                f"profiler.nsight.options.{key}.output: Ray gives nsys a second -o, which nsys "
-                "refuses.\nUse the key o instead, or profiler.nsight.directory for the folder.",
-                "nsys-option",
-            )
-        if not re.fullmatch(r"[\w./:,=@%+{}-]*", value):
-            where = (
-                f"The folder of the reports, {value!r},"
-                if name == "o"
-                else f"profiler.nsight.options.{key}.{name} is {value!r}, which"
-            )
-            raise ConfigError(
-                f"{where} has characters that do not survive the shell in which Ray starts nsys.\n"
-                "Use letters, digits and ._/-:,=@% only; profiler.nsight.directory=DIR sets "
-                "another folder.",
-                "nsys-option",
-            )

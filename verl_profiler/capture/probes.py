@@ -1,7 +1,7 @@
 """Where captures start and stop: the trainer's own calls, and those of verl's profiler in workers.
 
-The trainer starts its worker groups itself.  For the roles that verl knows nothing of it starts
-nothing, so its `_start_profiling` also starts our captures in this process and in those actors.
+The trainer starts the captures of its worker groups itself, and none for other roles.  So a probe of
+its `_start_profiling` also starts captures in this process and in the actors of those roles.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["PROBES", "install"]
 
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def install(plan: Plan) -> None:
-    """Place the probes, and the decision about new actors, in this process."""
+    """Install the probes, and hook the creation of actors, in this process."""
     if os.environ.get(CAPTURES_OFF):
         return
     wrapping.install(PROBES)
@@ -38,7 +38,7 @@ def install(plan: Plan) -> None:
 
 
 def _captured(call: Call) -> tuple[Plan, Any] | None:
-    """Return the plan and the trainer, if its step is captured."""
+    """Return the plan and the trainer if its step is captured."""
     active, trainer = recorder.active(), call.arguments["self"]
     plan = None if active is None else carried_plan(active.carried.capture_plan)
     return (plan, trainer) if plan is not None and trainer.global_steps in plan.steps else None
@@ -50,7 +50,7 @@ def _start(call: Call) -> None:
         call.state = call.begin_ns
         step = captured[1].global_steps
         session.start(step=step)
-        _tell(session.start, step)
+        _call_actors(session.start, step)
 
 
 def _started(call: Call, _result: Any) -> None:
@@ -66,18 +66,18 @@ def _stop(call: Call, _result: Any) -> None:
     continuous = trainer.config.global_profiler.get("profile_continuous_steps", False)
     if not (continuous and trainer.global_steps + 1 in plan.steps):
         session.stop()
-        _tell(session.stop)
+        _call_actors(session.stop)
 
 
-def _stop_and_say(call: Call, result: Any) -> None:
-    """Stop, and record as verl's V0 trainer does how long it took: seconds, with nsys."""
+def _stop_and_record(call: Call, result: Any) -> None:
+    """Stop, and record the duration as verl's V0 trainer does; with nsys it takes seconds."""
     _stop(call, result)
     if _captured(call) is not None:
         recorder.record("stop_profile", call.begin_ns, now())
 
 
-def _tell(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in every captured actor that verl does not start by itself."""
+def _call_actors(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in every captured actor whose captures verl does not start itself."""
     import ray
 
     calls = {}
@@ -86,13 +86,13 @@ def _tell(function: Callable[..., Any], *arguments: Any) -> None:
         if role not in ROLES["workers"] and role != "trainer" and handle is not None:
             calls[handle.__ray_call__.remote(function, *arguments)] = (role, rank)
     _, late = (
-        ray.wait(list(calls), num_returns=len(calls), timeout=_PATIENCE_S) if calls else ((), ())
+        ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S) if calls else ((), ())
     )
     if late:
         names = sorted({f"{role} {rank}" for role, rank in (calls[call] for call in late)})
         recorder.say(
             f"WARNING {', '.join(names)} did not {function.__name__} a capture within "
-            f"{_PATIENCE_S:.0f} s. Training goes on. (capture-late)"
+            f"{_TIMEOUT_S:.0f} s. Training continues. (capture-late)"
         )
 
 
@@ -125,7 +125,7 @@ _NSIGHT = "verl.utils.profiler.nvtx_profile:NsightSystemsProfiler"
 PROBES = (
     # The V0 trainer has timers around these calls.
     _probe(f"{_V1}._start_profiling", enter=_start, leave=_started),
-    _probe(f"{_V1}._stop_profiling", leave=_stop_and_say),
+    _probe(f"{_V1}._stop_profiling", leave=_stop_and_record),
     _probe(f"{_V0}._start_profiling", enter=_start),
     _probe(f"{_V0}._stop_profiling", leave=_stop),
     _probe("verl.utils.profiler.profile:DistProfiler.start", enter=_note_step),

@@ -1,7 +1,7 @@
 """Translate the profiling keys of the Nsight guide into verl's own `global_profiler` settings.
 
 `trainer.profile_steps` and each component's `profile_ranks`, `profile_ranks_all` and
-`profile_discrete` are checked and removed: verl's dataclasses refuse keys that they do not know.
+`profile_discrete` are checked and removed: verl's dataclasses reject keys that they do not define.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 
-__all__ = ["Capture", "read_keys", "select", "translate", "world_size"]
+__all__ = ["Capture", "read_keys", "translate", "world_size"]
 
-# Component → the places where the guide's prose and its examples put it.
+# Component → where the text and the examples of the guide put it.
 _COMPONENTS = {
     "actor": ("actor_rollout_ref.actor",),
     "rollout": ("actor_rollout_ref.rollout",),
@@ -27,7 +30,7 @@ _KEYS = ("profile_ranks", "profile_ranks_all", "profile_discrete")
 
 @dataclass(frozen=True)
 class Capture:
-    """What to capture.
+    """Which steps and ranks to capture.
 
     Args:
         steps: Steps of verl's own count, from 1.
@@ -47,12 +50,12 @@ def translate(
 
     Args:
         config: verl's config, changed in place.
-        tool: `profiler.nsight.tool`; None for verl's, and nsys if that is null too.
-        workers: `profiler.nsight.roles.workers`: False leaves the worker groups out, whatever ranks
-            are named; ranks stand for those of the actor.
+        tool: `profiler.nsight.tool`; None for verl's, or nsys if that is null too.
+        workers: `profiler.nsight.roles.workers`: False excludes the worker groups, whatever ranks
+            are set; ranks are those of the actor.
 
     Returns:
-        What will be captured, or None when `trainer.profile_steps` names no step.
+        What will be captured, or None if `trainer.profile_steps` has no step.
 
     Raises:
         ConfigError: For a value that cannot be used.
@@ -75,20 +78,22 @@ def translate(
             "Set only one of them.",
             "capture-keys",
         )
-    native.tool = tool or configured or "nsys"
-    nodes = {name: select(config, f"{places[0]}.profiler") for name, places in _COMPONENTS.items()}
+    native.tool = tool or configured or tools.DEFAULT
+    places = {name: f"{where[0]}.profiler" for name, where in _COMPONENTS.items()}
+    nodes: dict[str, Any] = {name: OmegaConf.select(config, at) for name, at in places.items()}
     backends = [
-        (native.get("global_tool_config") or {}).get(native.tool),
-        *(select(node, f"tool_config.{native.tool}") for node in nodes.values()),
+        f"global_profiler.global_tool_config.{native.tool}",
+        *(f"{at}.tool_config.{native.tool}" for at in places.values()),
     ]
-    for backend in backends:
+    for path in backends:
+        backend: Any = OmegaConf.select(config, path)
         if backend is not None and "discrete" in backend:
             backend.discrete = capture.discrete
     if workers is not True:
-        named: dict[str, tuple[int, ...] | None] = {}
+        chosen: dict[str, tuple[int, ...] | None] = {}
         if workers:
-            named["actor"] = tuple(sorted(set(workers)))
-        capture = Capture(capture.steps, named, capture.discrete)
+            chosen["actor"] = tuple(sorted(set(workers)))
+        capture = Capture(capture.steps, chosen, capture.discrete)
     hybrid: dict[str, Any] = {}
     for component, ranks in capture.ranks.items():
         profiler = nodes[component]
@@ -111,32 +116,32 @@ def translate(
 
 
 def read_keys(config: Any) -> Capture | None:
-    """Take the guide's keys out of `config` and check them; see `translate`."""
-    said: dict[str, dict[str, Any]] = {}
+    """Remove the guide's keys from `config` and check them; see `translate`."""
+    given: dict[str, dict[str, Any]] = {}
     for component, places in _COMPONENTS.items():
         for place in places:
-            node = select(config, place)
+            node = OmegaConf.select(config, place)
             if node is None or not hasattr(node, "pop"):
                 continue
             for key in _KEYS:
                 value = _plain(node.pop(key, None))
                 if value is None:
                     continue
-                known = said.setdefault(component, {})
+                known = given.setdefault(component, {})
                 if key in known and known[key][1] != value:
                     raise ConfigError(
                         f"{place}.{key} is {value!r}, but {known[key][0]}.{key} is {known[key][1]!r}: "
-                        "both name the same component.\nKeep one of them.",
+                        "both set the same component.\nKeep one of them.",
                         "capture-keys",
                     )
                 known[key] = (place, value)
             if place.endswith((".critic", ".rm")) and not len(node):
-                del select(config, "actor_rollout_ref")[place.rpartition(".")[2]]
+                del config.actor_rollout_ref[place.rpartition(".")[2]]
     _refuse_unknown(config)
     trainer = config.get("trainer")
     steps = _plain(trainer.pop("profile_steps", None)) if trainer is not None else None
-    ranks = _ranks(config, said)
-    discrete = _discrete(said)
+    ranks = _ranks(config, given)
+    discrete = _discrete(given)
     if steps is None or steps == []:
         return None
     if not isinstance(steps, list) or not all(_is_int(step) and step >= 1 for step in steps):
@@ -149,7 +154,7 @@ def read_keys(config: Any) -> Capture | None:
 
 
 def _refuse_unknown(config: Any) -> None:
-    """Refuse our keys where no component is: verl would ignore them, or fail much later."""
+    """Reject the guide's keys elsewhere: verl would ignore them, or fail much later."""
     inside = config.get("actor_rollout_ref")
     for parent, prefix in ((config, ""), (inside, "actor_rollout_ref.")):
         for name in parent if hasattr(parent, "keys") else ():
@@ -162,16 +167,16 @@ def _refuse_unknown(config: Any) -> None:
                 places = [place for known in _COMPONENTS.values() for place in known]
                 near = difflib.get_close_matches(f"{prefix}{name}", places, n=1, cutoff=0)
                 raise ConfigError(
-                    f"{prefix}{name}.{found[0]} names no component that can be captured.\n"
-                    f"Did you mean {near[0]}.{found[0]}? There are: {', '.join(places)}.",
+                    f"{prefix}{name}.{found[0]} is not a key of a component that can be captured.\n"
+                    f"Did you mean {near[0]}.{found[0]}? The components are: {', '.join(places)}.",
                     "capture-keys",
                 )
 
 
-def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int, ...] | None]:
+def _ranks(config: Any, given: dict[str, dict[str, Any]]) -> dict[str, tuple[int, ...] | None]:
     world = world_size(config)
     found: dict[str, tuple[int, ...] | None] = {}
-    for component, keys in said.items():
+    for component, keys in given.items():
         place, everything = keys.get("profile_ranks_all", (component, False))
         if not isinstance(everything, bool):
             raise ConfigError(
@@ -185,7 +190,7 @@ def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int,
         if not isinstance(ranks, list) or not all(_is_int(rank) for rank in ranks):
             raise ConfigError(
                 f"{place}.profile_ranks is {ranks!r}; it must be a list of ranks such as [0,1].\n"
-                f"null and [] mean no ranks; for all of them set {place}.profile_ranks_all=true.",
+                f"null and [] mean no ranks; set {place}.profile_ranks_all=true for all of them.",
                 "capture-keys",
             )
         outside = [rank for rank in ranks if rank < 0 or (world is not None and rank >= world)]
@@ -200,10 +205,10 @@ def _ranks(config: Any, said: dict[str, dict[str, Any]]) -> dict[str, tuple[int,
     return found
 
 
-def _discrete(said: dict[str, dict[str, Any]]) -> bool:
+def _discrete(given: dict[str, dict[str, Any]]) -> bool:
     values = {
         f"{place}.profile_discrete": value
-        for keys in said.values()
+        for keys in given.values()
         for place, value in [keys.get("profile_discrete", (None, None))]
         if value is not None
     }
@@ -213,15 +218,15 @@ def _discrete(said: dict[str, dict[str, Any]]) -> bool:
     if len(set(values.values())) > 1:
         listed = ", ".join(f"{name}={str(value).lower()}" for name, value in sorted(values.items()))
         raise ConfigError(
-            f"profile_discrete must be the same for all components, but: {listed}.\n"
-            "Set all of them to one value, or leave out those that do not matter.",
+            f"profile_discrete must be the same for all components, but is: {listed}.\n"
+            "Set all of them to one value, or remove those that do not matter.",
             "capture-keys",
         )
     return any(values.values())
 
 
 def world_size(config: Any) -> int | None:
-    """Return the number of training ranks, or None if the config does not say."""
+    """Return the number of training ranks, or None if the config has no number."""
     trainer = config.get("trainer")
     if trainer is None:
         return None
@@ -231,14 +236,6 @@ def world_size(config: Any) -> int | None:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def select(config: Any, path: str) -> Any:
-    """Return the value at a dotted path, or None."""
-    node = config
-    for key in path.split("."):
-        node = node.get(key) if node is not None and hasattr(node, "get") else None
-    return node
 
 
 def _plain(value: Any) -> Any:

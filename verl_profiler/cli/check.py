@@ -1,11 +1,10 @@
-"""Say what a profiled run would record here, before you pay for one.
+"""Check what a profiled run would record on this machine.
 
-Looks at the installed verl without importing it: which probes would be placed and which would
-not, whether Hydra would find +profiler=multiturn, whether verl would load the plugin, and
-whether nsys, nvtx and the output directory can be used.  With --config, say what a main_ppo command
-would capture.
+Reads the installed verl without importing it: which probes would be installed, whether Hydra would
+find +profiler=multiturn, whether verl would load the plugin, and whether nsys, nvtx and the output
+directory can be used.  With --config, print what a main_ppo command would capture.
 
-Exit status 0: all is well.  1: something would be missing; the lines marked `!` say what.
+Exit status 0: no problems.  1: something would be missing; see the lines marked `!`.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-dir",
         default="logs",
         metavar="DIR",
-        help="the folder that run directories will be made in (default: logs)",
+        help="the folder for run directories (default: logs)",
     )
     parser.add_argument(
         "--ray",
         action="store_true",
-        help="also start a worker on every node of the running Ray cluster and look there",
+        help="also check every node of the running Ray cluster, in a worker started there",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
         "--config",
         nargs=argparse.REMAINDER,
         metavar="OVERRIDE",
-        help="instead, say what a main_ppo command with these overrides would capture, and into "
-        "which settings of verl the keys are translated; takes the rest of the line",
+        help="instead, print what a main_ppo command with these overrides would capture, and which "
+        "settings of verl the keys become; takes the rest of the line",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; return 0 if all is well, else 1."""
+    """Print the findings; return 0 if there are no problems, else 1."""
     if args.config is not None:
         from verl_profiler.launch import dry_run
 

@@ -1,14 +1,14 @@
-"""Gather the captures of a run, also of one that died, and say what is missing and why.
+"""Gather the captures of a run, and list what is missing and why.
 
 Moves the reports that nsys or the torch profiler left in RUN/nsight/raw to
-RUN/nsight/<role>_<rank>.step<N>.nsys-rep (or .json.gz), with a .json of whose they are.  A run does
-this itself at its end; use this command after a run that was killed.  Reports on disks of other
-nodes come with --ray, while the cluster is up; without Ray, use the command on each node.
+RUN/nsight/<role>_<rank>.step<N>.nsys-rep (or .json.gz), with their metadata in a .json.  A run does
+this itself at its end; use this command after a run that was killed.  --ray also copies reports from
+the disks of other nodes, while the cluster is up; without Ray, run the command on each node.
 
-Processes of nsys that outlived the run on this machine are named, and ended with --end-left-over;
-nothing is done to those of other runs, or of processes that still train.
+Stale processes of nsys on this machine are listed, and ended with --end-left-over; those of other
+runs, or of processes that still train, are left alone.
 
-Exit status 0: every capture is there.  1: some are missing; the lines say which and why.
+Exit status 0: every capture has a report.  1: some are missing; the output lists which and why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from verl_profiler.render.visible import shown, visible
 
 __all__ = ["add_arguments", "run"]
 
-# Other nodes may have to start a process first.
+# Other nodes may have to start a worker process first.
 _FETCH_S = 30.0
 
 
@@ -38,17 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="wait this long for reports that nsys is still writing",
+        help="wait this long for reports that are still being written",
     )
     parser.add_argument(
         "--ray",
         action="store_true",
-        help="also bring the reports of the other nodes of the running Ray cluster",
+        help="also copy the reports of the other nodes of the running Ray cluster",
     )
     parser.add_argument(
         "--end-left-over",
         action="store_true",
-        help="after the wait, end the processes of nsys that outlived this run on this machine",
+        help="after the wait, end the stale processes of nsys of this run on this machine",
     )
     parser.add_argument(
         "--export",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was gathered; return 1 if something is missing."""
-    from verl_profiler.capture import gather
+    from verl_profiler.capture import gather, tools
 
     if not args.directory.is_dir():
         raise ReadingError(
@@ -71,16 +71,15 @@ def run(args: argparse.Namespace) -> int:
         captures = gather.collect(
             args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
         )
-    lines = _left_over(args.directory, ending=args.end_left_over)
+    lines = _stale_processes(args.directory, ending=args.end_left_over)
     if lines and args.end_left_over:
-        # Asked to end, an agent may have written what it had.
+        # On SIGTERM, an agent may have written what it had.
         captures = gather.collect(args.directory)
     if args.export:
-        from verl_profiler.reading.formats.nsys_export import export
-
         for capture in captures:
-            if capture.file and capture.tool == "nsys" and not capture.problem:
-                export(args.directory / "nsight" / capture.file)
+            tool = tools.find(capture.tool)
+            if capture.file and tool is not None and not capture.problem:
+                tool.export(args.directory / "nsight" / capture.file)
     if args.json:
         print_json([asdict(capture) for capture in captures])
     else:
@@ -102,8 +101,8 @@ def _cluster() -> Iterator[None]:
         ray.init(address="auto", log_to_driver=False)
     except (ImportError, ConnectionError) as error:
         raise ReadingError(
-            f"There is no running Ray cluster to join: {error}.\nSet RAY_ADDRESS, or leave --ray out "
-            "and use this command on each node.",
+            f"There is no running Ray cluster to join: {error}.\nSet RAY_ADDRESS, or omit --ray and "
+            "run this command on each node.",
             "no-cluster",
         ) from None
     try:
@@ -112,16 +111,21 @@ def _cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def _left_over(run: Path, *, ending: bool) -> list[str]:
-    """Return a line per process of nsys that outlived the run here, ended or not."""
-    from verl_profiler.capture import gather, nsys_processes
+def _stale_processes(run: Path, *, ending: bool) -> list[str]:
+    """Return a line per stale process of a tool on this machine, ended or not."""
+    from verl_profiler.capture import gather, tools
 
     raw = gather.raw_of(run)
     if ending:
-        return [f"ended {tool.label}" for tool in nsys_processes.end(run, raw)]
+        return [
+            f"ended {process.label}"
+            for tool in tools.every()
+            for process in tool.end_stale(run, raw)
+        ]
     return [
-        f"WARNING nsys outlived the run: {tool.label}. It may still be writing: wait with --wait 60; "
-        "end it with --end-left-over. (left-over)"
-        for tool in nsys_processes.tools_of(run, raw)
-        if not tool.in_use
+        f"WARNING {tool.title} is still running after the run: {process.label}. It may still be "
+        "writing: wait with --wait 60; end it with --end-left-over. (left-over)"
+        for tool in tools.every()
+        for process in tool.processes(run, raw)
+        if not process.in_use
     ]

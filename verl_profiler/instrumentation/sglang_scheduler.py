@@ -32,8 +32,7 @@ def load() -> None:
         from verl_profiler.recording.carried import Carried
 
         carried = Carried.decode(text)
-        captured = carried.capture_tool == "nsys"
-        if carried.nvtx == "on" or (carried.nvtx == "auto" and captured and tool_attached()):
+        if carried.nvtx == "on" or (carried.nvtx == "auto" and tool_attached()):
             _register()
     except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
         recorder.say(f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)")

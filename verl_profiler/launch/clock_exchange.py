@@ -1,12 +1,12 @@
-"""Compare the clocks of a cluster's nodes while a run goes on, from a thread of the driver.
+"""Compare the clocks of a cluster's nodes during a run, from a thread of the driver.
 
 On a cluster of several nodes, the driver keeps a small actor on each of them (no CPUs, no verl, not
-recorded) and asks it for its monotonic time: over a connection of its own, since a call of Ray takes
-ten times as long, or by calls of Ray where the actor cannot be connected to.  The answer was read
-between the question and its arrival, whatever the network does with each half of the way; what all
-answers of a burst say together is kept, in the driver's header.
+recorded) and requests its monotonic time: over a TCP connection, since a call of Ray takes ten times
+as long, or by calls of Ray if the actor cannot be reached.  The remote clock was read between request
+and reply, whatever the two delays were; the intersection of these intervals over a burst is kept in
+the driver's header.
 
-A node that fails is asked again later, less and less often; one that left is let go.
+A node that fails is polled less and less often; one that left the cluster is dropped.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from verl_profiler.recording.clock import boot_id, now
 __all__ = ["account", "exchange", "start", "stop"]
 
 _BURST = 48
-# Bursts come closely at first, then at this distance.
+# The first bursts follow each other closely, later ones at this interval.
 _FIRST_S = (0.0, 2.0, 5.0, 10.0)
 _EVERY_S = 30.0
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _CONNECT_S = 1.0
 _KEPT = 128
-# Of a node that left.
-_KEPT_OF_THE_GONE = 16
-# Nodes whose samples are kept; clusters that scale by themselves have new ones every hour.
+# Samples of a node that left.
+_KEPT_AFTER_LEAVING = 16
+# Nodes whose samples are kept; autoscaling clusters have new ones every hour.
 _PEERS = 256
-# After the k-th failure in a row, a node is left alone for 2^k rounds, at most for this many.
+# After the k-th failure in a row, a node is skipped for 2^k rounds, at most for this many.
 _ROUNDS = 32
-# Two clocks drift apart by at most one nanosecond in so many: the limit of what a kernel corrects.
+# Two clocks drift apart by at most one nanosecond in this many: the limit of kernel corrections.
 _DRIFT_NS = 2000
 _TOKEN_BYTES = 16
 _TIME_BYTES = 8
@@ -49,30 +49,30 @@ _ended = threading.Event()
 
 
 def exchange(ask: Callable[[], tuple[Any, int]], tries: int = _BURST) -> tuple[Any, list[int]]:
-    """Ask another clock some times, and say what all answers together say.
+    """Sample another clock several times, and intersect the bounds of its offset.
 
-    A quick question and a quick answer bound the difference from either side; they need not be of the
-    same exchange.
+    A fast request and a fast reply bound the offset from either side; they need not belong to the
+    same sample.
 
     Args:
-        ask: Returns who answered, and that clock's monotonic nanoseconds.
-        tries: How often to ask.
+        ask: Returns who replied, and that clock's monotonic nanoseconds.
+        tries: How many samples to take.
 
     Returns:
-        Who answered, and own monotonic ns, other minus own ns, bound of that difference's error ns.
+        Who replied, and own monotonic ns, other minus own ns, bound of that difference's error ns.
     """
-    taken = []
+    samples = []
     for _ in range(tries):
-        asked = now()
-        who, told = ask()
-        taken.append((asked, told, now()))
-    asked, told, back = min(taken, key=lambda each: each[2] - each[0])
-    at = (asked + back) // 2
-    least, most = told - back, told - asked
+        sent = now()
+        who, remote = ask()
+        samples.append((sent, remote, now()))
+    sent, remote, received = min(samples, key=lambda each: each[2] - each[0])
+    at = (sent + received) // 2
+    least, most = remote - received, remote - sent
     limits = [
-        (told - back - drifted, told - asked + drifted)
-        for asked, told, back in taken
-        for drifted in [max(abs(at - asked), abs(back - at)) // _DRIFT_NS + 1]
+        (remote - received - drift, remote - sent + drift)
+        for sent, remote, received in samples
+        for drift in [max(abs(at - sent), abs(received - at)) // _DRIFT_NS + 1]
     ]
     lower, upper = max(least, *(low for low, _ in limits)), min(most, *(up for _, up in limits))
     if lower <= upper:
@@ -82,7 +82,7 @@ def exchange(ask: Callable[[], tuple[Any, int]], tries: int = _BURST) -> tuple[A
 
 
 def account() -> dict[str, Any]:
-    """Return what the header says; empty where no clocks were compared."""
+    """Return the header's part; empty if no clocks were compared."""
     if not _samples:
         return {}
     peers = [{"boot_id": boot, **about} for boot, about in sorted(_samples.items())]
@@ -90,11 +90,11 @@ def account() -> dict[str, Any]:
 
 
 def start(ray: Any) -> None:
-    """Begin to compare clocks, if Ray has more than one node; returns at once."""
+    """Start to compare clocks if Ray has more than one node; returns at once."""
     global _thread, _ended
     if _thread is not None and _thread.is_alive() and not _ended.is_set():
         return
-    # One of its own: a thread that still waits for Ray must not go on when it is heard.
+    # A new event: an old thread that still waits for Ray must not continue later.
     _ended = threading.Event()
     _samples.clear()
     recorder.before_stop(stop)
@@ -108,60 +108,60 @@ def stop() -> None:
     """End the exchange; called before recording stops, while Ray still runs."""
     _ended.set()
     if _thread is not None and _thread is not threading.current_thread():
-        _thread.join(timeout=_PATIENCE_S)
+        _thread.join(timeout=_TIMEOUT_S)
 
 
 def _run(ray: Any, ended: threading.Event) -> None:
-    """Ask all nodes again and again; nodes may come and go."""
+    """Poll all nodes until the end; nodes may join and leave."""
     nodes = _Nodes(ray, ended)
     waits = iter(_FIRST_S)
     try:
         while not ended.wait(next(waits, _EVERY_S)) and ray.is_initialized():
             # The head may be restarting.
             with contextlib.suppress(Exception):
-                nodes.ask([node for node in as_connected(ray.nodes)() if node["Alive"]])
+                nodes.poll([node for node in as_connected(ray.nodes)() if node["Alive"]])
     finally:
-        nodes.ask([])
+        nodes.poll([])
 
 
 class _Nodes:
-    """The peers by node, and for how many rounds each that failed is left alone."""
+    """The peers by node, and for how many rounds each failed one is skipped."""
 
     def __init__(self, ray: Any, ended: threading.Event) -> None:
         self._ray = ray
         self._ended = ended
         self._peers: dict[str, _Peer] = {}
         self._failures: dict[str, int] = {}
-        self._rests: dict[str, int] = {}
+        self._skips: dict[str, int] = {}
 
-    def ask(self, nodes: list[dict[str, Any]]) -> None:
-        """Take a burst from each of these nodes, if there are several, and let the others go."""
+    def poll(self, nodes: list[dict[str, Any]]) -> None:
+        """Take a burst of each of these nodes, if there are several, and drop the others."""
         alive = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if len(nodes) > 1}
-        for gone in [node for node in self._peers if node not in alive]:
-            _thin(self._peers[gone].who[0])
-            self._let_go(gone)
-        for gone in [node for node in self._failures if node not in alive]:
-            del self._failures[gone], self._rests[gone]
+        for left in [node for node in self._peers if node not in alive]:
+            _thin(self._peers[left].who[0])
+            self._drop(left)
+        for left in [node for node in self._failures if node not in alive]:
+            del self._failures[left], self._skips[left]
         for node, address in alive.items():
             if self._ended.is_set():
                 return
-            if self._rests.get(node):
-                self._rests[node] -= 1
+            if self._skips.get(node):
+                self._skips[node] -= 1
                 continue
             try:
                 if node not in self._peers:
                     self._peers[node] = _Peer(self._ray, node, address)
                 _compare(self._peers[node])
-            except Exception:  # noqa: BLE001  a node that is gone or busy; others may answer
-                self._let_go(node)
+            except Exception:  # noqa: BLE001  a node that left or is busy; others may reply
+                self._drop(node)
                 failures = self._failures.get(node, 0) + 1
                 self._failures[node] = failures
-                self._rests[node] = min(2 ** min(failures, 10), _ROUNDS) - 1
+                self._skips[node] = min(2 ** min(failures, 10), _ROUNDS) - 1
             else:
                 self._failures.pop(node, None)
-                self._rests.pop(node, None)
+                self._skips.pop(node, None)
 
-    def _let_go(self, node: str) -> None:
+    def _drop(self, node: str) -> None:
         peer = self._peers.pop(node, None)
         with contextlib.suppress(Exception):
             if peer is not None:
@@ -169,7 +169,7 @@ class _Nodes:
 
 
 def _compare(peer: Any) -> None:
-    """Take one burst, unless the node has this one's kernel, and so its clock."""
+    """Take one burst, unless the node shares this one's kernel and so its clock."""
     if peer.who[0] not in ("", boot_id()):
         peer.connect()
         _keep(*exchange(peer.ask))
@@ -178,7 +178,7 @@ def _compare(peer: Any) -> None:
 def _keep(who: tuple[str, str], sample: list[int]) -> None:
     boot, host = who
     about = _samples.setdefault(boot, {"host": host, "samples": []})
-    # A list of its own, since the writer thread may be encoding the old one.
+    # A new list, since the writer thread may be encoding the old one.
     kept = [*about["samples"], sample]
     about["samples"] = kept if len(kept) <= _KEPT else [kept[0], *kept[1:-1:2], kept[-1]]
     if len(_samples) > _PEERS:
@@ -186,11 +186,11 @@ def _keep(who: tuple[str, str], sample: list[int]) -> None:
 
 
 def _thin(boot: str) -> None:
-    """Keep a few samples of a node that left; its events are placed by them."""
+    """Keep a few samples of a node that left, which place its events."""
     about = _samples.get(boot)
     if about is not None:
         samples = about["samples"]
-        about["samples"] = samples[:: max(1, -(-len(samples) // _KEPT_OF_THE_GONE))]
+        about["samples"] = samples[:: max(1, -(-len(samples) // _KEPT_AFTER_LEAVING))]
 
 
 class _Peer:
@@ -211,19 +211,19 @@ class _Peer:
         self.connect()
 
     def connect(self) -> None:
-        """Connect to the actor, where it can be and no connection is left."""
+        """Connect to the actor, if that is possible and there is no connection."""
         if self._connection is None:
             with contextlib.suppress(OSError):
                 self._connection = _connected(self._address, self._port, self._token)
 
     def ask(self) -> tuple[tuple[str, str], int]:
-        """Return who it is, and its monotonic time."""
+        """Return the identity of the peer, and its monotonic time."""
         if self._connection is not None:
             try:
                 self._connection.sendall(b"?")
-                told = self._connection.recv(_TIME_BYTES)
-                if len(told) == _TIME_BYTES:
-                    return self.who, int.from_bytes(told, "big")
+                reply = self._connection.recv(_TIME_BYTES)
+                if len(reply) == _TIME_BYTES:
+                    return self.who, int.from_bytes(reply, "big")
             except OSError:
                 pass
             self._connection.close()
@@ -231,22 +231,22 @@ class _Peer:
         return self.who, self._called("read")
 
     def end(self) -> None:
-        """Close the connection and let the actor go."""
+        """Close the connection and end the actor."""
         if self._connection is not None:
             self._connection.close()
         as_connected(self._ray.kill)(self._actor)
 
     def _called(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self._actor, method).remote(*arguments)
-        return as_connected(self._ray.get)(answer, timeout=_PATIENCE_S)
+        return as_connected(self._ray.get)(answer, timeout=_TIMEOUT_S)
 
 
 def _connected(host: str, port: int | None, token: bytes) -> socket.socket | None:
-    """Return a connection to a node's actor; None where the actor could not open a port."""
+    """Return a connection to a node's actor; None if the actor could not open a port."""
     if port is None:
         return None
     connection = socket.create_connection((host, port), timeout=_CONNECT_S)
-    connection.settimeout(_PATIENCE_S)
+    connection.settimeout(_TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(token)
     return connection
@@ -257,7 +257,7 @@ def _actor(ray: Any, node_id: str) -> Any:
 
     from verl_profiler.environ import SETTINGS
 
-    # A class that is made here travels by value: the node need not have this package.
+    # A class that is defined here is pickled by value: the node need not have this package.
     class VerlProfilerClock:
         """Reports the time of its node."""
 
@@ -267,7 +267,7 @@ def _actor(ray: Any, node_id: str) -> Any:
             return time.perf_counter_ns()
 
         def listen(self, address: str, token: bytes) -> tuple[tuple[str, str], int | None]:
-            """Take connections that begin with the token; return boot id and host, and the port."""
+            """Accept connections that begin with the token; return boot id and host, and the port."""
             import socket
             import threading
 
@@ -283,54 +283,54 @@ def _actor(ray: Any, node_id: str) -> Any:
             return (boot, socket.gethostname()), port
 
         def serve(self, server: Any, token: bytes) -> None:
-            """Answer as long as this process lives, in one thread for all connections."""
+            """Reply as long as this process lives, in one thread for all connections."""
             import selectors
             import time
 
             selector = selectors.DefaultSelector()
             selector.register(server, selectors.EVENT_READ)
-            # Connection → when it must have sent the token, and what it has sent; the oldest first.
-            strangers: dict[Any, tuple[float, bytes]] = {}
-            known: list[Any] = []
-            resting_until = None
+            # Connection → deadline for its token, and what it has sent; the oldest first.
+            pending: dict[Any, tuple[float, bytes]] = {}
+            accepted: list[Any] = []
+            paused_until = None
 
             def close(connection: Any) -> None:
-                strangers.pop(connection, None)
-                if connection in known:
-                    known.remove(connection)
+                pending.pop(connection, None)
+                if connection in accepted:
+                    accepted.remove(connection)
                 selector.unregister(connection)
                 connection.close()
 
             while True:
-                waits = bool(strangers) or resting_until is not None
+                waits = bool(pending) or paused_until is not None
                 ready = selector.select(0.2 if waits else None)
                 at = time.monotonic()
-                if resting_until is not None and at >= resting_until:
+                if paused_until is not None and at >= paused_until:
                     selector.register(server, selectors.EVENT_READ)
-                    resting_until = None
+                    paused_until = None
                 for key, _ in ready:
                     if key.fileobj is not server:
                         with contextlib.suppress(BlockingIOError):
-                            if not self.answer(key.fileobj, token, strangers, known):
+                            if not self.answer(key.fileobj, token, pending, accepted):
                                 close(key.fileobj)
                         continue
                     try:
                         connection = server.accept()[0]
                     except OSError:
-                        # Out of descriptors, and the server stays ready: no loop may turn meanwhile.
+                        # Out of descriptors, while the server stays ready: this would be a busy loop.
                         selector.unregister(server)
-                        resting_until = at + 0.2
+                        paused_until = at + 0.2
                         continue
                     connection.setblocking(False)
                     selector.register(connection, selectors.EVENT_READ)
-                    strangers[connection] = (at + 5, b"")
-                late = [each for each, (until, _) in strangers.items() if at >= until]
-                for connection in [*late, *list(strangers)[:-8], *known[:-4]]:
-                    if connection in strangers or connection in known:
+                    pending[connection] = (at + 5, b"")
+                late = [each for each, (until, _) in pending.items() if at >= until]
+                for connection in [*late, *list(pending)[:-8], *accepted[:-4]]:
+                    if connection in pending or connection in accepted:
                         close(connection)
 
         def answer(
-            self, connection: Any, token: bytes, strangers: dict[Any, Any], known: list[Any]
+            self, connection: Any, token: bytes, pending: dict[Any, Any], accepted: list[Any]
         ) -> bool:
             """Send the time for every byte after the token; return whether the connection stays."""
             import hmac
@@ -338,21 +338,21 @@ def _actor(ray: Any, node_id: str) -> Any:
             import time
 
             try:
-                if connection in known:
-                    asked = connection.recv(64)
-                    for _ in asked:
+                if connection in accepted:
+                    requests = connection.recv(64)
+                    for _ in requests:
                         if connection.send(time.perf_counter_ns().to_bytes(8, "big")) < 8:
                             return False
-                    return bool(asked)
-                until, given = strangers[connection]
+                    return bool(requests)
+                until, given = pending[connection]
                 more = connection.recv(len(token) - len(given))
-                strangers[connection] = (until, given + more)
+                pending[connection] = (until, given + more)
                 if len(given + more) == len(token):
-                    del strangers[connection]
+                    del pending[connection]
                     if not hmac.compare_digest(given + more, token):
                         return False
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    known.append(connection)
+                    accepted.append(connection)
             except BlockingIOError:
                 raise
             except OSError:

@@ -1,6 +1,6 @@
-"""Look at this machine and its verl, and say what a profiled run would give.
+"""Check this machine and its verl, and report what a profiled run would record.
 
-Targets of probes are looked up in the source files by `ast`: importing verl takes seconds and
+Targets of probes are looked up in the source files with `ast`: importing verl takes seconds and
 needs an accelerator in some versions.
 """
 
@@ -11,16 +11,14 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from verl_profiler.capture import probes as capture_probes
-from verl_profiler.capture.node_check import look, problems_of
-from verl_profiler.capture.plan import Plan, RoleCapture
+from verl_profiler.capture import tools
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes import all_probes
 
@@ -29,13 +27,13 @@ __all__ = ["Finding", "examine", "examine_cluster", "find_targets"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's account.
+    """One line of `verl-profiler check`; its fields are the keys of `--json`.
 
     Args:
-        topic: What was looked at.
-        good: False when something would be missing.
+        topic: What was checked.
+        good: False if something would be missing.
         says: What was found.
-        mend: What to do about it; empty when there is nothing to do.
+        mend: What to do about it; empty if nothing.
         details: Further lines.
     """
 
@@ -59,15 +57,14 @@ class Finding:
 
 
 def examine(output_dir: Path) -> list[Finding]:
-    """Return what can be said without starting anything."""
+    """Return all findings that need no Ray cluster."""
     return [
         _python(),
         *_packages(),
         _entry_point(),
         _hydra(),
         *_probes(),
-        _nsys(),
-        _nvtx(),
+        *(Finding(*check) for tool in tools.every() for check in tool.check_machine()),
         _memory(),
         _directory(output_dir),
     ]
@@ -76,7 +73,7 @@ def examine(output_dir: Path) -> list[Finding]:
 def _python() -> Finding:
     version = sys.version.split()[0]
     good = (3, 10) <= sys.version_info[:2] <= (3, 12)
-    mend = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other."
+    mend = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other version."
     return Finding("python", good, f"{version} at {sys.executable}", mend)
 
 
@@ -161,11 +158,11 @@ def _hydra() -> Finding:
 
 
 def find_targets(probes: Iterable[Probe]) -> list[tuple[Probe, str, str]]:
-    """Look every probe's targets up in the installed sources.
+    """Look up every probe's targets in the installed sources.
 
     Returns:
         For each probe and module of its targets: the probe, the target that would be used (or the
-        first one), and `found`, `no module` (that package or version is not here) or `missing`.
+        first one), and `found`, `no module` (not installed in this version) or `missing`.
     """
     known: dict[str, ast.Module | None] = {}
     rows = []
@@ -267,38 +264,8 @@ def _probes() -> list[Finding]:
     return findings
 
 
-def _nsys() -> Finding:
-    path = shutil.which("nsys")
-    if path is None:
-        return Finding("nsys", True, "not on PATH: events are recorded, captures are not possible")
-    try:
-        output = subprocess.run(  # noqa: S603
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("nsys", False, f"{path} does not run: {error}")
-    return Finding("nsys", True, f"{output or 'unknown version'} at {path}")
-
-
-def _nvtx() -> Finding:
-    version = _version("nvtx")
-    if version is None:
-        return Finding("nvtx", True, "not installed: no ranges for nsys; pip install nvtx")
-    if shutil.which("nsys") is None:
-        return Finding("nvtx", True, version)
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--trace=nvtx", "--sample=none", "--cpuctxsw=none"]
-        seen = look("nsys", folder, {"trainer": options}, os.environ["PATH"])
-        role = RoleCapture(None, {"capture-range": "nvtx"})
-        plan = Plan("nsys", (1,), False, folder, folder, "warn", {"trainer": role})
-        problems = problems_of(seen, plan)
-    if problems:
-        return Finding("nvtx", False, f"{version}, but captures fail here", "", tuple(problems))
-    return Finding("nvtx", True, f"{version}; its ranges reach this nsys")
-
-
 def _memory() -> Finding:
-    """Say whether engines could release memory here, and whether it would be seen."""
+    """Check whether engines could release memory here, and whether it would be measured."""
     from verl_profiler.launch.memory_saver.pitfalls import expandable_segments
 
     details = []
@@ -308,13 +275,15 @@ def _memory() -> Finding:
         details.append("torch-memory-saver is not installed: SGLang needs it on GPUs")
     if driver is None:
         details.append("nvidia-ml-py is not installed: what an engine server frees is not measured")
-    trap = expandable_segments(os.environ)
-    if trap is not None:
-        details.append(f"{trap} has expandable_segments:True, which defeats the memory saver")
+    variable = expandable_segments(os.environ)
+    if variable is not None:
+        details.append(
+            f"{variable} has expandable_segments:True, which is incompatible with the memory saver"
+        )
     says = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
     says += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
-    good = trap is None and not (gpus and details)
-    mend = "" if good else "docs/memory-saver.md says what each of them is for."
+    good = variable is None and not (gpus and details)
+    mend = "" if good else "See docs/memory-saver.md."
     return Finding(
         "memory saver", good, says if gpus else f"{says}; no GPU here", mend, tuple(details)
     )
@@ -327,7 +296,7 @@ def _directory(path: Path) -> Finding:
         return Finding(
             "output directory",
             False,
-            f"{place} cannot be made: {existing} is not a folder that this user may write",
+            f"{place} cannot be created: this user cannot write to {existing}",
             "Choose another with profiler.output_dir=DIR.",
         )
     free = shutil.disk_usage(existing).free
@@ -335,7 +304,7 @@ def _directory(path: Path) -> Finding:
 
 
 def examine_cluster() -> list[Finding]:
-    """Look at every node of the running Ray cluster: whether the package is there and loads."""
+    """Check every node of the running Ray cluster: whether the package is installed and loads."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -353,12 +322,13 @@ def examine_cluster() -> list[Finding]:
             },
         )
     except ConnectionError as error:
-        return [
-            Finding("ray", False, f"no running cluster: {error}", "Start one, or leave --ray out.")
-        ]
+        return [Finding("ray", False, f"no running cluster: {error}", "Start one, or omit --ray.")]
 
+    programs = [tool.program for tool in tools.every() if tool.program is not None]
+
+    # The node may lack this package, so nothing of it is imported there.
     @ray.remote(num_cpus=0)
-    def look() -> dict[str, object]:
+    def probe() -> dict[str, Any]:
         import importlib.util
         import os
         import shutil
@@ -368,7 +338,7 @@ def examine_cluster() -> list[Finding]:
             "installed": importlib.util.find_spec("verl_profiler") is not None,
             "hooked": "verl_profiler.plugin" in sys.modules,
             "environment": os.environ.get("VERL_PROFILER_CHECK") == "check",
-            "nsys": shutil.which("nsys"),
+            "programs": {program: shutil.which(program) for program in programs},
             "python": sys.executable,
         }
 
@@ -377,16 +347,22 @@ def examine_cluster() -> list[Finding]:
         if not node["Alive"]:
             continue
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        seen = ray.get(look.options(scheduling_strategy=place).remote(), timeout=120)
-        name = f"node {node['NodeManagerHostname']}"
-        good = bool(seen["installed"] and seen["hooked"] and seen["environment"])
+        report = ray.get(probe.options(scheduling_strategy=place).remote(), timeout=120)
+        node_name = f"node {node['NodeManagerHostname']}"
+        good = bool(report["installed"] and report["hooked"] and report["environment"])
+        found = [f"{name} {path or 'not on PATH'}" for name, path in report["programs"].items()]
         says = (
-            f"settings arrive, plugin {'loads' if seen['hooked'] else 'does not load'}, "
-            f"nsys {seen['nsys'] or 'not on PATH'}"
-            if seen["environment"]
+            ", ".join(
+                [
+                    "settings arrive",
+                    f"plugin {'loads' if report['hooked'] else 'does not load'}",
+                    *found,
+                ]
+            )
+            if report["environment"]
             else f"{SETTINGS} would not arrive"
         )
-        mend = "" if good else f"Install verl-profiler for {seen['python']} on that node."
-        findings.append(Finding(name, good, says, mend))
+        mend = "" if good else f"Install verl-profiler for {report['python']} on that node."
+        findings.append(Finding(node_name, good, says, mend))
     ray.shutdown()
     return findings

@@ -1,7 +1,7 @@
-"""Say what a main_ppo command line would capture, without starting it: `verl-profiler check --config`.
+"""Print what a main_ppo command line would capture, without running it: `verl-profiler check --config`.
 
-Hydra composes the config as main_ppo would; its callbacks do not run here, so the translation that
-they would make is made on a copy, and what it changes is shown.
+Hydra composes the config as main_ppo would, but runs no callbacks.  So the keys are translated here,
+on a copy, and the changes are printed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.capture import verl_keys
-from verl_profiler.capture.plan import words_of
-from verl_profiler.capture.planner import make_plan, remarks
+from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.settings import parse
 
@@ -23,18 +21,21 @@ __all__ = ["explain"]
 _MODULE = "verl.trainer.main_ppo"
 
 
-def explain(words: Sequence[str]) -> list[str]:
-    """Return the account of a command line, as lines.
+def explain(argv: Sequence[str]) -> list[str]:
+    """Return what a command line would capture, as lines.
 
     Args:
-        words: The command, or only its overrides.
+        argv: The command, or only its overrides.
 
     Raises:
         ConfigError: If it cannot be composed or a setting cannot be used.
     """
-    name, folder, overrides = _parse(words)
+    name, folder, overrides = _parse(argv)
     config = _compose(name, folder, overrides)
     from omegaconf import OmegaConf, open_dict
+
+    from verl_profiler.capture import verl_keys
+    from verl_profiler.capture.planner import make_plan, remarks
 
     settings = parse(OmegaConf.to_container(config.profiler, resolve=True))
     before = dict(_leaves(config))
@@ -45,31 +46,33 @@ def explain(words: Sequence[str]) -> list[str]:
             plan = make_plan(config, capture, settings.nsight, Path(settings.output_dir).absolute())
     after = dict(_leaves(config))
     lines = [
-        f"{key}={_text(value)} is taken away"
+        f"{key}={_text(value)} removed (translated)"
         for key, value in before.items()
         if value is not None and key not in after
     ]
     if capture is None:
-        return [*lines, "nothing is captured: trainer.profile_steps names no step"]
+        return [*lines, "nothing is captured: trainer.profile_steps has no step"]
     lines += [
         f"{key}: {_text(before.get(key))} becomes {_text(value)}"
         for key, value in after.items()
         if before.get(key) != value
     ]
     if plan is None:
-        return [*lines, f"verl captures with {config.global_profiler.tool}, without this package"]
-    lines.append(f"steps {list(plan.steps)} are captured with {plan.tool}, by")
+        return [*lines, f"verl itself captures with {config.global_profiler.tool}"]
+    lines.append(f"steps {list(plan.steps)} are captured with {plan.tool} in")
+    tool = tools.find(plan.tool)
     for role, of in plan.roles.items():
         ranks = "all" if of.ranks is None else ", ".join(map(str, of.ranks))
         lines.append(f"  {role}, ranks: {ranks}")
-        if of.options:
-            lines.append(f"    nsys profile {shlex.join(words_of(of.options))}")
+        command = tool.command(of.options) if tool is not None else []
+        if command:
+            lines.append(f"    {shlex.join(command)}")
     return lines + remarks(config, capture, plan)
 
 
-def _parse(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
+def _parse(argv: Sequence[str]) -> tuple[str, str | None, list[str]]:
     """Return config name, config folder and overrides of a command line."""
-    rest = list(words)
+    rest = list(argv)
     if _MODULE in rest:
         rest = rest[rest.index(_MODULE) + 1 :]
     found = {"--config-name": "ppo_trainer", "--config-path": None}
@@ -83,7 +86,7 @@ def _parse(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
             overrides.append(word)
         else:
             raise ConfigError(
-                f"{word!r} is not a Hydra override.\nGive the words after `{_MODULE}`, for example "
+                f"{word!r} is not a Hydra override.\nGive the arguments after `{_MODULE}`, for example "
                 "--config trainer.profile_steps=[1,2] actor_rollout_ref.actor.profile_ranks=[0].",
                 "config-value",
             )

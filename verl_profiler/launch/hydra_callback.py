@@ -1,7 +1,7 @@
-"""What Hydra calls for `+profiler=multiturn`; `configs/profiler/multiturn.yaml` names it.
+"""The Hydra callback of `+profiler=multiturn`, set in `configs/profiler/multiturn.yaml`.
 
-Hydra turns an exception of a callback into a warning and goes on (hydra-core 1.3), so a setting that
-cannot be used ends the process here by `SystemExit`, with its message and status 2.
+Hydra turns an exception of a callback into a warning and continues (hydra-core 1.3), so a setting that
+cannot be used ends the process with `SystemExit`, its message and status 2.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class ProfilerCallback(Callback):
             prepare.prepare(config)
         except ConfigError as error:
             _end(str(error))
-        except Exception as error:  # noqa: BLE001  Hydra would go on without us
+        except Exception as error:  # noqa: BLE001  Hydra would continue without profiling
             traceback.print_exc()
             _end(f"the profiler could not be set up: {error!r} (set-up-failed)")
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Refuse a sweep: Hydra would not let the callback change its jobs' configs."""
+        """Reject a sweep: Hydra does not let a callback change the configs of its jobs."""
         _end(
             "+profiler=… does not work with Hydra's multirun (-m): its callbacks cannot prepare "
             "the jobs of a sweep.\nStart the runs one by one. (hydra-multirun)"
         )
 
     def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Say where the files are."""
+        """Gather captures and print where the files are."""
         prepare.end(failed=job_return.status is not JobStatus.COMPLETED)
 
 

@@ -1,7 +1,7 @@
-"""The driver's part: check the settings, make the run directory, and see that every process gets it.
+"""The driver's part: check the settings, create the run directory, pass both to every process.
 
-`prepare(config)` does it all; `hydra_callback` calls it for `+profiler=multiturn`, and who starts
-verl from Python calls it himself.  Everything wrong with the settings ends here, before training.
+`hydra_callback` calls `prepare(config)` for `+profiler=multiturn`; programs that start verl from
+Python call it themselves.  Any invalid setting ends the command here, before training.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from omegaconf import OmegaConf, open_dict
 
 from verl_profiler import transfer_queue
-from verl_profiler.capture import verl_keys
+from verl_profiler.capture import tools, verl_keys
 from verl_profiler.capture.actor_placement import hook_creation
 from verl_profiler.capture.plan import Plan, carried_plan
 from verl_profiler.capture.planner import make_plan, remarks
@@ -24,10 +25,10 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.instrumentation import worker_setup_hook
 from verl_profiler.launch import clock_exchange
 from verl_profiler.launch.memory_saver import translate
-from verl_profiler.launch.settings import parse
+from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.carried import Carried
-from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.clock import Anchor, take_anchor
 
 __all__ = ["end", "prepare"]
 
@@ -41,7 +42,7 @@ def prepare(config: Any) -> Any:
 
     Args:
         config: verl's config as an OmegaConf `DictConfig`, with a `profiler` node.  Changed in
-            place: keys that verl's dataclasses would refuse are translated and removed.
+            place: keys that verl's dataclasses would reject are translated and removed.
 
     Returns:
         The same object.
@@ -49,70 +50,95 @@ def prepare(config: Any) -> Any:
     Raises:
         ConfigError: For settings that cannot be used.
     """
-    from omegaconf import OmegaConf, open_dict
-
-    if config.get(NODE) is None:
-        raise ConfigError(
-            f"the config has no {NODE!r} node.\nAdd +profiler=multiturn to the command, or take it "
-            "from configs/profiler/multiturn.yaml.",
-            "config-group-not-found",
-        )
-    node = config[NODE]
-    settings = parse(
-        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    )
-    settings = msgspec.structs.replace(
-        settings, transfer_queue=settings.transfer_queue.under(os.environ)
-    )
-    nsight = settings.nsight
+    settings = _settings_of(config)
     with open_dict(config):
-        capture = verl_keys.translate(config, nsight.tool, nsight.roles.workers)
-        for warning in translate.apply(config, settings.memory_saver):
-            recorder.say(f"WARNING {warning}")
-        if settings.transfer_queue.any:
-            v1 = OmegaConf.select(config, "trainer.use_v1")
-            _put_into_runtime_env(config, transfer_queue.carry(settings.transfer_queue, v1=v1))
-            transfer_queue.wrap_main()
+        capture = _translate_keys(config, settings)
+        _trace_transfers(config, settings)
     if not settings.events.enabled and capture is None:
-        _forget()
+        _forget_earlier_run()
         return config
     clock = take_anchor()
     directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
     try:
         with open_dict(config):
-            plan = None if capture is None else make_plan(config, capture, nsight, directory)
-            carried = Carried(
-                str(directory),
-                settings.output_dir,
-                settings.events,
-                clock,
-                settings.memory_saver.sample_interval_s,
-                capture_tool=plan and plan.tool,
-                capture_plan=plan and plan.encode(),
-                nvtx=nsight.nvtx,
-                record_command=settings.record_command,
-            )
-            text = carried.encode()
-            _put_into_runtime_env(config, {SETTINGS: text})
+            plan = capture and make_plan(config, capture, settings.nsight, directory)
+            encoded = _carried(settings, directory, clock, plan).encode()
+            _put_into_runtime_env(config, {SETTINGS: encoded})
             if settings.events.engine_timing:
-                _ask_engine_for_times(config)
+                _enable_engine_timing(config)
     except Exception:
         run_directory.discard(directory)
         raise
-    _forget()
-    from verl_profiler.plugin import activate
-
-    os.environ[SETTINGS] = text
-    _hook_ray_init()
-    activate("driver")
-    recorder.say(f"recording to {directory}")
+    _forget_earlier_run()
+    _record_driver(encoded, directory)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
     return config
 
 
-def _forget() -> None:
-    """End what an earlier run left: in this process, or by inheritance from a recorded driver."""
+def _settings_of(config: Any) -> Settings:
+    """Check the `profiler` node; switches of TransferQueue in the environment override it."""
+    node = config.get(NODE)
+    if node is None:
+        raise ConfigError(
+            f"the config has no {NODE!r} node.\nAdd +profiler=multiturn to the command, or take it "
+            "from configs/profiler/multiturn.yaml.",
+            "config-group-not-found",
+        )
+    settings = parse(
+        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    )
+    switches = settings.transfer_queue.under(os.environ)
+    return msgspec.structs.replace(settings, transfer_queue=switches)
+
+
+def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None:
+    """Turn the Nsight guide's keys and the memory settings into verl's own."""
+    nsight = settings.nsight
+    capture = verl_keys.translate(config, nsight.tool, nsight.roles.workers)
+    for warning in translate.apply(config, settings.memory_saver):
+        recorder.say(f"WARNING {warning}")
+    return capture
+
+
+def _trace_transfers(config: Any, settings: Settings) -> None:
+    """Pass the switches of TransferQueue tracing to the workers, if any is on."""
+    if settings.transfer_queue.any:
+        v1 = OmegaConf.select(config, "trainer.use_v1")
+        _put_into_runtime_env(config, transfer_queue.carry(settings.transfer_queue, v1=v1))
+        transfer_queue.wrap_main()
+
+
+def _carried(settings: Settings, directory: Path, clock: Anchor, plan: Plan | None) -> Carried:
+    """Return what the other processes of the run get."""
+    tool = tools.find(plan.tool) if plan is not None else None
+    nvtx = settings.nsight.nvtx
+    if nvtx == "auto" and not (tool is not None and tool.records_ranges):
+        nvtx = "off"
+    return Carried(
+        str(directory),
+        settings.output_dir,
+        settings.events,
+        clock,
+        settings.memory_saver.sample_interval_s,
+        capture_plan=plan and plan.encode(),
+        nvtx=nvtx,
+        record_command=settings.record_command,
+    )
+
+
+def _record_driver(encoded: str, directory: Path) -> None:
+    """Start recording in this process, and hook `ray.init` for the others."""
+    from verl_profiler.plugin import activate
+
+    os.environ[SETTINGS] = encoded
+    _hook_ray_init()
+    activate("driver")
+    recorder.say(f"recording to {directory}")
+
+
+def _forget_earlier_run() -> None:
+    """Undo what an earlier run set in this process, or a recorded driver in its environment."""
     global _ray_started
     _ray_started = False
     hook_creation(None)
@@ -128,14 +154,14 @@ def _prepare_captures(config: Any, capture: verl_keys.Capture, plan: Plan) -> No
         role if chosen.ranks is None else f"{role} {list(chosen.ranks)}"
         for role, chosen in plan.roles.items()
     )
-    recorder.say(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'nobody'}")
+    recorder.say(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'no process'}")
     for remark in remarks(config, capture, plan):
         recorder.say(f"WARNING {remark}")
     hook_creation(plan, lambda: check_nodes(plan, config))
 
 
 def end(*, failed: bool) -> None:
-    """End the driver's part: say where the events are, or take back a directory that has none.
+    """End the driver's part: print where the events are, or remove a directory without any.
 
     Args:
         failed: Whether the command ended with an error.
@@ -147,7 +173,7 @@ def end(*, failed: bool) -> None:
         recorder.stop("exit")
         plan = carried_plan(active.carried.capture_plan)
         _end(active.directory, plan, failed=failed)
-    except Exception as error:  # noqa: BLE001  the command's own result stands
+    except Exception as error:  # noqa: BLE001  the command keeps its own result
         recorder.say(f"WARNING the end of the recording failed: {error!r}")
 
 
@@ -162,7 +188,7 @@ def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
 
 
 def _collect(directory: Path, plan: Plan) -> None:
-    """Gather what the tools wrote; never lets a failure of ours end the command."""
+    """Gather what the tool wrote; a failure is printed, never raised."""
     from verl_profiler.capture import gather
 
     try:
@@ -171,7 +197,7 @@ def _collect(directory: Path, plan: Plan) -> None:
         found = gather.collect(directory, patience_s=plan.collect_timeout_s, fetch=fetch, raw=raw)
         for line in [*gather.account(found), *fetch.account()]:
             recorder.say(line)
-    except Exception as error:  # noqa: BLE001  training has ended well; the files are still there
+    except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there
         recorder.say(
             f"WARNING the captures could not be gathered: {error!r}. "
             f"Run: verl-profiler collect {directory} (not-collected)"
@@ -179,13 +205,12 @@ def _collect(directory: Path, plan: Plan) -> None:
 
 
 def _training(config: Any) -> dict[str, Any]:
-    """Return what a reader of run.json wants to know about the training."""
-    from omegaconf import OmegaConf
+    """Return the part of run.json that describes the training."""
 
     def pick(path: str) -> Any:
         try:
             value = OmegaConf.select(config, path)
-        except Exception:  # noqa: BLE001  an interpolation of the user's may not resolve here
+        except Exception:  # noqa: BLE001  an interpolation that only a run can resolve
             return None
         return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
@@ -214,19 +239,17 @@ def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:
 
     Ray passes a driver's own environment to workers only on a cluster that the driver starts.
     """
-    from omegaconf import OmegaConf
-
     ray_init: Any = OmegaConf.select(config, "ray_kwargs.ray_init")
     ray_init = {} if ray_init is None else OmegaConf.to_container(ray_init)
     runtime_env = dict(ray_init.get("runtime_env") or {})
     runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **variables}
-    # Set whole: writes into a node that `setdefault` returned are lost (omegaconf 2.3).
+    # Set as a whole: writes to a node that `setdefault` returned are lost (omegaconf 2.3).
     OmegaConf.update(config, "ray_kwargs.ray_init", {**ray_init, "runtime_env": runtime_env})
     # verl before 0.9 writes TRANSFER_QUEUE_ENABLE into it (0.8.0 main_ppo.py:74).
     OmegaConf.set_struct(config.ray_kwargs.ray_init.runtime_env, False)
 
 
-def _ask_engine_for_times(config: Any) -> None:
+def _enable_engine_timing(config: Any) -> None:
     rollout = config.actor_rollout_ref.rollout
     name = rollout.get("name")
     if name == "vllm":
@@ -237,15 +260,13 @@ def _ask_engine_for_times(config: Any) -> None:
             f"WARNING profiler.events.engine_timing works with SGLang and vLLM, not {name!r}"
         )
         return
-    from omegaconf import OmegaConf
-
     engine: Any = OmegaConf.to_container(rollout.get("engine_kwargs") or OmegaConf.create({}))
     sglang = {**(engine.get("sglang") or {}), "enable_metrics": True}
     rollout.engine_kwargs = {**engine, "sglang": sglang}
 
 
 def _hook_ray_init() -> None:
-    """Make `ray.init` also set a worker process set-up hook, for processes without verl."""
+    """Make `ray.init` also set a worker process setup hook, for processes without verl."""
     global _ray_started
     import ray
 
@@ -266,7 +287,7 @@ def _hook_ray_init() -> None:
         global _ray_started
         try:
             worker_setup_hook.add(args, kwargs)
-        except Exception as error:  # noqa: BLE001  the run starts all the same
+        except Exception as error:  # noqa: BLE001  the run starts in any case
             recorder.say(f"WARNING processes without verl are not recorded: {error!r}")
         result = original(*args, **kwargs)
         _ray_started = True
@@ -284,5 +305,5 @@ def _compare_clocks(ray: Any) -> None:
         return
     try:
         clock_exchange.start(ray)
-    except Exception as error:  # noqa: BLE001  the run starts all the same
+    except Exception as error:  # noqa: BLE001  the run starts in any case
         recorder.say(f"WARNING the clocks of the nodes are not compared: {error!r}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.recording.clock import Anchor
@@ -24,22 +25,22 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         enabled: False leaves every function of verl untouched.
-        steps: Steps whose events are kept; None for all.
+        steps: Steps whose events are kept, counted from 1, 0 for before the first; None for all.
         families: One switch per probe family; a family that is off is not installed.
-        flush_interval_s: How often events reach the file; a kill loses what came since.
-        max_pending: Events held in memory at most; further ones are dropped and counted.
-        lag_threshold_s: An event loop that is late by this much is recorded.
+        flush_interval_s: How often events reach the file, 0.01 to 60 s; a kill loses those since.
+        max_pending: Events held in memory at most, from 1000; further ones are dropped and counted.
+        lag_threshold_s: Event-loop stalls from this length on are recorded, 0.001 to 60 s.
         engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
     """
 
     enabled: bool = True
-    steps: tuple[int, ...] | None = None
+    steps: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
     families: _FAMILY_SWITCHES = _FAMILY_SWITCHES()  # type: ignore[valid-type]
-    flush_interval_s: float = 0.5
-    max_pending: int = 200_000
-    lag_threshold_s: float = 0.02
+    flush_interval_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
+    max_pending: Annotated[int, Meta(ge=1000, le=50_000_000)] = 200_000
+    lag_threshold_s: Annotated[float, Meta(ge=0.001, le=60)] = 0.02
     engine_timing: bool = False
     announce: bool = True
     clock_exchange: bool = True
@@ -60,9 +61,9 @@ class Carried(msgspec.Struct, frozen=True):
         events: See `EventSettings`.
         clock: The driver's anchor.
         memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
-        capture_tool: What captures, `nsys` or `torch`; None for nothing.
         capture_plan: `capture.plan.Plan`, encoded.
-        nvtx: `profiler.nsight.nvtx`: where our events open ranges.
+        nvtx: Where recorded events open NVTX ranges: `on` everywhere, `auto` in processes that a
+            tool watches, `off` nowhere.
         record_command: `profiler.record_command`: whether headers hold paths.
     """
 
@@ -71,9 +72,8 @@ class Carried(msgspec.Struct, frozen=True):
     events: EventSettings
     clock: Anchor | None = None
     memory_sample_interval_s: float | None = None
-    capture_tool: str | None = None
     capture_plan: str | None = None
-    nvtx: Literal["auto", "on", "off"] = "auto"
+    nvtx: Literal["auto", "on", "off"] = "off"
     record_command: bool = True
 
     def encode(self) -> str:

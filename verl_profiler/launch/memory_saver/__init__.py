@@ -1,1 +1,1 @@
-"""Flags of the memory saver, put into verl's configuration."""
+"""Memory-saver settings, translated into verl's configuration."""

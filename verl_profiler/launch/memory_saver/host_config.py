@@ -1,11 +1,10 @@
-"""What the config and the installed versions make of the engine's memory, as one object to ask.
+"""How the config and the installed versions handle the engine's memory, as one object.
 
-Every key is looked up where this verl really has it; nothing here changes the config.
+Every key is looked up where the installed verl has it; nothing here changes the config.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import re
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ TAGS = ("kv_cache", "weights", "cuda_graph")
 ROLLOUT = "actor_rollout_ref.rollout"
 _TRAINING_NODES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 
-# Engine → its switch, which verl turns on where nothing else is said.
+# Engine → its switch, which verl turns on by default.
 SWITCHES = {
     "sglang": f"{ROLLOUT}.engine_kwargs.sglang.enable_memory_saver",
     "vllm": f"{ROLLOUT}.enable_sleep_mode",
@@ -47,22 +46,22 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class Host:
-    """What the installed versions do, read from their files; nothing is imported.
+    """Capabilities of the installed versions, read from their files; nothing is imported.
 
     Args:
         backs_up_hybrid_weights: verl keeps the weights of a hybrid engine in host memory
             (verl >= 0.9; before, only those of a colocated one).
-        heeds_multi_stage_wake_up: verl reads that setting (verl <= 0.6).
+        honors_multi_stage_wake_up: verl reads that setting (verl <= 0.6).
         has_memory_saver: `torch_memory_saver` is installed, which SGLang needs.
     """
 
     backs_up_hybrid_weights: bool
-    heeds_multi_stage_wake_up: bool
+    honors_multi_stage_wake_up: bool
     has_memory_saver: bool
 
     @classmethod
     def installed(cls) -> Host:
-        """Look at this environment."""
+        """Return the capabilities in this environment."""
         server = _source("workers/rollout/sglang_rollout/async_sglang_server.py")
         rule = re.search(r"enable_weights_cpu_backup = .*?args\[", server, re.DOTALL)
         return cls(
@@ -73,11 +72,11 @@ class Host:
 
 
 class Plan:
-    """The config, what was asked of it, and what comes of both together."""
+    """The config, the requested settings, and what follows from both."""
 
-    def __init__(self, config: Any, asked: MemorySaverSettings, host: Host) -> None:
+    def __init__(self, config: Any, requested: MemorySaverSettings, host: Host) -> None:
         self.config = config
-        self.asked = asked
+        self.requested = requested
         self.host = host
         self.engine = str(value_at(config, f"{ROLLOUT}.name"))
         self.on_device = str(value_at(config, "trainer.device") or "cuda") != "cpu"
@@ -90,11 +89,11 @@ class Plan:
 
     @property
     def releases(self) -> bool:
-        """Whether verl asks the engine for its memory between rollouts."""
+        """Whether verl releases the engine's memory between rollouts."""
         return bool(value_at(self.config, f"{ROLLOUT}.free_cache_engine"))
 
     def tags(self) -> tuple[str, ...] | None:
-        """Return what verl releases (verl 0.9.1), or None where that changes during the run."""
+        """Return what verl releases (verl 0.9.1), or None if that changes during the run."""
         if value_at(self.config, "trainer.v1.trainer_mode") == "separate_async":
             return None
         if not self.releases:
@@ -108,7 +107,7 @@ class Plan:
 
 
 def offload_paths(config: Any, key: str) -> list[str]:
-    """Return where the training models have `key`; the node's name differs by strategy and version."""
+    """Return where the training models have `key`; node names differ by strategy and version."""
     found = []
     for node in _TRAINING_NODES:
         below = value_at(config, node)
@@ -123,27 +122,26 @@ def offload_paths(config: Any, key: str) -> list[str]:
 
 
 def runtime_variables(config: Any) -> dict[str, str]:
-    """Return the variables that Ray hands to the workers, as far as the config names them."""
+    """Return the environment variables of the workers that are set in the config."""
     variables = value_at(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     return {str(name): str(value) for name, value in variables.items()}
 
 
 def value_at(config: Any, path: str) -> Any:
-    """Return the value at a dotted path, or None where there is none."""
+    """Return the value at a dotted path, or None."""
+    # `verl-profiler check` imports this module where OmegaConf may be missing.
+    from omegaconf import OmegaConf
 
-    def below(node: Any, key: str) -> Any:
-        return node.get(key) if hasattr(node, "get") else None
-
-    return functools.reduce(below, path.split("."), config)
+    return OmegaConf.select(config, path)
 
 
 def written(value: Any) -> str:
-    """Write a value as it stands in YAML."""
+    """Return a value as YAML has it."""
     return msgspec.json.encode(value).decode()
 
 
 def _source(path: str) -> str:
-    """Read a file of the installed verl, without importing it; empty where there is none."""
+    """Return a file of the installed verl, without importing it; empty if there is none."""
     spec = importlib.util.find_spec("verl")
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         file = Path(folder) / path

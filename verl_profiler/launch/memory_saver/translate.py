@@ -1,10 +1,10 @@
-"""Translate `profiler.memory_saver` into the host's own settings, and find what would defeat it.
+"""Translate `profiler.memory_saver` into the host's own settings, and report pitfalls.
 
-Each setting stands for keys that this verl really has; null leaves them alone, so profiling alone
-changes no memory setting.  A trap that concerns a setting asked for here ends the command; one that
-the host's own settings hold is a warning, and the run goes on as it would have.
+Each setting stands for keys that the installed verl has; null leaves them alone, so profiling alone
+changes no memory setting.  A pitfall of a setting requested here ends the command; one of the host's
+own settings is a warning, and the run continues unchanged.
 
-What verl 0.5 to 0.9.1 and SGLang 0.4.6 to 0.5.23 make of each setting: docs/memory-saver.md.
+What verl 0.5 to 0.9.1 and SGLang 0.4.6 to 0.5.23 do with each setting: docs/memory-saver.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import difflib
 import os
 from collections.abc import Iterator
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.memory_saver.host_config import (
@@ -25,7 +27,7 @@ from verl_profiler.launch.memory_saver.host_config import (
     value_at,
     written,
 )
-from verl_profiler.launch.memory_saver.pitfalls import traps
+from verl_profiler.launch.memory_saver.pitfalls import pitfalls
 from verl_profiler.launch.settings import MemorySaverSettings
 
 __all__ = ["VARIABLES", "apply", "facts"]
@@ -44,33 +46,33 @@ VARIABLES = (
 )
 
 
-def apply(config: Any, asked: MemorySaverSettings, host: Host | None = None) -> list[str]:
-    """Put what was asked for into `config` and check what comes of it.
+def apply(config: Any, requested: MemorySaverSettings, host: Host | None = None) -> list[str]:
+    """Put the requested settings into `config` and check the result.
 
     Args:
-        config: verl's config; changed in place where something is asked for, else left alone.
-        asked: The checked settings.
-        host: The installed versions; looked up when None.
+        config: verl's config; changed in place if a setting is requested.
+        requested: The checked settings.
+        host: The installed versions; looked up if None.
 
     Returns:
         Warnings, each with a slug.
 
     Raises:
-        ConfigError: For a setting asked for here that would not do what it says.
+        ConfigError: For a requested setting that would not have its effect.
     """
     if value_at(config, ROLLOUT) is None:
         return []
-    plan = Plan(config, asked, host or Host.installed())
+    plan = Plan(config, requested, host or Host.installed())
     warnings = [f"{notice} (memory-setting)" for notice in _translate(plan)]
-    for trap in traps(plan):
-        if trap.asked:
-            raise ConfigError(trap.says, "memory-saver")
-        warnings.append(f"{trap.says} (memory-saver)")
+    for pitfall in pitfalls(plan):
+        if pitfall.requested:
+            raise ConfigError(pitfall.text, "memory-saver")
+        warnings.append(f"{pitfall.text} (memory-saver)")
     return warnings
 
 
 def facts(config: Any) -> dict[str, Any]:
-    """Return for run.json how the engine's memory was to be handled."""
+    """Return how the engine's memory is configured, for run.json."""
     if value_at(config, ROLLOUT) is None:
         return {}
     plan = Plan(config, MemorySaverSettings(), Host(False, False, False))
@@ -90,8 +92,8 @@ def facts(config: Any) -> dict[str, Any]:
 
 
 def _translate(plan: Plan) -> Iterator[str]:
-    """Set the host's keys; say which of ours give way to a key on the command line."""
-    asked, config = plan.asked, plan.config
+    """Set the host's keys; yield which settings are overridden on the command line."""
+    config = plan.config
     places: dict[str, list[str]] = {
         name: [f"{ROLLOUT}.{name}"]
         for name in ("free_cache_engine", "gpu_memory_utilization", "multi_stage_wake_up")
@@ -99,39 +101,40 @@ def _translate(plan: Plan) -> Iterator[str]:
     for name in ("param_offload", "optimizer_offload"):
         places[name] = offload_paths(config, name)
     places["enable_memory_saver"] = [] if plan.switch is None else [plan.switch]
-    said = _command_line(config)
+    overridden = _command_line(config)
     for name, paths in places.items():
-        wanted = getattr(asked, name)
+        wanted = getattr(plan.requested, name)
         if wanted is None:
             continue
         for path in paths:
             found = value_at(config, path)
-            if path not in said or found == wanted:
-                _set(config, path, wanted)
-            elif f"{WHERE}.{name}" in said:
+            if path not in overridden or found == wanted:
+                OmegaConf.update(config, path, wanted, force_add=True)
+            elif f"{WHERE}.{name}" in overridden:
                 raise ConfigError(
-                    f"{WHERE}.{name} is {written(wanted)}, but {path} is {written(found)}: both name "
-                    "the same setting.\nKeep one of them.",
+                    f"{WHERE}.{name} is {written(wanted)}, but {path} is {written(found)}: both set "
+                    "the same key.\nKeep one of them.",
                     "memory-saver",
                 )
             else:
                 yield (
-                    f"{WHERE}.{name}={written(wanted)} of the option gives way to {path}="
-                    f"{written(found)} of the command"
+                    f"{WHERE}.{name}={written(wanted)} of the option is overridden by {path}="
+                    f"{written(found)} of the command line"
                 )
     for name, value in _variables(plan).items():
         os.environ[name] = value
-        # From there Ray hands it to the workers of all nodes.
-        _set(config, f"ray_kwargs.ray_init.runtime_env.env_vars.{name}", value)
+        # From there Ray passes it to the workers of all nodes.
+        path = f"ray_kwargs.ray_init.runtime_env.env_vars.{name}"
+        OmegaConf.update(config, path, value, force_add=True)
 
 
 def _variables(plan: Plan) -> dict[str, str]:
-    """Return the variables asked for, as text; a flag is 1 or 0."""
+    """Return the requested variables as text; a flag is 1 or 0."""
     wanted = {}
-    for name, value in (plan.asked.environment or {}).items():
+    for name, value in (plan.requested.environment or {}).items():
         if name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(VARIABLES)}."
+            hint = f"Did you mean {near[0]}?" if near else f"It accepts {', '.join(VARIABLES)}."
             raise ConfigError(
                 f"{WHERE}.environment.{name} is not a variable of the memory saver.\n{hint}",
                 "unknown-key",
@@ -152,13 +155,3 @@ def _command_line(config: Any) -> set[str]:
     """Return the keys that the command line sets."""
     task = value_at(config, "hydra.overrides.task") or ()
     return {str(word).partition("=")[0].lstrip("+~") for word in task}
-
-
-def _set(config: Any, path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    node = config
-    for key in parents:
-        if node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-    node[last] = value

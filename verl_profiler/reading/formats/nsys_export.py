@@ -1,8 +1,8 @@
-"""Read what `nsys export --type sqlite` makes of the captures of a run into tables.
+"""Read SQLite exports of nsys reports (`nsys export --type sqlite`) into tables.
 
-nsys makes a table only when it has rows for it, and versions differ, so every table and column is
-looked for before it is asked.  Times become nanoseconds since 1970; they agree with the events of
-the same process to a few tenths of a millisecond.
+nsys writes a table only if it has rows for it, and versions differ, so every table and column is
+checked before it is queried.  Times become nanoseconds since 1970; they agree with the events of the
+same process to a few tenths of a millisecond.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import shutil
 import sqlite3
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +23,13 @@ from verl_profiler.reading.descriptions import CAPTURE, Faults, checked
 from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Export", "export", "read", "take_captures"]
+__all__ = ["Export", "read", "take_captures"]
 
 SUMMARY = "captures.json"
 _NEEDED = {"role", "rank", "host", "pid", "step", "file", "problem"}
 # Event types of NVTX_EVENTS.
 _CATEGORY, _PUSH_POP, _START_END, _DOMAIN = 33, 59, 60, 75
-# Work of a GPU: table → what it is, and the column with its name.
+# GPU work: table → its kind, and the column with its name.
 _WORK = {
     "CUPTI_ACTIVITY_KIND_KERNEL": ("kernel", "demangledName"),
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("graph", None),
@@ -47,10 +45,10 @@ _TABLES = {
     "TARGET_INFO_SESSION_START_TIME",
     *_WORK,
 }
-# The places of names in rows of ranges and of work.
+# The columns of text in rows of ranges and of work.
 _RANGE_TEXTS, _WORK_TEXTS = frozenset((0, 1, 2, 4)), frozenset((0, 1, 2))
-# Steps of SQLite's machine per byte of the file: ordinary exports take a few, and a file whose
-# tables lack their keys may take their square.
+# Steps of SQLite's virtual machine per byte of the file: ordinary exports take a few, and a file
+# whose tables lack their keys may take the square.
 _STEPS_PER_BYTE, _STEPS_FROM, _STEPS = 20, 20_000_000, 100_000
 _NAME_LIMIT = 4_096
 _UNPRINTED = {0: " ", 10: " ", 13: " "}
@@ -58,15 +56,15 @@ _UNPRINTED = {0: " ", 10: " ", 13: " "}
 
 @dataclass
 class Export:
-    """What one export holds.
+    """The content of one export.
 
     Args:
         ranges: NVTX ranges: domain, name, category, payload, kind, pid, tid, begin_ns, end_ns.
         work: Kernels, graphs and copies: kind, name, gpu, stream, pid, tid, launch_ns, begin_ns,
             end_ns; pid and tid are those of the call that launched it.
-        problems: What is missing in it, in plain words.
-        dated: Whether it says at what time of day it began; otherwise all times count from there.
-        left_out: Rows with values that cannot be right.
+        problems: What is missing in it, as sentences.
+        dated: Whether it has a wall-clock start; otherwise all times count from its start.
+        left_out: Number of rows with invalid values.
     """
 
     ranges: list[tuple[Any, ...]] = field(default_factory=list)
@@ -76,58 +74,28 @@ class Export:
     left_out: int = 0
 
 
-def export(report: Path) -> Path:
-    """Turn a report into SQLite beside it, unless that is there already.
-
-    Raises:
-        ReadingError: If nsys is not here, or cannot read the report.
-    """
-    target = report.with_suffix(".sqlite")
-    if target.exists() and target.stat().st_mtime >= report.stat().st_mtime:
-        return target
-    nsys = shutil.which("nsys")
-    if nsys is None:
-        raise ReadingError(
-            "nsys is not on PATH, and only nsys can read its reports.\nExport them where it is: "
-            f"nsys export --type sqlite -o {target} {report}",
-            "no-nsys",
-        )
-    command = [nsys, "export", "--type", "sqlite", "--force-overwrite=true", "-q", "true"]
-    done = subprocess.run(  # noqa: S603
-        [*command, "-o", str(target), str(report)], capture_output=True, text=True, check=False
-    )
-    if done.returncode or not target.exists():
-        said = (done.stderr or done.stdout).strip()[-300:]
-        raise ReadingError(
-            f"nsys cannot export {report}: {said}\nA newer nsys reads older reports, not the other "
-            "way round.",
-            "no-nsys",
-        )
-    return target
-
-
 def read(path: Path) -> Export:
     """Read one export.
 
     Raises:
-        ReadingError: If the file is not an export of nsys.
+        ReadingError: If the file is not an nsys export.
     """
     try:
         size_bytes = status_of_regular(path).st_size
     except OSError as error:
         raise ReadingError(f"{path} cannot be read: {reason_of(error)}.", "unreadable") from error
     try:
-        # Immutable: no journal or lock beside it is looked for.
+        # Immutable: SQLite opens no journal or lock beside it.
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
             _guard(connection, size_bytes)
             return _read(connection)
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
-        raise ReadingError(f"{path} is not an export of nsys: {error}.", "unreadable") from None
+        raise ReadingError(f"{path} is not an nsys export: {error}.", "unreadable") from None
 
 
 def _guard(connection: sqlite3.Connection, size_bytes: int) -> None:
-    """Bound what a database may ask for: its schema is code."""
+    """Limit what a query on this database may do, because its schema is code."""
     left = [(_STEPS_FROM + _STEPS_PER_BYTE * size_bytes) // _STEPS]
 
     def step() -> int:
@@ -164,9 +132,9 @@ def _read(connection: sqlite3.Connection) -> Export:
             rows = _work(connection, columns, table, kind, name, start_ns)
             found.work += _possible(rows, _WORK_TEXTS, (7, 8), found)
     if not found.work:
-        found.problems.append("it has no work of a GPU")
+        found.problems.append("it has no GPU work")
     if found.left_out:
-        found.problems.append("it has rows whose values cannot be right, which are left out")
+        found.problems.append("rows with invalid values are left out")
     return found
 
 
@@ -176,13 +144,13 @@ def _possible(
     needed: tuple[int, ...],
     found: Export,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows whose values are what their columns hold: SQLite takes any value in any column.
+    """Yield rows whose values have the types of their columns; SQLite stores any type in any column.
 
     Args:
-        rows: As a query gives them.
-        texts: The places of names; whole numbers of 64 bits are in all others.
-        needed: The places that must not be NULL.
-        found: Counts the others.
+        rows: Rows of a query.
+        texts: The columns of text; all others hold 64-bit integers.
+        needed: The columns that must not be NULL.
+        found: Gets the number of other rows.
     """
     for row in rows:
         if all(
@@ -245,7 +213,7 @@ def _work(
     gpu = "CAST(w.deviceId AS TEXT)" if "deviceId" in has else "''"
     devices = columns.get("TARGET_INFO_CUDA_DEVICE", set())
     if {"cudaId", "pid", "uuid"} <= devices and "deviceId" in has and "globalPid" in has:
-        # Processes number their visible GPUs from 0; the uuid tells them apart.
+        # Processes number their visible GPUs from 0; the uuid identifies a GPU.
         gpu = (
             "coalesce((SELECT uuid FROM TARGET_INFO_CUDA_DEVICE AS d WHERE d.cudaId = w.deviceId "
             f"AND d.pid = (w.globalPid >> 24) & 0xFFFFFF), {gpu})"
@@ -260,7 +228,7 @@ def _work(
 
 
 def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Path) -> list[str]:
-    """Put the captures of runs into `captures`, `capture_ranges` and `capture_work`.
+    """Add the captures of runs to the tables `captures`, `capture_ranges` and `capture_work`.
 
     Args:
         tables: The tables of the runs.
@@ -268,11 +236,11 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
         scratch: A folder for temporary files.
 
     Returns:
-        What is wrong with them, in plain words.
+        What is wrong with them, as sentences.
     """
     captures: list[dict[str, Any]] = []
     problems: list[str] = []
-    lacking: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     files = {name: scratch / f"{name}.csv" for name in ("capture_ranges", "capture_work")}
     with contextlib.ExitStack() as stack:
         ranges, work = (_writer(stack.enter_context(_opened(path))) for path in files.values())
@@ -292,17 +260,17 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Pa
                     problems.append(str(error))
                     continue
                 for problem in found.problems:
-                    lacking.setdefault(problem, []).append(path.name)
+                    missing.setdefault(problem, []).append(path.name)
                 whose = [label, capture["step"], row["name"], capture["file"], capture["host"]]
                 ranges.writerows([*whose, *each] for each in found.ranges)
                 work.writerows([*whose, *each] for each in found.work)
     problems += [
-        f"{names[0]}: {problem}" + (f"; {len(names) - 1} more are like it" if names[1:] else "")
-        for problem, names in lacking.items()
+        f"{names[0]}: {problem}" + (f"; and {len(names) - 1} other exports" if names[1:] else "")
+        for problem, names in missing.items()
     ]
     tables.put("captures", captures)
     for name, path in files.items():
-        # duckdb finds no columns in an empty file.
+        # duckdb detects no columns in an empty file.
         if path.stat().st_size:
             tables.put_csv(name, path)
         else:
@@ -320,7 +288,7 @@ def _writer(file: TextIO) -> Any:
 
 
 def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """Return the captures that `verl-profiler collect` listed; what is no capture is left out."""
+    """Return the captures that `verl-profiler collect` listed, without invalid entries."""
     if not os.path.lexists(path):
         return []
     shown = f"nsight/{SUMMARY}"
@@ -339,7 +307,7 @@ def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     ]
     problems += faults.sentences()
     if len(captures) < len(listed):
-        problems.append(f"{shown}: {len(listed) - len(captures)} entries are no captures")
+        problems.append(f"{shown}: {len(listed) - len(captures)} entries are not captures")
     return captures
 
 

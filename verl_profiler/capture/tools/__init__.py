@@ -1,0 +1,265 @@
+"""Capture tools: everything that differs between nsys, the torch profiler and any further one.
+
+Each module of this folder is one tool and defines `TOOL`, an instance of a subclass of `Tool`; the
+module's name is the value of `profiler.nsight.tool`.  Training processes load the tool of their run,
+so a module imports only the standard library and this package before it is used.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from verl_profiler.capture.plan import NsightSettings, RoleCapture
+    from verl_profiler.capture.record import CaptureRecord
+
+__all__ = [
+    "DEFAULT",
+    "STARTED_BY_HOST",
+    "MachineCheck",
+    "Tool",
+    "ToolProcess",
+    "every",
+    "find",
+    "get",
+    "names",
+]
+
+# The tool of a run that names none, and of a journal line that names none.
+DEFAULT = "nsys"
+# The handle of a capture that verl started itself.
+STARTED_BY_HOST = object()
+
+Options = Mapping[str, str]
+
+
+class MachineCheck(NamedTuple):
+    """One line of `verl-profiler check`.
+
+    Args:
+        topic: What was checked.
+        good: False if captures would fail or miss something.
+        result: What was found.
+        fix: What to do about it; empty if nothing.
+        details: Further lines.
+    """
+
+    topic: str
+    good: bool
+    result: str
+    fix: str = ""
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolProcess:
+    """A process of a tool that works for a run.
+
+    Args:
+        pid: Its process id.
+        started: Its start time in clock ticks since boot; with `pid` it identifies one process.
+        label: Its id, shortened command line and CPU time, for messages.
+        in_use: Whether a process of the run that it watches is alive.
+    """
+
+    pid: int
+    started: int
+    label: str
+    in_use: bool
+
+
+class Tool(abc.ABC):
+    """One capture tool.
+
+    Attributes:
+        name: Its value in settings, journals and `captures.json`; also the name of its module.
+        title: Its name in sentences.
+        suffix: How the names of its reports end.
+        unfinished_suffixes: How the names of files end from which it still makes a report.
+        program: The program that must be on the PATH of each node; None if it needs none.
+        records_ranges: Whether NVTX ranges appear in its reports.
+        finishes_late: Whether a report may be finished after its capture has ended.
+        silent_cause: Why a report is missing if `is_silent` was true when its capture began.
+        count_cause: Why it is missing if other captures of the process have one.
+        no_report_cause: Why it is missing otherwise, and where the two above are empty.
+    """
+
+    name: str
+    title: str
+    suffix: str
+    unfinished_suffixes: tuple[str, ...] = ()
+    program: str | None = None
+    records_ranges = False
+    finishes_late = False
+    silent_cause = ""
+    count_cause = ""
+    no_report_cause = "no report was written: the process was killed first, or the disk is full"
+
+    # In the driver, before training.
+
+    def configure(self, native: Any, directory: Path) -> None:
+        """Set what verl's own profiler needs for this tool.
+
+        Args:
+            native: `global_profiler` of verl's config, changed in place.
+            directory: Where the tool writes on each node.
+        """
+        del native, directory
+
+    def options(
+        self, config: Any, settings: NsightSettings, key: str, output: str, captures: int
+    ) -> dict[str, str]:
+        """Return the options that the tool is started with for one role.
+
+        Args:
+            config: verl's config, translated.
+            settings: `profiler.nsight`.
+            key: The role's key in `profiler.nsight.roles`.
+            output: The path of the reports, without process and suffix.
+            captures: How many captures each process will make.
+
+        Raises:
+            ConfigError: For an option that the tool cannot be given.
+        """
+        del config, settings, key, output, captures
+        return {}
+
+    def command(self, options: Options) -> list[str]:
+        """Return the command line that starts a process under the tool; empty if there is none."""
+        del options
+        return []
+
+    def ray_nsight(self, options: Options) -> dict[str, str] | None:
+        """Return the `nsight` entry of a captured actor's runtime environment, or None."""
+        del options
+        return None
+
+    # On a node, before training.
+
+    def probe_node(self, options: Mapping[str, Options], path: str | None = None) -> dict[str, Any]:
+        """Return what this node has for the tool.
+
+        Args:
+            options: Role → its options.
+            path: PATH for the tool's program; None for that of the parent process, which is Ray.
+        """
+        del options, path
+        return {}
+
+    def node_problems(self, report: Mapping[str, Any], options: Mapping[str, Options]) -> list[str]:
+        """Return what prevents captures on a node, each with its fix.
+
+        Args:
+            report: What `probe_node` returned there.
+            options: Role → its options.
+        """
+        del report, options
+        return []
+
+    def check_machine(self) -> Iterable[MachineCheck]:
+        """Yield what `verl-profiler check` prints about this machine."""
+        return ()
+
+    # In a captured process.
+
+    @abc.abstractmethod
+    def start(self, capture: RoleCapture) -> Any:
+        """Start a capture.
+
+        Returns:
+            A handle for `stop`; None if none was started, or if verl's own start was called, whose
+            probe records it.
+        """
+
+    @abc.abstractmethod
+    def stop(self, handle: Any, path: Path) -> None:
+        """End a capture.
+
+        Args:
+            handle: What `start` returned, or `STARTED_BY_HOST`.
+            path: The report, for a tool that writes it now.
+        """
+
+    def is_silent(self) -> bool:
+        """Whether the tool will record nothing in this process without reporting it."""
+        return False
+
+    # When reports are gathered.
+
+    def report_names(self, process: str, number: int) -> Iterator[str]:
+        """Yield the names that the report of a process's n-th capture may have, counted from 1."""
+        yield f"{process}.{number}{self.suffix}"
+
+    def unclaimed_reports(
+        self, raw: Path, captures: list[CaptureRecord]
+    ) -> Iterator[tuple[Path, CaptureRecord]]:
+        """Yield reports that no journal lists, with what their names tell.
+
+        Args:
+            raw: Where the tool wrote.
+            captures: The captures of the journals.
+
+        Yields:
+            The file, and its record; one with a `problem` stays where it is.
+        """
+        del raw, captures
+        yield from ()
+
+    def is_empty(self, report: Path) -> str:
+        """Return why a report of some bytes holds nothing; empty if it holds something."""
+        del report
+        return ""
+
+    def export(self, report: Path) -> Path | None:
+        """Convert a report to what `verl_profiler.reading` reads; None if there is no such form.
+
+        Raises:
+            ReadingError: If it cannot be converted here.
+        """
+        del report
+        return None
+
+    def processes(self, run: Path, raw: Path) -> list[ToolProcess]:
+        """Return the tool's processes on this machine that work for a run.
+
+        Args:
+            run: The run directory.
+            raw: Where the tool writes.
+        """
+        del run, raw
+        return []
+
+    def end_stale(self, run: Path, raw: Path) -> list[ToolProcess]:
+        """End those of `processes` that are not in use, and return them."""
+        del run, raw
+        return []
+
+
+def names() -> list[str]:
+    """Return the names of all tools."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(name: Any) -> Tool | None:
+    """Return the tool of a name, or None if there is none."""
+    return get(name) if name in names() else None
+
+
+def get(name: str) -> Tool:
+    """Return the tool of a name.
+
+    Raises:
+        ImportError: If there is none.
+    """
+    return importlib.import_module(f"{__name__}.{name}").TOOL
+
+
+def every() -> list[Tool]:
+    """Return all tools."""
+    return [get(name) for name in names()]

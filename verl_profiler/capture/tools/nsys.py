@@ -1,0 +1,386 @@
+"""NVIDIA Nsight Systems: Ray starts captured processes under `nsys profile`.
+
+A capture lies between two calls that nsys waits for: the NVTX range `capture` of the domain
+`verl_profiler`, or `cudaProfilerStart` and `cudaProfilerStop` with capture-range=cudaProfilerApi.
+nsys numbers its reports and finishes them after the capture, in processes of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.capture import nsys_processes
+from verl_profiler.capture.tools import (
+    STARTED_BY_HOST,
+    MachineCheck,
+    Options,
+    Tool,
+    ToolProcess,
+)
+from verl_profiler.environ import NVTX_LIBRARY
+from verl_profiler.errors import ConfigError, ReadingError
+from verl_profiler.events.files import is_regular
+from verl_profiler.events.vocabulary import NVTX_DOMAIN
+
+if TYPE_CHECKING:
+    from verl_profiler.capture.plan import NsightSettings, RoleCapture
+    from verl_profiler.capture.record import CaptureRecord
+
+__all__ = ["TOOL", "as_text"]
+
+_RANGE = "capture"
+_RANGE_START, _CUDA_START = "nvtx", "cudaProfilerApi"
+_BY_RANGE = {
+    "capture-range": _RANGE_START,
+    "nvtx-capture": f"{_RANGE}@{NVTX_DOMAIN}",
+    "kill": "none",
+}
+# Without a GPU nsys has no CUDA to query, and sampling needs rights that containers lack.
+_WITHOUT_CUDA = {"trace": "nvtx", "sample": "none", "cpuctxsw": "none"}
+_PROBE_TRIES, _PROBE_TIMEOUT_S, _TIMED_OUT = 3, 120, -2
+# nvtx takes a tool that is too old for none, and then returns a domain that does nothing.
+_PROBE_NVTX = (
+    "import nvtx; get = getattr(nvtx, 'get_domain', None); "
+    "print('domain', type(get('verl_profiler')).__name__ if get else '')"
+)
+_UNCLAIMED = re.compile(r"(?P<role>[a-z_]+)_(?P<host>[\w.-]+)_(?P<pid>\d{1,9})(\.\d+)?\.nsys-rep")
+
+
+class _Nsys(Tool):
+    name = title = program = "nsys"
+    suffix = ".nsys-rep"
+    unfinished_suffixes = (".qdstrm", ".nsys-rep.tmp")
+    records_ranges = True
+    finishes_late = True
+    silent_cause = (
+        "nvtx and this nsys record no range together, so nsys saw no capture begin; use a "
+        "newer nsys, or nvtx 0.2.11"
+    )
+    count_cause = (
+        "nsys ended before this capture: capture-range-end counts fewer captures than there "
+        "were; set it under profiler.nsight.options"
+    )
+    no_report_cause = (
+        "nsys wrote nothing: the process was not started under nsys, nsys was killed before it "
+        "wrote, or the capture range never reached it"
+    )
+
+    def options(
+        self, config: Any, settings: NsightSettings, key: str, output: str, captures: int
+    ) -> dict[str, str]:
+        """Take verl's own options, then those of `profiler.nsight.options`, then set missing ones."""
+        from omegaconf import OmegaConf
+
+        native: Any = OmegaConf.select(config, "global_profiler.global_tool_config.nsys") or {}
+        name = "worker_nsight_options" if key == "workers" else "controller_nsight_options"
+        options = as_text(native.get(name) or {})
+        on_cuda = _on_cuda(config)
+        if not on_cuda:
+            options = {k: v for k, v in options.items() if not k.startswith("cuda-")}
+            options |= _WITHOUT_CUDA
+        if key != "workers" or not on_cuda:
+            options |= _BY_RANGE
+        options |= as_text(settings.options.all) | as_text(getattr(settings.options, key))
+        if "capture-range" in options:
+            options.setdefault("capture-range-end", f"repeat-shutdown:{captures}")
+        options.setdefault("o", f"{output}_%h_%p")
+        _check(options, key)
+        return options
+
+    def command(self, options: Options) -> list[str]:
+        return ["nsys", "profile", *_argv(options)]
+
+    def ray_nsight(self, options: Options) -> dict[str, str] | None:
+        return dict(options)
+
+    def probe_node(self, options: Mapping[str, Options], path: str | None = None) -> dict[str, Any]:
+        path = _agent_path() if path is None else path
+        report: dict[str, Any] = {"python": sys.executable, "nvtx": _version_of("nvtx")}
+        report |= {"options": {}, "silent": False}
+        report["nsys"] = nsys = shutil.which("nsys", path=path)
+        report["nsys_of_job"] = shutil.which("nsys")
+        if nsys is None:
+            return report
+        # The PATH of a captured process, see `actor_placement.runtime_env_for`.
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
+        report["version"] = _run(path, nsys, "--version")[1]
+        report["bare_python"] = _run(path, "python", "-c", "import ray")[0] == 0
+        program = [sys.executable, "-c", _PROBE_NVTX if report["nvtx"] else ""]
+        tried: dict[tuple[str, ...], tuple[int, str]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for role, given in options.items():
+                argv = _argv({key: value for key, value in given.items() if key != "o"})
+                key = tuple(argv)
+                if key not in tried:
+                    output = f"{folder}/{len(tried)}"
+                    # nsys itself fails sometimes on a busy machine; Ray tries three times too.
+                    for _ in range(_PROBE_TRIES):
+                        tried[key] = _run(path, nsys, "profile", *argv, "-o", output, *program)
+                        if tried[key][0] in (0, _TIMED_OUT):
+                            break
+                status, printed = tried[key]
+                report["silent"] = report["silent"] or "domain DummyDomain" in printed
+                if status:
+                    report["options"][role] = printed[-300:]
+        return report
+
+    def node_problems(self, report: Mapping[str, Any], options: Mapping[str, Options]) -> list[str]:
+        problems = []
+        if report["nvtx"] is None:
+            problems.append(f"nvtx is not installed for {report['python']}. Run: pip install nvtx")
+        if report["nsys"] is None:
+            found = report.get("nsys_of_job")
+            problems.append(
+                f"nsys is at {found}, but not on the PATH that Ray was started with there. Add its "
+                "folder to PATH before `ray start`."
+                if found
+                else "nsys is not on the PATH that Ray was started with. Install Nsight Systems there "
+                "and start Ray again, or use profiler.nsight.tool=torch, which needs no nsys."
+            )
+            return problems
+        if not report["bare_python"]:
+            problems.append(
+                "`python` on PATH cannot import ray, and Ray starts workers under nsys by that name: "
+                f"they would never come up. Put {report['python']}'s folder first on PATH."
+            )
+        problems += [
+            f"nsys fails with the options for {role}: {printed}"
+            for role, printed in report["options"].items()
+        ]
+        starts = {given.get("capture-range") for given in options.values()}
+        if report.get("silent") and _RANGE_START in starts:
+            problems.append(
+                f"nvtx {report['nvtx']} records no range under {report['version']}, without any "
+                "message. Use a newer nsys, or pip install 'nvtx==0.2.11'."
+            )
+        return problems
+
+    def check_machine(self) -> Iterator[MachineCheck]:
+        path = shutil.which("nsys")
+        if path is None:
+            yield MachineCheck(
+                "nsys", True, "not on PATH: events are recorded, captures are not possible"
+            )
+        else:
+            status, printed = _run(os.environ["PATH"], path, "--version")
+            if status < 0:
+                yield MachineCheck("nsys", False, f"{path} does not run: {printed}")
+            else:
+                yield MachineCheck("nsys", True, f"{printed or 'unknown version'} at {path}")
+        nvtx = _version_of("nvtx")
+        if nvtx is None:
+            yield MachineCheck("nvtx", True, "not installed: no ranges for nsys; pip install nvtx")
+        elif path is None:
+            yield MachineCheck("nvtx", True, nvtx)
+        else:
+            report = self.probe_node({"trainer": _WITHOUT_CUDA}, os.environ["PATH"])
+            problems = self.node_problems(report, {"trainer": _BY_RANGE})
+            if problems:
+                result = f"{nvtx}, but captures fail here"
+                yield MachineCheck("nvtx", False, result, "", tuple(problems))
+            else:
+                yield MachineCheck("nvtx", True, f"{nvtx}; its ranges reach this nsys")
+
+    def start(self, capture: RoleCapture) -> Any:
+        start = capture.options.get("capture-range")
+        if start == _RANGE_START:
+            import nvtx
+
+            if self.is_silent():
+                from verl_profiler.recording import recorder
+
+                recorder.say(
+                    f"WARNING nvtx {_version_of('nvtx')} and this nsys record no range together, so "
+                    "nsys will capture nothing here. Use a newer nsys, or pip install "
+                    "'nvtx==0.2.11'. (nvtx-silent)"
+                )
+            return nvtx.start_range(message=_RANGE, domain=NVTX_DOMAIN)
+        if start == _CUDA_START:
+            import torch
+
+            if torch.cuda.is_available():
+                # The probe of this function records the capture.
+                torch.cuda.profiler.start()
+        return None
+
+    def stop(self, handle: Any, path: Path) -> None:  # noqa: ARG002
+        if handle is STARTED_BY_HOST:
+            sys.modules["torch"].cuda.profiler.stop()
+        else:
+            sys.modules["nvtx"].end_range(handle)
+
+    def is_silent(self) -> bool:
+        """Whether a tool is attached that this nvtx does not detect, so that no range is recorded.
+
+        nvtx >= 0.2.12 asks the tool whether the domain is enabled; nsys 2022.4, and 2023.2 as users
+        report, answer no.
+        """
+        nvtx = sys.modules.get("nvtx")
+        get_domain = getattr(nvtx, "get_domain", None)
+        if get_domain is None or not os.environ.get(NVTX_LIBRARY):
+            return False
+        return type(get_domain(NVTX_DOMAIN)).__name__ == "DummyDomain"
+
+    def report_names(self, process: str, number: int) -> Iterator[str]:
+        yield from super().report_names(process, number)
+        # nsys leaves the number out when only one capture was announced.
+        if number == 1:
+            yield f"{process}{self.suffix}"
+
+    def unclaimed_reports(
+        self,
+        raw: Path,
+        captures: list[CaptureRecord],  # noqa: ARG002
+    ) -> Iterator[tuple[Path, CaptureRecord]]:
+        """Reports of processes that died before they wrote a line."""
+        from verl_profiler.capture.record import CaptureRecord
+
+        for file in sorted(raw.glob(f"*{self.suffix}")):
+            match = _UNCLAIMED.match(file.name)
+            if match is not None and is_regular(file):
+                yield (
+                    file,
+                    CaptureRecord.without_journal(
+                        match["role"],
+                        self.name,
+                        host=match["host"],
+                        pid=int(match["pid"]),
+                        size_bytes=file.stat().st_size,
+                        problem=f"no journal lists this capture; the report is left at {file}",
+                    ),
+                )
+
+    def export(self, report: Path) -> Path:
+        """Convert a report to SQLite beside it, unless that is there already."""
+        target = report.with_suffix(".sqlite")
+        if target.exists() and target.stat().st_mtime >= report.stat().st_mtime:
+            return target
+        nsys = shutil.which("nsys")
+        if nsys is None:
+            raise ReadingError(
+                "nsys is not on PATH, and only nsys can read its reports.\nExport them where it is: "
+                f"nsys export --type sqlite -o {target} {report}",
+                "no-nsys",
+            )
+        command = [nsys, "export", "--type", "sqlite", "--force-overwrite=true", "-q", "true"]
+        done = subprocess.run(  # noqa: S603
+            [*command, "-o", str(target), str(report)], capture_output=True, text=True, check=False
+        )
+        if done.returncode or not target.exists():
+            printed = (done.stderr or done.stdout).strip()[-300:]
+            raise ReadingError(
+                f"nsys cannot export {report}: {printed}\nA newer nsys reads older reports; an older "
+                "one does not read newer ones.",
+                "no-nsys",
+            )
+        return target
+
+    def processes(self, run: Path, raw: Path) -> list[ToolProcess]:
+        return nsys_processes.processes_of(run, raw)
+
+    def end_stale(self, run: Path, raw: Path) -> list[ToolProcess]:
+        return nsys_processes.end_stale(run, raw)
+
+
+def as_text(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return options as Ray takes them: text, lower-case true and false; None is left out."""
+    return {
+        str(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in options.items()
+        if value is not None
+    }
+
+
+def _argv(options: Options) -> list[str]:
+    """Return options as command-line arguments, the way Ray writes them."""
+    argv = []
+    for key, value in options.items():
+        argv += [f"--{key}={value}"] if len(key) > 1 else [f"-{key}", value]
+    return argv
+
+
+def _on_cuda(config: Any) -> bool:
+    from omegaconf import OmegaConf
+
+    if os.environ.get("VERL_PLATFORM", "cuda") != "cuda":
+        return False
+    return (OmegaConf.select(config, "trainer.device") or "cuda") == "cuda"
+
+
+def _check(options: Options, key: str) -> None:
+    """Refuse what Ray would break: it joins the options unquoted, for a shell."""
+    for name, value in options.items():
+        if name == "output":
+            raise ConfigError(
+                f"profiler.nsight.options.{key}.output: Ray gives nsys a second -o, which nsys "
+                "refuses.\nUse the key o instead, or profiler.nsight.directory for the folder.",
+                "nsys-option",
+            )
+        if not re.fullmatch(r"[\w./:,=@%+{}-]*", value):
+            where = (
+                f"The folder of the reports, {value!r},"
+                if name == "o"
+                else f"profiler.nsight.options.{key}.{name} is {value!r}, which"
+            )
+            raise ConfigError(
+                f"{where} has characters that do not survive the shell in which Ray starts nsys.\n"
+                "Use letters, digits and ._/-:,=@% only; profiler.nsight.directory=DIR sets "
+                "another folder.",
+                "nsys-option",
+            )
+
+
+def _version_of(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def _agent_path() -> str:
+    """Return the PATH of the parent process.
+
+    Ray's agent starts nsys with the environment of the raylet, not of the job.
+    """
+    try:
+        with open(f"/proc/{os.getppid()}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        entries = []
+    for entry in entries:
+        if entry.startswith(b"PATH="):
+            return os.fsdecode(entry[len(b"PATH=") :])
+    return os.environ.get("PATH", "")
+
+
+def _run(path: str, *argv: str) -> tuple[int, str]:
+    """Return exit status and output of a command; a negative status if it did not end by itself."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+            env={**os.environ, "PATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        return _TIMED_OUT, (
+            f"it did not end within {_PROBE_TIMEOUT_S} s (a container may need sample=none and "
+            "cpuctxsw=none)"
+        )
+    except OSError as error:
+        return -1, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+TOOL = _Nsys()
