@@ -43,12 +43,11 @@ from verl_profiler.analysis.requests import (
     turn_times,
     turns_per_request,
 )
-from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
+from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail, step_tail
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.steps import (
     step_durations,
     step_phases,
-    step_tail,
     step_times,
     step_trend,
     validation_times,

@@ -18,9 +18,42 @@ __all__ = [
     "request_times",
     "slowest_requests",
     "step_turn_times",
+    "summed_requests",
     "turn_times",
     "turns_per_request",
 ]
+
+PERCENTILES = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9)
+
+# Beyond this many requests the curve has a point per this part of them, and every one of the last.
+_POINTS, _LAST = 1000, 100
+_TURN_PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")
+
+
+def summed_requests(group: str, where: str) -> str:
+    """Return the SQL of requests, summed up by `group`.
+
+    Args:
+        group: Columns of `requests`.
+        where: Which requests.
+
+    Returns:
+        A query with the columns of `request_times` in microseconds, `q` with their quantiles, and
+        rollout_us (from the first request's begin to the last one's end) and reward (mean).
+    """
+    return f"""
+        SELECT {group}, count(*) AS requests, count(*) FILTER (NOT finished) AS unfinished,
+            count(*) FILTER (status IN ('error', 'cancelled')) AS failed,
+            max(end_us) - min(begin_us) AS rollout_us, avg(duration_us) AS mean_us,
+            {quantiles("duration_us", 0.5, 0.8, 0.9, 0.95, 0.99, 0.999)} AS q,
+            max(duration_us) AS max_us, avg(turns) FILTER (finished) AS mean_turns,
+            max(turns) AS max_turns,
+            try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
+            try_cast(sum(response_tokens) AS BIGINT) AS response_tokens,
+            try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens,
+            try_cast(sum(tool_tokens) AS BIGINT) AS tool_tokens, avg(reward) AS reward
+        FROM requests WHERE {where} GROUP BY {group}
+    """
 
 
 def request_times(tables: Tables, steps: Steps = None) -> Rows:
@@ -37,20 +70,8 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
             q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p90_s, q[4] / 1e6 AS p95_s,
             q[5] / 1e6 AS p99_s, q[6] / 1e6 AS p999_s, max_us / 1e6 AS max_s,
             mean_turns, max_turns, prompt_tokens, response_tokens, generated_tokens, tool_tokens
-        FROM (
-            SELECT run, step, validate, count(*) AS requests,
-                count(*) FILTER (NOT finished) AS unfinished,
-                count(*) FILTER (status IN ('error', 'cancelled')) AS failed,
-                avg(duration_us) AS mean_us,
-                {quantiles("duration_us", 0.5, 0.8, 0.9, 0.95, 0.99, 0.999)} AS q,
-                max(duration_us) AS max_us,
-                avg(turns) FILTER (finished) AS mean_turns, max(turns) AS max_turns,
-                try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
-                try_cast(sum(response_tokens) AS BIGINT) AS response_tokens,
-                try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens,
-                try_cast(sum(tool_tokens) AS BIGINT) AS tool_tokens
-            FROM requests WHERE {in_steps(steps)} GROUP BY run, step, validate
-        ) ORDER BY run, step, validate
+        FROM ({summed_requests("run, step, validate", in_steps(steps))})
+        ORDER BY run, step, validate
         """
     )
 
@@ -130,8 +151,7 @@ def slowest_requests(
             FROM engine_calls SEMI JOIN chosen USING (run, request_id)
             UNION ALL
             SELECT run, step, name, validate, request_id, turn, duration_us, coalesce(tool, 'tool')
-            FROM tool_calls SEMI JOIN chosen USING (run, request_id)
-            UNION ALL
+            FROM tool_calls SEMI JOIN chosen USING (run, request_id) UNION ALL
             -- All tool calls of a turn together, where they are not there one by one.
             SELECT run, step, name, validate, request_id, turn, tool_us, 'tool'
             FROM turns SEMI JOIN chosen USING (run, request_id)
@@ -152,13 +172,6 @@ def slowest_requests(
     )
 
 
-PERCENTILES = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9)
-
-# Beyond this many requests the curve has a point per this part of them, and every one of the last.
-_POINTS = 1000
-_LAST = 100
-
-
 def request_duration_cdf(
     tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
 ) -> Rows:
@@ -175,13 +188,11 @@ def request_duration_cdf(
         WITH chosen AS (
             SELECT run, step, duration_us FROM requests
             WHERE finished AND {rows_of(steps, worker=worker, validate=validate)}
-        ), grouped AS (
-            SELECT run, step, duration_us FROM chosen
-            UNION ALL SELECT run, NULL, duration_us FROM chosen
         ), placed AS (
             SELECT *, row_number() OVER (PARTITION BY run, step ORDER BY duration_us) AS place,
                 count(*) OVER (PARTITION BY run, step) AS requests
-            FROM grouped
+            FROM (FROM chosen WHERE step IS NOT NULL
+                UNION ALL SELECT * REPLACE (NULL AS step) FROM chosen)
         )
         SELECT run, step, requests, place / requests AS share, duration_us / 1e6 AS duration_s
         FROM placed
@@ -204,29 +215,24 @@ def request_percentiles(
 
     Returns:
         One row per run, step (None for all steps together) and percentile: requests (finished
-        ones), unfinished, mean_s, percentile, duration_s (interpolated between the two nearest
-        requests, as numpy does).
+        ones), unfinished, mean_s, percentile, duration_s (interpolated linearly).
     """
-    levels = ", ".join(repr(float(each) / 100) for each in percentiles)
-    names = ", ".join(repr(float(each)) for each in percentiles)
     if not percentiles:
         return []
+    names = ", ".join(repr(float(each)) for each in percentiles)
+    levels = ", ".join(repr(float(each) / 100) for each in percentiles)
     return tables.rows(
         f"""
-        WITH chosen AS (
-            SELECT run, step, finished, duration_us FROM requests
-            WHERE {rows_of(steps, worker=worker, validate=validate)}
-        ), grouped AS (
-            SELECT * FROM chosen UNION ALL SELECT * REPLACE (NULL AS step) FROM chosen
-        ), summed AS (
+        SELECT run, step, requests, unfinished, mean_us / 1e6 AS mean_s,
+            unnest([{names}]::DOUBLE[]) AS percentile, unnest(quantiles) / 1e6 AS duration_s
+        FROM (
             SELECT run, step, count(*) FILTER (finished) AS requests,
                 count(*) FILTER (NOT finished) AS unfinished, avg(duration_us) AS mean_us,
                 quantile_cont(duration_us, [{levels}]) AS quantiles
-            FROM grouped GROUP BY run, step
+            FROM requests WHERE {rows_of(steps, worker=worker, validate=validate)}
+            GROUP BY GROUPING SETS ((run, step), (run))
+            HAVING requests > 0 AND (grouping(step) = 1 OR step IS NOT NULL)
         )
-        SELECT run, step, requests, unfinished, mean_us / 1e6 AS mean_s,
-            unnest([{names}]::DOUBLE[]) AS percentile, unnest(quantiles) / 1e6 AS duration_s
-        FROM summed WHERE requests > 0
         ORDER BY run, step NULLS FIRST, percentile
         """
     )
@@ -249,20 +255,19 @@ def request_breakdown(
     Returns:
         One row per request, slowest first, unfinished ones last: run, step, name, validate,
         request_id, sample, session, agent, status, error, finished, turns, tool_calls,
-        prompt_tokens, response_tokens, generated_tokens, tool_tokens, reward, begin_us, duration_s (None when unfinished), seen_s
-        (from begin to the last event); then `<part>_s` for every part of a request, other_s and
+        prompt_tokens, response_tokens, generated_tokens, tool_tokens, reward, begin_us, duration_s
+        (None when unfinished), seen_s (from begin to the last event); then `<part>_s` for every part of a request, other_s and
         overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
         prefill_s, decode_s and outside_s, which add up to engine_s and are None unless the engine
         reported them for every call; then stalled_s (how long its worker's event loop was seen to
-        stand still meanwhile, in whatever parts).
+        stall meanwhile, in whatever parts).
     """
     parts = ", ".join(
         f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other", "overlap")
     )
-    same = (
-        "{other}.run = c.run AND {other}.step IS NOT DISTINCT FROM c.step AND {other}.name = c.name "
-        "AND {other}.validate IS NOT DISTINCT FROM c.validate "
-        "AND {other}.request_id IS NOT DISTINCT FROM c.request_id"
+    same = " AND ".join(
+        f"{{other}}.{key} IS NOT DISTINCT FROM c.{key}"
+        for key in ("run", "step", "name", "validate", "request_id")
     )
     narrowed = "" if request_id is None else "AND starts_with(request_id, $1)"
     limit = "" if count is None else f"LIMIT {int(count)}"
@@ -273,13 +278,11 @@ def request_breakdown(
             WHERE {rows_of(steps, worker=worker, validate=validate)} {narrowed}
             ORDER BY finished DESC, duration_us DESC, begin_us, run, step, name, request_id {limit}
         ), engines AS (
-            SELECT e.run, e.step, e.name, e.validate, e.request_id,
-                count(*) AS calls, count(queue_us + prefill_us + decode_us) AS reported,
-                sum(queue_us) AS queue_us, sum(prefill_us) AS prefill_us,
-                sum(decode_us) AS decode_us,
-                sum(duration_us) - sum(queue_us + prefill_us + decode_us) AS outside_us
-            FROM engine_calls AS e
-            WHERE request_id IN (SELECT request_id FROM chosen) GROUP BY ALL
+            SELECT run, step, name, validate, request_id, sum(queue_us) AS queue_us,
+                sum(prefill_us) AS prefill_us, sum(decode_us) AS decode_us,
+                sum(duration_us - queue_us - prefill_us - decode_us) AS outside_us
+            FROM engine_calls WHERE request_id IN (SELECT request_id FROM chosen)
+            GROUP BY ALL HAVING count(queue_us + prefill_us + decode_us) = count(*)
         ), stalls AS (
             SELECT c.run, c.step, c.name, c.validate, c.request_id,
                 sum(least(c.last_us, g.end_us) - greatest(c.begin_us, g.begin_us)) AS stalled_us
@@ -289,13 +292,10 @@ def request_breakdown(
         )
         SELECT c.run, c.step, c.name, c.validate, c.request_id, sample, session, agent, status,
             error, finished, turns, tool_calls, prompt_tokens, response_tokens, generated_tokens,
-            tool_tokens, reward, begin_us,
-            duration_us / 1e6 AS duration_s, (last_us - begin_us) / 1e6 AS seen_s, {parts},
-            CASE WHEN reported = calls THEN e.queue_us / 1e6 END AS queue_s,
-            CASE WHEN reported = calls THEN e.prefill_us / 1e6 END AS prefill_s,
-            CASE WHEN reported = calls THEN e.decode_us / 1e6 END AS decode_s,
-            CASE WHEN reported = calls THEN e.outside_us / 1e6 END AS outside_s,
-            coalesce(s.stalled_us, 0) / 1e6 AS stalled_s
+            tool_tokens, reward, begin_us, duration_us / 1e6 AS duration_s,
+            (last_us - begin_us) / 1e6 AS seen_s, {parts}, e.queue_us / 1e6 AS queue_s,
+            e.prefill_us / 1e6 AS prefill_s, e.decode_us / 1e6 AS decode_s,
+            e.outside_us / 1e6 AS outside_s, coalesce(s.stalled_us, 0) / 1e6 AS stalled_s
         FROM chosen AS c LEFT JOIN engines AS e ON {same.format(other="e")}
             LEFT JOIN stalls AS s ON {same.format(other="s")}
         ORDER BY finished DESC, c.duration_us DESC, begin_us, c.run, c.step, c.name, c.request_id
@@ -320,43 +320,34 @@ def request_timeline(
     steps = None if step is None else (step, step)
     return tables.rows(
         f"""
-        WITH own AS (
+        WITH every AS (
             SELECT run, step, name, validate, event, turn,
-                coalesce(tool, server, "of", op) AS what,
-                status, error, begin_us, end_us, duration_us,
-                response_tokens AS tokens,
+                coalesce(tool, server, "of", op) AS what, status, error, begin_us, end_us,
+                duration_us, response_tokens AS tokens,
                 NULL::BIGINT AS queue_us, NULL::BIGINT AS prefill_us, NULL::BIGINT AS decode_us
             FROM event_fields WHERE request_id = $1 AND duration_us IS NOT NULL
                 AND role = 'agent_loop' AND {rows_of(steps, validate=validate)}
-        ), served AS (
-            SELECT run, step, engine_name AS name, validate, 'engine_request' AS event, turn,
-                server AS what, status, error, engine_begin_us AS begin_us,
-                engine_end_us AS end_us, engine_duration_us AS duration_us,
-                response_tokens AS tokens, queue_us, prefill_us, decode_us
+            UNION ALL
+            SELECT run, step, engine_name, validate, 'engine_request', turn, server, status, error,
+                engine_begin_us, engine_end_us, engine_duration_us, response_tokens, queue_us,
+                prefill_us, decode_us
             FROM engine_calls WHERE request_id = $1 AND engine_name IS NOT NULL
                 AND {rows_of(steps, validate=validate)}
-        ), every AS (
-            SELECT * FROM own UNION ALL SELECT * FROM served
         ), starts AS (
-            SELECT run, step, name, validate, begin_us AS start_us, last_us FROM requests
+            SELECT run, step, validate, min(begin_us) AS start_us FROM requests
             WHERE request_id = $1 AND {rows_of(steps, validate=validate)}
+            GROUP BY run, step, validate
         )
         SELECT e.run, e.step, e.name, e.validate, event, turn, what, status, error,
             (begin_us - start_us) / 1e6 AS begin_s, (end_us - start_us) / 1e6 AS end_s,
             duration_us / 1e6 AS duration_s, tokens, queue_us / 1e6 AS queue_s,
             prefill_us / 1e6 AS prefill_s, decode_us / 1e6 AS decode_s
-        FROM every AS e JOIN (
-            SELECT run, step, validate, min(start_us) AS start_us FROM starts
-            GROUP BY run, step, validate
-        ) AS s ON e.run = s.run AND e.step IS NOT DISTINCT FROM s.step
+        FROM every AS e JOIN starts AS s ON e.run = s.run AND e.step IS NOT DISTINCT FROM s.step
             AND e.validate IS NOT DISTINCT FROM s.validate
         ORDER BY e.run, e.step, begin_us, end_us DESC, event
         """,
         [request_id],
     )
-
-
-_PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")
 
 
 def turn_times(
@@ -385,23 +376,22 @@ def step_turn_times(tables: Tables, steps: Steps = None) -> Rows:
 
 def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
     by = ", ".join(keys)
-    means = ", ".join(f"avg({part}_us) FILTER (finished) / 1e6 AS {part}_s" for part in _PARTS)
-    listed = ", ".join(f"{part}_s" for part in _PARTS)
-    known = " + ".join(f"{part}_us" for part in _PARTS)
+    means = ", ".join(f"avg({part}_us) FILTER (finished) / 1e6 AS {part}_s" for part in _TURN_PARTS)
+    listed = ", ".join(f"{part}_s" for part in _TURN_PARTS)
+    known = " + ".join(f"{part}_us" for part in _TURN_PARTS)
     return tables.rows(
         f"""
         SELECT {by}, turn, turns, unfinished, total_us / 1e6 AS total_s,
             total_us / nullif(sum(total_us) OVER (PARTITION BY {by}), 0) AS share,
             mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s,
-            q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s,
-            {listed}, overlap_s, prompt_tokens, response_tokens
+            q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s, {listed}, overlap_s, prompt_tokens,
+            response_tokens
         FROM (
             SELECT {by}, turn, count(*) FILTER (finished) AS turns,
                 count(*) FILTER (NOT finished) AS unfinished,
                 coalesce(sum(duration_us), 0) AS total_us, avg(duration_us) AS mean_us,
-                {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q,
-                max(duration_us) AS max_us, {means},
-                avg({known} - duration_us) FILTER (finished) / 1e6 AS overlap_s,
+                {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
+                {means}, avg({known} - duration_us) FILTER (finished) / 1e6 AS overlap_s,
                 avg(prompt_tokens) FILTER (finished) AS prompt_tokens,
                 avg(response_tokens) FILTER (finished) AS response_tokens
             FROM turns WHERE {selection} GROUP BY {by}, turn

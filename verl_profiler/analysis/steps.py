@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from verl_profiler.analysis.requests import summed_requests
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.reading.quantiles import quantiles
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "VALIDATIONS",
     "step_durations",
     "step_phases",
-    "step_tail",
     "step_times",
     "step_trend",
     "validation_times",
 ]
+
+# A step is unusual when it is this many spreads (1.4826 times the median distance to the median)
+# away from the median, and three tenths of it: verl looks for finished samples every 2 s, so that
+# gen of most steps may have the very same length.
+_SPREADS = 4
+
+VALIDATIONS = """
+    SELECT run, step, sum(duration_us) AS testing_us,
+        sum(duration_us) FILTER (parent IS NULL) AS testing_between_us
+    FROM phases WHERE phase IN ('testing', 'validation')
+        AND coalesce(parent, '') NOT IN ('testing', 'validation')
+    GROUP BY run, step
+"""
+"""SQL of the length of each step's validation; `testing_between_us` is what lies outside the step."""
+
+# Each step, with the begin of the next one where that was recorded.
+_ORDERED = """
+    SELECT * EXCLUDE (next_step, next_us),
+        CASE WHEN next_step = step + 1 THEN next_us END AS next_us
+    FROM (
+        SELECT *, lead(step) OVER run_order AS next_step, lead(begin_us) OVER run_order AS next_us
+        FROM steps WINDOW run_order AS (PARTITION BY run ORDER BY step)
+    )
+"""
 
 
 def step_times(tables: Tables, steps: Steps = None) -> Rows:
@@ -24,17 +47,11 @@ def step_times(tables: Tables, steps: Steps = None) -> Rows:
         One row per run and step: finished, begin_us, duration_s (None for a step without end),
         seen_s (the span of what was recorded), gen_s (the sum of its `gen`), unaccounted_s, requests,
         unfinished_requests, validation_requests, generated_tokens_per_s (of finished training
-        requests, by the whole step), testing_s, to_next_s (from its begin to the
-        next step's).
+        requests, by the whole step), testing_s (validation), to_next_s (from its begin to the next
+        step's; None when that is missing).
     """
     return tables.rows(
         f"""
-        WITH tests AS (
-            SELECT run, step, max(duration_us) AS testing_us FROM phases
-            WHERE phase IN ('testing', 'validation') GROUP BY run, step
-        ), ordered AS (
-            SELECT *, lead(begin_us) OVER (PARTITION BY run ORDER BY step) AS next_us FROM steps
-        )
         SELECT s.run, s.step, s.finished, s.begin_us,
             CASE WHEN s.finished THEN s.duration_us / 1e6 END AS duration_s,
             s.duration_us / 1e6 AS seen_s,
@@ -42,9 +59,9 @@ def step_times(tables: Tables, steps: Steps = None) -> Rows:
             s.requests, s.unfinished_requests, s.validation_requests,
             s.generated_tokens_per_s,
             testing_us / 1e6 AS testing_s, (next_us - s.begin_us) / 1e6 AS to_next_s
-        FROM ordered AS s
+        FROM ({_ORDERED}) AS s
         LEFT JOIN gens AS g USING (run, step)
-        LEFT JOIN tests USING (run, step)
+        LEFT JOIN ({VALIDATIONS}) USING (run, step)
         WHERE {in_steps(steps, "s.step")} ORDER BY s.run, s.step
         """
     )
@@ -88,44 +105,7 @@ def step_phases(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def step_tail(tables: Tables, steps: Steps = None) -> Rows:
-    """Show how long the last requests kept a step waiting.
-
-    Returns:
-        One row per run and step with finished training requests: requests, after_p80_s, after_p95_s and
-        after_p99_s (from that quantile of their ends to the last one; None with too few, see
-        `quantiles`), spread_s
-        (from the first begin to the last end), poll_s (from the last request's end to the end of
-        `gen`; verl's replay buffer looks every 2 s), None where `gen` was not recorded.
-    """
-    return tables.rows(
-        f"""
-        WITH ends AS (
-            SELECT run, step, count(*) AS requests, min(begin_us) AS first_us,
-                {quantiles("end_us", 0.8, 0.95, 0.99)} AS ends, max(end_us) AS last_us
-            FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
-            GROUP BY run, step
-        ), ended AS (
-            SELECT g.run, g.step, g.end_us AS gen_end_us
-            FROM gens AS g JOIN processes AS o USING (run, name) WHERE o.role = 'trainer'
-        )
-        SELECT e.run, e.step, e.requests,
-            (last_us - ends[1]) / 1e6 AS after_p80_s,
-            (last_us - ends[2]) / 1e6 AS after_p95_s,
-            (last_us - ends[3]) / 1e6 AS after_p99_s,
-            (last_us - first_us) / 1e6 AS spread_s,
-            CASE WHEN gen_end_us >= last_us THEN (gen_end_us - last_us) / 1e6 END AS poll_s
-        FROM ends AS e LEFT JOIN ended USING (run, step) ORDER BY e.run, e.step
-        """
-    )
-
-
-# A step is unusual when it is this many spreads (1.4826 times the median distance to the median)
-# away from the median, and three tenths of it: verl looks for finished samples every 2 s, so that
-# gen of most steps may have the very same length.
-_SPREADS = 4
-
-_DURATIONS = """
+_DURATIONS = f"""
 WITH parts AS (
     SELECT run, step,
         sum(duration_us) FILTER (phase = 'update_weights') AS weights_us,
@@ -136,13 +116,6 @@ WITH parts AS (
 ), seen AS (
     SELECT run, step, max(end_us) - min(begin_us) AS requests_us FROM requests
     WHERE finished AND NOT validate GROUP BY run, step
-), tests AS (
-    SELECT run, step, sum(duration_us) AS testing_us FROM phases
-    WHERE parent IS NULL AND phase IN ('testing', 'validation') GROUP BY run, step
-), ordered AS (
-    SELECT *, lead(step) OVER steps_in_order AS next_step,
-        lead(begin_us) OVER steps_in_order AS next_us
-    FROM steps WINDOW steps_in_order AS (PARTITION BY run ORDER BY step)
 ), joined AS (
     SELECT s.run, s.step, s.finished, s.begin_us, s.validation_requests > 0 AS validated,
         CASE WHEN s.finished THEN s.duration_us END AS step_us,
@@ -150,15 +123,14 @@ WITH parts AS (
         CASE WHEN s.finished THEN coalesce(p.training_us, 0) END AS training_us,
         CASE WHEN s.finished THEN coalesce(p.weights_us, 0) END AS weights_us,
         CASE WHEN s.finished THEN coalesce(p.checkpoint_us, 0) END AS checkpoint_us,
-        s.unaccounted_us, t.testing_us,
-        CASE WHEN next_step = s.step + 1 AND next_us >= s.end_us AND s.finished
-            THEN next_us - s.end_us END AS between_us,
-        CASE WHEN next_step = s.step + 1 THEN next_us - s.begin_us END AS to_next_us
-    FROM ordered AS s
+        s.unaccounted_us, t.testing_between_us AS testing_us,
+        CASE WHEN next_us >= s.end_us AND s.finished THEN next_us - s.end_us END AS between_us,
+        next_us - s.begin_us AS to_next_us
+    FROM ({_ORDERED}) AS s
     LEFT JOIN parts AS p USING (run, step)
     LEFT JOIN gens AS g USING (run, step)
     LEFT JOIN seen AS r USING (run, step)
-    LEFT JOIN tests AS t USING (run, step)
+    LEFT JOIN ({VALIDATIONS}) AS t USING (run, step)
     WHERE s.finished OR coalesce(g.duration_us, r.requests_us) IS NOT NULL
 )
 """
@@ -257,27 +229,13 @@ def validation_times(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        WITH tests AS (
-            SELECT run, step, sum(duration_us) AS testing_us FROM phases
-            WHERE phase IN ('testing', 'validation')
-                AND (parent IS NULL OR parent NOT IN ('testing', 'validation'))
-            GROUP BY run, step
-        ), asked AS (
-            SELECT run, step, count(*) AS requests, count(*) FILTER (NOT finished) AS unfinished,
-                max(end_us) - min(begin_us) AS rollout_us, avg(duration_us) AS mean_us,
-                {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
-                avg(turns) AS turns, try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens,
-                avg(reward) AS reward
-            FROM requests WHERE validate AND {in_steps(steps)} GROUP BY run, step
-        ), ordered AS (
-            SELECT run, step, begin_us, lead(begin_us) OVER w - begin_us AS to_next_us
-            FROM steps WINDOW w AS (PARTITION BY run ORDER BY step)
-        )
         SELECT run, step, requests, unfinished, testing_us / 1e6 AS testing_s,
             rollout_us / 1e6 AS rollout_s, mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s,
-            q[2] / 1e6 AS p95_s, q[3] / 1e6 AS p99_s, max_us / 1e6 AS max_s, turns, generated_tokens,
-            reward, testing_us / nullif(to_next_us, 0) AS share
-        FROM asked LEFT JOIN tests USING (run, step) LEFT JOIN ordered USING (run, step)
+            q[4] / 1e6 AS p95_s, q[5] / 1e6 AS p99_s, max_us / 1e6 AS max_s, mean_turns AS turns,
+            generated_tokens, reward, testing_us / nullif(next_us - begin_us, 0) AS share
+        FROM ({summed_requests("run, step", f"validate AND {in_steps(steps)}")})
+        LEFT JOIN ({VALIDATIONS}) USING (run, step)
+        LEFT JOIN (SELECT run, step, begin_us, next_us FROM ({_ORDERED})) USING (run, step)
         ORDER BY run, step
         """
     )

@@ -17,6 +17,7 @@ from verl_profiler.analysis.explain.concentration import (
     identity,
 )
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.steps import VALIDATIONS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["culprits"]
@@ -530,9 +531,8 @@ def _between(tables: Tables, steps: Steps) -> _Found:
         """
     )
     tests = tables.rows(
-        f"SELECT run, step, sum(duration_us) / 1e6 AS lost_s FROM phases "
-        "WHERE phase = 'testing' OR (phase = 'validation' AND coalesce(parent, '') <> 'testing') "
-        f"GROUP BY run, step HAVING step > 0 AND {in_steps(steps)} ORDER BY run, step"
+        f"SELECT run, step, testing_us / 1e6 AS lost_s FROM ({VALIDATIONS}) "
+        f"WHERE step > 0 AND {in_steps(steps)} ORDER BY run, step"
     )
     found: _Found = {}
     for run in dict.fromkeys(row["run"] for row in tests):
