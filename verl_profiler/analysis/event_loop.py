@@ -8,6 +8,10 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["longest_lags", "loop_lags", "loop_suspects"]
 
+_SUMS = """count(*) AS lags, sum(duration_us) / 1e6 AS total_s, max(duration_us) / 1e6 AS max_s,
+            arg_max(begin_us, (duration_us, -begin_us)) AS worst_begin_us"""
+_COMPUTING = ", ".join(f"'{role}'" for role in COMPUTING_ROLES)
+
 
 def loop_lags(tables: Tables, steps: Steps = None) -> Rows:
     """Sum up event-loop lags by process.
@@ -18,10 +22,7 @@ def loop_lags(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        SELECT run, step, name, role, loop, count(*) AS lags, sum(duration_us) / 1e6 AS total_s,
-            max(duration_us) / 1e6 AS max_s,
-            arg_max(begin_us, (duration_us, begin_us)) AS worst_begin_us
-        FROM lags WHERE {in_steps(steps)}
+        SELECT run, step, name, role, loop, {_SUMS} FROM lags WHERE {in_steps(steps)}
         GROUP BY run, step, name, role, loop ORDER BY run, step, max_s DESC, name, loop
         """
     )
@@ -34,13 +35,12 @@ def longest_lags(tables: Tables, steps: Steps = None, *, count: int = 40) -> Row
         One row per lag, longest first: run, step, name, role, loop, during (the event that held the
         loop; None when no probed call did), duration_s, at_s (since the step's begin).
     """
-    computing = ", ".join(f"'{role}'" for role in COMPUTING_ROLES)
     return tables.rows(
         f"""
         SELECT l.run, l.step, l.name, l.role, l.loop, l.during, l.duration_us / 1e6 AS duration_s,
             (l.begin_us - s.begin_us) / 1e6 AS at_s
         FROM lags AS l JOIN steps AS s USING (run, step)
-        WHERE coalesce(l.role, '') NOT IN ({computing}) AND {in_steps(steps, "l.step")}
+        WHERE coalesce(l.role, '') NOT IN ({_COMPUTING}) AND {in_steps(steps, "l.step")}
         ORDER BY l.duration_us DESC, l.begin_us, l.name LIMIT {int(count)}
         """
     )
@@ -59,7 +59,6 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
         unfinished steps), worst_begin_us, and, for agent-loop workers, requests (how many finished
         requests of this process overlap one of the lags) and requests_s (the sum of the overlaps).
     """
-    computing = ", ".join(f"'{role}'" for role in COMPUTING_ROLES)
     return tables.rows(
         f"""
         WITH stalls AS (
@@ -80,15 +79,12 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
         ), lengths AS (
             SELECT run, step, duration_us AS step_us FROM steps WHERE finished
         ), summed AS (
-            SELECT run, step, name, role, loop, during, count(*) AS lags,
-                sum(duration_us) AS total_us, max(duration_us) AS max_us,
-                arg_max(begin_us, (duration_us, -begin_us)) AS worst_begin_us
+            SELECT run, step, name, role, loop, during, {_SUMS}
             FROM stalls GROUP BY run, step, name, role, loop, during
         )
         SELECT c.run, c.step, c.name, c.role, c.loop, c.during,
-            c.role IN ({computing}) AND c.during IS NOT NULL AS by_design, lags,
-            total_us / 1e6 AS total_s, max_us / 1e6 AS max_s,
-            total_us / nullif(step_us, 0) AS step_share, worst_begin_us,
+            c.role IN ({_COMPUTING}) AND c.during IS NOT NULL AS by_design, lags, total_s,
+            max_s, total_s / nullif(step_us / 1e6, 0) AS step_share, worst_begin_us,
             CASE WHEN c.role = 'agent_loop' THEN coalesce(t.requests, 0) END AS requests,
             CASE WHEN c.role = 'agent_loop' THEN coalesce(t.overlap_us, 0) / 1e6 END AS requests_s
         FROM summed AS c
@@ -96,6 +92,6 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
             AND t.name = c.name AND t.loop IS NOT DISTINCT FROM c.loop
             AND t.during IS NOT DISTINCT FROM c.during
         LEFT JOIN lengths AS l ON l.run = c.run AND l.step = c.step
-        ORDER BY c.run, c.step, by_design, max_us DESC, c.name, c.loop, c.during
+        ORDER BY c.run, c.step, by_design, max_s DESC, c.name, c.loop, c.during
         """
     )

@@ -9,6 +9,19 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = ["reward_times", "rewards", "tool_latencies", "tool_times"]
 
 
+def _summed(group: str, where: str) -> str:
+    """Return the SQL of tool calls, summed up by `group` (columns of `tool_calls`) and tool."""
+    return f"""
+        SELECT {group}, coalesce(tool, '(no name)') AS tool_name, count(*) AS calls,
+            count(*) FILTER (status IS NOT NULL) AS failed, sum(duration_us) AS total_us,
+            avg(duration_us) AS mean_us, {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q,
+            max(duration_us) AS max_us,
+            arg_max({{'step': step, 'request_id': request_id}},
+                (duration_us, -begin_us, request_id)) FILTER (duration_us IS NOT NULL) AS slowest
+        FROM tool_calls WHERE {where} GROUP BY {group}, tool_name
+    """
+
+
 def tool_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize tool calls by tool.
 
@@ -18,15 +31,11 @@ def tool_times(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        SELECT run, step, validate, tool, calls, failed, total_us / 1e6 AS total_s,
-            q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, q[3] / 1e6 AS p99_s, max_us / 1e6 AS max_s,
+        SELECT run, step, validate, tool_name AS tool, calls, failed, total_us / 1e6 AS total_s,
+            q[1] / 1e6 AS p50_s, q[3] / 1e6 AS p95_s, q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s,
             total_us / nullif(sum(total_us) OVER (PARTITION BY run, step, validate), 0) AS share
-        FROM (
-            SELECT run, step, validate, coalesce(tool, '(no name)') AS tool, count(*) AS calls,
-                count(*) FILTER (status IS NOT NULL) AS failed, sum(duration_us) AS total_us,
-                {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us
-            FROM tool_calls WHERE {in_steps(steps)} GROUP BY ALL
-        ) ORDER BY run, step, validate, total_us DESC, tool
+        FROM ({_summed("run, step, validate", in_steps(steps))})
+        ORDER BY run, step, validate, total_us DESC, tool
         """
     )
 
@@ -45,26 +54,17 @@ def tool_latencies(
     selection = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(
         f"""
-        WITH calls AS (
-            SELECT *, coalesce(tool, '(no name)') AS tool_name FROM tool_calls
-            WHERE duration_us IS NOT NULL AND {selection}
-        ), wholes AS (
+        WITH wholes AS (
             SELECT run, sum(duration_us) AS requests_us FROM requests
             WHERE {selection} GROUP BY run
         ), errors AS (
             SELECT run, tool_name, string_agg(what || ' ' || times, ', '
                 ORDER BY times DESC, what) AS errors
             FROM (
-                SELECT run, tool_name, coalesce(error, status) AS what, count(*) AS times
-                FROM calls WHERE status IS NOT NULL GROUP BY ALL
+                SELECT run, coalesce(tool, '(no name)') AS tool_name,
+                    coalesce(error, status) AS what, count(*) AS times
+                FROM tool_calls WHERE status IS NOT NULL AND {selection} GROUP BY ALL
             ) GROUP BY run, tool_name
-        ), summed AS (
-            SELECT run, tool_name, count(*) AS calls, count(*) FILTER (status IS NOT NULL) AS failed,
-                sum(duration_us) AS total_us, avg(duration_us) AS mean_us,
-                {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
-                arg_max({{'step': step, 'request_id': request_id}},
-                    (duration_us, -begin_us, request_id)) AS slowest
-            FROM calls GROUP BY run, tool_name
         )
         SELECT s.run, s.tool_name AS tool, calls, failed, failed / calls AS failed_share, e.errors,
             total_us / 1e6 AS total_s,
@@ -73,7 +73,7 @@ def tool_latencies(
             q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s, q[4] / 1e6 AS p99_s,
             max_us / 1e6 AS max_s, slowest.step AS slowest_step,
             slowest.request_id AS slowest_request_id
-        FROM summed AS s
+        FROM ({_summed("run", selection)}) AS s
         LEFT JOIN errors AS e ON e.run = s.run AND e.tool_name = s.tool_name
         LEFT JOIN wholes AS w ON w.run = s.run
         ORDER BY s.run, total_us DESC, tool

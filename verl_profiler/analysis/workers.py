@@ -1,4 +1,9 @@
-"""Which process was slowest at what, and who waited for whom."""
+"""Which process was slowest at what, and who waited for whom.
+
+Ranks wait for each other at each piece of work: the k-th of one is compared with the k-th of the
+others, and only then is anything added up.  Where ranks have unequal numbers of pieces, their sums are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,89 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["rank_balance", "rollout_balance", "worker_balance", "worker_phases"]
+
+
+def _rollouts(steps: Steps) -> str:
+    """Return the SQL of each agent-loop worker's rollout: first request of the step to its own last."""
+    return f"""
+        SELECT r.run, r.step, r.name, count(*) AS requests,
+            max(r.end_us) - any_value(f.first_us) AS duration_us, avg(r.duration_us) AS mean_us
+        FROM requests AS r JOIN (
+            SELECT run, step, min(begin_us) AS first_us FROM requests
+            WHERE NOT validate AND {in_steps(steps)} GROUP BY run, step
+        ) AS f USING (run, step)
+        WHERE r.finished AND NOT r.validate GROUP BY r.run, r.step, r.name
+    """
+
+
+def _pieces(spans: str) -> str:
+    """Return the SQL of pieces of work: `spans`, with the event as phase and each one's place."""
+    return f"""
+        SELECT run, step, role, name, event AS phase, CASE WHEN paired THEN number ELSE 1 END AS place,
+            sum(duration_us) AS duration_us
+        FROM (
+            SELECT *, min(own) OVER (PARTITION BY run, step, role, event)
+                = max(own) OVER (PARTITION BY run, step, role, event) AS paired
+            FROM (
+                SELECT *, row_number() OVER (
+                        PARTITION BY run, step, role, event, name ORDER BY begin_us, end_us) AS number,
+                    count(*) OVER (PARTITION BY run, step, role, event, name) AS own
+                FROM ({spans})
+            )
+        ) GROUP BY ALL
+    """
+
+
+def _balance(pieces: str) -> str:
+    """Return the SQL of the columns of `worker_balance` by run, step, role and phase."""
+    return f"""
+        WITH pieces AS ({pieces}), places AS (
+            SELECT run, step, role, phase, place, count(*) AS processes,
+                max(duration_us) AS most_us, median(duration_us) AS median_us,
+                min(duration_us) AS least_us, sum(duration_us) AS all_us
+            FROM pieces GROUP BY ALL
+        ), late AS (
+            SELECT run, step, role, phase, name, sum(duration_us - median_us) AS late_us
+            FROM pieces JOIN places USING (run, step, role, phase, place) GROUP BY ALL
+        ), slowest AS (
+            SELECT run, step, role, phase, arg_min(name, (-late_us, name)) AS slowest
+            FROM late GROUP BY ALL
+        )
+        SELECT run, step, role, phase, max(processes) AS processes,
+            any_value(slowest) AS slowest, sum(most_us) / 1e6 AS slowest_s,
+            sum(median_us) / 1e6 AS median_s, sum(least_us) / 1e6 AS fastest_s,
+            sum(processes * most_us - all_us) / 1e6 AS waited_s,
+            1 - sum(all_us) / nullif(sum(processes * most_us), 0) AS waited_share
+        FROM places JOIN slowest USING (run, step, role, phase)
+        GROUP BY run, step, role, phase
+    """
+
+
+def _phases(steps: Steps) -> str:
+    """Return the SQL of the pieces of phases that several processes share, each with its process.
+
+    Of the ranks, only intervals that no other interval of the same process contains count.  The
+    files of the original logger have phases of each rollout worker instead of its rollout.
+    """
+    tops = f"""
+        SELECT run, step, role, name, event, begin_us, end_us, duration_us FROM rank_spans
+        WHERE {in_steps(steps)}
+        QUALIFY coalesce(max(end_us) OVER (
+            PARTITION BY run, step, name ORDER BY begin_us, end_us DESC, event
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) <= begin_us
+    """
+    return f"""
+        WITH originals AS (
+            SELECT p.run, p.step, o.role, p.name, p.phase, 1 AS place,
+                sum(p.duration_us) AS duration_us
+            FROM phases AS p JOIN processes AS o USING (run, name)
+            WHERE o.role = 'agent_loop' AND p.parent = 'gen' AND {in_steps(steps, "p.step")}
+            GROUP BY p.run, p.step, o.role, p.name, p.phase
+        )
+        SELECT run, step, 'agent_loop' AS role, name, 'rollout' AS phase, 1 AS place, duration_us
+        FROM ({_rollouts(steps)}) WHERE (run, step) NOT IN (SELECT (run, step) FROM originals)
+        UNION ALL FROM ({_pieces(tops)}) UNION ALL FROM originals
+    """
 
 
 def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
@@ -18,18 +106,9 @@ def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        WITH firsts AS (
-            SELECT run, step, min(begin_us) AS first_us FROM requests
-            WHERE NOT validate AND {in_steps(steps)} GROUP BY run, step
-        ), workers AS (
-            SELECT r.run, r.step, r.name, count(*) AS requests,
-                max(r.end_us) - any_value(f.first_us) AS busy_us, avg(r.duration_us) AS mean_us
-            FROM requests AS r JOIN firsts AS f USING (run, step)
-            WHERE r.finished AND NOT r.validate GROUP BY r.run, r.step, r.name
-        )
-        SELECT run, step, name, requests, busy_us / 1e6 AS busy_s, mean_us / 1e6 AS mean_s,
-            (busy_us - median(busy_us) OVER (PARTITION BY run, step)) / 1e6 AS behind_s
-        FROM workers ORDER BY run, step, busy_us DESC, name
+        SELECT run, step, name, requests, duration_us / 1e6 AS busy_s, mean_us / 1e6 AS mean_s,
+            (duration_us - median(duration_us) OVER (PARTITION BY run, step)) / 1e6 AS behind_s
+        FROM ({_rollouts(steps)}) ORDER BY run, step, duration_us DESC, name
         """
     )
 
@@ -37,123 +116,17 @@ def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
 def rank_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the ranks at each piece of work of the trainer workers and of the weight sync.
 
-    Ranks wait for each other at each piece: the k-th of one is compared with the k-th of the others,
-    and only then is anything added up.  Where ranks have unequal numbers of pieces, their sums are
-    compared.
-
     Returns:
         One row per run, step, role and event, most time first: ranks, slowest (the process that the
         others wait for most), slowest_s, median_s, fastest_s (sums over the pieces), waste_s (what all
         ranks together wait for the slowest, if they wait).
     """
+    pieces = _pieces(f"SELECT * FROM rank_spans WHERE {in_steps(steps)}")
     return tables.rows(
         f"""
-        WITH numbered AS (
-            SELECT run, step, role, event, name, duration_us, row_number() OVER (
-                    PARTITION BY run, step, role, event, name ORDER BY begin_us, end_us) AS number,
-                count(*) OVER (PARTITION BY run, step, role, event, name) AS own
-            FROM rank_spans WHERE {in_steps(steps)}
-        ), alike AS (
-            SELECT run, step, role, event, min(own) = max(own) AS paired FROM numbered GROUP BY ALL
-        ), pieces AS (
-            SELECT run, step, role, event, name, CASE WHEN paired THEN number ELSE 1 END AS place,
-                sum(duration_us) AS duration_us
-            FROM numbered JOIN alike USING (run, step, role, event) GROUP BY ALL
-        ), places AS (
-            SELECT run, step, role, event, place, count(*) AS ranks, max(duration_us) AS most_us,
-                median(duration_us) AS median_us, min(duration_us) AS least_us,
-                count(*) * max(duration_us) - sum(duration_us) AS waste_us
-            FROM pieces GROUP BY ALL
-        ), late AS (
-            SELECT run, step, role, event, name, sum(duration_us - median_us) AS late_us
-            FROM pieces JOIN places USING (run, step, role, event, place) GROUP BY ALL
-        ), slowest AS (
-            SELECT run, step, role, event, arg_max(name, (late_us, name)) AS slowest
-            FROM late GROUP BY ALL
-        )
-        SELECT run, step, role, event, max(ranks) AS ranks, any_value(slowest) AS slowest,
-            sum(most_us) / 1e6 AS slowest_s, sum(median_us) / 1e6 AS median_s,
-            sum(least_us) / 1e6 AS fastest_s, sum(waste_us) / 1e6 AS waste_s
-        FROM places JOIN slowest USING (run, step, role, event)
-        GROUP BY run, step, role, event ORDER BY run, step, slowest_s DESC, role, event
-        """
-    )
-
-
-def _spans(steps: Steps) -> str:
-    """Return the spans of phases that several processes share, each with its process.
-
-    Ranks wait for each other at each piece of work: the k-th of a phase has the place k,
-    unless ranks have unequal numbers of them.
-    An agent-loop worker's rollout lasts from the step's first request to its own last.  Of the
-    ranks, only intervals that no other interval of the same process contains count.  The files of
-    the original logger have phases of each rollout worker instead.
-    """
-    return f"""
-    WITH firsts AS (
-        SELECT run, step, min(begin_us) AS first_us FROM requests
-        WHERE NOT validate AND {in_steps(steps)} GROUP BY run, step
-    ), rollouts AS (
-        SELECT r.run, r.step, 'agent_loop' AS role, r.name, 'rollout' AS phase, 1 AS place,
-            max(r.end_us) - any_value(f.first_us) AS duration_us
-        FROM requests AS r JOIN firsts AS f USING (run, step)
-        WHERE r.finished AND NOT r.validate GROUP BY r.run, r.step, r.name
-    ), tops AS (
-        SELECT run, step, role, name, event, begin_us, end_us, duration_us FROM rank_spans
-        WHERE {in_steps(steps)}
-        QUALIFY coalesce(max(end_us) OVER (
-            PARTITION BY run, step, name ORDER BY begin_us, end_us DESC, event
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) <= begin_us
-    ), numbered AS (
-        SELECT *, row_number() OVER (
-                PARTITION BY run, step, role, name, event ORDER BY begin_us, end_us) AS number,
-            count(*) OVER (PARTITION BY run, step, role, name, event) AS own
-        FROM tops
-    ), alike AS (
-        SELECT run, step, role, event, min(own) = max(own) AS paired FROM numbered GROUP BY ALL
-    ), ranks AS (
-        SELECT run, step, role, name, event AS phase, CASE WHEN paired THEN number ELSE 1 END AS place,
-            sum(duration_us) AS duration_us
-        FROM numbered JOIN alike USING (run, step, role, event) GROUP BY ALL
-    ), originals AS (
-        SELECT p.run, p.step, o.role, p.name, p.phase, 1 AS place,
-            sum(p.duration_us) AS duration_us
-        FROM phases AS p JOIN processes AS o USING (run, name)
-        WHERE o.role = 'agent_loop' AND p.parent = 'gen' AND {in_steps(steps, "p.step")}
-        GROUP BY p.run, p.step, o.role, p.name, p.phase
-    ), spans AS (
-        SELECT * FROM rollouts
-        WHERE (run, step) NOT IN (SELECT (run, step) FROM originals)
-        UNION ALL SELECT * FROM ranks UNION ALL SELECT * FROM originals
-    )
-    """
-
-
-def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
-    """List what each process spent on each phase that it shares with others.
-
-    Returns:
-        One row per run, step, role, process and phase: name, phase, duration_s, waited_s (how much
-        less than the slowest process of that role, piece by piece: what it waits if the next piece needs
-        all), slowest (True for the process that waits least, one per phase).  The phase of agent-loop workers is `rollout`,
-        from the step's first request to the worker's last end.
-    """
-    return tables.rows(
-        f"""
-        {_spans(steps)}, waited AS (
-            SELECT *, max(duration_us) OVER (PARTITION BY run, step, role, phase, place)
-                - duration_us AS waited_us
-            FROM spans
-        ), summed AS (
-            SELECT run, step, role, name, phase, sum(duration_us) AS duration_us,
-                sum(waited_us) AS waited_us
-            FROM waited GROUP BY ALL
-        )
-        SELECT run, step, role, name, phase, duration_us / 1e6 AS duration_s,
-            waited_us / 1e6 AS waited_s,
-            row_number() OVER (PARTITION BY run, step, role, phase
-                ORDER BY waited_us, duration_us DESC, name) = 1 AS slowest
-        FROM summed ORDER BY run, step, role, name, duration_us DESC, phase
+        SELECT run, step, role, phase AS event, processes AS ranks, slowest, slowest_s, median_s,
+            fastest_s, waited_s AS waste_s
+        FROM ({_balance(pieces)}) ORDER BY run, step, slowest_s DESC, role, event
         """
     )
 
@@ -167,25 +140,33 @@ def worker_balance(tables: Tables, steps: Steps = None) -> Rows:
         waited_share (of the time of all processes until the slowest was done).
     """
     return tables.rows(
+        f"FROM ({_balance(_phases(steps))}) ORDER BY run, step, waited_s DESC, role, phase"
+    )
+
+
+def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
+    """List what each process spent on each phase that it shares with others.
+
+    Returns:
+        One row per run, step, role, process and phase: name, phase, duration_s, waited_s (how much
+        less than the slowest process of that role, piece by piece: what it waits if the next piece
+        needs all), slowest (True for the process that waits least, one per phase).  The phase of
+        agent-loop workers is `rollout`, from the step's first request to the worker's last end.
+    """
+    return tables.rows(
         f"""
-        {_spans(steps)}, places AS (
-            SELECT run, step, role, phase, place, count(*) AS processes,
-                max(duration_us) AS most_us, median(duration_us) AS median_us,
-                min(duration_us) AS least_us, sum(duration_us) AS all_us
-            FROM spans GROUP BY ALL
-        ), late AS (
-            SELECT run, step, role, phase, name, sum(duration_us - median_us) AS late_us
-            FROM spans JOIN places USING (run, step, role, phase, place) GROUP BY ALL
-        ), slowest AS (
-            SELECT run, step, role, phase, arg_min(name, (-late_us, name)) AS slowest
-            FROM late GROUP BY ALL
+        WITH summed AS (
+            SELECT run, step, role, name, phase, sum(duration_us) AS duration_us,
+                sum(most_us - duration_us) AS waited_us
+            FROM (
+                SELECT *, max(duration_us) OVER (PARTITION BY run, step, role, phase, place) AS most_us
+                FROM ({_phases(steps)})
+            ) GROUP BY ALL
         )
-        SELECT run, step, role, phase, max(processes) AS processes,
-            any_value(slowest) AS slowest, sum(most_us) / 1e6 AS slowest_s,
-            sum(median_us) / 1e6 AS median_s, sum(least_us) / 1e6 AS fastest_s,
-            sum(processes * most_us - all_us) / 1e6 AS waited_s,
-            1 - sum(all_us) / nullif(sum(processes * most_us), 0) AS waited_share
-        FROM places JOIN slowest USING (run, step, role, phase)
-        GROUP BY run, step, role, phase ORDER BY run, step, waited_s DESC, role, phase
+        SELECT run, step, role, name, phase, duration_us / 1e6 AS duration_s,
+            waited_us / 1e6 AS waited_s,
+            row_number() OVER (PARTITION BY run, step, role, phase
+                ORDER BY waited_us, duration_us DESC, name) = 1 AS slowest
+        FROM summed ORDER BY run, step, role, name, duration_us DESC, phase
         """
     )
