@@ -69,7 +69,11 @@ def engine_times(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
-    """Compare the replicas: as `engine_times`, for training, by `server`, most time first."""
+    """Compare the replicas in training.
+
+    Returns:
+        One row per run, step and server, most time first, with the columns of `engine_times`.
+    """
     calls = _calls("run, step, place", f"NOT validate AND {in_steps(steps)}")
     return tables.rows(
         f"SELECT run, step, nullif(place, '(not recorded)') AS server, {_PARTS} FROM {calls} "

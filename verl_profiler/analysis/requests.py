@@ -127,8 +127,8 @@ def slowest_requests(
 
     Returns:
         One row per request, slowest first within its step: run, step, name, request_id, sample,
-        session, status, turns, duration_s, one `<part>_s` per part (None where not recorded),
-        other_s, longest (`engine` or the tool's name), longest_turn, longest_s.
+        session, status, turns, duration_s, its parts (prompt_build_s, engine_s, tool_parsing_s,
+        tool_s, token_merge_s, postprocess_s, reward_s: None where not recorded), other_s, longest (`engine` or the tool's name), longest_turn, longest_s.
     """
     listed = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
     return tables.rows(
@@ -256,8 +256,9 @@ def request_breakdown(
         One row per request, slowest first, unfinished ones last: run, step, name, validate,
         request_id, sample, session, agent, status, error, finished, turns, tool_calls,
         prompt_tokens, response_tokens, generated_tokens, tool_tokens, reward, begin_us, duration_s
-        (None when unfinished), seen_s (from begin to the last event); then `<part>_s` for every part of a request, other_s and
-        overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
+        (None when unfinished), seen_s (from begin to the last event); then its parts
+        (prompt_build_s, engine_s, tool_parsing_s, tool_s, token_merge_s, postprocess_s, reward_s),
+        other_s and overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
         prefill_s, decode_s and outside_s, which add up to engine_s and are None unless the engine
         reported them for every call; then stalled_s (how long its worker's event loop was seen to
         stall meanwhile, in whatever parts).

@@ -190,7 +190,7 @@ def tq_throughput(tables: Tables, steps: Steps = None, *, function: str | None =
         One row per run and event (`tq_get`, `tq_put`) with caller None, and one per caller (function
         where it is known, else role), most time first: traced, calls, size_bytes, mean_bytes, total_s,
         p50_s (of the calls), mib_per_s (all bytes over all time), speed (its class), p5_mib_per_s, p50_mib_per_s,
-        variation (of the rates), and the shares of the calls that are good_, fair_ and poor_share.
+        variation (of the rates), and the shares of the calls in each class: good_share, fair_share and poor_share.
     """
     return tables.rows(
         f"""

@@ -23,7 +23,7 @@ def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = N
         One row per finding, most important first (of high overheads, the one that takes most time):
         run, finding (`overhead`, `unstable`,
         `low_throughput`, `small_transfers`, `failed`), func or event, value, threshold, and the numbers
-        that it rests on.
+        that it rests on, of `tq_functions`, `tq_steps` and `tq_throughput`.
     """
     functions = tq_functions(tables, steps, function=function)
     rates = tq_throughput(tables, steps, function=function)

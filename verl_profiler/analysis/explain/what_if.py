@@ -347,7 +347,7 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        error_s (standard error of the model in it),
+        earlier_s (how much earlier the rollout ends), error_s (standard error of the model in it),
         least_s and most_s (what is saved over many steps if more calls at once than were seen get no more
         tokens per second, or do not slow each other down; the same where no more run), residual_s and
         residual_share (unchanged minus measured; None for the others), tokens_share

@@ -1,0 +1,217 @@
+"""What `--json` of each command prints: the source of docs/json.md and of JSON Schemas.
+
+python -m verl_profiler.cli.json_format > docs/json.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["FORMATS", "page", "schema", "table_docs"]
+
+# The `format` of those that have changed.
+_VERSIONS = {"diff": 2}
+
+_RUNS = ("strings", "Labels of the runs.")
+_PROBLEMS = ("strings", "Data-quality warnings: what makes the numbers less than the truth.")
+_FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
+_TABLES = ("tables", "Rows by table: see Tables below.")
+
+# By command (the part before ":"): what each key holds, and one sentence.  Keys that end in ? may be absent.
+FORMATS: dict[str, dict[str, tuple[str, str]]] = {
+    "summary": {
+        "runs": _RUNS,
+        "events": ("integer", "Events read."),
+        "recorded": ("strings", "Names of the events that occur."),
+        "findings": _FINDINGS,
+        "tables": _TABLES,
+        "problems": _PROBLEMS,
+    },
+    "why": {
+        "runs": _RUNS,
+        "findings": _FINDINGS,
+        "tables": _TABLES,
+        "problems": _PROBLEMS,
+    },
+    "requests": {
+        "runs": _RUNS,
+        "finished": ("integer", "Finished requests of the selection."),
+        "unfinished": ("integer", "Requests of the selection that have no end."),
+        "requests": ("rows", "The slowest requests, slowest first: table `request_breakdown`."),
+    },
+    "requests --request": {
+        "request": ("object", "The request: a row of `request_breakdown`."),
+        "timeline": ("rows", "Everything that happened in it: table `request_timeline`."),
+    },
+    "plot": {
+        "runs": _RUNS,
+        "steps": ("range or null", "First and last step; null for all."),
+        "worker": ("integer or null", "The agent-loop worker's rank; null for all."),
+        "validate": ("boolean", "Whether validation is shown instead of training."),
+        "plots": ("object", "By plot, its data tables: rows by table."),
+        "problems": _PROBLEMS,
+    },
+    "diff": {
+        "runs": (
+            "rows",
+            "The two sides, A first: name, steps (how many), warm_up (steps left out).",
+        ),
+        "workload": ("strings", "Metrics of the work itself that changed, such as `requests`."),
+        "configuration": ("rows", "Settings that differ."),
+        "only_in_one": ("rows", "Metrics that only one side has."),
+        "left_out": (
+            "integer",
+            "Metrics that are not compared, because a side has too few values.",
+        ),
+        "metrics": ("rows", "Each metric with its difference, interval and p: docs/diff.md."),
+        "conditions": ("rows", "The conditions of --fail-if and whether they hold."),
+    },
+    "verify": {
+        "finding": ("string", "The finding's name."),
+        "culprit_text": ("string or null", "Who or what it blamed before the change."),
+        "verdict": ("string", "`kept` or `not kept`."),
+        "reason": ("string", "Why."),
+        "predicted_s": ("number or null", "Predicted gain, seconds per step."),
+        "low_s": ("number or null", "Lower end of its interval."),
+        "high_s": ("number or null", "Upper end of its interval."),
+        "measured_s": ("number", "Measured gain, seconds per step."),
+        "measured_low_s": ("number or null", "Lower end of its interval."),
+        "measured_high_s": ("number or null", "Upper end of its interval."),
+        "miss_s": ("number or null", "Measured minus predicted."),
+        "remaining_s": (
+            "number or null",
+            "What the finding still costs afterwards; null if it is gone.",
+        ),
+        "before_s": ("number", "Mean step before."),
+        "after_s": ("number", "Mean step after."),
+        "steps_before": ("integer", "Steps compared before."),
+        "steps_after": ("integer", "Steps compared after."),
+        "work_changes": ("object", "Changes of the work per step by metric, as shares."),
+    },
+    "timing": {
+        "runs": (
+            "rows",
+            "One per training in the logs: label, log, launches_begin, metrics, and its tables.",
+        ),
+        "logged_and_recorded?": ("rows", "With --run: each timer beside the span recorded of it."),
+        "problems": _PROBLEMS,
+    },
+    "tq": {"runs": _RUNS, "tables": _TABLES, "problems": _PROBLEMS},
+    "memory": {
+        "runs": _RUNS,
+        "findings": ("rows", "What the memory saver did and did not do: docs/memory-saver.md."),
+        "tables": _TABLES,
+        "problems": _PROBLEMS,
+    },
+}
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "string": {"type": "string"},
+    "string or null": {"type": ["string", "null"]},
+    "integer": {"type": "integer"},
+    "integer or null": {"type": ["integer", "null"]},
+    "number": {"type": "number"},
+    "number or null": {"type": ["number", "null"]},
+    "boolean": {"type": "boolean"},
+    "object": {"type": "object"},
+    "strings": {"type": "array", "items": {"type": "string"}},
+    "rows": {"type": "array", "items": {"type": "object"}},
+    "tables": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": {"type": "object"}},
+    },
+    "range or null": {
+        "type": ["array", "null"],
+        "items": {"type": "integer"},
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
+
+_HEAD = """# JSON output
+
+`--json` prints one JSON object of ASCII letters on stdout; messages go to stderr.
+This page is generated from the code: `python -m verl_profiler.cli.json_format > docs/json.md`.
+
+- `format` is 1, of `diff` 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
+- Units are in the names: `_s` seconds, `_us` microseconds since 1970 or of a duration, `_bytes`, `_share` and `share` from 0 to 1, `_per_s` per second. `begin_us` and `end_us` are times of day, corrected between hosts.
+- `null`: not recorded, not known, or too few values for a quantile ([metrics](metrics.md)).
+- Rows of per-step tables have `run` and `step`; `validate` is true for validation.
+- Exit status: 0 done, 1 nothing to report (or a condition of `diff --fail-if` holds, or `verify` found no gain), 2 the command cannot be carried out as given, 3 an error in verl-profiler.
+- `check --json` and `collect --json` print a list of rows.
+
+`python -c "from verl_profiler.cli.json_format import schema; print(schema('summary'))"` gives the JSON Schema (2020-12) of a command.
+"""
+
+
+def schema(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of a command's output.
+
+    Args:
+        command: A key of `FORMATS`.
+
+    Raises:
+        KeyError: There is no such command.
+    """
+    keys = FORMATS[command]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"verl-profiler {command} --json",
+        "type": "object",
+        "required": ["format", *(name for name in keys if not name.endswith("?"))],
+        "properties": {
+            "format": {"const": _VERSIONS.get(command, 1)},
+            **{
+                name.rstrip("?"): {**_TYPES[kind], "description": text}
+                for name, (kind, text) in keys.items()
+            },
+        },
+        "additionalProperties": False,
+    }
+
+
+def table_docs() -> dict[str, tuple[str, str]]:
+    """Return by table what it answers, and what a row is with its columns; from the analyses' docstrings."""
+    from verl_profiler.analysis import ANALYSES, overview, tools
+    from verl_profiler.analysis.requests import request_timeline
+
+    functions: list[Callable[..., Any]] = [
+        *ANALYSES.values(),
+        overview.phase_totals,
+        overview.request_totals,
+        overview.own_spans,
+        tools.tool_latencies,
+        request_timeline,
+    ]
+    return {function.__name__: _described(function) for function in functions}
+
+
+def _described(function: Callable[..., Any]) -> tuple[str, str]:
+    text = inspect.getdoc(function) or ""
+    returns = re.search(r"Returns:\n(.*?)(?:\n\S|\Z)", text, re.DOTALL)
+    rows = " ".join(textwrap.dedent(returns[1]).split()) if returns else ""
+    return text.split("\n\n")[0].replace("\n", " "), rows
+
+
+def page() -> str:
+    """Return docs/json.md."""
+    blocks = [_HEAD]
+    for command, keys in FORMATS.items():
+        lines = [f"## {command}", "", "| key | type | |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{name.rstrip('?')}` | {kind}{', or absent' if name.endswith('?') else ''} | {text} |"
+            for name, (kind, text) in keys.items()
+        ]
+        blocks.append("\n".join(lines))
+    blocks.append("## Tables\n\nThe same rows as `verl_profiler.analysis` returns in Python.")
+    for name, (about, rows) in sorted(table_docs().items()):
+        blocks.append(f"### {name}\n\n{about}\n\n{rows}".rstrip())
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
