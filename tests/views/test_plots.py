@@ -39,7 +39,7 @@ def runs():
 
 def sheets_of(run, name, **chosen):
     choice = Choice(run=run.labels[0], **chosen)
-    return VIEWS[name].tables(run.tables, choice), choice
+    return VIEWS[name].analysis(run.tables, choice), choice
 
 
 # Plots that only some runs have data for.
@@ -153,7 +153,7 @@ def test_values_begin_at_zero(name, runs):
 def test_no_rows_are_no_chart(name):
     """An empty chart would look like an answer; the message says why there is none."""
     choice = Choice(run="empty", steps=(3, 4), validate=True)
-    sheets = VIEWS[name].tables(Tables.of({}), choice)
+    sheets = VIEWS[name].analysis(Tables.of({}), choice)
 
     with pytest.raises(NothingToDraw, match="empty, steps 3 to 4, validation: no "):
         VIEWS[name].figure(sheets, choice)
@@ -227,7 +227,7 @@ def test_hostile_names_are_only_text(tmp_path):
     choice = Choice(run=HOSTILE)
     plot = VIEWS["tool_latencies"]
 
-    figure = plot.figure(plot.tables(tables, choice), choice)
+    figure = plot.figure(plot.analysis(tables, choice), choice)
     save(figure, tmp_path / "tools.svg", "svg")
 
     svg = (tmp_path / "tools.svg").read_text(encoding="utf-8")
@@ -272,7 +272,7 @@ def test_merged_points_are_said_on_the_figure():
             }
         )
         choice = Choice(run="r")
-        figure = plot.figure(plot.tables(tables, choice), choice)
+        figure = plot.figure(plot.analysis(tables, choice), choice)
         return " ".join(text.get_text() for text in figure.texts)
 
     assert "of its 3,000 requests" in notes(3000)

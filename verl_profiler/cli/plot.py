@@ -218,7 +218,7 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
     _refuse_overwriting(paths.values(), force=args.force)
     written = 0
     for name, plot in chosen.items():
-        sheets = plot.tables(opened.tables, next(iter(choices.values())))
+        sheets = plot.analysis(opened.tables, next(iter(choices.values())))
         for label, choice in choices.items():
             try:
                 figure = plot.figure(_of_run(sheets, label), choice)
@@ -284,7 +284,7 @@ def _refuse_overwriting(paths: Any, *, force: bool) -> None:
 
 def _numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> dict[str, Any]:
     choice = next(iter(_choices(opened, args).values()))
-    return {name: plot.tables(opened.tables, choice) for name, plot in chosen.items()}
+    return {name: plot.analysis(opened.tables, choice) for name, plot in chosen.items()}
 
 
 def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, View]) -> bool:

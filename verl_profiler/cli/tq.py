@@ -188,7 +188,7 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
             choice = Choice(run=label, steps=args.steps)
             sheets = {
                 table: [row for row in rows if row["run"] == label]
-                for table, rows in plot.tables(source.tables, choice).items()
+                for table, rows in plot.analysis(source.tables, choice).items()
             }
             path = args.plot / f"{f'{label}-' if several else ''}{name}.png"
             refuse_overwriting(path, force=args.force)

@@ -11,6 +11,7 @@ from verl_profiler.render.visible import visible
 
 __all__ = [
     "align",
+    "counted",
     "of_which",
     "quantile_texts",
     "seconds",
@@ -161,11 +162,11 @@ def step_blocks(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
 def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
     steps = [row for row in tables["step_times"] if row["finished"]]
     requests = sum(row["requests"] for row in tables["step_times"])
-    parts = [f"{_count(len(steps), 'finished step')}, {_count(requests, 'request')}"]
+    parts = [f"{counted(len(steps), 'finished step')}, {counted(requests, 'request')}"]
     if steps:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
-    parts.append(_count(about["events"], "event"))
+    parts.append(counted(about["events"], "event"))
     return visible(f"{', '.join(about['runs'])}: {'; '.join(parts)}.")
 
 
@@ -282,15 +283,15 @@ def _request_lines(
         missing = "none in this step" if "request" in about["recorded"] else "not recorded"
         return [_fact("requests", missing)]
     time = times[0]
-    counted = _count(time["requests"], "request")
+    count = counted(time["requests"], "request")
     if time["unfinished"]:
-        counted += f" ({time['unfinished']} without an end)"
+        count += f" ({time['unfinished']} without an end)"
     if time["failed"]:
-        counted += f" ({time['failed']} failed)"
+        count += f" ({time['failed']} failed)"
     result = []
     if time["p50_s"] is not None:
-        counted += f"  {_quantiles(time, 'p50', 'p95', 'p99', 'max')}"
-    result.append(_fact("requests", counted))
+        count += f"  {_quantiles(time, 'p50', 'p95', 'p99', 'max')}"
+    result.append(_fact("requests", count))
     if time["mean_turns"] is not None:
         tokens = ""
         if time["generated_tokens"] is not None:
@@ -329,7 +330,7 @@ def _request_lines(
                 key=lambda key: -request[key],
             )[:4]
         ]
-        where = f"{request['name']}, {_count(request['turns'] or 0, 'turn')}"
+        where = f"{request['name']}, {counted(request['turns'] or 0, 'turn')}"
         result.append(_fact("slowest", f"{_slowest(request)} ({where}: {', '.join(pieces)})"))
     return result
 
@@ -353,7 +354,7 @@ def _engine_lines(
     if not times:
         return [] if "engine_call" in about["recorded"] else [_fact("engine", "not recorded")]
     engine = times[0]
-    text = f"{_count(engine['calls'], 'call')}  {_quantiles(engine, 'p50', 'p95', 'max')}"
+    text = f"{counted(engine['calls'], 'call')}  {_quantiles(engine, 'p50', 'p95', 'max')}"
     if engine["engine_tokens_per_s"] is not None:
         text += f"; {engine['engine_tokens_per_s']:,.0f} engine tokens/s"
     result = [_fact("engine", text)]
@@ -385,7 +386,7 @@ def _tool_lines(
     for position, tool in enumerate(tools[:5]):
         failed = f", {tool['failed']} failed" if tool["failed"] else ""
         text = (
-            f"{tool['tool']}: {_count(tool['calls'], 'call')}{failed}, {seconds(tool['total_s'])} "
+            f"{tool['tool']}: {counted(tool['calls'], 'call')}{failed}, {seconds(tool['total_s'])} "
             f"in all, {_quantiles(tool, 'p50', 'p95', 'max')}"
         )
         lines.append(_fact("" if position else "tools", text))
@@ -455,7 +456,7 @@ def _other_lines(
         slow = max(transfers, key=lambda each: each["max_s"] or 0)
         calls = sum(each["calls"] for each in transfers)
         text = (
-            f"{_count(calls, 'call')}, {size(moved)}, {seconds(spent)} in all callers together; "
+            f"{counted(calls, 'call')}, {size(moved)}, {seconds(spent)} in all callers together; "
             f"longest {slow['event']} in {slow['role']} {seconds(slow['max_s'])}"
         )
         result.append(_fact("TransferQueue", text))
@@ -463,12 +464,12 @@ def _other_lines(
     if lags:
         worst = max(lags, key=lag_weight)
         text = (
-            f"{worst['name']} stalled {_count(worst['lags'], 'time')}, "
+            f"{worst['name']} stalled {counted(worst['lags'], 'time')}, "
             f"longest {seconds(worst['max_s'])}"
         )
         others = len({each["name"] for each in lags}) - 1
         if others > 0:
-            text += f", and {_count(others, 'other process', 'other processes')}"
+            text += f", and {counted(others, 'other process', 'other processes')}"
         result.append(_fact("event loop", text))
     for position, peak in enumerate(_of(tables["memory_peaks"], row)):
         used = peak["used_bytes"] or peak["reserved_bytes"] or peak["allocated_bytes"]
@@ -545,5 +546,6 @@ def _short(request_id: str | None) -> str:
     return "(no id)" if request_id is None else request_id[:8]
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Write a number of things: `1 call`, `2,300 calls`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.ticker import FuncFormatter
-
 from verl_profiler.analysis.logged_timers import (
     generation_times,
     logged_phases,
@@ -18,18 +16,9 @@ from verl_profiler.analysis.logged_timers import (
 )
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.render.axes import end_labels, legend, stack, step_axis, time_unit, value_axis
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
-from verl_profiler.render.figure import (
-    end_labels,
-    legend,
-    plain,
-    settings,
-    sheet,
-    stack,
-    step_axis,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.figure import plain, settings, sheet
 from verl_profiler.render.text import seconds, share
 from verl_profiler.views.view import NothingToDraw, Sheets, known
 
@@ -403,7 +392,7 @@ def _finish(
     if log:
         axes.set_yscale("log")
         axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         value_axis(axes, label)
     _mark(axes, steps, named=named)

@@ -14,7 +14,17 @@ from verl_profiler.reading.tables.tables import Tables
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Choice", "NothingToDraw", "Sheets", "View", "asking", "column", "known", "marks"]
+__all__ = [
+    "Choice",
+    "NothingToDraw",
+    "Section",
+    "Sheets",
+    "View",
+    "asking",
+    "column",
+    "known",
+    "marks",
+]
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 Sheets = Mapping[str, Rows]
@@ -60,22 +70,58 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class View:
-    """A figure: the tables that it shows, and how it draws them.
+class Section:
+    """A section of the report page.
 
     Args:
-        question: What it answers, in one sentence.
-        tables: Gives the rows by table name; the table named like the plot comes first.
-        draw: Draws those rows, of one run, and computes nothing that they lack.
-        empty: Why there may be nothing to draw, and what to do about it.
-        takes: Which of `worker`, `validate`, `percentiles` and `count` it heeds.
+        name: Of the page's element, for links.
+        title: Its heading.
+        conclude: What to conclude from it, for the docs; Markdown.
+        link: A shorter title for the list of sections.
     """
 
+    name: str
+    title: str
+    conclude: str
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """A question to a run: the rows that answer it, and how every output shows them.
+
+    `plot --list`, the plot, its tables as JSON or CSV, the sections of the report page and
+    docs/reports.md are made of views.
+
+    Args:
+        name: Of the view, and of its own table.
+        question: One sentence with a question mark.
+        analysis: Gives the rows by table name; the view's own table comes first.
+        columns: What a column of its own table holds, one sentence with the unit, where
+            `columns.COMMON` lacks it.
+        draw: Draws the rows of one run, and computes nothing that they lack.
+        empty: Why there may be no rows, and what to do about it.
+        section: The section of the report page with these numbers: the name of one that
+            `sections.SECTIONS` has, or a new one, which shows the table.
+        shows: How to read the plot; Markdown.
+        conclude: What to conclude from it, a list; Markdown.
+        limits: What it cannot show, and where the numbers come from; Markdown.
+        takes: Which of `worker`, `validate`, `percentiles` and `count` it honors.
+        example: Options of the example command.
+    """
+
+    name: str
     question: str
-    tables: Callable[[Tables, Choice], dict[str, Rows]]
+    analysis: Callable[[Tables, Choice], dict[str, Rows]]
+    columns: Mapping[str, str]
     draw: Callable[[Sheets, Choice], Figure]
     empty: str
+    section: str | Section | None
+    shows: str
+    conclude: str
+    limits: str
     takes: frozenset[str] = field(default_factory=frozenset)
+    example: str = ""
 
     def figure(self, sheets: Sheets, choice: Choice) -> Figure:
         """Draw the rows of one run.
@@ -92,15 +138,18 @@ class View:
 
 
 def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[str, Rows]]:
-    """Give the tables of these analyses, each narrowed by what it heeds of the choice."""
+    """Return a function that gives the tables of these analyses, narrowed by the choice."""
 
     def tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-        chosen = {"worker": choice.worker, "validate": choice.validate}
         return {
             analysis.__name__: analysis(
                 tables,
                 choice.steps,
-                **{key: chosen[key] for key in chosen if key in (analysis.__kwdefaults__ or {})},
+                **{
+                    key: getattr(choice, key)
+                    for key in ("worker", "validate", "count")
+                    if key in (analysis.__kwdefaults__ or {})
+                },
             )
             for analysis in analyses
         }

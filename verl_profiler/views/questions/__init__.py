@@ -1,11 +1,11 @@
-"""The figures: each is named after the table that it draws, and computes nothing that it lacks.
+"""Every question that has a view, in reading order.
 
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice
 
-plot = VIEWS["request_duration_cdf"]
+view = VIEWS["request_duration_cdf"]
 choice = Choice(run="my-run", steps=(3, 10))
-figure = plot.figure(plot.tables(run.tables, choice), choice)
+figure = view.figure(view.analysis(run.tables, choice), choice)
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ from verl_profiler.views.questions import (
     turns,
     workers,
 )
-from verl_profiler.views.view import Choice, NothingToDraw, View
+from verl_profiler.views.view import View
 
-__all__ = ["VIEWS", "Choice", "NothingToDraw", "View"]
+__all__ = ["VIEWS"]
 
-# In reading order.
 VIEWS: dict[str, View] = {
-    **steps.VIEWS,
-    **critical_path.VIEWS,
-    **shares.VIEWS,
-    **rollouts.VIEWS,
-    **workers.VIEWS,
-    **requests.VIEWS,
-    **turns.VIEWS,
-    **engines.VIEWS,
-    **tools.VIEWS,
-    **transfers.VIEWS,
-    **tq.VIEWS,
-    **memory.VIEWS,
-    **processes.VIEWS,
+    view.name: view
+    for topic in (
+        steps,
+        critical_path,
+        shares,
+        rollouts,
+        workers,
+        requests,
+        turns,
+        engines,
+        tools,
+        transfers,
+        tq,
+        memory,
+        processes,
+    )
+    for view in topic.VIEWS
 }

@@ -9,19 +9,11 @@ from verl_profiler.analysis.explain.stragglers import straggler_requests, stragg
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.axes import bars, legend, percent, stack, step_axis, time_unit, value_axis
 from verl_profiler.render.colors import ACCENT, INK, MUTED, owner_color
-from verl_profiler.render.figure import (
-    bars,
-    legend,
-    sheet,
-    short,
-    stack,
-    step_axis,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, column
+from verl_profiler.views.view import Choice, Sheets, View, asking, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,10 +23,6 @@ __all__ = ["VIEWS"]
 # Owners with less than this part of the steps are drawn together.
 _SMALL = 0.005
 _SMALL_COLOR = "#E4E7EB"
-
-
-def _path_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"critical_path": critical_path(tables, choice.steps)}
 
 
 def _path(sheets: Sheets, choice: Choice) -> Figure:
@@ -77,10 +65,6 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
     value_axis(axes, f"time [{unit}]")
     legend(axes, reverse=True)
     return figure
-
-
-def _what_if_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"what_if": what_if(tables, choice.steps)}
 
 
 def _what_if(sheets: Sheets, choice: Choice) -> Figure:
@@ -166,28 +150,170 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
     shares = [row for row in worst if row["kind"] != "request"]
     names = [f"{row['kind']}: {short(row['who'])}, {seconds(row['per_step_s'])}" for row in shares]
     bars(right, names, [("share", column(shares, "share"), MUTED)])
-    value_axis(right, "part of its kind's waiting", of="x", percent=True)
+    value_axis(right, "part of its kind's waiting", of="x", form=percent)
     right.set_title("the one that others of its kind wait for most, per step")
     return figure
 
 
+_PATH_CATEGORIES = """\
+Every second of a step is attributed to one category; the categories add up to the step.
+From the end of the step backwards, the trainer waits for its own timers: in `gen` for the request
+that ended last, in other phases for the last rank.
+What runs beside that chain does not lengthen the step and is not in it.
+
+| category | what the time went to |
+| --- | --- |
+| `old_log_prob`, `update_actor`, `update_weights`, … | the trainer's phase of that name, while its \
+last rank worked; all of the weight sync |
+| `handover` | dispatch/collect gap: a phase while its last rank was idle |
+| `prepare_step` | the trainer reads the next batch and passes it to the agent loops |
+| `dispatch` | from the start of `gen` until the request that ended last started |
+| `prompt_build`, `tool_parsing`, `token_merge`, `postprocess` | its agent-loop worker's own work |
+| `server_acquire`, `transport` | the load balancer; the way to the engine and back |
+| `queue`, `prefill`, `decode` | in the engine, as it reports them; `engine` where it does not |
+| `tool` | tool calls |
+| `reward` | the reward of that request, or the trainer's timer of that name |
+| `transfer` | TransferQueue calls of that request, of the trainer, or of the last rank |
+| `event_loop` | the worker's event loop stalled, and nothing else explains the time |
+| `polling` | all requests had ended, and the trainer had not polled yet |
+| `sleep_replicas` | the trainer waits while the engines are put to sleep, at the end of `gen` |
+| `gen` | the rest of that timer: samples fetched |
+| `unexplained` | unattributed: no event explains it |"""
+
+_STRAGGLER_REASONS = """\
+A request that is done waits until the last one of its step is done.
+Each moment of that waiting is charged in equal parts to the requests that are still running.
+The same for workers (by their last request), replicas (by their last generate call) and ranks in \
+each phase of the trainer.
+Left: requests, by why they ended later than the median one.
+Right: of each other kind, the one with most caused wait time.
+A tool gets its part of what the request was behind.
+
+| reason | |
+| --- | --- |
+| `late` | it started later |
+| `queued` | it waited in the engine or on the way there |
+| `long` | it generated more, or had longer prompts |
+| `slow` | it took longer per token |
+| `tool` | it waited for tools |
+| `other` | reward, post-processing, and what no event explains |"""
+
+
 _NO_STEP = "no step has an end there."
 
-VIEWS: dict[str, View] = {
-    "critical_path": View(
-        "What did each second of a step wait for?", _path_tables, _path, _NO_STEP
+VIEWS = (
+    View(
+        name="critical_path",
+        question="What did each second of a step wait for?",
+        analysis=asking(critical_path),
+        columns={
+            "owner": "category of the time",
+            "duration_s": "time of that category on the critical path, in s",
+            "share": "part of the step; the shares of a step add up to 1",
+            "segments": "number of stretches of time",
+            "longest_s": "longest stretch, in s",
+            "longest_what": "tool, server, process or event of the longest stretch",
+        },
+        draw=_path,
+        empty=_NO_STEP,
+        section="path",
+        shows=_PATH_CATEGORIES,
+        conclude="""
+            - A long `decode`: the last request generated for long; `stragglers` shows whether
+              it was long or slow.
+            - A long `tool`, `queue` or `reward`: only the last request's counts. Making all
+              other requests faster would change nothing.
+            - A long `polling`: see [what-if](what-if.md).
+            - A large phase of the trainer is work, not waiting; it is here for comparison.
+            - A large `unexplained`: your own code between verl's timers, or a probe family that
+              is off.
+        """,
+        limits="""
+            It does not show the second-longest chain: after a fix the path goes elsewhere,
+            which `what_if` replays. In collective operations ranks wait for each other, and the
+            time is the phase's. Where the engine's host has another clock, an engine interval
+            that does not fit into its call is centered in it. `critical_segments` has the
+            stretches in order; `verl-profiler why` prints them.
+        """,
     ),
-    "what_if": View(
-        "What would a step have taken, had something been otherwise?",
-        _what_if_tables,
-        _what_if,
-        _NO_STEP,
+    View(
+        name="what_if",
+        question="How long would a step have taken after a change?",
+        analysis=asking(what_if),
+        columns={
+            "what": "name of the change; `unchanged` is the replay of the step as it was",
+            "about": "the change in words",
+            "steps": "number of replayed steps",
+            "step_s": "mean length of these steps, in s",
+            "saved_s": "mean gain per step, in s; negative if the step would take longer",
+            "share": "expected_s as part of step_s",
+            "earlier_s": "mean gain per step without polling, in s",
+            "expected_s": "mean gain over many steps, in s",
+            "low_s": "lower end of the 90 % bootstrap interval, in s",
+            "high_s": "upper end of the 90 % bootstrap interval, in s",
+            "pair_low_s": "lower end for the difference of two runs, in s",
+            "pair_high_s": "upper end for the difference of two runs, in s",
+            "between_runs_s": "difference of two runs with the same settings, 90th percentile, in s",
+            "residual_share": "replay error of the median step",
+            "tokens_share": "token-model error of the median step",
+        },
+        draw=_what_if,
+        empty=_NO_STEP,
+        section="path",
+        shows="""
+            One bar per change: the gain per step, averaged over the replayed steps. The line is
+            the 90 % interval, from the steps and from the model's error. The diamond is the
+            gain in these steps, where verl polls for samples every 2 s: one step saves nothing
+            or 2 s, and the mean over many steps approaches the bar.
+        """,
+        conclude="""
+            - Try the longest bars first. Gains are not additive: two changes may shorten the
+              same seconds.
+            - A refilled batch (a typical request replaces a slow one) with a negative gain:
+              stopping late does not pay, starting more requests at once might.
+            - `halve the engine's concurrency` costs nothing: the engines have spare capacity,
+              and fewer replicas may do.
+        """,
+        limits="""
+            See [what-if](what-if.md) for the assumptions, and for predictions compared with
+            real changes. Of runs with more than 10,000 generate calls every n-th step is
+            replayed; the plot has the number. `step_replays` has the gains per step.
+        """,
     ),
-    "stragglers": View(
-        "Who makes others wait, and why?",
-        _straggler_tables,
-        _stragglers,
-        "no waiting was recorded there.",
-        frozenset({"count"}),
+    View(
+        name="stragglers",
+        question="Who makes others wait, and why?",
+        analysis=_straggler_tables,
+        columns={
+            "kind": "`request`, `tool`, `worker`, `replica`, or a phase of the trainer",
+            "who": "of requests the reason, otherwise the tool, process or replica",
+            "steps": "number of steps in which it caused waiting",
+            "of_steps": "number of steps",
+            "last": "number of steps in which it ended last",
+            "blame_s": "caused wait time: the others' waiting charged to it, in s",
+            "per_step_s": "caused wait time per step, in s",
+            "share": "part of the wait time of its kind",
+        },
+        draw=_stragglers,
+        empty="no waiting was recorded there.",
+        section="path",
+        shows=_STRAGGLER_REASONS,
+        conclude="""
+            - `long`: limits on turns and response length, or more prompts than needed.
+            - `queued` or `slow`: too many requests per replica, or one slow replica; see the
+              replicas.
+            - `tool`: the tool named on the right.
+            - A rank or worker with nearly all of its kind's caused wait time in most steps:
+              check its host.
+            - A part near an even share: no process stands out.
+        """,
+        limits="""
+            Caused wait time is waiting, not lost time: engines are busy while a long request
+            runs. 100 % of very little waiting is very little: the label has the seconds. Only
+            finished training requests count. Decoding is tokens times time per token; each of
+            the two is compared with the median request's. `straggler_requests` lists single
+            requests.
+        """,
+        takes=frozenset({"count"}),
     ),
-}
+)

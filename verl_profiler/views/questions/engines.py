@@ -10,21 +10,21 @@ from verl_profiler.analysis.engine import (
     request_token_rates,
     token_rates,
 )
-from verl_profiler.render.colors import PART_COLORS
-from verl_profiler.render.figure import (
-    SEQUENCE,
+from verl_profiler.render.axes import (
+    bar_texts,
     bars,
-    end_labels,
     legend,
-    sheet,
-    short,
+    percentile_marks,
     stack,
     step_axis,
+    step_lines,
     time_unit,
     value_axis,
 )
+from verl_profiler.render.colors import PART_COLORS
+from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known, marks
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,16 +115,15 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
             color="#B8C0C8",
             linewidth=1,
         )
-        for name, tint in (("p50", 0.15), ("p95", 0.5), ("p99", 0.75), ("max", 1.0)):
-            axes.plot(
-                marks(mine, f"{name}_s", factor),
-                [place] * len(mine),
-                "|" if name == "max" else "o",
-                color=SEQUENCE(tint),
-                markersize=11 if name == "max" else 5,
-                markeredgewidth=1.6 if name == "max" else 0.3,
-                label=(name if name == "max" else name.upper()) if place == 0 else None,
-            )
+        percentile_marks(
+            axes,
+            mine,
+            [place] * len(mine),
+            {"p50": 0.15, "p95": 0.5, "p99": 0.75, "max": 1.0},
+            factor=factor,
+            markersize=5,
+            labeled=place == 0,
+        )
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
@@ -178,24 +177,16 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     legend(axes, reverse=True)
     axes.set_title("tokens of each step")
     axes = panels[1]
-    labels = []
-    for key, name, code in (
-        ("engine_tokens_per_s", "while generating", PART_COLORS["decode"]),
-        ("generated_tokens_per_s", "over the whole step", "#7A3B10"),
-    ):
-        line = [row for row in rows if row[key] is not None]
-        if line:
-            axes.plot(
-                [row["step"] for row in line],
-                column(line, key),
-                color=code,
-                marker="o" if len(rows) <= 30 else None,
-                markersize=3.5,
-            )
-            labels.append((line[-1][key], name, code))
-    step_axis(axes, steps)
-    value_axis(axes, "generated tokens per second")
-    end_labels(axes, labels, gap=0.08)
+    step_lines(
+        axes,
+        [
+            (rows, "engine_tokens_per_s", "while generating", PART_COLORS["decode"]),
+            (rows, "generated_tokens_per_s", "over the whole step", "#7A3B10"),
+        ],
+        steps,
+        "generated tokens per second",
+        gap=0.08,
+    )
     axes.set_title("all replicas")
     axes = panels[2]
     shown = sorted(replicas, key=lambda row: row["engine_tokens_per_s"] or 0)
@@ -205,45 +196,100 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
         [short(row["replica"], 22) for row in cut],
         [("", column(cut, "engine_tokens_per_s"), PART_COLORS["decode"])],
     )
-    for place, (row, length) in enumerate(zip(cut, lengths, strict=True)):
-        axes.text(length, place, f"  busy {seconds(row['busy_s'])}", va="center", fontsize=8)
-    value_axis(axes, "generated tokens per second", of="x")
-    axes.set_xlim(0, (max(lengths) or 1) * 1.3)
+    texts = [f"busy {seconds(row['busy_s'])}" for row in cut]
+    bar_texts(axes, lengths, texts, "generated tokens per second", room=1.3)
     more = "" if len(cut) == len(shown) else f" (slowest and fastest 5 of {len(shown)})"
     axes.set_title(f"each replica{more}")
     axes = panels[3]
-    labels = []
-    for name, code in (("rate_p5", "#8FBBDD"), ("rate_p50", "#4B8CC2"), ("rate_p95", "#0B2A4F")):
-        if requests:
-            axes.plot(
-                [row["step"] for row in requests],
-                marks(requests, name),
-                color=code,
-                marker="o" if len(rows) <= 30 else None,
-                markersize=3.5,
+    step_lines(
+        axes,
+        [
+            (requests, name, name.replace("rate_p", "P"), code)
+            for name, code in (
+                ("rate_p5", "#8FBBDD"),
+                ("rate_p50", "#4B8CC2"),
+                ("rate_p95", "#0B2A4F"),
             )
-            if requests[-1][name] is not None:
-                labels.append((requests[-1][name], name.replace("rate_p", "P"), code))
-    step_axis(axes, steps)
-    value_axis(axes, "generated tokens per second")
-    end_labels(axes, labels, gap=0.08)
+        ],
+        steps,
+        "generated tokens per second",
+        gap=0.08,
+        broken=True,
+    )
     axes.set_title("single requests")
     return figure
 
 
-VIEWS: dict[str, View] = {
-    "engine_parts": View(
-        "Do generate calls wait, prefill or decode, and how much is not the engine at all?",
-        asking(engine_parts),
-        _parts,
-        "no generate call was recorded there.",
-        frozenset({"worker", "validate"}),
+VIEWS = (
+    View(
+        name="engine_parts",
+        question="Do generate calls wait, prefill or decode, and how much is outside the engine?",
+        analysis=asking(engine_parts),
+        columns={
+            "part": "component: `queue`, `prefill`, `decode`, `engine`, `outside` or `unseen`",
+            "calls": "number of calls with this component",
+            "share": "part of all call time of the step",
+        },
+        draw=_parts,
+        empty="no generate call was recorded there.",
+        section="rollout",
+        shows="""
+            Left: the time of all generate calls of each step; the components add up to it.
+            Right: percentiles of each component by call, one mark per step. `outside` is the
+            way from the agent loop's call to the engine and back; `engine` is inside the engine
+            but in no component that it reports; `unseen` are calls whose engine was not
+            recorded.
+        """,
+        conclude="""
+            - Much `queue`: more requests than the engines can hold. More replicas, more KV
+              cache, or a smaller batch.
+            - Much `prefill`: long prompts that are not cached; later turns of a conversation
+              should reach the same replica.
+            - Nearly all `decode`: the engine works. Shorter responses, or a faster engine.
+            - Much `outside`: a busy agent loop (`loop_suspects`), the load balancer, the
+              network.
+        """,
+        limits="""
+            Components exist only where the engine reports them
+            (`profiler.events.engine_timing=true` with SGLang or vLLM); otherwise the engine is
+            one piece. Inside `decode` a request shares the GPU with its batch. The agent loop's
+            calls are joined with the engine's requests; step and validation are those of the
+            call, because the engine does not have them.
+        """,
+        takes=frozenset({"worker", "validate"}),
+        example="--validate",
     ),
-    "token_rates": View(
-        "How many tokens, and how many per second, by step, replica and request?",
-        asking(token_rates, replica_token_rates, request_token_rates),
-        _tokens,
-        "no generate call was recorded there.",
-        frozenset({"validate"}),
+    View(
+        name="token_rates",
+        question="How many tokens, and how many per second, by step, replica and request?",
+        analysis=asking(token_rates, replica_token_rates, request_token_rates),
+        columns={
+            "generated_tokens_per_s": "tokens of finished requests by the length of the step",
+        },
+        draw=_tokens,
+        empty="no generate call was recorded there.",
+        section="workers",
+        shows="""
+            Tokens of each step; generated tokens per second while generating and over the whole
+            step; each replica while it had a call in progress; percentiles over single
+            requests, by their time in generate calls.
+        """,
+        conclude="""
+            - A high rate while generating and a low one over the whole step: training takes the
+              time, not generation.
+            - The rate of single requests falls while requests are many: the engine is
+              saturated.
+            - One replica much slower than others: its GPU, or its requests.
+            - Few cached prompt tokens in multi-turn runs: conversations change replicas, or the
+              cache is too small.
+        """,
+        limits="""
+            Tokens that were generated and thrown away (canceled requests) count where the call
+            reports them. A conversation's tokens are prompt tokens again in every later turn.
+            Cached tokens are known only where the engine reports them. `replica_token_rates`
+            and `request_token_rates` have the other panels. Sources: token counts of generate
+            calls.
+        """,
+        takes=frozenset({"validate"}),
     ),
-}
+)

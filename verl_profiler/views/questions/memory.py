@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
-
 from verl_profiler.analysis.memory import memory_over_time, phase_spans
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.axes import legend, patch, value_axis
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
-from verl_profiler.render.figure import legend, sheet, short, value_axis
+from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import size
-from verl_profiler.views.view import Choice, Sheets, View, column, known
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,13 +29,6 @@ _COLORS = (
     ENGINE_COLORS["queue"],
     MUTED,
 )
-
-
-def _memory_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "memory_over_time": memory_over_time(tables, choice.steps),
-        "phase_spans": phase_spans(tables, choice.steps),
-    }
 
 
 def _memory(sheets: Sheets, choice: Choice) -> Figure:
@@ -102,12 +92,11 @@ def _lines(axes: Axes, rows: Rows, key: str) -> None:
             axes.plot(
                 column(moved, "begin_s"), column(moved, key), marker, color=code, markersize=6
             )
-    value_axis(axes, "used on the device" if on_device else "resident in host memory")
+    value_axis(axes, "used on the device" if on_device else "resident in host memory", form=size)
     totals = known(rows, "total_bytes") if on_device else []
     if totals:
         axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
         axes.set_ylim(0, max(totals) * 1.08)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
     more = len(names) - _LINES
     legend(axes, title=f"fullest of {len(names)}" if more > 0 else None)
 
@@ -129,7 +118,7 @@ def _bands(axes: Axes, spans: Rows) -> None:
         )
     held = axes.get_legend()
     phases = sorted({row["phase"] for row in shown})
-    handles = [Patch(color=color(phase), alpha=0.35, label=short(phase, 18)) for phase in phases]
+    handles = [patch(color(phase), short(phase, 18), alpha=0.35) for phase in phases]
     lines = axes.get_legend_handles_labels()[0]
     title = None if held is None else held.get_title().get_text() or None
     axes.legend(
@@ -143,11 +132,38 @@ def _bands(axes: Axes, spans: Rows) -> None:
     )
 
 
-VIEWS: dict[str, View] = {
-    "memory_over_time": View(
-        "How full were devices, processes and machines, and what was the trainer doing?",
-        _memory_tables,
-        _memory,
-        "no memory was read there (or the memory family was off).",
+VIEWS = (
+    View(
+        name="memory_over_time",
+        question="How full were devices, processes and hosts, and what was the trainer doing?",
+        analysis=asking(memory_over_time, phase_spans),
+        columns={
+            "begin_s": "time of the reading, in s after the first one",
+            "moves": "releases minus resumes of an engine's memory",
+        },
+        draw=_memory,
+        empty="no memory was read there (or the memory family was off).",
+        section="weights",
+        shows="""
+            One line per process. Above: device memory in use by all processes together; dashed,
+            the memory of the device. Below: host memory of the process. Triangles are releases
+            (down) and resumes (up) of an engine's memory; the shading is the trainer's phase.
+        """,
+        conclude="""
+            - A fall at each triangle that points down: the memory saver works, and the depth is
+              what the trainer gains.
+            - No fall there: the saver is off or ineffective; `verl-profiler memory` has the
+              reason.
+            - Host memory rises at the first release and stays: the backup of the released
+              weights.
+            - The lowest device memory climbs over steps: something is kept that should not be.
+        """,
+        limits="""
+            Nothing is known between readings: without `profiler.memory_saver.sample_interval_s`
+            they are at verl's own checkpoints, releases and resumes only. A CPU has no device,
+            and only host memory is drawn. Of the table `memory_readings` each process has at
+            most 600 parts of the time, with the highest reading of each.
+        """,
+        example="--steps 10:12",
     ),
-}
+)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.patches import Patch
-
 from verl_profiler.analysis.event_loop import loop_suspects
 from verl_profiler.analysis.profiler import profiler_cost
-from verl_profiler.render.colors import ACCENT, GRID, PHASE_COLORS
-from verl_profiler.render.figure import (
-    bars,
-    sheet,
-    short,
+from verl_profiler.render.axes import (
+    bar_texts,
+    colored_bars,
+    patch,
+    percent,
     stack,
     step_axis,
     time_unit,
     value_axis,
 )
-from verl_profiler.render.text import lag_weight, seconds, share
+from verl_profiler.render.colors import ACCENT, PHASE_COLORS
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, lag_weight, seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
     shown = order[:_BARS]
     held = [groups[key] for key in shown]
     lags = sum(row["lags"] for row in rows)
-    about = f"{choice.words()} and validation: {lags:,} lag{'s' * (lags != 1)}"
+    about = f"{choice.words()} and validation: {counted(lags, 'lag')}"
     if len(order) > len(shown):
         about += f"; {len(shown)} of {len(order)} process and call pairs"
     figure, (axes,) = sheet(
@@ -78,25 +78,16 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
         + (f" ({short(loop, 20)})" if _several_loops(order, name) else "")
         for name, loop, during in shown
     ]
-    lengths = bars(axes, names, [("", [each["total_s"] * factor for each in held], GRID)])
-    axes.barh(
-        range(len(shown)),
+    lengths = colored_bars(
+        axes,
+        names,
         [each["total_s"] * factor for each in held],
-        0.74,
-        color=[_DESIGNED if each["by_design"] else ACCENT for each in held],
+        [_DESIGNED if each["by_design"] else ACCENT for each in held],
     )
-    for place, (each, length) in enumerate(zip(held, lengths, strict=True)):
-        axes.text(
-            length,
-            place,
-            f"  {each['lags']:,} lag{'s' * (each['lags'] != 1)}, longest {seconds(each['max_s'])}",
-            va="center",
-            fontsize=8,
-        )
-    value_axis(axes, f"time in which the loop stood still [{unit}]", of="x")
-    axes.set_xlim(0, max(lengths) * 1.3)
+    texts = [f"{counted(each['lags'], 'lag')}, longest {seconds(each['max_s'])}" for each in held]
+    bar_texts(axes, lengths, texts, f"time in which the loop stood still [{unit}]", room=1.3)
     axes.legend(
-        handles=[Patch(color=ACCENT, label="suspect"), Patch(color=_DESIGNED, label="by design")],
+        handles=[patch(ACCENT, "suspect"), patch(_DESIGNED, "by design")],
         loc="lower right",
     )
     return figure
@@ -139,7 +130,7 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
             [row["step"] for row in line], column(line, "share"), 0.78, color=PHASE_COLORS["gen"]
         )
     step_axis(axes, steps)
-    value_axis(axes, "share of the step, in the process with most", percent=True)
+    value_axis(axes, "share of the step, in the process with most", form=percent)
     axes.set_title("what it delays, at most")
     axes = panels[1]
     longest = max((row["wrapper_s"] or 0) + (row["writer_s"] or 0) for row in rows)
@@ -160,17 +151,86 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-VIEWS: dict[str, View] = {
-    "loop_suspects": View(
-        "Did an event loop stand still, so that everything in it looked slow?",
-        asking(loop_suspects),
-        _suspects,
-        "no event loop stood still for long (or the event_loop family was off).",
+VIEWS = (
+    View(
+        name="loop_suspects",
+        question="Did an event loop stall, so that everything in it looked slow?",
+        analysis=asking(loop_suspects),
+        columns={
+            "loop": "name of the event loop's thread",
+            "during": "call or function that blocked it, if known",
+            "by_design": "whether the process computes in its event loop by design",
+            "lags": "number of event-loop stalls",
+            "total_s": "sum of the stalls, in s",
+            "max_s": "longest stall, in s",
+            "step_share": "total_s as part of the step",
+            "worst_begin_us": "start of the longest stall on the run's clock, in µs",
+            "requests": "number of its requests in progress meanwhile",
+            "requests_s": "time of these requests that the stalls overlap, in s",
+        },
+        draw=_suspects,
+        empty="no event loop stood still for long (or the event_loop family was off).",
+        section="lags",
+        shows="""
+            A bar per process and blocking call: how long its event loop did not run, how often,
+            and the longest stall. Orange: suspects. Gray: trainer workers, which compute in
+            their event loops by design.
+        """,
+        conclude="""
+            - An agent-loop worker stalled while requests were in progress: whatever part of
+              theirs overlaps it (a tool, a reward, an engine call) looks slow and is not.
+            - The blocking function is named (`module:function`): make it asynchronous, or move
+              it to a thread or process.
+            - It is not named: the loop was late while no callback ran, because the host was
+              busy or another thread held the interpreter lock.
+            - An engine's loop stalled: its scheduler's messages wait, and all its requests with
+              them.
+        """,
+        limits="""
+            A stall below the threshold (20 ms by default) is not recorded. Its start lies
+            between two heartbeats (every 50 ms; every 200 ms in a loop without probed calls for
+            2 s) or the start of a probed coroutine; `begin_error_us` is the bound. A function
+            in C that holds the interpreter lock is named when it returns, unless another thread
+            takes the lock first. On Python 3.10 and 3.11 the request is unknown where the
+            user's code blocks in a task of its own. The affected requests are known for agent
+            loops only, and only finished ones. Sources: `event_loop_lag` events. A thread in
+            each process samples the stack of the loop's thread while a heartbeat is late;
+            `during` is the probed synchronous call that ran there, otherwise the innermost
+            function of the user's code.
+        """,
     ),
-    "profiler_cost": View(
-        "What did the profiler itself cost?",
-        asking(profiler_cost),
-        _cost,
-        "no account of the profiler's own was recorded there.",
+    View(
+        name="profiler_cost",
+        question="What did the profiler itself cost?",
+        analysis=asking(profiler_cost),
+        columns={
+            "dropped": "number of dropped events",
+            "wrapper_s": "time in wrappers, all processes, in s",
+            "wrapper_cpu_s": "CPU time in wrappers, all processes, in s",
+            "writer_s": "time of the writer threads, all processes, in s",
+            "writer_cpu_s": "CPU time of the writer threads, all processes, in s",
+            "dearest": "costliest process: the one with most time in wrappers",
+            "dearest_s": "its time in wrappers, in s",
+            "dearest_cpu_s": "its CPU time in wrappers, in s",
+            "share": "dearest_s as part of the step",
+        },
+        draw=_cost,
+        empty="no account of the profiler's own was recorded there.",
+        section="cost",
+        shows="""
+            Left: the share of each step that the wrappers took in the costliest process. Right:
+            wrappers and writing, of all processes together.
+        """,
+        conclude="""
+            - Well below 1 %: trust the other plots.
+            - More: turn off the families with the most events
+              (`profiler.events.families.<name>=false`); a busy host makes it look worse.
+            - Dropped events: all other numbers are too low; raise
+              `profiler.events.max_pending`.
+        """,
+        limits="""
+            Only time inside the profiler's own code counts, not what its writer thread takes
+            from other threads. Sources: the `profiler_cost` event of each process about itself.
+        """,
     ),
-}
+)

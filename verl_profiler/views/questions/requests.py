@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.ticker import MaxNLocator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.requests import (
     request_breakdown,
@@ -15,23 +12,23 @@ from verl_profiler.analysis.requests import (
 )
 from verl_profiler.analysis.selection import Rows, rows_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
-from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
-from verl_profiler.render.figure import (
-    SEQUENCE,
+from verl_profiler.render.axes import (
+    bar_texts,
     bars,
-    end_labels,
+    colorbar,
     legend,
-    plain,
-    sheet,
-    short,
-    step_axis,
+    percent,
+    step_lines,
     time_unit,
     value_axis,
 )
-from verl_profiler.render.text import seconds, share
+from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
+from verl_profiler.render.figure import plain, sheet, short, tint
+from verl_profiler.render.text import counted, seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, column
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
@@ -88,15 +85,14 @@ def _cdf(sheets: Sheets, choice: Choice) -> Figure:
     )
     axes = panels[0]
     factor, unit = time_unit(pooled[-1]["duration_s"])
-    tints = Normalize(steps[0], steps[-1]) if several else None
-    if tints is not None:
+    if several:
         for step in steps:
             rows = [row for row in curve if row["step"] == step]
             axes.step(
                 [0, *column(rows, "duration_s", factor)],
                 [0, *column(rows, "share")],
                 where="post",
-                color=SEQUENCE(0.2 + 0.8 * float(tints(step))),
+                color=tint(0.2 + 0.8 * (step - steps[0]) / (steps[-1] - steps[0])),
                 linewidth=0.8,
             )
     axes.step(
@@ -107,7 +103,7 @@ def _cdf(sheets: Sheets, choice: Choice) -> Figure:
         linewidth=2.0,
     )
     value_axis(axes, f"duration of a request [{unit}]", of="x")
-    value_axis(axes, "share of requests that took no longer", percent=True)
+    value_axis(axes, "share of requests that took no longer", form=percent)
     axes.set_ylim(0, 1.02)
     for row in overall:
         axes.plot(
@@ -132,40 +128,41 @@ def _cdf(sheets: Sheets, choice: Choice) -> Figure:
         bbox={"facecolor": "white", "edgecolor": "#DDE1E6", "boxstyle": "round,pad=0.5"},
     )
     axes.set_title("all steps together (black) and each step" if several else "")
-    if tints is not None:
+    if several:
         _percentile_lines(panels[1], marks, steps)
-        figure.colorbar(
-            ScalarMappable(tints, SEQUENCE),
-            ax=axes,
-            label="step",
+        colorbar(
+            figure,
+            axes,
+            (steps[0], steps[-1]),
+            "step",
             location="bottom",
             fraction=0.04,
             pad=0.02,
             aspect=40,
-            ticks=MaxNLocator(integer=True, nbins=10),
+            bins=10,
         )
     return figure
 
 
-def _percentile_lines(axes, marks: Rows, steps: list[int]) -> None:  # noqa: ANN001
+def _percentile_lines(axes: Axes, marks: Rows, steps: list[int]) -> None:
     rows = [row for row in marks if row["step"] is not None]
     names = sorted({row["percentile"] for row in rows})
     factor, unit = time_unit(max(row["duration_s"] for row in rows))
-    labels = []
-    for place, name in enumerate(names):
-        line = [row for row in rows if row["percentile"] == name]
-        code = SEQUENCE(0.25 + 0.75 * place / max(len(names) - 1, 1))
-        axes.plot(
-            [row["step"] for row in line],
-            column(line, "duration_s", factor),
-            color=code,
-            marker="o" if len(steps) <= 30 else None,
-            markersize=3.5,
-        )
-        labels.append((line[-1]["duration_s"] * factor, f"P{name:g}", code))
-    step_axis(axes, steps)
-    value_axis(axes, f"duration of a request [{unit}]")
-    end_labels(axes, labels)
+    step_lines(
+        axes,
+        [
+            (
+                [row for row in rows if row["percentile"] == name],
+                "duration_s",
+                f"P{name:g}",
+                tint(0.25 + 0.75 * place / max(len(names) - 1, 1)),
+            )
+            for place, name in enumerate(names)
+        ],
+        steps,
+        f"duration of a request [{unit}]",
+        factor=factor,
+    )
     axes.set_title("percentiles of each step")
 
 
@@ -230,19 +227,18 @@ def _slowest(sheets: Sheets, choice: Choice) -> Figure:
         names,
         [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts],
     )
-    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        turns = "" if row["turns"] is None else f", {row['turns']} turn" + "s" * (row["turns"] != 1)
-        mark = "" if row["status"] is None else f", {short(row['status'], 12)}"
-        axes.text(
-            length, place, f"  {seconds(row['duration_s'])}{turns}{mark}", va="center", fontsize=8
-        )
-    value_axis(axes, f"time [{unit}]", of="x")
-    axes.set_xlim(0, max(lengths) * 1.2)
+    bar_texts(axes, lengths, map(_bar_text, rows), f"time [{unit}]", room=1.2)
     for text in axes.get_yticklabels():
         text.set_fontfamily("DejaVu Sans Mono")
         text.set_fontsize(8)
     legend(axes)
     return figure
+
+
+def _bar_text(row: Mapping[str, Any]) -> str:
+    turns = "" if row["turns"] is None else f", {counted(row['turns'], 'turn')}"
+    mark = "" if row["status"] is None else f", {short(row['status'], 12)}"
+    return f"{seconds(row['duration_s'])}{turns}{mark}"
 
 
 def _in(part: str) -> str:
@@ -265,19 +261,69 @@ _NO_REQUESTS = (
 _BOTH = frozenset({"worker", "validate"})
 
 
-VIEWS: dict[str, View] = {
-    "request_duration_cdf": View(
-        "How long did requests take, and how long were the slowest few percent?",
-        _cdf_tables,
-        _cdf,
-        _NO_REQUESTS,
-        _BOTH | {"percentiles"},
+VIEWS = (
+    View(
+        name="request_duration_cdf",
+        question="How long did requests take, and how long were the slowest few percent?",
+        analysis=_cdf_tables,
+        columns={
+            "step": "verl's global step; empty for all steps together",
+            "share": "part of the requests that took at most duration_s",
+        },
+        draw=_cdf,
+        empty=_NO_REQUESTS,
+        section="rollout",
+        shows="""
+            The cumulative share of requests by duration, for all steps together and for each,
+            with the percentiles marked; beside it, the percentiles of each step.
+        """,
+        conclude="""
+            - P50 and P99 close together: requests are alike, and a shorter step needs faster
+              engines.
+            - P99 a multiple of P50: the tail determines the length of the step; see
+              `slowest_requests`.
+            - A plateau inside the curve: two kinds of requests, or a stall that released many
+              at once (`loop_suspects`).
+            - Percentiles that drift apart over steps: responses become less even.
+        """,
+        limits="""
+            Unfinished requests are left out and counted below the title. With fewer than 1,000
+            requests P99.9 lies between the two slowest; the plot has a note then. Of more than
+            1,000 requests each thousandth part has a point, and so have the 100 slowest; every
+            point is a real request. Percentiles are interpolated linearly, as in numpy.
+        """,
+        takes=_BOTH | {"percentiles"},
+        example="--steps 3:10 --worker 2 --percentiles 50,90,99",
     ),
-    "slowest_requests": View(
-        "Which requests were the slowest, and what did they spend their time on?",
-        _slowest_tables,
-        _slowest,
-        _NO_REQUESTS,
-        _BOTH | {"count"},
+    View(
+        name="slowest_requests",
+        question="Which requests were the slowest, and what did they spend their time on?",
+        analysis=_slowest_tables,
+        columns={
+            "seen_s": "from its start to its last event, in s",
+            "stalled_s": "time in which its worker's event loop stalled, in s",
+        },
+        draw=_slowest,
+        empty=_NO_REQUESTS,
+        section="requests",
+        shows="""
+            A bar per request, the slowest on top, divided into its components. Where the engine
+            reports them, `queue`, `prefill`, `decode` and `outside` replace the generate calls.
+        """,
+        conclude="""
+            - One color dominates in all: that is what makes requests slow.
+            - Each has another: see one with `verl-profiler requests RUN --request ID`.
+            - Much `outside` or `other`: the agent loop waited for itself; see `loop_suspects`.
+            - All of one worker, or of one step: see `worker_phases` and `step_durations`.
+        """,
+        limits="""
+            Requests that never ended have no duration and are not drawn; `verl-profiler
+            requests` lists them last. Concurrent calls count each: such a bar is longer than
+            its request, and the plot has a note. The engine's components are drawn only if it
+            reported them for every call of every request shown. The rows are those of
+            `request_breakdown`.
+        """,
+        takes=_BOTH | {"count"},
+        example="--steps 5 --slowest 30",
     ),
-}
+)

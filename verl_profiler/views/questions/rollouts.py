@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
-from verl_profiler.render.colors import ACCENT, PHASE_COLORS
-from verl_profiler.render.figure import (
-    SEQUENCE,
-    end_labels,
+from verl_profiler.render.axes import (
     legend,
-    sheet,
+    percent,
     stack,
     step_axis,
+    step_lines,
     time_unit,
     value_axis,
 )
+from verl_profiler.render.colors import ACCENT, PHASE_COLORS
+from verl_profiler.render.figure import sheet, tint
 from verl_profiler.render.text import seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, asking, column
 
@@ -129,8 +129,8 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
         axes,
         steps,
         [
-            (name, [value * factor for value in values], SEQUENCE(tint))
-            for name, values, tint in parts
+            (name, [value * factor for value in values], tint(place))
+            for name, values, place in parts
         ],
     )
     step_axis(axes, steps)
@@ -138,26 +138,17 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
     legend(axes, title="until done", reverse=True)
     axes.set_title("what the rollout waited for")
     axes = panels[1]
-    labels = []
-    for name, key, code in (
-        ("empty slots", "bubble_share", PHASE_COLORS["gen"]),
-        ("waiting workers", "idle_share", ACCENT),
-    ):
-        line = [row for row in rows if row[key] is not None]
-        if not line:
-            continue
-        axes.plot(
-            [row["step"] for row in line],
-            column(line, key),
-            color=code,
-            marker="o" if len(rows) <= 30 else None,
-            markersize=3.5,
-        )
-        labels.append((line[-1][key], name, code))
-    step_axis(axes, steps)
-    value_axis(axes, "share", percent=True)
-    axes.set_ylim(0, 1)
-    end_labels(axes, labels)
+    step_lines(
+        axes,
+        [
+            (rows, "bubble_share", "empty slots", PHASE_COLORS["gen"]),
+            (rows, "idle_share", "waiting workers", ACCENT),
+        ],
+        steps,
+        "share",
+        form=percent,
+        top=1,
+    )
     axes.set_title("what stood empty")
     return figure
 
@@ -166,19 +157,82 @@ _NO_REQUESTS = "no finished request was recorded there."
 _BOTH = frozenset({"worker", "validate"})
 
 
-VIEWS: dict[str, View] = {
-    "requests_in_flight": View(
-        "How many requests were under way at each moment, and how long was the tail?",
-        asking(requests_in_flight, rollout_tail),
-        _flights,
-        _NO_REQUESTS,
-        _BOTH,
+VIEWS = (
+    View(
+        name="requests_in_flight",
+        question="How many requests were in progress at each moment, and how long was the tail?",
+        analysis=asking(requests_in_flight, rollout_tail),
+        columns={
+            "at_s": "time after the first request of the step started, in s",
+            "in_flight": "requests in progress from then on",
+            "fewest": "fewest requests in progress until the next row",
+            "most": "most requests in progress until the next row",
+            "merged": "number of changes that the row stands for",
+        },
+        draw=_flights,
+        empty=_NO_REQUESTS,
+        section="rollout",
+        shows="""
+            The number of requests that have started and not ended. Shaded: after 80 % and after
+            95 % of them were done. Of many steps, the six with the longest rollouts.
+        """,
+        conclude="""
+            - A plateau, then a steep fall: the batch fits the engines, and requests are alike.
+            - A steep fall, then a long flat tail: a few requests keep everybody waiting; see
+              `slowest_requests`.
+            - A slow climb at the start: requests are dispatched slowly, or building prompts
+              blocks the event loop.
+            - A plateau below the batch size: something limits concurrency.
+        """,
+        limits="""
+            Only finished requests: one that never ends is missing. In progress does not mean
+            served: `engine_parts` has the queueing. A step with more than 2,000 changes is
+            drawn in 2,000 spans of time, each from its fewest to its most requests; the plot
+            has a note then.
+        """,
+        takes=_BOTH,
+        example="--steps 5 --worker 2",
     ),
-    "rollout_tail": View(
-        "How much of each rollout goes to its last requests?",
-        asking(rollout_tail),
-        _tails,
-        _NO_REQUESTS,
-        _BOTH,
+    View(
+        name="rollout_tail",
+        question="How much of each rollout goes to its last requests?",
+        analysis=asking(rollout_tail),
+        columns={
+            "begin_us": "start of the first request on the run's clock, in µs",
+            "rollout_s": "from the start of the first request to the end of the last, in s",
+            "tail80_s": "from when 80 % of the requests were done to the end, in s",
+            "tail95_s": "the same from 95 %, in s",
+            "tail99_s": "the same from 99 %, in s",
+            "tail80_share": "tail80_s as part of rollout_s",
+            "tail95_share": "tail95_s as part of rollout_s",
+            "tail99_share": "tail99_s as part of rollout_s",
+            "peak": "most requests in progress at once",
+            "bubble_share": "idle part of peak × rollout_s",
+            "workers": "number of agent-loop workers",
+            "idle_share": "part of the workers' time after their own last request",
+            "last_request_id": "id of the request that ended last",
+            "last_name": "its worker",
+        },
+        draw=_tails,
+        empty=_NO_REQUESTS,
+        section="rollout",
+        shows="""
+            Left: each rollout, divided where 80, 95 and 99 % of its requests were done. Right:
+            idle slots and waiting workers.
+        """,
+        conclude="""
+            - A large dark part: the last 1 % of the requests determine the length of the step.
+              Shorter limits on response length or turns, or over-sampling with partial
+              rollouts, pay off.
+            - Idle slots without waiting workers: every worker has a tail of its own.
+            - Waiting workers: the load is not balanced over agent-loop workers; `worker_phases`
+              names the slow one.
+        """,
+        limits="""
+            Idle slots refer to the most requests at once, not to the engines' capacity. With
+            few requests the last 1 % is the last request. Requests that never end are left out.
+        """,
+        takes=_BOTH,
+        example="--validate",
     ),
-}
+)

@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.time_split import event_shares, exclusive_times
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.colors import GRID, color
-from verl_profiler.render.figure import (
-    bars,
-    end_labels,
-    sheet,
-    step_axis,
-    value_axis,
-)
+from verl_profiler.render.axes import colored_bars, percent, step_lines, value_axis
+from verl_profiler.render.colors import color
+from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, asking
 
@@ -76,28 +71,25 @@ def _shares(sheets: Sheets, choice: Choice) -> Figure:
             (key[1] for key in average if key[0] == role), key=lambda event: -average[role, event]
         )
         left_out += max(len(events) - _LINES, 0)
-        labels = []
-        for place, event in enumerate(events[:_LINES]):
-            style = ("-", "--", ":")[_repeats(events[:place], event) % 3]
-            line = {
-                row["step"]: row["share"]
-                for row in rows
-                if (row["role"], row["event"]) == (role, event)
-            }
-            axes.plot(
-                list(line),
-                list(line.values()),
-                color=color(event),
-                linestyle=style,
-                marker="o" if len(steps) <= 30 else None,
-                markersize=3.5,
+        lines = [
+            (
+                [row for row in rows if (row["role"], row["event"]) == (role, event)],
+                "share",
+                event,
+                color(event),
+                ("-", "--", ":")[_repeats(events[:place], event) % 3],
             )
-            labels.append((list(line.values())[-1], event, color(event), style))
-        step_axis(axes, steps)
-        value_axis(axes, "share", percent=True)
-        if role == "trainer":
-            axes.set_ylim(0, 1)
-        end_labels(axes, labels, gap=0.085)
+            for place, event in enumerate(events[:_LINES])
+        ]
+        step_lines(
+            axes,
+            lines,
+            steps,
+            "share",
+            form=percent,
+            top=1 if role == "trainer" else None,
+            gap=0.085,
+        )
         more = f" (the {_LINES} largest of {len(events)})" if len(events) > _LINES else ""
         axes.set_title(f"{role}{more}")
     for axes in panels[len(roles) :]:
@@ -158,14 +150,9 @@ def _exclusive(sheets: Sheets, choice: Choice) -> Figure:
             shown = [*shown[:-1], f"{len(rest) + 1} more"]
             own[-1] = sum(sums[scope, event][0] for event in events[_BARS - 1 :]) / whole
             total[-1] = own[-1]
-        bars(
-            axes,
-            [f"{event}  {share(mine)}" for event, mine in zip(shown, own, strict=True)],
-            [("", total, GRID)],
-        )
-        places = range(len(shown))
-        axes.barh(places, own, 0.74, color=[color(event) for event in shown])
-        value_axis(axes, "", of="x", percent=True)
+        names = [f"{event}  {share(mine)}" for event, mine in zip(shown, own, strict=True)]
+        colored_bars(axes, names, own, [color(event) for event in shown], pale=total)
+        value_axis(axes, "", of="x", form=percent)
         axes.set_xlim(0, 1.01)
         what = {"step": "steps, by the trainer's timers", "requests": "requests"}.get(
             scope, f"{scope} ranks, while they work"
@@ -175,19 +162,70 @@ def _exclusive(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-VIEWS: dict[str, View] = {
-    "event_shares": View(
-        "Which share of the step, of the requests or of a process does each event take?",
-        _share_tables,
-        _shares,
-        "no event there belongs to a finished step or request.",
-        frozenset({"validate"}),
+VIEWS = (
+    View(
+        name="event_shares",
+        question="Which share of the step, of the requests or of a process does each event take?",
+        analysis=_share_tables,
+        columns={
+            "whole": "what the share refers to: `step`, `requests` or `processes`",
+            "whole_s": "length of the whole, in s",
+            "share": "total_s as part of whole_s",
+        },
+        draw=_shares,
+        empty="no event there belongs to a finished step or request.",
+        section=None,
+        shows="""
+            A panel per role, a line per event, the seven largest of each role. The whole is the
+            step for the trainer's timers, the time of all requests for what belongs to a
+            request, and the step in each process for the rest.
+        """,
+        conclude="""
+            - A line that climbs over the run takes over the step; the title has the range of
+              the largest.
+            - `update_actor` falls while `gen` climbs: responses became longer, or the engines
+              slower.
+            - The same event far apart in two runs is where the runs differ.
+        """,
+        limits="""
+            Shares do not add up, because events contain each other (a `turn` contains its
+            `engine_call`); those of `exclusive_times` do. With concurrent calls in a process a
+            share can exceed 100 %. Unfinished steps have no shares. Engine requests count under
+            the step of the agent loop's call; the engine itself does not have it.
+        """,
+        takes=frozenset({"validate"}),
     ),
-    "exclusive_times": View(
-        "Where is the time really spent, without counting anything twice?",
-        asking(exclusive_times),
-        _exclusive,
-        "no finished step, request or rank's work was recorded there.",
-        frozenset({"validate"}),
+    View(
+        name="exclusive_times",
+        question="Where is the time spent, without counting anything twice?",
+        analysis=asking(exclusive_times),
+        columns={
+            "scope": "`requests`, `step` (the trainer) or the role of the ranks",
+            "self_s": "own time: total_s without what the event contains, in s",
+            "share": "self_s as part of all time of the scope; the shares add up to 1",
+        },
+        draw=_exclusive,
+        empty="no finished step, request or rank's work was recorded there.",
+        section=None,
+        shows="""
+            Each moment of a request, of a step or of a rank's work belongs to the innermost
+            interval that is open. Colored: that own time. Pale: the time with everything that
+            the event contains. The own times of a panel add up to 100 %.
+        """,
+        conclude="""
+            - Start with the longest colored bar.
+            - Own time of `turn`, `agent_loop` or `request`: the agent loop's own code between
+              the calls, or waiting for its event loop (`loop_suspects`).
+            - Own time of `step`: in none of the trainer's timers.
+            - Own time of `engine_call`: the engine and the way there, see `engine_parts`.
+        """,
+        limits="""
+            Requests run concurrently: 90 % of all request time in the engine does not mean that
+            the step would be 90 % shorter without it. Concurrent calls of a request count once
+            in its own time, and each in the pale bar. Intervals are nested as in
+            [events](events.md); TransferQueue calls and a user's own events are innermost.
+        """,
+        takes=frozenset({"validate"}),
+        example="--steps 5",
     ),
-}
+)

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
+from verl_profiler.render.axes import legend, stack, step_axis, step_lines, time_unit, value_axis
 from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
-from verl_profiler.render.figure import (
-    end_labels,
-    legend,
-    sheet,
-    stack,
-    step_axis,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
@@ -173,23 +166,17 @@ def _validation(sheets: Sheets, choice: Choice) -> Figure:
     axes.set_title("how long it took")
     axes = panels[1]
     factor, unit = time_unit(slowest["max_s"])
-    labels = []
-    for name, code in (("p50", "#8FBBDD"), ("p95", "#4B8CC2"), ("max", "#0B2A4F")):
-        line = [row for row in rows if row[f"{name}_s"] is not None]
-        if line:
-            axes.plot(
-                [row["step"] for row in line],
-                column(line, f"{name}_s", factor),
-                marker="o",
-                markersize=3.5,
-                color=code,
-            )
-            labels.append(
-                (line[-1][f"{name}_s"] * factor, name if name == "max" else name.upper(), code)
-            )
-    step_axis(axes, steps)
-    value_axis(axes, f"duration of a request [{unit}]")
-    end_labels(axes, labels)
+    step_lines(
+        axes,
+        [
+            (rows, f"{name}_s", name if name == "max" else name.upper(), code)
+            for name, code in (("p50", "#8FBBDD"), ("p95", "#4B8CC2"), ("max", "#0B2A4F"))
+        ],
+        steps,
+        f"duration of a request [{unit}]",
+        factor=factor,
+        marked=True,
+    )
     axes.set_title("its requests")
     if scored:
         axes = panels[2]
@@ -208,17 +195,85 @@ def _validation(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-VIEWS: dict[str, View] = {
-    "step_durations": View(
-        "How long do gen and training take in each step, and what lies between steps?",
-        asking(step_durations, step_trend),
-        _durations,
-        "no step has a rollout there.",
+VIEWS = (
+    View(
+        name="step_durations",
+        question="How long do gen and training take in each step, and what lies between steps?",
+        analysis=asking(step_durations, step_trend),
+        columns={
+            "validated": "whether validation ran in it",
+            "step_s": "length of the step by the trainer's timer, in s",
+            "gen_s": "rollout, in s; without the trainer, the span of the requests",
+            "training_s": "rewards, log-probabilities, values, advantages and updates, in s",
+            "weights_s": "`update_weights`, in s",
+            "checkpoint_s": "`save_checkpoint`, in s",
+            "unaccounted_s": "time of the step in no timer, in s",
+            "between_s": "from the end of the step to the next one, in s",
+            "testing_s": "validation in that time, in s",
+            "between_other_s": "the rest of that time, in s",
+            "to_next_s": "from the start of the step to the next one, in s",
+            "outside_gen_s": "without the trainer: time to the next rollout, in s",
+            "unusual": "whether its length is far from the median (4 spreads and 30 %)",
+        },
+        draw=_durations,
+        empty="no step has a rollout there.",
+        section="steps",
+        shows="""
+            One bar per step. Hatched, above the step: what lies between it and the next one.
+            The dashed line is the trend of `gen`, the median slope of all pairs of steps, which
+            single steps do not move. Triangles mark unusual steps. A missing step is a gap in
+            the axis, and the time across it is not counted as between steps.
+        """,
+        conclude="""
+            - `gen` is most of the step: see `rollout_tail` first, then `engine_parts` and
+              `tool_latencies`.
+            - Training is most of the step: `worker_phases` shows whether ranks wait for each
+              other, `exclusive_times` what they do.
+            - A `gen` that grows while responses grow (`token_rates`) does more work; one that
+              grows while tokens do not became slower.
+            - All `gen` have the same few lengths: verl polls for finished samples every 2 s, so
+              lengths are multiples of 2 s.
+            - Time in no timer is small in a healthy run. If it is large, the trainer runs
+              something that verl does not time.
+        """,
+        limits="""
+            Without the trainer's events (files of the original logger, or the family `trainer`
+            off), `gen` is the span of the requests, and the time until the next rollout is one
+            bar. A trend over a few steps means little: the title names one only from five steps
+            on, if two thirds of all pairs of steps agree and the change exceeds 5 % of the
+            median. Sources: the trainer's timers (`timing_s/...`) and the start of the next
+            step.
+        """,
+        example="--steps 10:60",
     ),
-    "validation_times": View(
-        "How long do validations take, apart from training?",
-        asking(validation_times),
-        _validation,
-        "no validation was recorded there.",
+    View(
+        name="validation_times",
+        question="How long do validations take, apart from training?",
+        analysis=asking(validation_times),
+        columns={
+            "step": "step during which it ran; 0 is before training",
+            "requests": "number of validation requests",
+            "testing_s": "the trainer's timer, in s",
+            "rollout_s": "from the start of the first request to the end of the last, in s",
+            "share": "part of the run's time that is validation",
+        },
+        draw=_validation,
+        empty="no validation was recorded there.",
+        section="validation",
+        shows="""
+            Per validation: its length, percentiles of its requests, and the mean reward.
+        """,
+        conclude="""
+            - The timer is much longer than the requests: the rest is making the batch, waking
+              the engines, and waiting for the two-second poll.
+            - Validation takes a large part of the run (`step_durations`, hatched): validate
+              less often, or on fewer prompts.
+            - `max` far above P95: one prompt decides how long validation takes.
+        """,
+        limits="""
+            What the trainer does in a validation besides waiting for requests has no event of
+            its own. Other plots show validation with `--validate`. Sources: requests marked
+            `validate`, and the timers `testing` and `validation`.
+        """,
     ),
-}
+)

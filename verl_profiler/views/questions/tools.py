@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import FuncFormatter, NullFormatter
-
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
-from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
-from verl_profiler.render.figure import (
-    SEQUENCE,
+from verl_profiler.render.axes import (
+    bar_texts,
     bars,
-    end_labels,
     legend,
-    sheet,
-    short,
+    percentile_marks,
     step_axis,
+    step_lines,
     time_unit,
     value_axis,
 )
-from verl_profiler.render.text import seconds, share
+from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, asking, column, known, marks
 
 if TYPE_CHECKING:
@@ -54,9 +52,9 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
     names = [short(row["tool"], 26) for row in rows]
     factor, unit = time_unit(max(row["total_s"] for row in rows))
     lengths = bars(axes, names, [("", column(rows, "total_s", factor), PART_COLORS["tool"])])
+    texts = [counted(row["calls"], "call") for row in rows]
+    bar_texts(axes, lengths, texts, f"time of all calls together [{unit}]", room=1.35)
     for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        text = f"  {row['calls']:,} call" + "s" * (row["calls"] != 1)
-        axes.text(length, place, text, va="center", fontsize=8)
         if row["failed"]:
             axes.annotate(
                 f"{share(row['failed_share'])} failed",
@@ -67,8 +65,6 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
                 fontsize=7.5,
                 color=ACCENT,
             )
-    value_axis(axes, f"time of all calls together [{unit}]", of="x")
-    axes.set_xlim(0, (max(lengths) or 1) * 1.35)
     axes.set_title("how much")
     axes = panels[1]
     slowest = max(row["max_s"] for row in rows)
@@ -83,23 +79,21 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
         color="#B8C0C8",
         linewidth=1,
     )
-    for name, tint in (("p50", 0.15), ("p80", 0.35), ("p95", 0.6), ("p99", 0.8), ("max", 1.0)):
-        axes.plot(
-            marks(rows, f"{name}_s", factor),
-            places,
-            "|" if name == "max" else "o",
-            color=SEQUENCE(tint),
-            markersize=11 if name == "max" else 6,
-            markeredgewidth=1.6 if name == "max" else 0.3,
-            label=name if name == "max" else name.upper(),
-        )
+    percentile_marks(
+        axes,
+        rows,
+        places,
+        {"p50": 0.15, "p80": 0.35, "p95": 0.6, "p99": 0.8, "max": 1.0},
+        factor=factor,
+        markersize=6,
+    )
     axes.grid(visible=False, axis="y")
     value_axis(axes, f"time of one call [{unit}]" + (", logarithmic" if wide else ""), of="x")
     if wide:
         axes.set_xscale("log")
         axes.set_xlim(quickest * factor / 2, slowest * factor * 1.5)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axes.xaxis.set_minor_formatter("")
     axes.tick_params(axis="y", length=0)
     legend(axes)
     axes.set_title("how long")
@@ -111,17 +105,12 @@ _REWARD_COLORS = {
     "reward": "#A89500",
     "score": "#5B5100",
 }
-_REWARD_WORDS = {
-    "postprocess": "post-processing",
-    "reward": "waiting for the reward",
-    "score": "in the reward function",
-}
 
 
 def _rewards(sheets: Sheets, choice: Choice) -> Figure:
     times, scores = sheets["reward_times"], sheets["rewards"]
     steps = sorted({row["step"] for row in times})
-    parts = [part for part in _REWARD_WORDS if any(row["part"] == part for row in times)]
+    parts = [part for part in _REWARD_COLORS if any(row["part"] == part for row in times)]
     waits = [row for row in times if row["part"] == ("reward" if "reward" in parts else parts[0])]
     slowest = max(waits, key=lambda row: row["max_s"])
     mean = sum(row["total_s"] for row in waits) / sum(row["count"] for row in waits)
@@ -148,22 +137,18 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
     ):
         longest = max(known(times, key), default=0.0)
         factor, unit = time_unit(longest)
-        labels = []
-        for part in parts:
-            line = [row for row in times if row["part"] == part]
-            axes.plot(
-                [row["step"] for row in line],
-                marks(line, key, factor),
-                color=_REWARD_COLORS[part],
-                marker="o" if len(steps) <= 30 else None,
-                markersize=3.5,
-                label=_REWARD_WORDS[part],
-            )
-            if line[-1][key] is not None:
-                labels.append((line[-1][key] * factor, part, _REWARD_COLORS[part]))
-        step_axis(axes, steps)
-        value_axis(axes, f"time [{unit}]")
-        end_labels(axes, labels, gap=0.06)
+        step_lines(
+            axes,
+            [
+                ([row for row in times if row["part"] == part], key, part, _REWARD_COLORS[part])
+                for part in parts
+            ],
+            steps,
+            f"time [{unit}]",
+            factor=factor,
+            gap=0.06,
+            broken=True,
+        )
         axes.set_title(name if known(times, key) else f"{name}: too few in each step")
     if scores:
         axes = panels[2]
@@ -195,19 +180,70 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-VIEWS: dict[str, View] = {
-    "tool_latencies": View(
-        "Which tools take the time, how long are their calls, and how often do they fail?",
-        asking(tool_latencies),
-        _tools,
-        "no tool call was recorded there.",
-        frozenset({"worker", "validate"}),
+VIEWS = (
+    View(
+        name="tool_latencies",
+        question="Which tools take the time, how long are their calls, and how often do they fail?",
+        analysis=asking(tool_latencies),
+        columns={
+            "tool": "name of the tool",
+            "failed_share": "part of the calls that failed",
+            "errors": "number of kinds of errors",
+            "share": "part of all tool time",
+            "requests_share": "part of the time of all requests",
+            "slowest_step": "step of the longest call",
+            "slowest_request_id": "request of the longest call",
+        },
+        draw=_tools,
+        empty="no tool call was recorded there.",
+        section="tools",
+        shows="""
+            A row per tool, most time first: the time of all its calls, how many, how many
+            failed; percentiles and the longest call. The right axis is logarithmic if tools
+            differ by more than 50 times; its label has it.
+        """,
+        conclude="""
+            - A small P50 and a long `max`: a timeout, a cold start, a retry;
+              `slowest_request_id` in the table leads to it.
+            - A tool with many failures costs twice: its time, and the turn that repairs it.
+            - All tools slow at the same moments: not the tools, but the event loop
+              (`loop_suspects`).
+        """,
+        limits="""
+            Concurrent calls count each in the time of all calls, and once in the length of the
+            request (`exclusive_times`). A tool that returns an error as text did not fail as
+            far as verl reports. Sources: `tool_call` events with their `status`.
+        """,
+        takes=frozenset({"worker", "validate"}),
+        example="--steps 3:10",
     ),
-    "reward_times": View(
-        "How long do scoring and post-processing take, and what rewards come out?",
-        asking(reward_times, rewards),
-        _rewards,
-        "no reward or post-processing was recorded there.",
-        frozenset({"worker", "validate"}),
+    View(
+        name="reward_times",
+        question="How long do scoring and post-processing take, and what rewards come out?",
+        analysis=asking(reward_times, rewards),
+        columns={
+            "part": "`postprocess`, `reward` (waiting for it) or `score` (the function itself)",
+            "requests_share": "part of the time of all requests",
+        },
+        draw=_rewards,
+        empty="no reward or post-processing was recorded there.",
+        section="requests",
+        shows="""
+            The time after the conversation, mean and P99: post-processing without the reward,
+            waiting for the reward, and the reward function itself, which is part of that
+            waiting. Right: rewards, mean and P5 to P95.
+        """,
+        conclude="""
+            - `reward` far above `score`: requests wait for a reward worker; more of them help.
+            - `score` itself is long: the reward function is slow.
+            - Both short on average, and long at P99 together with everything else: the event
+              loop stalled (`loop_suspects`), not the reward.
+        """,
+        limits="""
+            Rewards that the trainer computes for a whole batch are the phase `reward` of the
+            step, not here. Reward workers have neither the step nor validation: both are those
+            of the request with the same `uid`.
+        """,
+        takes=frozenset({"worker", "validate"}),
     ),
-}
+)

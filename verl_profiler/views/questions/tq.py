@@ -9,20 +9,20 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD
 from verl_profiler.reading.tables.schemas import TQ_STAGES
-from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
-from verl_profiler.render.figure import (
+from verl_profiler.render.axes import (
+    bar_texts,
     bars,
     end_labels,
     legend,
-    sheet,
-    short,
+    percent,
     time_unit,
     value_axis,
 )
-from verl_profiler.render.text import seconds, share
+from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, seconds, share
 from verl_profiler.views.tq_text import rate
-from verl_profiler.views.view import Choice, Sheets, View, column, known
+from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,10 +32,6 @@ __all__ = ["VIEWS"]
 
 _FUNCTIONS = 16
 _PARTS = 60
-
-
-def _function_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"tq_functions": tq_functions(tables, choice.steps)}
 
 
 def _functions(sheets: Sheets, choice: Choice) -> Figure:
@@ -71,13 +67,11 @@ def _functions(sheets: Sheets, choice: Choice) -> Figure:
         names,
         [(s, column(shown, f"{s}_mean_s", factor), TQ_COLORS[s]) for s in TQ_STAGES],
     )
-    for place, (row, length) in enumerate(zip(shown, lengths, strict=True)):
-        text = f"  {row['calls']:,} call{'s' * (row['calls'] != 1)}"
-        if row["failed"]:
-            text += f", {row['failed']} failed"
-        left.text(length, place, text, va="center", fontsize=8)
-    value_axis(left, f"mean time of a call [{unit}]", of="x")
-    left.set_xlim(0, (max(lengths) or 1) * 1.35)
+    texts = [
+        counted(row["calls"], "call") + (f", {row['failed']} failed" if row["failed"] else "")
+        for row in shown
+    ]
+    bar_texts(left, lengths, texts, f"mean time of a call [{unit}]", room=1.35)
     left.set_title("a call")
     bars(
         right,
@@ -101,10 +95,6 @@ def _functions(sheets: Sheets, choice: Choice) -> Figure:
 
 def _stage_sums(rows: Rows) -> list[float]:
     return [sum(row[f"{stage}_mean_s"] or 0 for stage in TQ_STAGES) for row in rows]
-
-
-def _time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {"tq_over_time": tq_over_time(tables, choice.steps, parts=_PARTS)}
 
 
 def _over_time(sheets: Sheets, choice: Choice) -> Figure:
@@ -192,24 +182,97 @@ def _load(axes: Axes, rows: Rows, factor: float) -> None:
         linewidth=0.4,
     )
     axes.axhline(HIGH_OVERHEAD, color=MUTED, linewidth=0.9, linestyle="--")
-    value_axis(axes, "share of calls' time", percent=True)
+    value_axis(axes, "share of calls' time", form=percent)
     axes.set_ylim(0, max(axes.get_ylim()[1], HIGH_OVERHEAD * 1.1))
     axes.set_title(f"get and put in the time of functions; above {share(HIGH_OVERHEAD)} is high")
 
 
 _TRACE = "Functions are traced with TQ_TRACE_ENABLED=1."
 
-VIEWS: dict[str, View] = {
-    "tq_functions": View(
-        "How much of each function's time goes to TransferQueue's gets and puts?",
-        _function_tables,
-        _functions,
-        f"no traced function was recorded there. {_TRACE}",
+
+VIEWS = (
+    View(
+        name="tq_functions",
+        question="How much of each function's time goes to TransferQueue's gets and puts?",
+        analysis=asking(tq_functions),
+        columns={
+            "func": "traced function",
+            "busy_s": "time with at least one call in progress in any process, in s",
+            "tq_busy_s": "time with at least one get or put in progress, in s",
+            "tq_alone_s": "time with gets or puts and no compute in progress, in s",
+            "wall_share": "tq_busy_s as part of busy_s",
+            "alone_share": "tq_alone_s as part of busy_s",
+            "concurrency": "mean number of concurrent calls",
+            "traced": "number of traced calls",
+            "calls": "number of calls, estimated where only every N-th was traced",
+            "sampled": "the largest N",
+            "estimated": "number of calls whose stages are computed, not recorded",
+            "waits": "whether it waits for other functions, whose time it contains",
+            "overhead_share": "get and put as part of the function's time",
+            "get_*": "of the stage get: calls, sum, mean, percentiles, share, variation",
+            "compute_*": "of the stage compute: the same",
+            "put_*": "of the stage put: the same",
+        },
+        draw=_functions,
+        empty=f"no traced function was recorded there. {_TRACE}",
+        section="transfers",
+        shows="""
+            Left: the mean call of each traced function, divided into get, compute and put.
+            Right: the same as shares of the function's time. Training and validation together.
+            `verl-profiler tq training.log --plot figures` draws it from a console log.
+        """,
+        conclude="""
+            - Compute is more than 80 %: TransferQueue does not matter there.
+            - Get and put are more than 30 %: larger batches, fewer transfers, or a faster
+              backend; `verl-profiler tq` has the evidence.
+            - Get is long and put is short: many processes read the same storage units at the
+              same time.
+        """,
+        limits="""
+            Concurrent calls of one process count each: 100 rollouts of 10 s are 1000 s.
+            `verl-profiler tq` also has the time on the clock. Functions that wait for others
+            contain the others' time in compute. Sources: the events `tq_function`, or the log
+            records of a console log.
+        """,
     ),
-    "tq_over_time": View(
-        "When was TransferQueue slow, and when did it cost most?",
-        _time_tables,
-        _over_time,
-        "no TransferQueue call was recorded there.",
+    View(
+        name="tq_over_time",
+        question="When was TransferQueue slow, and when did it cost most?",
+        analysis=asking(tq_over_time),
+        columns={
+            "part": "part of the run, from 0",
+            "begin_s": "its start, in s after the first call",
+            "end_s": "its end, in s after the first call",
+            "get_s": "time of gets, in s",
+            "compute_s": "time of compute, in s",
+            "put_s": "time of puts, in s",
+            "overhead_share": "get and put as part of the functions' time",
+            "transfers": "number of gets and puts",
+            "mib_per_s": "MiB per second of gets and puts, each by its own time",
+            "speed": "`good`, `fair` or `poor`",
+            "get_mib_per_s": "MiB per second of gets",
+            "put_mib_per_s": "MiB per second of puts",
+        },
+        draw=_over_time,
+        empty="no TransferQueue call was recorded there.",
+        section="transfers",
+        shows="""
+            The run in 60 equal parts of time. Above: MB per second of gets and puts, with the
+            bounds of TransferQueue's guide (MB are 2^20 bytes). Below: the share of get and put
+            in the time of traced functions.
+        """,
+        conclude="""
+            - Rates fall for a while and recover: other traffic on the network or the storage.
+            - Rates are always low: the backend, the network, or calls that move too little
+              each.
+            - The share is high in the same phase of every step: that phase moves data and
+              computes little.
+        """,
+        limits="""
+            A call is in the part in which it starts, with all of its bytes and time. Each rate
+            is by the call's own time; concurrent calls move more together. Small transfers look
+            slow, because every call has fixed costs.
+        """,
+        example="--steps 3:10",
     ),
-}
+)

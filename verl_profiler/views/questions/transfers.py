@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import FuncFormatter
-
 from verl_profiler.analysis.memory import memory_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.transfers import transfer_rates, weight_sync
-from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
-from verl_profiler.render.figure import (
-    bars,
+from verl_profiler.render.axes import (
+    bar_texts,
+    colored_bars,
     end_labels,
     legend,
-    sheet,
-    short,
     stack,
     step_axis,
+    step_lines,
     time_unit,
     value_axis,
 )
-from verl_profiler.render.text import seconds, share, size
+from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, seconds, share, size
 from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
@@ -43,12 +43,10 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
     steps = sorted({row["step"] for row in rows})
     moved = sum(known(rows, "size_bytes"))
     calls = sum(row["calls"] for row in rows)
-    groups: dict[tuple[str, str], list[Rows]] = {}
     sums: dict[tuple[str, str], float] = {}
     for row in rows:
         key = row["role"], row["event"]
         sums[key] = sums.get(key, 0.0) + row["total_s"]
-        groups.setdefault(key, []).append([row])
     top = max(sums, key=lambda key: (sums[key], key))
     slowest = max(rows, key=lambda row: row["max_s"])
     title = (
@@ -88,35 +86,26 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
     if series:
         stack(axes, steps, series)
     step_axis(axes, steps)
-    value_axis(axes, "bytes")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    value_axis(axes, "bytes", form=size)
     legend(axes, reverse=True)
     axes.set_title("data moved in each step")
     axes = panels[1]
     order = sorted(sums, key=lambda key: (-sums[key], key))
     shown = order[:12]
     factor, unit = time_unit(max(sums.values()))
-    lengths = bars(
+    lengths = colored_bars(
         axes,
         [f"{event} of {short(role, 16)}" for role, event in shown],
-        [("", [sums[key] * factor for key in shown], GRID)],
-    )
-    axes.barh(
-        range(len(shown)),
         [sums[key] * factor for key in shown],
-        0.74,
-        color=[_EVENT_COLORS.get(key[1], GRID) for key in shown],
+        [_EVENT_COLORS.get(key[1], GRID) for key in shown],
     )
-    for place, (key, length) in enumerate(zip(shown, lengths, strict=True)):
+    texts = []
+    for key in shown:
         mine = [row for row in rows if (row["role"], row["event"]) == key]
-        number = sum(row["calls"] for row in mine)
         data = sum(row["size_bytes"] or 0 for row in mine)
-        text = f"  {number:,} call" + "s" * (number != 1)
-        if data:
-            text += f", {size(data)}"
-        axes.text(length, place, text, va="center", fontsize=8)
-    value_axis(axes, f"time of all callers together [{unit}]", of="x")
-    axes.set_xlim(0, (max(lengths) or 1) * 1.45)
+        number = counted(sum(row["calls"] for row in mine), "call")
+        texts.append(f"{number}, {size(data)}" if data else number)
+    bar_texts(axes, lengths, texts, f"time of all callers together [{unit}]", room=1.45)
     more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
     axes.set_title(f"time in calls{more}")
     return figure
@@ -154,22 +143,14 @@ def _weights(sheets: Sheets, choice: Choice) -> Figure:
         (value for row in rows for key, _, _ in _WEIGHT_LINES if (value := row[key])), default=0
     )
     factor, unit = time_unit(longest)
-    labels = []
-    for key, name, code in _WEIGHT_LINES:
-        line = [row for row in rows if row[key] is not None]
-        if not line:
-            continue
-        axes.plot(
-            [row["step"] for row in line],
-            column(line, key, factor),
-            color=code,
-            marker="o" if len(rows) <= 30 else None,
-            markersize=4,
-        )
-        labels.append((line[-1][key] * factor, name, code))
-    step_axis(axes, steps)
-    value_axis(axes, f"time [{unit}]")
-    end_labels(axes, labels)
+    step_lines(
+        axes,
+        [(rows, *line) for line in _WEIGHT_LINES],
+        steps,
+        f"time [{unit}]",
+        factor=factor,
+        markersize=4,
+    )
     return figure
 
 
@@ -245,34 +226,102 @@ def _memory(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-def _byte_axis(axes, rows: Rows) -> None:  # noqa: ANN001
-    value_axis(axes, "device memory")
+def _byte_axis(axes: Axes, rows: Rows) -> None:
+    value_axis(axes, "device memory", form=size)
     totals = known(rows, "total_bytes")
     if totals:
         axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
         axes.set_ylim(0, max(totals) * 1.18)
     else:
         axes.set_ylim(0, axes.get_ylim()[1] * 1.18)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
 
 
-VIEWS: dict[str, View] = {
-    "transfer_rates": View(
-        "What goes through TransferQueue, and who spends time on it?",
-        asking(transfer_rates),
-        _transfers,
-        "no TransferQueue call was recorded there.",
+VIEWS = (
+    View(
+        name="transfer_rates",
+        question="What goes through TransferQueue, and who spends time on it?",
+        analysis=asking(transfer_rates),
+        columns={
+            "busy_s": "time in which a process had at least one such call in progress, in s",
+            "busy_share": "the same as part of the step in each process",
+            "bytes_per_s": "size_bytes by the time of calls that report a size",
+        },
+        draw=_transfers,
+        empty="no TransferQueue call was recorded there.",
+        section="transfers",
+        shows="""
+            Left: bytes per step and kind of call. Right: the time in calls by role and kind,
+            with counts and bytes. Training and validation together.
+        """,
+        conclude="""
+            - `tq_meta` takes more time than `tq_put`: many small metadata queries; the
+              controller answers one after another.
+            - `tq_put` is long in agent loops: the storage units are slow, or the event loop is
+              busy.
+            - Bytes grow over the run: responses do.
+        """,
+        limits="""
+            Time of all callers together: calls that wait for each other count each. Calls that
+            do not report a size have no bytes, and are not in `bytes_per_s`. The work of the
+            storage units is not divided further.
+        """,
+        example="--csv",
     ),
-    "weight_sync": View(
-        "How long does it take to bring new weights into the engines?",
-        asking(weight_sync),
-        _weights,
-        "no weight sync was recorded there.",
+    View(
+        name="weight_sync",
+        question="How long does it take to bring new weights into the engines?",
+        analysis=asking(weight_sync),
+        columns={
+            "trainer_s": "the whole sync by the trainer's timer, in s",
+            "slowest_rank_s": "the slowest rank's part, in s",
+            "slowest_rank": "process of that rank",
+            "transfer_s": "the transfer, slowest process, in s",
+            "release_s": "release of device memory, slowest process, in s",
+            "resume_s": "resume of device memory, slowest process, in s",
+        },
+        draw=_weights,
+        empty="no weight sync was recorded there.",
+        section="weights",
+        shows="""
+            By step: the whole sync as the trainer times it, the slowest rank's part, the
+            transfer itself, and release and resume of device memory.
+        """,
+        conclude="""
+            - The transfer is nearly all of it: bandwidth, or the bucket size.
+            - The sync is much longer than the transfer: sleep and wake-up of the engines, or
+              waiting for one of them.
+            - The first sync is longer than the others: buffers and connections are created.
+        """,
+        limits="""
+            The lines overlap in time and do not add up. Step 0 has no timer of the trainer: its
+            sync is part of start-up.
+        """,
     ),
-    "memory_phases": View(
-        "When is device memory fullest, and in which role?",
-        asking(memory_phases),
-        _memory,
-        "no reading of device memory was recorded there. A CPU has no memory counter.",
+    View(
+        name="memory_phases",
+        question="When is device memory fullest, and in which role?",
+        analysis=asking(memory_phases),
+        columns={
+            "at": "verl's checkpoint",
+            "place": "order of the checkpoint in the step",
+            "fullest": "role with the highest reading of the step",
+        },
+        draw=_memory,
+        empty="no reading of device memory was recorded there. A CPU has no memory counter.",
+        section="weights",
+        shows="""
+            For each role, the readings at verl's own checkpoints in the step with the highest
+            one, and the highest reading of every step. Dashed: the memory of the device.
+        """,
+        conclude="""
+            - Close to the dashed line at one checkpoint: that phase limits the batch size.
+            - `reserved` far above `allocated`: fragmentation, or memory that the engine keeps
+              for its cache.
+            - A line that climbs over steps: a leak, or longer sequences.
+        """,
+        limits="""
+            Nothing is read between checkpoints: a peak there is missed. A CPU has no memory
+            counter. Values are the highest of all processes of the role.
+        """,
     ),
-}
+)

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import MaxNLocator
-
 from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.axes import legend, stack, step_axis, time_unit, value_axis, whole_numbers
 from verl_profiler.render.colors import MUTED, PART_COLORS
-from verl_profiler.render.figure import (
-    SEQUENCE,
-    legend,
-    sheet,
-    stack,
-    step_axis,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.figure import sheet, tint
 from verl_profiler.render.text import seconds, share
 from verl_profiler.views.view import Choice, Sheets, View, column, marks
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
@@ -55,7 +47,7 @@ def _turn_times(sheets: Sheets, choice: Choice) -> Figure:
             places,
             marks(rows, f"{name}_s", factor),
             "_" if name == "max" else "o",
-            color=SEQUENCE(code),
+            color=tint(code),
             markersize=9 if name == "max" else 6,
             markeredgewidth=1.8 if name == "max" else 0.5,
             label=name if name == "max" else name.upper(),
@@ -100,7 +92,7 @@ def _turn_title(rows: Rows) -> str:
     return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
 
 
-def _turn_axis(axes, rows: Rows) -> None:  # noqa: ANN001
+def _turn_axis(axes: Axes, rows: Rows) -> None:
     """Name the turns, with how many there are of each."""
     places = [row["turn"] for row in rows]
     axes.set_xlim(min(places) - 0.6, max(places) + 0.6)
@@ -149,7 +141,7 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
             sum(r["requests"] for r in rows if r["step"] == step and r["turns"] in members)
             for step in steps
         ]
-        series.append((name, values, SEQUENCE(place / max(len(groups) - 1, 1))))
+        series.append((name, values, tint(place / max(len(groups) - 1, 1))))
     stack(axes, steps, series)
     step_axis(axes, steps)
     value_axis(axes, "requests")
@@ -167,9 +159,8 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
     axes.bar(counts, [mean * factor for mean in means], 0.78, color=PART_COLORS["engine"])
     value_axis(axes, f"mean duration of such a request [{unit}]")
     axes.set_xlabel("turns of the request")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    whole_numbers(axes)
     axes.set_xlim(min(counts) - 0.6, max(counts) + 0.6)
-    axes.grid(visible=False, axis="x")
     axes.set_title("how long such requests took, as a whole")
     return figure
 
@@ -177,19 +168,74 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
 _BOTH = frozenset({"worker", "validate"})
 
 
-VIEWS: dict[str, View] = {
-    "turn_times": View(
-        "Do late turns take longer than early ones, and in what?",
-        _turn_time_tables,
-        _turn_times,
-        "no turn was recorded there. Single-turn agent loops of older versions have none.",
-        _BOTH,
+VIEWS = (
+    View(
+        name="turn_times",
+        question="Do late turns take longer than early ones, and in what?",
+        analysis=_turn_time_tables,
+        columns={
+            "turn": "index of the turn, from 0",
+            "turns": "number of finished turns with this index",
+            "share": "part of all turn time",
+            "engine_s": "mean time in generate calls, in s",
+            "tool_s": "mean time in tool calls, in s",
+            "tool_parsing_s": "mean time spent parsing tool calls, in s",
+            "token_merge_s": "mean time spent merging tokens, in s",
+            "other_s": "mean time in no recorded event, in s",
+            "overlap_s": "mean time counted more than once because calls ran concurrently, in s",
+            "prompt_tokens": "mean number of prompt tokens",
+            "response_tokens": "mean number of generated tokens",
+        },
+        draw=_turn_times,
+        empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
+        section="turns",
+        shows="""
+            By the index of the turn, from 0: percentiles and the longest, the number of turns,
+            and the mean components.
+        """,
+        conclude="""
+            - Later turns take longer in `engine`: the context grows; see cached tokens in
+              `token_rates`.
+            - The first turn is the longest: it has the reasoning, or queues with all the
+              others.
+            - `tool` grows with the turn: late turns call other tools (`tool_latencies`).
+        """,
+        limits="""
+            Only few requests have late turns, and those are special: compare n. A turn is an
+            assistant turn with its tools; verl's `num_turns` counts user turns too. Unfinished
+            turns are counted and left out. The first version of the original logger recorded
+            turns without components: then only the left panel is drawn.
+        """,
+        takes=_BOTH,
+        example="--validate",
     ),
-    "turns_per_request": View(
-        "How many turns do requests take, and does that change over the run?",
-        _turns_tables,
-        _turns,
-        "no request with a number of turns was recorded there.",
-        frozenset({"validate"}),
+    View(
+        name="turns_per_request",
+        question="How many turns do requests take, and does that change over the run?",
+        analysis=_turns_tables,
+        columns={
+            "turns": "number of turns of a request",
+            "requests": "number of requests with that many",
+            "share": "part of the step's requests",
+            "mean_s": "mean duration of these requests, in s",
+        },
+        draw=_turns,
+        empty="no request with a number of turns was recorded there.",
+        section="turns",
+        shows="""
+            Left: the requests of each step by their number of turns. Right: the mean duration
+            of whole requests with that many turns.
+        """,
+        conclude="""
+            - The stack becomes darker over the run: the model uses its tools more, and rollouts
+              become longer.
+            - It becomes lighter: the model stops calling tools.
+            - A steep right panel: a limit on turns shortens the tail.
+        """,
+        limits="""
+            The right panel is about whole requests, not about single turns; see `turn_times`.
+            More than ten numbers of turns are grouped, as the legend shows.
+        """,
+        takes=frozenset({"validate"}),
     ),
-}
+)

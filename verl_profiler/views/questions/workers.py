@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.ticker import MaxNLocator
-
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.workers import worker_balance, worker_phases
+from verl_profiler.render.axes import bar_texts, bars, colorbar, legend, step_axis, time_unit
 from verl_profiler.render.colors import color
-from verl_profiler.render.figure import (
-    bars,
-    legend,
-    sheet,
-    short,
-    step_axis,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.figure import colormap, sheet, short
 from verl_profiler.render.text import seconds
 from verl_profiler.views.view import Choice, Sheets, View, asking
 
@@ -117,11 +106,10 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Figure:
         lengths = bars(
             axes, [short(name, 20) for name in names[role]], series, hatched={"waited": "////"}
         )
-        for place, (length, wait) in enumerate(zip(lengths, waits, strict=True)):
-            text = f"  waited {seconds(wait)}" if wait > 0.0005 else "  waited for none"
-            axes.text(length, place, text, va="center", fontsize=8)
-        value_axis(axes, f"time [{unit}]", of="x")
-        axes.set_xlim(0, (max(lengths) or 1) * 1.2)
+        texts = [
+            f"waited {seconds(wait)}" if wait > 0.0005 else "waited for none" for wait in waits
+        ]
+        bar_texts(axes, lengths, texts, f"time [{unit}]", room=1.2)
         legend(axes)
         axes.set_title(role)
     return figure
@@ -174,11 +162,20 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         for row in mine:
             ahead = fastest[row["step"]] - row["waited_s"]
             cells[places[row["name"]]][row["step"] - first] = ahead * factor
-        scale = Normalize(0, most * factor)
+        scale = colorbar(
+            figure,
+            axes,
+            (0, most * factor),
+            f"later by [{unit}]",
+            white=True,
+            pad=0.01,
+            aspect=12,
+            bins=4,
+        )
         axes.imshow(
             cells,
             aspect="auto",
-            cmap=_from_white(),
+            cmap=colormap(white=True),
             norm=scale,
             interpolation="nearest",
             extent=(first - 0.5, last + 0.5, len(places) - 0.5, -0.5),
@@ -190,21 +187,7 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         step_axis(axes, steps)
         axes.set_xlim(first - 0.5, last + 0.5)
         axes.set_title(f"{key[1]} of {key[0]}: how much later than the first to be done")
-        figure.colorbar(
-            ScalarMappable(scale, _from_white()),
-            ax=axes,
-            label=f"later by [{unit}]",
-            pad=0.01,
-            aspect=12,
-            ticks=MaxNLocator(nbins=4),
-        )
     return figure
-
-
-def _from_white():  # noqa: ANN202
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("later", ["#FFFFFF", "#8FBBDD", "#1B5A95", "#0B2A4F"])
 
 
 # The order in which a step runs them.
@@ -231,11 +214,42 @@ def _by_number(name: str) -> tuple[str, int, str]:
     return (stem, int(number), "") if number.isdecimal() else (name, -1, name)
 
 
-VIEWS: dict[str, View] = {
-    "worker_phases": View(
-        "Which worker was the slowest at what, and who waited for it?",
-        asking(worker_phases, worker_balance),
-        _workers,
-        "no agent-loop worker or rank was recorded there.",
+VIEWS = (
+    View(
+        name="worker_phases",
+        question="Which worker was the slowest at what, and who waited for it?",
+        analysis=asking(worker_phases, worker_balance),
+        columns={
+            "phase": "what it did; `rollout` of agent-loop workers",
+            "duration_s": "time spent on it, in s",
+            "waited_s": "how much sooner than the slowest process it was done, in s",
+            "slowest": "whether it was the slowest of its role",
+        },
+        draw=_workers,
+        empty="no agent-loop worker or rank was recorded there.",
+        section="workers",
+        shows="""
+            Of one step: a bar per process, phase by phase; hatched, the time that it was ahead
+            of the slowest. Of several steps: a grid of processes and steps for the three phases
+            with the most waiting; dark is the process that the others waited for. The phase
+            `rollout` lasts from the step's first request to the worker's last end; ranks have
+            their outermost intervals.
+        """,
+        conclude="""
+            - One dark row: the same process is always last. The same prompts, a slower GPU, or
+              a busy node.
+            - Dark cells all over: chance; the slow process differs between steps, as requests
+              do.
+            - Ranks differ at `update_actor`: sequences are unevenly packed.
+            - All ranks are equally slow: they wait for each other inside; collectives hide the
+              slow one.
+        """,
+        limits="""
+            Waiting is not recorded. It is computed from the ends, and costs time only if the
+            next phase needs all processes. Work inside a collective takes as long as its
+            slowest participant on every rank. In files of the original logger the phases
+            include `barrier_wait`.
+        """,
+        example="--steps 7",
     ),
-}
+)

@@ -1,0 +1,378 @@
+"""What plots are made of: axes with units, bars, lines over steps, labels and legends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.render.colors import GRID, MUTED
+from verl_profiler.render.figure import colormap, plain, tint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+__all__ = [
+    "Line",
+    "bar_texts",
+    "bars",
+    "colorbar",
+    "colored_bars",
+    "end_labels",
+    "legend",
+    "patch",
+    "percent",
+    "percentile_marks",
+    "stack",
+    "step_axis",
+    "step_lines",
+    "time_unit",
+    "value_axis",
+    "whole_numbers",
+]
+
+Row = Mapping[str, Any]
+# Rows with a step, the column to draw, a name, a color and, if not solid, a line style.
+Line = tuple[Sequence[Row], str, str, Any] | tuple[Sequence[Row], str, str, Any, str]
+
+# More bars than this touch each other.
+_TOUCHING = 60
+# Up to so many steps, the points of a line are marked.
+_MARKED = 30
+
+
+def time_unit(longest_s: float | None) -> tuple[float, str]:
+    """Return what to multiply seconds with, and the unit, for an axis up to `longest_s`."""
+    longest = longest_s or 0.0
+    if longest < 0.5:
+        return 1000.0, "ms"
+    return (1.0, "s") if longest < 3600 else (1 / 60, "min")
+
+
+def percent(value: float) -> str:
+    """Write a share for an axis."""
+    return f"{value * 100:.4g} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"
+
+
+def value_axis(
+    axes: Axes, label: str, *, of: str = "y", form: Callable[[float], str] = _number
+) -> None:
+    """Name an axis with its unit and let it begin at zero; draw first, then call this."""
+    axis = axes.yaxis if of == "y" else axes.xaxis
+    axis.set_label_text(label)
+    low, high = axes.dataLim.intervaly if of == "y" else axes.dataLim.intervalx
+    high = high * 1.06 if math.isfinite(high) and high > 0 else 1.0
+    low = min(low * 1.06, 0.0) if math.isfinite(low) else 0.0
+    (axes.set_ylim if of == "y" else axes.set_xlim)(low, high)
+    axis.set_major_formatter(lambda value, _: form(value))
+
+
+def step_axis(axes: Axes, steps: Sequence[float]) -> None:
+    """Make the horizontal axis one of steps: whole numbers, all of them when they fit."""
+    axes.set_xlabel("step")
+    low, high = min(steps), max(steps)
+    axes.set_xlim(low - 0.6, high + 0.6)
+    whole_numbers(axes, steps=[1, 2, 5, 10])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+
+
+def whole_numbers(axes: Axes, **intervals: Any) -> None:
+    """Mark the horizontal axis at whole numbers, without lines through the panel."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1, **intervals))
+    axes.grid(visible=False, axis="x")
+
+
+def step_lines(
+    axes: Axes,
+    lines: Iterable[Line],
+    steps: Sequence[float],
+    label: str,
+    *,
+    factor: float = 1.0,
+    form: Callable[[float], str] = _number,
+    top: float | None = None,
+    gap: float = 0.052,
+    marked: bool | None = None,
+    broken: bool = False,
+    markersize: float = 3.5,
+) -> None:
+    """Draw lines over steps, each named at the right edge of the panel.
+
+    Args:
+        axes: The panel.
+        lines: What to draw; rows without a value are left out, a line without any as well.
+        steps: Those of the axis.
+        label: Of the vertical axis, with its unit.
+        factor: What to multiply values with.
+        form: Writes a value of the axis.
+        top: The end of the axis; a little above the highest value when None.
+        gap: The least distance of names, as a share of the axis.
+        marked: Points are marked; when None, if there are few steps.
+        broken: Lines have gaps where values are missing.
+        markersize: Of the points, in points.
+    """
+    marked = len(steps) <= _MARKED if marked is None else marked
+    labels = []
+    for rows, key, name, code, *style in lines:
+        drawn = [row for row in rows if broken or row[key] is not None]
+        if not drawn:
+            continue
+        values = [math.nan if row[key] is None else row[key] * factor for row in drawn]
+        axes.plot(
+            [row["step"] for row in drawn],
+            values,
+            color=code,
+            marker="o" if marked else None,
+            markersize=markersize,
+            linestyle=style[0] if style else "-",
+        )
+        labels.append((values[-1], name, code, *style))
+    step_axis(axes, steps)
+    value_axis(axes, label, form=form)
+    if top is not None:
+        axes.set_ylim(0, top)
+    end_labels(axes, labels, gap=gap)
+
+
+def stack(
+    axes: Axes,
+    steps: Sequence[float],
+    series: Iterable[tuple[str, Sequence[float], Any]],
+    *,
+    hatched: Mapping[str, str] | None = None,
+) -> list[float]:
+    """Stack bars over steps and return the height of each.
+
+    A series is a name, its values and a color, from the bottom up; `hatched` has hatches by name.
+    """
+    touching = len(steps) > _TOUCHING
+    marks = hatched or {}
+    base = [0.0] * len(steps)
+    for name, values, code in series:
+        axes.bar(
+            steps,
+            values,
+            1.0 if touching else 0.78,
+            bottom=base,
+            color=code,
+            label=plain(name),
+            linewidth=0 if touching else 0.5,
+            edgecolor="white" if name in marks or not touching else code,
+            hatch=marks.get(name),
+        )
+        base = [low + value for low, value in zip(base, values, strict=True)]
+    return base
+
+
+def bars(
+    axes: Axes,
+    names: Sequence[str],
+    series: Iterable[tuple[str, Sequence[float], Any]],
+    *,
+    hatched: Mapping[str, str] | None = None,
+) -> list[float]:
+    """Stack horizontal bars, the first on top, and return the length of each."""
+    places = list(range(len(names)))
+    marks = hatched or {}
+    base = [0.0] * len(names)
+    for name, values, code in series:
+        axes.barh(
+            places,
+            values,
+            0.74,
+            left=base,
+            color=code,
+            label=plain(name),
+            linewidth=0.5,
+            edgecolor=MUTED if name in marks else "white",
+            hatch=marks.get(name),
+        )
+        base = [low + value for low, value in zip(base, values, strict=True)]
+    axes.set_yticks(places, [plain(name) for name in names])
+    # A few bars stay as thin as many.
+    axes.set_ylim(max(len(names), 3) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    return base
+
+
+def colored_bars(
+    axes: Axes,
+    names: Sequence[str],
+    values: Sequence[float],
+    colors: Sequence[Any],
+    pale: Sequence[float] | None = None,
+) -> list[float]:
+    """Draw horizontal bars, each in its color, on pale ones that may be longer."""
+    lengths = bars(axes, names, [("", pale or values, GRID)])
+    axes.barh(range(len(values)), values, 0.74, color=colors)
+    return lengths
+
+
+def bar_texts(
+    axes: Axes, lengths: Sequence[float], texts: Iterable[str], label: str, room: float
+) -> None:
+    """Write a text at the end of each bar and name the axis.
+
+    Args:
+        axes: The panel.
+        lengths: Of the bars, the first on top.
+        texts: One per bar.
+        label: Of the horizontal axis, with its unit.
+        room: The length of the axis, in longest bars.
+    """
+    for place, (length, text) in enumerate(zip(lengths, texts, strict=True)):
+        axes.text(length, place, f"  {text}", va="center", fontsize=8)
+    value_axis(axes, label, of="x")
+    axes.set_xlim(0, (max(lengths) or 1) * room)
+
+
+def percentile_marks(
+    axes: Axes,
+    rows: Sequence[Row],
+    places: Sequence[float],
+    names: Mapping[str, float],
+    *,
+    factor: float,
+    markersize: float,
+    labeled: bool = True,
+) -> None:
+    """Mark percentiles on horizontal lines: the darker the higher, the longest with a stroke.
+
+    Args:
+        axes: The panel.
+        rows: With a column `p50_s`, `max_s`, … for each name.
+        places: The height of each row.
+        names: Place in the sequence of colors by name, such as `p50` or `max`.
+        factor: What to multiply seconds with.
+        markersize: Of the dots, in points.
+        labeled: The legend has the names.
+    """
+    for name, place in names.items():
+        longest = name == "max"
+        axes.plot(
+            [math.nan if row[f"{name}_s"] is None else row[f"{name}_s"] * factor for row in rows],
+            places,
+            "|" if longest else "o",
+            color=tint(place),
+            markersize=11 if longest else markersize,
+            markeredgewidth=1.6 if longest else 0.3,
+            label=(name if longest else name.upper()) if labeled else None,
+        )
+
+
+def colorbar(
+    figure: Figure,
+    axes: Axes,
+    ends: tuple[float, float],
+    label: str,
+    *,
+    bins: int,
+    white: bool = False,
+    **place: Any,
+) -> Any:
+    """Add a scale of colors to a panel and return how values are placed on it.
+
+    Args:
+        figure: The figure.
+        axes: The panel.
+        ends: The lowest and the highest value.
+        label: Of the scale, with its unit.
+        bins: At most so many intervals; without white, marks are whole numbers.
+        white: The lowest value is white.
+        place: For `Figure.colorbar`.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    scale = Normalize(*ends)
+    figure.colorbar(
+        ScalarMappable(scale, colormap(white=white)),
+        ax=axes,
+        label=label,
+        ticks=MaxNLocator(nbins=bins, integer=not white),
+        **place,
+    )
+    return scale
+
+
+def patch(code: Any, label: str, alpha: float | None = None) -> Patch:
+    """Return an entry of a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=code, alpha=alpha, label=label)
+
+
+def legend(axes: Axes, *, title: str | None = None, reverse: bool = False) -> None:
+    """Put the legend to the right of the panel, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    if reverse:
+        handles, labels = handles[::-1], labels[::-1]
+    made = axes.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1.0),
+        borderaxespad=0.0,
+        title=title,
+        handlelength=1.3,
+        alignment="left",
+    )
+    made.get_title().set_fontsize(8.5)
+
+
+def end_labels(
+    axes: Axes,
+    labels: Sequence[tuple[float, str, str] | tuple[float, str, str, str]],
+    *,
+    gap: float = 0.052,
+) -> None:
+    """Label lines at the right edge of a panel, pushed apart where they would overlap.
+
+    Each label is a value on the vertical axis, a text, a color and, if not solid, a line style;
+    `gap` is the least distance, as a share of the vertical axis.
+    """
+    low, high = axes.get_ylim()
+    span = (high - low) or 1.0
+    shown = sorted(
+        (label for label in labels if math.isfinite(label[0])), key=lambda label: label[0]
+    )
+    places = [(label[0] - low) / span for label in shown]
+    for number in range(1, len(places)):
+        places[number] = max(places[number], places[number - 1] + gap)
+    if places:
+        places[-1] = min(places[-1], 1.0)
+    for number in reversed(range(len(places) - 1)):
+        places[number] = min(places[number], places[number + 1] - gap)
+    for place, (_, text, code, *style) in zip(places, shown, strict=True):
+        axes.plot(
+            [1.012, 1.042],
+            [place, place],
+            transform=axes.transAxes,
+            color=code,
+            linestyle=style[0] if style else "-",
+            linewidth=2.0,
+            clip_on=False,
+            scalex=False,
+            scaley=False,
+        )
+        axes.text(
+            1.042,
+            place,
+            f"  {plain(text)}",
+            transform=axes.transAxes,
+            fontsize=8.5,
+            va="center",
+            ha="left",
+        )
