@@ -102,6 +102,36 @@ def test_every_event_is_documented():
     assert [] == [name for name in EVENTS if f"`{name}`" not in page]
 
 
+def test_the_page_of_reports_is_that_of_the_views():
+    """After a change: `python -m verl_profiler.views.reference > docs/reports.md`."""
+    pytest.importorskip("duckdb")
+    from verl_profiler.views.reference import reference
+
+    assert reference() == (ROOT / "docs/reports.md").read_text()
+
+
+def test_links_between_pages_lead_somewhere():
+    """To a file that exists and, where one is named, a heading in it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            if not file.exists():
+                broken.append(f"{page.name}: {target}")
+            elif anchor and file.suffix == ".md":
+                headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+                anchors = {
+                    re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                    for heading in headings
+                }
+                if anchor not in anchors:
+                    broken.append(f"{page.name}: {target}")
+
+    assert [] == broken
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_in_the_readme(command):
     """Nobody looks for what he does not know of."""

@@ -85,9 +85,10 @@ def test_the_reading_half_brings_in_none_of_the_hosts(module):
     assert set() == imported_by(f"import {module}") & (HOSTS | {"wrapt"})
 
 
-def test_analyses_draw_nothing():
-    """Tables come first; plots are made of them."""
-    assert set() == imported_by("import verl_profiler.analysis") & {"matplotlib", "jinja2"}
+@pytest.mark.parametrize("module", ["analysis", "views.questions", "views.sections"])
+def test_nothing_is_drawn_before_it_is_asked_for(module):
+    """Tables, the list of plots and the report need no plots."""
+    assert set() == imported_by(f"import verl_profiler.{module}") & {"matplotlib", "jinja2"}
 
 
 def test_the_command_line_needs_only_the_core(tmp_path):

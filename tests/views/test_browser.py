@@ -9,6 +9,7 @@ from views.chromium import Chromium, find
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
+from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
@@ -19,7 +20,7 @@ pytestmark = [
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 SECTIONS = [
-    "steps", "path", "rollout", "requests", "turns", "tools", "workers", "transfers", "weights", "lags",
+    "steps", "path", "rollout", "requests", "turns", "tools", "workers", "transfers", "weights", "rewards", "lags",
     "validation", "problems", "cost", "launch",
 ]  # fmt: skip
 HOSTILE = {
@@ -94,6 +95,18 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small):
     for step in ("1", "2", "-1"):
         choose_step(browser, step)
     assert quiet(browser, small)
+
+
+def test_the_section_of_a_view_follows_the_step(browser, small):
+    """Its question, and a row per step and component."""
+    browser.open(small)
+    rows = "document.querySelectorAll('#rewards tbody tr').length"
+    every = browser.evaluate(rows)
+    choose_step(browser, "1")
+
+    assert 0 < browser.evaluate(rows) < every
+    assert VIEWS["reward_times"].question in text(browser, "#rewards")
+    choose_step(browser, "-1")
 
 
 def test_a_console_log_has_a_section_that_follows_the_step(browser, tmp_path):

@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verl_profiler.analysis.tools import reward_times
 from verl_profiler.cli import report
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.reader import load
 from verl_profiler.render.html import script_json
 from verl_profiler.views import sections, timelines
 from verl_profiler.views.conclusions import conclusions
+from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
@@ -151,6 +153,24 @@ def test_all_steps_together_and_each_step_add_up():
         single = sum(row[key] or 0 for row in every if row["s"] in steps)
 
         assert whole == pytest.approx(single, rel=1e-4), table
+
+
+def test_a_view_with_a_section_of_its_own_brings_its_table():
+    """With its rows of each step, a sentence for each column, and the questions of each section."""
+    data = of(SMALL)
+    sections = {section["name"]: section for section in data["sections"]}
+    view = sections["rewards"]["view"]
+    shown = rows(data[view["table"]])
+
+    assert [VIEWS["reward_times"].question] == sections["rewards"]["questions"]
+    assert {"s", *view["columns"]} == set(shown[0])
+    with load(SMALL, cache=False) as run:
+        expected = reward_times(run.tables)
+    assert [(row["part"], row["count"]) for row in expected] == [
+        (row["part"], row["count"]) for row in shown
+    ]
+    assert ["rewards"] == [name for name, section in sections.items() if section["view"]]
+    assert {"captures", "log"} & set(sections) == set()
 
 
 def test_shares_of_a_steps_phases_add_up_to_one():

@@ -19,7 +19,9 @@ from matplotlib.text import Text
 from verl_profiler.render import colors
 from verl_profiler.render.figure import save, settings
 from verl_profiler.render.text import _other_lines
-from verl_profiler.views.questions import VIEWS, Choice, NothingToDraw
+from verl_profiler.views.columns import described
+from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.view import Choice, NothingToDraw
 
 DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
@@ -168,12 +170,32 @@ def test_a_plot_is_named_after_its_first_table(name, runs):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_plot_has_a_page(name):
-    """What it shows, what to conclude, what it cannot show."""
-    page = Path(__file__).parents[2] / "docs" / "reports" / f"{name}.md"
+def test_every_column_is_described_and_every_description_has_a_column(name, runs):
+    """Who reads the JSON or the CSV finds what a column holds, and in which unit."""
+    view = VIEWS[name]
+    found = set()
+    for run in runs.values():
+        rows = view.analysis(run.tables, Choice())[name]
+        found |= {column for row in rows[:1] for column in row}
 
-    assert f"# {name}\n" in page.read_text()
-    assert f"verl-profiler plot {name}" in page.read_text()
+    assert found == set(described(view.columns, found))
+    assert [] == [
+        key
+        for key in view.columns
+        if not any(column == key or column.startswith(key.rstrip("*")) for column in found)
+    ]
+    for column, text in described(view.columns, found).items():
+        if column.endswith("_s") and not column.endswith("_per_s"):
+            assert "in s" in text, column
+
+
+def test_replays_without_gains_are_no_chart(runs):
+    """A run without generate calls has nothing that a change would save."""
+    sheets, choice = sheets_of(runs["traced"], "what_if")
+
+    assert {None} == {row["expected_s"] for row in sheets["what_if"]}
+    with pytest.raises(NothingToDraw, match="no change could be replayed"):
+        VIEWS["what_if"].figure(sheets, choice)
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])

@@ -11,24 +11,10 @@ from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import seconds, share
 from verl_profiler.render.visible import visible
+from verl_profiler.views.page_sections import section_of
 
 __all__ = ["RULES", "finding_list", "finding_texts", "findings"]
 
-# Where a plot's numbers are in the page; others are in the section of the critical path.
-_SECTIONS = {
-    "engine_parts": "rollout",
-    "loop_suspects": "lags",
-    "requests_in_flight": "rollout",
-    "reward_times": "requests",
-    "rollout_tail": "rollout",
-    "slowest_requests": "requests",
-    "step_durations": "steps",
-    "token_rates": "workers",
-    "tool_latencies": "tools",
-    "transfer_rates": "transfers",
-    "weight_sync": "weights",
-    "worker_phases": "workers",
-}
 _WIDTH = 92
 
 
@@ -96,7 +82,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
         "paste": row["overrides"],
         "files": sorted(row["files"].items()),
         "proof": row["proof"],
-        "see": [(name, _SECTIONS.get(name, "path")) for name in row["shows"]],
+        "see": [(name, section_of(name) or "path") for name in row["shows"]],
         "evidence": [_evidence(each) for each in row["evidence"]],
     }
 

@@ -30,8 +30,11 @@ from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.findings import findings
 from verl_profiler.views.log_section import log_section
+from verl_profiler.views.page_sections import page_sections
+from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
+from verl_profiler.views.view import Choice, Section
 
 __all__ = ["document"]
 
@@ -61,7 +64,7 @@ def document(
         log: The run in a console log, with what was found while the log was read.
 
     Returns:
-        A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `steps` and
+        A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `sections`, their titles; `steps` and
         one table (`columns`, `rows`) per section; `timelines`; `log`.
     """
     tables = run.tables
@@ -120,6 +123,13 @@ def document(
     data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["release_effects"] = frame(analysis.release_effects(tables, steps))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
+    for view in VIEWS.values():
+        if isinstance(view.section, Section):
+            rows = view.analysis(tables, Choice(steps=steps))[view.name]
+            if rows and "step" in rows[0]:
+                rows = _placed(rows, places, detailed, _ROWS)
+            data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
+    data["sections"] = page_sections(data)
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [

@@ -102,7 +102,7 @@ class View:
         draw: Draws the rows of one run, and computes nothing that they lack.
         empty: Why there may be no rows, and what to do about it.
         section: The section of the report page with these numbers: the name of one that
-            `sections.SECTIONS` has, or a new one, which shows the table.
+            `page_sections.SECTIONS` has, or a new one, which shows the table.
         shows: How to read the plot; Markdown.
         conclude: What to conclude from it, a list; Markdown.
         limits: What it cannot show, and where the numbers come from; Markdown.

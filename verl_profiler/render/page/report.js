@@ -26,16 +26,12 @@ const chosenStep = () => steps.find((step) => step.s === chosen);
 const chosenName = () => chosen === ALL ? 'all steps' : 'step ' + clean(chosenStep().label);
 const detailed = new Set(DATA.detailed);
 
-const SECTIONS = [
-  ['steps', 'Steps', stepsSection], ['path', 'Critical path', pathSection, 'Path'], ['rollout', 'Rollout', rolloutSection], ['requests', 'Requests', requestsSection],
-  ['turns', 'Turns', turnsSection], ['tools', 'Tools', toolsSection], ['workers', 'Workers', workersSection],
-  ['transfers', 'Transfers', transfersSection], ['weights', 'Weights and memory', weightsSection, 'Weights'],
-  ...(tables.captures.length ? [['captures', 'Captures', capturesSection]] : []),
-  ...(DATA.log ? [['log', 'Console log', logSection, 'Log']] : []),
-  ['lags', 'Event-loop lags', lagsSection, 'Lags'], ['validation', 'Validation', validationSection],
-  ['problems', 'Problems', problemsSection], ['cost', 'Profiler cost', costSection, 'Cost'],
-  ['launch', 'What was launched', launchSection, 'Launch'],
-];
+const SECTIONS = DATA.sections;
+const FILL = {
+  steps: stepsSection, path: pathSection, rollout: rolloutSection, requests: requestsSection, turns: turnsSection, tools: toolsSection,
+  workers: workersSection, transfers: transfersSection, weights: weightsSection, captures: capturesSection, log: logSection, lags: lagsSection,
+  validation: validationSection, problems: problemsSection, cost: costSection, launch: launchSection,
+};
 // Sections that do not change with the step.
 const FIXED = new Set(['validation', 'problems', 'launch', 'requests']);
 
@@ -634,10 +630,30 @@ function launchSection() {
   return parts;
 }
 
+// A section that shows the table of one view, with the columns as they are.
+function viewSection({view, questions}) {
+  const known = tables[view.table];
+  const stepped = known.some((row) => 's' in row);
+  const rows = known.filter((row) => !stepped || chosen === ALL || row.s === chosen)
+    .map((row) => stepped ? {label: steps[row.s].label, ...row} : row);
+  if (!rows.length) return [about('Nothing in ' + chosenName() + '.'), ...notKept()];
+  const columns = Object.entries(view.columns).filter(([key]) => key in rows[0])
+    .map(([key, title]) => ({key, title, label: key.replace(/_(s|bytes)$/, '').replaceAll('_', ' '), format: formatOf(key, rows)}));
+  if (stepped) columns.unshift({key: 'label', label: 'step', format: 'text'});
+  return [about(questions.join(' ')), table({caption: questions.join(' '), rows, limit: 12, columns})];
+}
+
+function formatOf(key, rows) {
+  if (key.endsWith('_s')) return /^p\d+_s$/.test(key) ? 'q' : 's';
+  if (key.endsWith('_bytes')) return 'bytes';
+  if (key.endsWith('share')) return 'share';
+  return rows.some((row) => typeof row[key] === 'string') ? 'text' : 'n';
+}
+
 function fill(name) {
-  const [, title, make] = SECTIONS.find((section) => section[0] === name);
-  const content = make().flat().filter(Boolean);
-  byId(name).replaceChildren(element('h2', {}, title), ...content);
+  const section = SECTIONS.find((each) => each.name === name);
+  const content = (FILL[name] ? FILL[name]() : viewSection(section)).flat().filter(Boolean);
+  byId(name).replaceChildren(element('h2', {title: section.questions.join(' ') || null}, section.title), ...content);
 }
 
 // Shows a step everywhere; ALL shows all of them together.
@@ -649,7 +665,7 @@ function choose(s, keepScene) {
   const place = trained.findIndex((step) => step.s === s);
   byId('previous').disabled = place < 0;
   byId('next').disabled = place === trained.length - 1;
-  for (const [name] of SECTIONS) if (!FIXED.has(name)) fill(name);
+  for (const {name} of SECTIONS) if (!FIXED.has(name)) fill(name);
   fillParts();
   if (byId('search')) fillRequests();
   if (timeline && !keepScene) {
@@ -699,8 +715,8 @@ function start() {
       facts.missed.length ? plural(facts.missed.length, 'probe') + ' not placed' : null].filter(Boolean).join(', ') + ': ',
       element('a', {href: '#problems'}, 'what that means for these numbers'));
   }
-  byId('main').replaceChildren(...SECTIONS.map(([name, title]) => element('section', {id: name, 'aria-label': title})));
-  byId('links').append(...SECTIONS.map(([name, title, , short]) => element('li', {}, element('a', {href: '#' + name}, short || title))));
+  byId('main').replaceChildren(...SECTIONS.map(({name, title}) => element('section', {id: name, 'aria-label': title})));
+  byId('links').append(...SECTIONS.map(({name, link}) => element('li', {}, element('a', {href: '#' + name}, link))));
   const select = byId('step');
   select.append(element('option', {value: String(ALL)}, 'all'), ...trained.map((step) => element('option', {value: String(step.s)}, clean(step.label))));
   select.addEventListener('change', () => choose(Number(select.value)));

@@ -13,7 +13,7 @@ from verl_profiler.render.axes import bars, legend, percent, stack, step_axis, t
 from verl_profiler.render.colors import ACCENT, INK, MUTED, owner_color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column
+from verl_profiler.views.view import Choice, NothingToDraw, Sheets, View, asking, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,6 +69,8 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
 
 def _what_if(sheets: Sheets, choice: Choice) -> Figure:
     replays = [row for row in sheets["what_if"] if row["expected_s"] is not None]
+    if not replays:
+        raise NothingToDraw(f"{choice.words()}: no change could be replayed there.")
     (unchanged,) = (row for row in sheets["what_if"] if row["what"] == UNCHANGED)
     best = max(replays, key=lambda row: row["expected_s"])
     figure, (axes,) = sheet(

@@ -18,7 +18,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import counted, seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known, marks
+from verl_profiler.views.view import Choice, Section, Sheets, View, asking, column, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -227,7 +227,9 @@ VIEWS = (
         },
         draw=_rewards,
         empty="no reward or post-processing was recorded there.",
-        section="requests",
+        section=Section(
+            "rewards", "Rewards", "how long requests wait for their reward, and for what"
+        ),
         shows="""
             The time after the conversation, mean and P99: post-processing without the reward,
             waiting for the reward, and the reward function itself, which is part of that

@@ -1,0 +1,139 @@
+"""The sections of the report page, in order: their titles, and what to conclude from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_profiler.views.columns import described
+from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.view import Section, View
+
+__all__ = ["SECTIONS", "page_sections", "section_of"]
+
+_LAID_OUT = (
+    Section(
+        "steps",
+        "Steps",
+        "which phase to look at first. `unaccounted` is time that no timer of verl covers, `tail` "
+        "the time after 80 % of the requests had ended, `after last` how long `gen` continued "
+        "after the last request",
+    ),
+    Section(
+        "path",
+        "Critical path",
+        "what each second of the steps waited for; what a change would save, from replays; "
+        "stragglers, and why",
+        link="Path",
+    ),
+    Section(
+        "rollout",
+        "Rollout",
+        "a long flat end of the curve, or a thin right side of the requests in flight, means that "
+        "a few requests keep the engines waiting. Engine calls are divided into queue, prefill, "
+        "decode, and time outside the engine",
+    ),
+    Section(
+        "requests",
+        "Requests",
+        "what requests spend their time on; the timeline of a step; every request with its turns",
+    ),
+    Section(
+        "turns",
+        "Turns",
+        "whether later turns become slower (longer prompts), and how many turns requests need",
+    ),
+    Section(
+        "tools",
+        "Tools",
+        "which tool takes the time, and whether it is always slow or sometimes: compare P50 with "
+        "P99",
+    ),
+    Section(
+        "workers",
+        "Workers",
+        "which agent-loop worker was the last, how replicas share the load, which rank the others "
+        "waited for",
+    ),
+    Section("transfers", "Transfers", "time and bytes of TransferQueue, by caller"),
+    Section(
+        "weights",
+        "Weights and memory",
+        "the weight sync; what release and resume of the engines' memory did and took; memory by "
+        "phase, and device memory at its fullest",
+        link="Weights",
+    ),
+    Section("captures", "Captures", "the captured processes, and what their exports contain"),
+    Section(
+        "log",
+        "Console log",
+        "with `--log FILE`, or with `console.log` in the run directory: verl's printed timers next "
+        "to the recorded spans, and why they differ; see [timing](timing.md)",
+        link="Log",
+    ),
+    Section(
+        "lags",
+        "Event-loop lags",
+        "when an event loop did not run. What awaited in it then looks slow and is not",
+        link="Lags",
+    ),
+    Section("validation", "Validation", "separate: it is in none of the numbers above it"),
+    Section(
+        "problems",
+        "Problems",
+        "data-quality warnings: truncated files, dropped events, probes that were not placed",
+    ),
+    Section("cost", "Profiler cost", "what recording took", link="Cost"),
+    Section("launch", "What was launched", "command, versions, settings", link="Launch"),
+)
+# Sections of views come before this one.
+_BEFORE = "lags"
+
+
+def _sections() -> dict[str, Section]:
+    own = [view.section for view in VIEWS.values() if isinstance(view.section, Section)]
+    place = [section.name for section in _LAID_OUT].index(_BEFORE)
+    return {section.name: section for section in (*_LAID_OUT[:place], *own, *_LAID_OUT[place:])}
+
+
+SECTIONS = _sections()
+
+
+def section_of(name: str) -> str | None:
+    """Return the name of the section with a view's numbers; None when there is none."""
+    section = VIEWS[name].section if name in VIEWS else None
+    return section.name if isinstance(section, Section) else section
+
+
+def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the sections of a page as data.
+
+    Args:
+        document: The tables of the page by name, also those of views with a section of their own.
+
+    Returns:
+        name, title and link of each section; questions, which its views answer; and for a view's
+        own section view: its table's name and columns.  Sections that only some runs have are left
+        out where their table is empty.
+    """
+    own = {view.section.name: view for view in VIEWS.values() if isinstance(view.section, Section)}
+    shown = {"captures": document["captures"]["rows"], "log": document["log"]}
+    shown |= {name: document[view.name]["rows"] for name, view in own.items()}
+    return [
+        {
+            "name": section.name,
+            "title": section.title,
+            "link": section.link or section.title,
+            "questions": [
+                view.question for view in VIEWS.values() if section_of(view.name) == section.name
+            ],
+            "view": _shown(own[section.name], document) if section.name in own else None,
+        }
+        for section in SECTIONS.values()
+        if shown.get(section.name, True)
+    ]
+
+
+def _shown(view: View, document: Mapping[str, Any]) -> dict[str, Any]:
+    names = [name for name in document[view.name]["columns"] if name != "s"]
+    return {"table": view.name, "columns": described(view.columns, names)}
