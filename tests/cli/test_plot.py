@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,18 @@ def test_the_numbers_are_those_of_the_plot(capsys):
     assert [1, 2] == [row["step"] for row in table]
     assert [row["rollout_s"] for row in table] == [float(row["rollout_s"]) for row in rows]
     assert ["small_run"] == content["runs"]
+
+
+def test_only_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
+    """Without it the list and the numbers are there, and the message names the extra."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    assert 0 == run("--list")
+    assert 0 == run("rollout_tail", SMALL, "--json")
+    capsys.readouterr()
+    with pytest.raises(ReadingError, match=r"pip install 'verl-profiler\[plots\]'") as caught:
+        run("rollout_tail", SMALL, "--out", tmp_path / "a.png")
+    assert "missing-extra" == caught.value.slug
 
 
 def test_numbers_go_to_files_as_well(tmp_path, capsys):

@@ -91,18 +91,18 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
     """
-    views = known_views()
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.questions import VIEWS
+
     if args.list:
-        width = max(map(len, views))
-        print("\n".join(f"{name.ljust(width)}  {view.question}" for name, view in views.items()))
+        width = max(map(len, VIEWS))
+        print("\n".join(f"{name.ljust(width)}  {view.question}" for name, view in VIEWS.items()))
         return 0
-    chosen = _chosen(views, args)
+    chosen = _chosen(VIEWS, args)
     if not args.runs:
         raise ReadingError(
             f"no run was named.\nFor example verl-profiler plot {args.name} logs/my-run", "no-run"
         )
-    from verl_profiler.reading.reader import load
-
     with load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)
         check_worker(opened, args.worker)
@@ -130,22 +130,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
     return int(text)
-
-
-def known_views() -> Mapping[str, View]:
-    """Return the plots by name.
-
-    Raises:
-        ReadingError: What draws them is not installed.
-    """
-    try:
-        from verl_profiler.views.questions import VIEWS
-    except ImportError as error:
-        raise ReadingError(
-            f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
-            "missing-extra",
-        ) from error
-    return VIEWS
 
 
 def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, View]:
@@ -210,9 +194,10 @@ def _of_run(sheets: Mapping[str, Rows], label: str) -> dict[str, Rows]:
 
 
 def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
-    from verl_profiler.render.figure import save
+    from verl_profiler.render.figure import check_installed, save
     from verl_profiler.views.view import NothingToDraw
 
+    check_installed()
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
     _refuse_overwriting(paths.values(), force=args.force)

@@ -17,9 +17,9 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import add_steps
 from verl_profiler.cli.output import csv_text, json_text, refuse_overwriting, replacing, write_whole
@@ -31,7 +31,6 @@ from verl_profiler.render.visible import shown, visible
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.formats.console_steps import LoggedRun
-    from verl_profiler.views.timing_figures import Picture
 
 __all__ = ["add_arguments", "run"]
 
@@ -137,14 +136,17 @@ def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     """Write the pictures of each run and print its statistics."""
+    from verl_profiler.render.figure import check_installed, save
+
+    check_installed()
+    from verl_profiler.views.timing_figures import PICTURES
     from verl_profiler.views.timing_text import run_facts, summary_block
     from verl_profiler.views.view import NothingToDraw
 
-    pictures, save = _plotting()
     folders = _folders(runs, args.output_dir)
     for run, folder in zip(runs, folders, strict=True):
         _refuse_overwriting(
-            [folder / f"{name}.png" for name in pictures], _mark(run), force=args.force
+            [folder / f"{name}.png" for name in PICTURES], _mark(run), force=args.force
         )
     print(visible(f"Parsing log file: {', '.join(map(str, args.logs))}"))
     for run, folder in zip(runs, folders, strict=True):
@@ -152,7 +154,7 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
         print(f"Found {len({name for line in run.lines for name in line.values})} metrics")
         print("\n".join(map(visible, run_facts(run))))
         print(f"Output directory: {visible(str(folder))}\n\nGenerating plots...")
-        for name, picture in pictures.items():
+        for name, picture in PICTURES.items():
             path = folder / f"{name}.png"
             try:
                 figure = picture.figure(run)
@@ -163,18 +165,6 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
                 save(figure, file, "png", description=_mark(run))
             print(visible(f"Saved: {path}"))
         print(f"\n{summary_block(run)}\n\nAll plots saved to: {visible(str(folder))}")
-
-
-def _plotting() -> tuple[Mapping[str, Picture], Any]:
-    try:
-        from verl_profiler.render.figure import save
-        from verl_profiler.views.timing_figures import PICTURES
-    except ImportError as error:
-        raise ReadingError(
-            f"plots need {error.name}, which is not installed.\npip install 'verl-profiler[plots]'",
-            "missing-extra",
-        ) from error
-    return PICTURES, save
 
 
 def _folders(runs: Sequence[LoggedRun], output_dir: Path | None) -> list[Path]:

@@ -176,14 +176,15 @@ def _offset(text: str) -> int:
 def _plot(sources: list[Source], args: argparse.Namespace) -> int:
     """Draw every plot that has something to show; return 1 when none has."""
     from verl_profiler.cli.output import refuse_overwriting, replacing
-    from verl_profiler.cli.plot import known_views
-    from verl_profiler.render.figure import save
+    from verl_profiler.render.figure import check_installed, save
+    from verl_profiler.views.questions import VIEWS
     from verl_profiler.views.view import Choice, NothingToDraw
 
+    check_installed()
     several = sum(len(source.labels) for source in sources) > 1
     written = 0
     for name in _PLOTS:
-        plot = known_views()[name]
+        plot = VIEWS[name]
         for source, label in ((each, label) for each in sources for label in each.labels):
             choice = Choice(run=label, steps=args.steps)
             sheets = {

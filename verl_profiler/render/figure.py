@@ -6,11 +6,13 @@ matplotlib is imported by the functions that draw: whoever only lists the plots 
 from __future__ import annotations
 
 import functools
+import importlib
 import textwrap
 import warnings
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from verl_profiler.errors import ReadingError
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import visible
 
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "colormap", "plain", "save", "settings", "sheet", "short", "tint"]
+__all__ = [
+    "FORMATS",
+    "check_installed",
+    "colormap",
+    "plain",
+    "save",
+    "settings",
+    "sheet",
+    "short",
+    "tint",
+]
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -76,6 +88,22 @@ def colormap(*, white: bool = False) -> Colormap:
 def tint(place: float) -> Any:
     """Return a color of the sequence: 0 is the lightest, 1 the darkest."""
     return colormap()(place)
+
+
+def check_installed() -> None:
+    """Check that plots can be drawn.
+
+    Raises:
+        ReadingError: A package of the extra `plots` is not installed.
+    """
+    for name in ("duckdb", "matplotlib"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ReadingError(
+                f"plots need {name}, which is not installed.\npip install 'verl-profiler[plots]'",
+                "missing-extra",
+            ) from error
 
 
 def settings() -> Any:

@@ -7,8 +7,6 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -21,12 +19,12 @@ from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.events.redaction import mask, mask_command, mask_text
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
+from verl_profiler.views.about_run import about_run, event_settings, recorded_events
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.findings import findings
 from verl_profiler.views.log_section import log_section
@@ -84,7 +82,7 @@ def document(
         several = len(run.labels) > 1
         places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
         detailed = _detailed(listed)
-        recorded = {row["event"]: row["events"] for row in _recorded(tables)}
+        recorded = recorded_events(tables)
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
     ranked = findings(whys)
@@ -94,7 +92,7 @@ def document(
         del whys[name]
     found["step_replays"] = whys.pop("step_replays")
     data = {
-        "about": _about(run, tables, listed, recorded),
+        "about": about_run(run, listed, recorded),
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
         "fractions": _CDF,
@@ -131,7 +129,7 @@ def document(
             data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
     data["sections"] = page_sections(data)
     data["sentences"] = conclusions(found, listed, several=several)
-    data["notes"] = notes(found, recorded, _settings(run), FAMILIES)
+    data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
         f"{row['says']} {row['mend']}".strip()
         for row in analysis.memory_findings(tables, steps, launches=run.launches)
@@ -239,12 +237,6 @@ def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
     finally:
         cursor.close()
         connection.execute("DROP SCHEMA whole CASCADE")
-
-
-def _recorded(tables: Tables) -> Rows:
-    return tables.rows(
-        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
-    )
 
 
 def _detailed(listed: Rows) -> set[int]:
@@ -380,80 +372,3 @@ def _requests_in_flight(tables: Tables, steps: Steps, listed: Rows) -> Rows:
         else:
             counts.append([part, row["most"], row["in_flight"]])
     return list(flights.values())
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    """Return the `events` settings of the first run that has them."""
-    for launch in run.launches.values():
-        settings = launch.get("settings")
-        events = settings.get("events") if isinstance(settings, dict) else None
-        if isinstance(events, dict):
-            return events
-    return {}
-
-
-def _about(run: Run, tables: Tables, listed: Rows, recorded: Mapping[str, int]) -> dict[str, Any]:
-    launches = []
-    for label in run.labels:
-        launch = run.launches.get(label) or {}
-        facts = [
-            [key, short_text(mask_text(str(launch[key])))]
-            for key in ("experiment", "launched", "host", "cwd")
-            if launch.get(key) is not None
-        ]
-        command = launch.get("command")
-        if isinstance(command, list):
-            words = mask_command([str(word) for word in command])
-            facts.append(["command", short_text(" ".join(words), 4_000)])
-        groups = {}
-        for group in ("training", "versions", "settings"):
-            value = launch.get(group)
-            if isinstance(value, dict):
-                groups[group] = [
-                    [short_text(key), short_text(mask(text, key=key))]
-                    for key, text in itertools.islice(_flat(value), 200)
-                ]
-        launches.append({"run": short_text(label), "facts": facts, **groups})
-    processes = tables.rows(
-        "SELECT run, name, role, rank, host, pid, recorded_events, size_bytes, dropped, "
-        "write_errors, wrapper_s, writer_s, ended, end_reason FROM processes "
-        "ORDER BY run, role, rank, name"
-    )
-    missed = tables.rows(
-        "SELECT run, name, header->'$.probes.missed' AS missed FROM processes "
-        "WHERE json_type(header, '$.probes.missed') = 'OBJECT' ORDER BY run, name"
-    )
-    return {
-        "runs": [short_text(label) for label in run.labels],
-        "events": sum(recorded.values()),
-        "requests": sum(row["requests"] for row in listed),
-        "validation_requests": sum(row["validation_requests"] for row in listed),
-        "launches": launches,
-        "processes": frame(processes[:_ROWS]),
-        "missed": _missed(missed),
-    }
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, each in value.items():
-        if isinstance(each, dict) and each:
-            yield from _flat(each, f"{prefix}{key}.")
-        else:
-            text = each if isinstance(each, str) else json.dumps(each, default=str)
-            yield f"{prefix}{key}", text
-
-
-def _missed(rows: Rows) -> list[list[str]]:
-    """Say which probes were not placed, and in how many processes."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        try:
-            missed = json.loads(row["missed"])
-        except ValueError:
-            continue
-        for probe, reason in missed.items():
-            found.setdefault((str(probe), str(reason)), []).append(row["name"])
-    return [
-        [short_text(probe), short_text(reason), f"{len(names)} ({', '.join(names[:3])})"]
-        for (probe, reason), names in sorted(found.items())
-    ]

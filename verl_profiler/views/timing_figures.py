@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.logged_timers import (
@@ -16,28 +15,33 @@ from verl_profiler.analysis.logged_timers import (
 )
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.axes import end_labels, legend, stack, step_axis, time_unit, value_axis
+from verl_profiler.render.axes import legend, stack, time_unit
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
-from verl_profiler.render.figure import plain, settings, sheet
+from verl_profiler.render.figure import settings, sheet
 from verl_profiler.render.text import seconds, share
+from verl_profiler.views.timing_axes import (
+    areas,
+    finish,
+    gapped,
+    middle_lines,
+    step_line,
+    step_times,
+)
 from verl_profiler.views.view import NothingToDraw, Sheets, known
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["PICTURES", "Picture"]
 
 # Above this many steps a stack is drawn as areas: bars would be thinner than a dot.
 _BARS = 600
-_MARKED_POINTS = 80
 # Of timers inside gen, by the last or the middle part of their names.
 _STYLES = {"max": "--", "slowest": (0, (6, 1, 1, 1, 1, 1)), "mean": "-.", "min": ":"}
 # The timers that people compare first, and the share of the step from which others join them.
 _COMPARED = ("gen", "update_actor", "update_critic", "update_critic_actor")
 _COMPARED_SHARE = 0.05
 _LOG_SCALE = 100
-_MARKED = {"validation": "validated", "checkpoint": "checkpoint"}
 
 _DENOMINATORS = (
     "verl divides gen by the tokens of the responses and the others by those of prompts and "
@@ -109,11 +113,11 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
     ]
     hatched = {f"{name}, outside": "////" for name in outside}
     if len(numbers) > _BARS:
-        _areas(axes, numbers, series, hatched)
+        areas(axes, numbers, series, hatched)
     else:
         stack(axes, numbers, series, hatched=hatched)
-    _step_times(axes, {step: value * factor for step, value in totals.items()})
-    _finish(axes, steps, f"time [{unit}]")
+    step_times(axes, {step: value * factor for step, value in totals.items()})
+    finish(axes, steps, f"time [{unit}]")
     legend(axes, reverse=True)
     return figure
 
@@ -136,11 +140,11 @@ def _per_token(sheets: Sheets, label: str) -> Figure:
     labels = []
     for name, values in series.items():
         style = "-" if name in responses else "--"
-        _line(axes, values, color=color(name), linestyle=style)
+        step_line(axes, values, color=color(name), linestyle=style)
         last = values[max(values)]
         unit = "per response token" if name in responses else "per token"
         labels.append((last, f"{name}: {_ms(middles[name])} {unit}", color(name), style))
-    _finish(axes, steps, "time per token [ms]" + (", log scale" if wide else ""), labels, log=wide)
+    finish(axes, steps, "time per token [ms]" + (", log scale" if wide else ""), labels, log=wide)
     return figure
 
 
@@ -160,10 +164,10 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
         about += f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
     figure, (top, bottom) = sheet(title, about, size=(12, 7.4), panels=(2, 1), sharex=True)
     if each:
-        top.fill_between(*_gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)
-        _line(top, each, color=PHASE_COLORS["gen"])
-        _middles(top, each, PHASE_COLORS["gen"], _count)
-    _finish(top, steps, "perf/throughput [tokens/s per GPU]")
+        top.fill_between(*gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)
+        step_line(top, each, color=PHASE_COLORS["gen"])
+        middle_lines(top, each, PHASE_COLORS["gen"], _count)
+    finish(top, steps, "perf/throughput [tokens/s per GPU]")
     top.set_xlabel("")
     if len(gpus) == 1 and job:
         (count,) = gpus
@@ -174,9 +178,9 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
         other.tick_params(colors=MUTED)
         other.yaxis.set_major_formatter(top.yaxis.get_major_formatter())
     factor, unit = time_unit(max(times.values(), default=0))
-    _line(bottom, times, factor, color=INK)
-    _middles(bottom, times, INK, seconds, factor)
-    _finish(bottom, steps, f"perf/time_per_step [{unit}]", named=False)
+    step_line(bottom, times, factor, color=INK)
+    middle_lines(bottom, times, INK, seconds, factor)
+    finish(bottom, steps, f"perf/time_per_step [{unit}]", named=False)
     return figure
 
 
@@ -235,11 +239,11 @@ def _times(
     labels = []
     for name, values in series.items():
         code = _timer_color(name)
-        _line(axes, values, factor, color=code, linestyle=style(name))
+        step_line(axes, values, factor, color=code, linestyle=style(name))
         mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
         words = f"{name}: mean {seconds(mean)}, median {seconds(middle)}"
         labels.append((values[max(values)] * factor, words, code, style(name)))
-    _finish(axes, steps, f"time [{unit}]", labels)
+    finish(axes, steps, f"time [{unit}]", labels)
     return figure
 
 
@@ -306,162 +310,6 @@ def _timer_color(name: str) -> str:
     """Return the color of a timer, or of the work that its name speaks of."""
     spare = color(name)
     return next((color(part) for part in reversed(name.split("/")) if is_known(part)), spare)
-
-
-def _gapped(values: dict[int, float], factor: float = 1.0) -> tuple[list[float], list[float]]:
-    """Return the points of a line that is broken where steps are missing."""
-    steps = sorted(values)
-    strides = [after - before for before, after in pairwise(steps)]
-    stride = statistics.median_low(strides) if strides else 1
-    xs: list[float] = []
-    ys: list[float] = []
-    for step in steps:
-        if xs and step - xs[-1] > stride:
-            xs.append(xs[-1] + stride / 2)
-            ys.append(float("nan"))
-        xs.append(step)
-        ys.append(values[step] * factor)
-    return xs, ys
-
-
-def _line(axes: Axes, values: dict[int, float], factor: float = 1.0, **style: Any) -> None:
-    if not values:
-        return
-    xs, ys = _gapped(values, factor)
-    broken = len(values) == 1 or len(xs) > len(values)
-    marker = "o" if broken or len(values) <= _MARKED_POINTS else None
-    axes.plot(xs, ys, marker=marker, markersize=3, **style)
-
-
-def _middles(
-    axes: Axes,
-    values: dict[int, float],
-    code: str,
-    words: Callable[[float], str],
-    factor: float = 1.0,
-) -> None:
-    """Draw the mean and the median across the panel."""
-    if not values:
-        return
-    for name, value, style in (
-        ("mean", statistics.fmean(values.values()), ":"),
-        ("median", statistics.median(values.values()), "--"),
-    ):
-        axes.axhline(
-            value * factor,
-            color=code,
-            linestyle=style,
-            linewidth=1.0,
-            label=f"{name} {words(value)}",
-        )
-
-
-def _areas(
-    axes: Axes, steps: Sequence[int], series: Iterable[tuple[str, list[float], str]], hatched: Any
-) -> None:
-    """Stack areas over many steps; nothing is drawn where steps are missing."""
-    base = dict.fromkeys(steps, 0.0)
-    for name, values, code in series:
-        top = {step: base[step] + value for step, value in zip(steps, values, strict=True)}
-        xs, lows = _gapped(base)
-        axes.fill_between(
-            xs,
-            lows,
-            _gapped(top)[1],
-            step="mid",
-            facecolor=code,
-            edgecolor="white" if name in hatched else code,
-            linewidth=0,
-            label=plain(name),
-            hatch=hatched.get(name),
-        )
-        base = top
-
-
-def _finish(
-    axes: Axes,
-    steps: Rows,
-    label: str,
-    labels: Sequence[tuple[float, str, str, str]] = (),
-    *,
-    log: bool = False,
-    named: bool = True,
-) -> None:
-    """Name the axes, mark the special steps (`named` in a legend), and label the lines."""
-    step_axis(axes, [row["step"] for row in steps])
-    if log:
-        axes.set_yscale("log")
-        axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    else:
-        value_axis(axes, label)
-    _mark(axes, steps, named=named)
-    if labels:
-        _end_labels(axes, labels, log=log)
-
-
-def _step_times(axes: Axes, values: dict[int, float]) -> None:
-    """Draw how long each step took: a stroke per bar, or one line where there are many."""
-    label = "step (timing_s/step)"
-    if len(values) > _MARKED_POINTS:
-        axes.plot(*_gapped(values), color=INK, linewidth=0.6, drawstyle="steps-mid", label=label)
-    elif values:
-        begins, ends = ([step + side for step in values] for side in (-0.46, 0.46))
-        heights = list(values.values())
-        axes.hlines(heights, begins, ends, colors=INK, linestyles="--", label=label)
-
-
-def _mark(axes: Axes, steps: Rows, *, named: bool) -> None:
-    """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
-    resumed = [row["step"] - 0.5 for row in steps[1:] if row["first_of_launch"]]
-    handles = []
-    for step in resumed:
-        line = axes.axvline(step, color=MUTED, linestyle="-.", linewidth=1.0)
-        handles = [(line, "training resumed")]
-    for key, marker, code in (
-        ("validation", "v", PHASE_COLORS["testing"]),
-        ("checkpoint", "s", PHASE_COLORS["save_checkpoint"]),
-    ):
-        marked = [row["step"] for row in steps if row[_MARKED[key]]]
-        if marked:
-            (points,) = axes.plot(
-                marked,
-                [1.014 if key == "validation" else 1.042] * len(marked),
-                transform=axes.get_xaxis_transform(),
-                linestyle="none",
-                marker=marker,
-                markersize=4.5 if len(marked) <= _MARKED_POINTS else 2.5,
-                color=code,
-                clip_on=False,
-                label="_",
-            )
-            handles.append((points, key))
-    if handles and named:
-        made = axes.legend(
-            *zip(*handles, strict=True),
-            loc="lower right",
-            bbox_to_anchor=(1.0, 1.05),
-            borderaxespad=0.0,
-            ncols=len(handles),
-        )
-        axes.add_artist(made)
-    shown = axes.get_legend_handles_labels()
-    if shown[1]:
-        axes.legend(*shown, loc="lower right", ncols=len(shown[1]))
-
-
-def _end_labels(axes: Axes, labels: Sequence[tuple[float, str, str, str]], *, log: bool) -> None:
-    if not log:
-        end_labels(axes, labels)
-        return
-    ordered = sorted(labels, key=lambda label: -label[0])
-    handles = [axes.plot([], [], color=code, linestyle=style)[0] for _, _, code, style in ordered]
-    axes.legend(
-        handles,
-        [plain(words) for _, words, _, _ in ordered],
-        loc="upper left",
-        bbox_to_anchor=(1.005, 1.0),
-    )
 
 
 def _ms(value: float) -> str:

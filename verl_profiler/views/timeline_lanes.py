@@ -1,0 +1,268 @@
+"""The lanes of a timeline: trainer, agent-loop workers, engines, rewards, TransferQueue and ranks.
+
+They are read by SQL from the tables `drawn_scenes` and `drawn_requests`, which
+`verl_profiler.views.timelines` makes.  Times are in units of 10 us after the start of their step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.colors import color
+from verl_profiler.render.frames import short_text
+
+__all__ = ["UNIT_US", "Names", "add_lanes"]
+
+UNIT_US = 10
+_PROCESSES = 16
+_LANE_SPANS = 60
+_LANE_LAGS = 30
+_PARTS = 160
+
+
+class Names:
+    """Numbers the kinds of spans that are drawn."""
+
+    def __init__(self) -> None:
+        self.listed: list[list[Any]] = []
+        self._codes: dict[tuple[str, str | None, bool], int] = {}
+
+    def code(self, event: str, tool: str | None = None, *, failed: bool = False) -> int:
+        """Return the number of a kind: its place in `listed`."""
+        key = (event, tool, failed)
+        if key not in self._codes:
+            self._codes[key] = len(self.listed)
+            shown = None if tool is None else short_text(tool)
+            self.listed.append([short_text(event), shown, int(failed), color(event)])
+        return self._codes[key]
+
+
+# Spans that overlap a drawn stretch of time, whatever step they were written under: an engine
+# counts its step by the weights that it has.
+_OVERLAP = "x.run = s.run AND x.begin_us < s.end_us AND x.end_us > s.begin_us"
+
+
+def add_lanes(tables: Tables, scenes: Sequence[dict[str, Any]], names: Names) -> None:
+    """Give each scene its lanes, from the trainer down to the trainer workers."""
+    trainers = _span_lanes(
+        tables,
+        names,
+        "SELECT s.scene, s.base_us, x.name, 'trainer' AS role, x.rank, x.phase AS event, "
+        "NULL AS status, x.begin_us, x.duration_us "
+        f"FROM phases AS x JOIN drawn_scenes AS s ON {_OVERLAP} WHERE x.phase <> 'step'",
+    )
+    ranks = _span_lanes(
+        tables,
+        names,
+        "SELECT s.scene, s.base_us, x.name, x.role, x.rank, x.event, x.status, x.begin_us, "
+        f"x.duration_us FROM rank_spans AS x JOIN drawn_scenes AS s ON {_OVERLAP}",
+    )
+    workers = _worker_lanes(tables)
+    counts = _count_lanes(tables, names)
+    lags = _lags(tables)
+    for number, scene in enumerate(scenes):
+        lanes = [
+            each for kind in (trainers, workers, counts, ranks) for each in kind.get(number, ())
+        ]
+        for lane in lanes:
+            marks = lags.get((number, lane["name"]))
+            if marks:
+                lane["lags"] = marks
+        scene["lanes"] = lanes
+
+
+def _span_lanes(tables: Tables, names: Names, source: str) -> dict[int, list[dict[str, Any]]]:
+    """List the spans of each process, the longest ones where there are many."""
+    rows = tables.rows(
+        f"""
+        WITH inside AS ({source}), ranked AS (
+            SELECT *, row_number() OVER (PARTITION BY scene, name
+                    ORDER BY duration_us DESC, begin_us, event) AS place,
+                count(*) OVER (PARTITION BY scene, name) AS count,
+                sum(duration_us) OVER (PARTITION BY scene, name) AS total_us
+            FROM inside
+        )
+        SELECT scene, name, role, event, status IS NOT NULL AS failed,
+            (begin_us - base_us) // {UNIT_US} AS begin, duration_us // {UNIT_US} AS length,
+            count, total_us
+        FROM ranked WHERE place <= {_LANE_SPANS}
+        ORDER BY scene, role, rank, name, begin_us, duration_us DESC, event
+        """
+    )
+    lanes: dict[int, dict[str, dict[str, Any]]] = {}
+    totals: dict[tuple[int, str], int] = {}
+    for row in rows:
+        lane = lanes.setdefault(row["scene"], {}).setdefault(
+            row["name"],
+            {
+                "kind": "spans",
+                "name": row["name"],
+                "role": row["role"],
+                "of": row["count"],
+                "spans": [],
+            },
+        )
+        totals[row["scene"], row["name"]] = row["total_us"]
+        code = names.code(row["event"], failed=row["failed"])
+        lane["spans"].append([code, row["begin"], row["length"]])
+    for those in lanes.values():
+        for lane in those.values():
+            # Of two spans of the same length, the outer one comes first.
+            lane["spans"].sort(
+                key=lambda span: (span[1], -span[2], _depth(names.listed[span[0]][0]))
+            )
+    return {
+        scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
+        for scene, those in lanes.items()
+    }
+
+
+def _depth(event: str) -> int:
+    """Count the events that contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
+
+
+def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Keep at most `_PROCESSES` lanes of a role: the busiest, the idlest and some between."""
+    kept = []
+    for role in dict.fromkeys(lane["role"] for lane in lanes):
+        those = [lane for lane in lanes if lane["role"] == role]
+        if len(those) > _PROCESSES:
+            ordered = sorted(those, key=lambda lane: totals[lane["name"]])
+            step = (len(ordered) - 1) / (_PROCESSES - 1)
+            chosen = {ordered[round(place * step)]["name"] for place in range(_PROCESSES)}
+            of = len(those)
+            those = [lane for lane in those if lane["name"] in chosen]
+            those[0]["role_of"] = [len(those), of]
+        kept += those
+    return kept
+
+
+def _worker_lanes(tables: Tables) -> dict[int, list[dict[str, Any]]]:
+    """List the agent-loop workers; the page packs their requests into rows."""
+    rows = tables.rows(
+        """
+        WITH drawn AS (
+            SELECT scene, name, count(*) AS drawn FROM drawn_requests
+            WHERE scene IS NOT NULL GROUP BY scene, name
+        ), every AS (
+            SELECT s.scene, r.name, min(r.rank) AS rank, count(*) AS requests
+            FROM requests AS r JOIN drawn_scenes AS s
+                ON r.run = s.run AND r.step = s.step AND r.validate = s.validate
+            GROUP BY s.scene, r.name
+        )
+        SELECT scene, name, requests, coalesce(drawn, 0) AS drawn
+        FROM every LEFT JOIN drawn USING (scene, name) ORDER BY scene, rank, name
+        """
+    )
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        lanes.setdefault(row["scene"], []).append(
+            {
+                "kind": "requests",
+                "name": row["name"],
+                "role": "agent_loop",
+                "drawn": row["drawn"],
+                "of": row["requests"],
+            }
+        )
+    return lanes
+
+
+def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]]:
+    """Count the calls that are open at a time: in each engine, in the rewards, in the queue."""
+    served = tables.row("SELECT count(*) AS rows FROM engine_requests")["rows"]
+    engines = (
+        "SELECT s.*, x.name AS lane, 'engine_request' AS event, x.begin_us AS from_us, "
+        "x.end_us AS to_us FROM engine_requests AS x"
+        if served
+        else "SELECT s.*, coalesce(x.server, 'engine') AS lane, 'engine_call' AS event, "
+        "x.begin_us AS from_us, x.end_us AS to_us FROM engine_calls AS x"
+    )
+    rows = tables.rows(
+        f"""
+        WITH spans AS MATERIALIZED (
+            {engines} JOIN drawn_scenes AS s ON {_OVERLAP}
+            UNION ALL
+            SELECT s.*, 'reward functions', 'reward_score', x.begin_us, x.end_us
+            FROM reward_scores AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+            UNION ALL
+            SELECT s.*, 'TransferQueue', 'tq_get', x.begin_us, x.end_us
+            FROM transfers AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+        ), kinds AS MATERIALIZED (
+            SELECT *, row_number() OVER () AS kind
+            FROM (SELECT DISTINCT scene, lane, event, begin_us, end_us FROM spans)
+        ), changes AS (
+            SELECT kind, at_us, sum(change) AS change FROM (
+                SELECT kind, greatest(from_us, k.begin_us) AS at_us, 1 AS change
+                FROM spans JOIN kinds AS k USING (scene, lane, event)
+                UNION ALL
+                SELECT kind, least(to_us, k.end_us), -1
+                FROM spans JOIN kinds AS k USING (scene, lane, event)
+            ) GROUP BY kind, at_us
+        ), running AS (
+            SELECT kind, at_us, sum(change) OVER (PARTITION BY kind ORDER BY at_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS open
+            FROM changes
+        ), parts AS (
+            SELECT kind, least(floor((at_us - begin_us) * {_PARTS}.0
+                / greatest(end_us - begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
+                max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
+            FROM running JOIN kinds USING (kind) GROUP BY kind, part
+        )
+        SELECT scene, lane, event, max(most) AS most, list([part, most, last] ORDER BY part)
+            AS counts
+        FROM parts JOIN kinds USING (kind) GROUP BY scene, lane, event
+        ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
+        """
+    )
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        lanes.setdefault(row["scene"], []).append(
+            {
+                "kind": "count",
+                "name": row["lane"],
+                "role": row["event"],
+                "code": names.code(row["event"]),
+                "most": row["most"],
+                "counts": row["counts"],
+            }
+        )
+    for scene, those in lanes.items():
+        engines = [lane for lane in those if lane["role"].startswith("engine")]
+        if len(engines) > _PROCESSES:
+            busiest = sorted(engines, key=lambda lane: -lane["most"])[:_PROCESSES]
+            kept = {lane["name"] for lane in busiest}
+            lanes[scene] = [
+                lane
+                for lane in those
+                if not lane["role"].startswith("engine") or lane["name"] in kept
+            ]
+            lanes[scene][0]["role_of"] = [_PROCESSES, len(engines)]
+    return lanes
+
+
+def _lags(tables: Tables) -> dict[tuple[int, str], list[list[Any]]]:
+    """List when the event loop of each process stood still: the longest of each scene."""
+    rows = tables.rows(
+        f"""
+        SELECT s.scene, x.name, (x.begin_us - s.base_us) // {UNIT_US} AS begin,
+            x.duration_us // {UNIT_US} AS length, x.during
+        FROM lags AS x JOIN drawn_scenes AS s ON {_OVERLAP}
+        QUALIFY row_number() OVER (PARTITION BY s.scene, x.name ORDER BY x.duration_us DESC)
+            <= {_LANE_LAGS}
+        ORDER BY s.scene, x.name, x.begin_us
+        """
+    )
+    lags: dict[tuple[int, str], list[list[Any]]] = {}
+    for row in rows:
+        during = row["during"]
+        lag = [row["begin"], row["length"]]
+        lags.setdefault((row["scene"], row["name"]), []).append(
+            lag if during is None else [*lag, short_text(during)]
+        )
+    return lags
