@@ -358,7 +358,7 @@ def test_the_plot_and_the_summary_name_the_same_loop():
     tables = collections.defaultdict(list, loop_lags=[long, short])
     row = {"run": "r", "step": 1}
 
-    (text,) = [line for line in _other_lines(row, tables, {"recorded": {}}) if "stood" in line]
+    (text,) = [line for line in _other_lines(row, tables, {"recorded": {}}) if "stalled" in line]
 
     assert any("event loop of worker_0" in each.get_text() for each in figure.findobj(Text))
-    assert "worker_0 stood still" in text
+    assert "worker_0 stalled" in text
