@@ -9,6 +9,7 @@ from views.chromium import Chromium, find
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
+from verl_profiler.views import page_sections
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
@@ -19,10 +20,8 @@ pytestmark = [
 ]
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
-SECTIONS = [
-    "steps", "path", "rollout", "requests", "turns", "tools", "workers", "transfers", "weights", "rewards", "lags",
-    "validation", "problems", "cost", "launch",
-]  # fmt: skip
+# Neither captures nor a console log are in the run.
+SECTIONS = [name for name in page_sections.SECTIONS if name not in ("captures", "log")]
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",
     "quotes": "\"'`><svg onload=alert(2)>",

@@ -1,4 +1,4 @@
-"""Draw one of the plots, or all of them, and say where it was written.
+"""Draw one of the plots, or all of them, and print where they were written.
 
     verl-profiler plot --list
     verl-profiler plot request_duration_cdf logs/my-run
@@ -6,8 +6,7 @@
     verl-profiler plot all logs/my-run --out figures
     verl-profiler plot rollout_tail logs/my-run --json
 
-With --json or --csv the numbers behind the plot are given instead: on the terminal, or where --out
-says.
+With --json or --csv the numbers behind the plot are printed instead, or written to --out.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ def _count(text: str) -> int:
 
 
 def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, View]:
-    """Return the plots to draw; refuse options that the chosen plot would not heed."""
+    """Return the plots to draw; refuse options that the chosen plot does not honor."""
     if args.name is None:
         raise ReadingError(
             "no plot was named.\nverl-profiler plot --list shows all of them", "no-such-plot"
@@ -163,7 +162,7 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         if option not in view.takes:
             others = [name for name, each in views.items() if option in each.takes]
             raise ReadingError(
-                f"{args.name} does not heed --{words.get(option, option)}, which would mislead.\n"
+                f"{args.name} does not honor --{words.get(option, option)}.\n"
                 f"These do: {', '.join(others)}",
                 "option-not-heeded",
             )
@@ -273,7 +272,7 @@ def _numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) 
 
 
 def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, View]) -> bool:
-    """Say which plots have no numbers; return True when none has any."""
+    """Print which plots have no numbers; return True when none has any."""
     empty = [name for name, sheets in numbers.items() if not next(iter(sheets.values()))]
     for name in empty:
         print_error(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}")

@@ -54,8 +54,8 @@ class Choice:
     percentiles: tuple[float, ...] = PERCENTILES
     count: int = 20
 
-    def words(self) -> str:
-        """Say which part this is: `my-run, steps 3 to 10, worker 2, validation`."""
+    def text(self) -> str:
+        """Return which part this is: `my-run, steps 3 to 10, worker 2, validation`."""
         parts = [self.run] if self.run else []
         if self.steps is None:
             parts.append("all steps")
@@ -132,7 +132,7 @@ class View:
         from verl_profiler.render.figure import settings
 
         if not next(iter(sheets.values()), []):
-            raise NothingToDraw(f"{choice.words()}: {self.empty}")
+            raise NothingToDraw(f"{choice.text()}: {self.empty}")
         with settings():
             return self.draw(sheets, choice)
 

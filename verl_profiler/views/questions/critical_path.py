@@ -1,4 +1,4 @@
-"""Plots of why steps took as long as they did: the critical path, and who others waited for."""
+"""Views of why steps took as long as they did: critical path, what-if, stragglers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
     figure, (axes,) = sheet(
         f"{share(sums[first] / total)} of the critical path is {first}, "
         f"{share(sums[second] / total)} {second}; "
-        f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is explained by nothing",
-        f"{choice.words()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
+        f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
+        f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
         size=(11, 5.2),
         notes=[
             (
-                "Each second of a step has one owner: what the step waited for then. "
+                "Every second of a step is attributed to one category: what the step waited for. "
                 "Pale: the trainer's phases."
             )
         ],
@@ -70,14 +70,14 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
 def _what_if(sheets: Sheets, choice: Choice) -> Figure:
     replays = [row for row in sheets["what_if"] if row["expected_s"] is not None]
     if not replays:
-        raise NothingToDraw(f"{choice.words()}: no change could be replayed there.")
+        raise NothingToDraw(f"{choice.text()}: no change could be replayed there.")
     (unchanged,) = (row for row in sheets["what_if"] if row["what"] == UNCHANGED)
     best = max(replays, key=lambda row: row["expected_s"])
     figure, (axes,) = sheet(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
-        f"{choice.words()}: {unchanged['steps']} steps replayed, {seconds(unchanged['step_s'])} on "
-        f"average; unchanged, off by {share(unchanged['residual_share'])} (median)",
+        f"{choice.text()}: {unchanged['steps']} steps replayed, {seconds(unchanged['step_s'])} on "
+        f"average; replay error {share(unchanged['residual_share'])} (median)",
         size=(11, 5.6),
         notes=[
             (
@@ -114,6 +114,17 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
+# By the reason of a straggler: what the waiting is due to.
+_DUE_TO = {
+    "late": "late starts",
+    "queued": "queueing",
+    "long": "long requests",
+    "slow": "slow decoding",
+    "tool": "tools",
+    "other": "other causes",
+}
+
+
 def _straggler_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {
         "stragglers": stragglers(tables, choice.steps),
@@ -128,16 +139,16 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
         max((r for r in rows if r["kind"] == kind), key=lambda r: r["blame_s"]) for kind in kinds
     ]
     reasons = [row for row in rows if row["kind"] == "request"]
-    title = "Nobody waited for anybody"
+    title = "No request waited for another"
     if reasons:
         title = (
-            f"{share(reasons[0]['share'])} of the waiting for requests is for those that are "
-            f"{reasons[0]['who']}"
+            f"{share(reasons[0]['share'])} of straggler waiting is due to "
+            f"{_DUE_TO[reasons[0]['who']]}"
         )
     figure, (left, right) = sheet(
         title,
-        f"{choice.words()}: {max(row['of_steps'] for row in rows)} steps; others' waiting, charged "
-        "to whoever is not done yet",
+        f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, charged to "
+        "what is still running",
         size=(12, 5.2),
         panels=(1, 2),
     )
@@ -148,12 +159,12 @@ def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
         [("request", column(reasons, "per_step_s", factor), ACCENT)],
     )
     value_axis(left, f"caused wait time per step [{unit}]", of="x")
-    left.set_title("requests, by why they were late")
+    left.set_title("requests, by reason")
     shares = [row for row in worst if row["kind"] != "request"]
     names = [f"{row['kind']}: {short(row['who'])}, {seconds(row['per_step_s'])}" for row in shares]
     bars(right, names, [("share", column(shares, "share"), MUTED)])
-    value_axis(right, "part of its kind's waiting", of="x", form=percent)
-    right.set_title("the one that others of its kind wait for most, per step")
+    value_axis(right, "share of its kind's wait time", of="x", form=percent)
+    right.set_title("the worst of each other kind, per step")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Plots of the engines: what generate calls consist of, and tokens per second."""
+"""Views of the engines: what generate calls consist of, and tokens per second."""
 
 from __future__ import annotations
 
@@ -73,12 +73,10 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
     if "engine" in totals and "decode" in totals:
         notes.append("engine: inside the engine, but in none of the parts that it reports.")
     elif "engine" in totals:
-        notes.append(
-            "These engines do not say how long requests queued, or prefill and decode took."
-        )
+        notes.append("These engines do not report queue, prefill and decode times.")
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {calls:,} generate calls",
+        f"{choice.text()}: {calls:,} generate calls",
         size=(11, 5),
         panels=(1, 2),
         notes=notes,
@@ -148,7 +146,7 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     steps = [row["step"] for row in rows]
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
+        f"{choice.text()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
         size=(12, 6.4),
         panels=(2, 2),
         notes=[

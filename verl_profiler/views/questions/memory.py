@@ -1,4 +1,4 @@
-"""Plots of memory: how full devices, processes and machines were over time."""
+"""Views of memory: how full devices, processes and machines were over time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _memory(sheets: Sheets, choice: Choice) -> Figure:
     keys = [key for key in keys if known(rows, key)]
     figure, panels = sheet(
         _title(rows, device=device),
-        f"{choice.words()} and validation: {sum(row['readings'] for row in rows):,} readings of "
+        f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
         f"{len({row['name'] for row in rows})} processes; triangles: released (down), resumed (up)",
         size=(11, 1.2 + 3.2 * len(keys)),
         panels=(len(keys), 1),

@@ -1,4 +1,4 @@
-"""Plots of processes: event loops that stood still, and what the profiler itself cost."""
+"""Views of processes: event-loop stalls, and what the profiler itself cost."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
     suspects = [row for row in rows if not row["by_design"]]
     if suspects:
         worst = max(suspects, key=lag_weight)
-        title = f"The event loop of {worst['name']} stood still for {seconds(worst['max_s'])} (step {worst['step']})"
+        title = f"The event loop of {worst['name']} stalled for {seconds(worst['max_s'])} (step {worst['step']})"
         if worst["during"]:
             title += f", in {short(worst['during'], 30)}"
         if worst["requests"]:
-            title += f", while {worst['requests']} of its requests were under way"
+            title += f", with {worst['requests']} of its requests in progress"
     else:
-        title = "No event loop stood still that should not have"
+        title = "No event loop stalled except by design"
     # One bar per process, loop and call, over all steps.
     groups: dict[tuple[str, str | None, str | None], dict] = {}
     for row in rows:
@@ -58,7 +58,7 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
     shown = order[:_BARS]
     held = [groups[key] for key in shown]
     lags = sum(row["lags"] for row in rows)
-    about = f"{choice.words()} and validation: {counted(lags, 'lag')}"
+    about = f"{choice.text()} and validation: {counted(lags, 'stall')}"
     if len(order) > len(shown):
         about += f"; {len(shown)} of {len(order)} process and call pairs"
     figure, (axes,) = sheet(
@@ -67,7 +67,7 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
         size=(11, max(3.4, 2.3 + 0.24 * len(shown))),
         notes=[
             (
-                "While a loop stands still, everything that awaits in it looks slow. Gray: trainer "
+                "While an event loop stalls, everything that awaits in it looks slow. Gray: trainer "
                 "workers compute in their event loops by design."
             )
         ],
@@ -84,8 +84,8 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
         [each["total_s"] * factor for each in held],
         [_DESIGNED if each["by_design"] else ACCENT for each in held],
     )
-    texts = [f"{counted(each['lags'], 'lag')}, longest {seconds(each['max_s'])}" for each in held]
-    bar_texts(axes, lengths, texts, f"time in which the loop stood still [{unit}]", room=1.3)
+    texts = [f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held]
+    bar_texts(axes, lengths, texts, f"event-loop stalls [{unit}]", room=1.3)
     axes.legend(
         handles=[patch(ACCENT, "suspect"), patch(_DESIGNED, "by design")],
         loc="lower right",
@@ -112,13 +112,13 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
     title += f"; {dropped:,} events were dropped" if dropped else "; no event was dropped"
     figure, panels = sheet(
         title,
-        f"{choice.words()} and validation: {sum(known(rows, 'events')):,} events",
+        f"{choice.text()} and validation: {sum(known(rows, 'events')):,} events",
         size=(11, 4.6),
         panels=(1, 2),
         notes=[
             (
-                "Wrappers run in the process's own threads and can delay it; writing is done by a thread "
-                "of its own. What it costs to be scheduled beside that thread is not in these numbers."
+                "Wrappers run in the process's own threads and can delay it; a separate thread writes. "
+                "The cost of sharing the CPU with that thread is not in these numbers."
             )
         ],
     )
@@ -130,8 +130,8 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
             [row["step"] for row in line], column(line, "share"), 0.78, color=PHASE_COLORS["gen"]
         )
     step_axis(axes, steps)
-    value_axis(axes, "share of the step, in the process with most", form=percent)
-    axes.set_title("what it delays, at most")
+    value_axis(axes, "share of the step, costliest process", form=percent)
+    axes.set_title("delay, at most")
     axes = panels[1]
     longest = max((row["wrapper_s"] or 0) + (row["writer_s"] or 0) for row in rows)
     factor, unit = time_unit(longest)
@@ -147,7 +147,7 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
     value_axis(axes, f"time of all processes together [{unit}]")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
     axes.legend(loc="upper left", ncols=2)
-    axes.set_title("what it did")
+    axes.set_title("time by part")
     return figure
 
 
@@ -169,7 +169,7 @@ VIEWS = (
             "requests_s": "time of these requests that the stalls overlap, in s",
         },
         draw=_suspects,
-        empty="no event loop stood still for long (or the event_loop family was off).",
+        empty="no event loop stalled for long (or the event_loop family was off).",
         section="lags",
         shows="""
             A bar per process and blocking call: how long its event loop did not run, how often,

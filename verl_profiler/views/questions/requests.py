@@ -1,4 +1,4 @@
-"""Plots of requests: how long they took, and the slowest of them."""
+"""Views of requests: how long they took, and the slowest of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _cdf(sheets: Sheets, choice: Choice) -> Figure:
     if far is not middle:
         rest = share(1 - far["percentile"] / 100)
         title += f", the slowest {rest} more than {seconds(far['duration_s'])}"
-    about = f"{choice.words()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
+    about = f"{choice.text()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
     if unfinished:
         about += f"; {unfinished:,} unfinished ones left out"
     notes = []
@@ -198,7 +198,7 @@ def _slowest(sheets: Sheets, choice: Choice) -> Figure:
         f"The slowest request took {seconds(worst['duration_s'])}, "
         f"{share((worst[f'{largest}_s'] or 0) / (worst['duration_s'] or 1))} of it {_in(largest)}"
     )
-    about = f"{choice.words()}: the {len(rows)} slowest of {counts['requests']:,} finished requests"
+    about = f"{choice.text()}: the {len(rows)} slowest of {counts['requests']:,} finished requests"
     if counts["unfinished"]:
         about += f"; {counts['unfinished']:,} never finished and are not shown"
     several_steps = len({row["step"] for row in rows}) > 1

@@ -1,4 +1,4 @@
-"""Plots of rollouts: how many requests were in flight, and the tail."""
+"""Views of rollouts: how many requests were in flight, and the tail."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _flights(sheets: Sheets, choice: Choice) -> Figure:
         f"{'' if len(shown) == 1 else ' in step ' + str(worst['step'])}: {seconds(worst['tail80_s'])} "
         f"of {seconds(worst['rollout_s'])}"
     )
-    about = f"{choice.words()}: {sum(row['requests'] for row in tails):,} requests"
+    about = f"{choice.text()}: {sum(row['requests'] for row in tails):,} requests"
     if len(shown) < len(tails):
         about += f"; the {len(shown)} longest rollouts of {len(tails)}"
     notes = [
         "Shaded: after 80 % and after 95 % of the requests were done. Only finished requests.",
         (
-            "Empty slots: the part of (most requests in flight at once) times (length of the rollout) in "
+            "Idle slots: the part of (most requests in flight at once) times (length of the rollout) in "
             "which no request was in flight."
         ),
     ]
@@ -82,7 +82,7 @@ def _flights(sheets: Sheets, choice: Choice) -> Figure:
             axes.axvspan(end - tail[name] * factor, end, color=ACCENT, alpha=alpha, linewidth=0)
         axes.set_title(
             f"step {tail['step']}: {tail['requests']:,} requests, "
-            f"{share(tail['bubble_share'])} of the slots empty"
+            f"{share(tail['bubble_share'])} of the slots idle"
         )
         value_axis(axes, f"time since the first request [{unit}]", of="x")
         value_axis(axes, "requests in flight" if axes in panels[::columns] else "")
@@ -101,7 +101,7 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
         f"{share(sum(row['tail95_s'] for row in rows) / total if total else 0)} to the last 5 %"
     )
     about = (
-        f"{choice.words()}: {len(rows)} rollouts, {sum(row['requests'] for row in rows):,} requests"
+        f"{choice.text()}: {len(rows)} rollouts, {sum(row['requests'] for row in rows):,} requests"
     )
     figure, panels = sheet(
         title,
@@ -110,7 +110,7 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
         panels=(1, 2),
         notes=[
             (
-                "empty slots: the part of (most requests in flight at once) times (length of the "
+                "Idle slots: the part of (most requests in flight at once) times (length of the "
                 "rollout) in which no request was in flight. Waiting workers: the part of the workers' "
                 "time after their own last request."
             )
@@ -141,7 +141,7 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
     step_lines(
         axes,
         [
-            (rows, "bubble_share", "empty slots", PHASE_COLORS["gen"]),
+            (rows, "bubble_share", "idle slots", PHASE_COLORS["gen"]),
             (rows, "idle_share", "waiting workers", ACCENT),
         ],
         steps,
@@ -149,7 +149,7 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
         form=percent,
         top=1,
     )
-    axes.set_title("what stood empty")
+    axes.set_title("idle capacity")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Plots of shares: of every event, and of its own time without what it contains."""
+"""Views of shares: of every event, and of its own time without what it contains."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _shares(sheets: Sheets, choice: Choice) -> Figure:
     left_out = 0
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {len(steps)} steps with a whole",
+        f"{choice.text()}: {len(steps)} finished steps",
         size=(11, 1.4 + 2.7 * ((len(roles) + 1) // 2)),
         panels=((len(roles) + 1) // 2, 2 if len(roles) > 1 else 1),
         notes=[
             (
                 "Share of the step (trainer), of the time of all requests (agent loops, engines), or of "
                 "the step in each process (others). Events contain each other, so shares do not add up; "
-                "the plot exclusive_times has those that do."
+                "those of exclusive_times do."
             )
         ],
     )
@@ -127,7 +127,7 @@ def _exclusive(sheets: Sheets, choice: Choice) -> Figure:
     sizes = [min(_BARS, sum(1 for key in sums if key[0] == scope)) for scope in scopes]
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {len(steps)} steps",
+        f"{choice.text()}: {len(steps)} steps",
         size=(10, 1.5 + sum(0.62 + 0.24 * size for size in sizes)),
         panels=(len(scopes), 1),
         height_ratios=[size + 1.2 for size in sizes],

@@ -1,4 +1,4 @@
-"""Plots of steps: how long they took, and validation."""
+"""Views of steps: how long they took, and validation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
             "updates, weight sync, validation) has one color."
         )
     unusual = [row for row in rows if row["unusual"]]
-    about = f"{choice.words()}: {len(rows)} steps"
+    about = f"{choice.text()}: {len(rows)} steps"
     if len(rows) < (rows[-1]["step"] - rows[0]["step"] + 1):
         about += ", some missing"
     if unusual:

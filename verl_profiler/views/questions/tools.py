@@ -1,4 +1,4 @@
-"""Plots of what requests call: tools, and rewards."""
+"""Views of what requests call: tools, and rewards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _tools(sheets: Sheets, choice: Choice) -> Figure:
     title = f"{short(most['tool'], 40)} takes {share(most['share'])} of all tool time"
     if most["requests_share"] is not None:
         title += f", {share(most['requests_share'])} of all request time"
-    about = f"{choice.words()}: {calls:,} tool calls, {failed:,} failed"
+    about = f"{choice.text()}: {calls:,} tool calls, {failed:,} failed"
     if len(every) > len(rows):
         about += f"; the {len(rows)} tools with the most time of {len(every)}"
     figure, panels = sheet(
@@ -121,7 +121,7 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
     requests = sum(row["count"] for row in waits)
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {requests:,} requests",
+        f"{choice.text()}: {requests:,} requests",
         size=(11.5, 4.8),
         panels=(1, 3 if scores else 2),
         notes=[

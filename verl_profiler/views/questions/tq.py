@@ -1,4 +1,4 @@
-"""Plots of the functions that TransferQueue feeds, and of its rates over time."""
+"""Views of the functions that TransferQueue feeds, and of its rates over time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _functions(sheets: Sheets, choice: Choice) -> Figure:
         )
     shown = rows[:_FUNCTIONS]
     traced, calls = (sum(row[key] for row in rows) for key in ("traced", "calls"))
-    about = f"{choice.words()} and validation: {calls:,} calls of {len(rows)} functions"
+    about = f"{choice.text()} and validation: {calls:,} calls of {len(rows)} functions"
     notes = [
         (
             "A call of a bridged function gets, computes and puts one after the other; calls of one "
@@ -115,7 +115,7 @@ def _over_time(sheets: Sheets, choice: Choice) -> Figure:
     kinds = [kind for kind, there in (("rate", rated), ("load", loaded)) if there]
     figure, panels = sheet(
         "; ".join(sentences) or "Neither rates nor functions are known",
-        f"{choice.words()} and validation: {sum(row['transfers'] for row in rows):,} gets and puts, "
+        f"{choice.text()} and validation: {sum(row['transfers'] for row in rows):,} gets and puts, "
         f"{sum(row['calls'] for row in rows):,} traced calls",
         size=(11, 1.5 + 2.6 * max(len(kinds), 1)),
         panels=(max(len(kinds), 1), 1),

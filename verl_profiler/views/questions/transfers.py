@@ -1,4 +1,4 @@
-"""Plots of what is moved: TransferQueue data, weights, and device memory."""
+"""Views of what is moved: TransferQueue data, weights, and device memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
     )
     figure, panels = sheet(
         title,
-        f"{choice.words()} and validation: {calls:,} calls, {size(moved)} moved",
+        f"{choice.text()} and validation: {calls:,} calls, {size(moved)} moved",
         size=(11.5, 5.2),
         panels=(1, 2),
         notes=[
@@ -115,8 +115,8 @@ _WEIGHT_LINES = (
     ("trainer_s", "whole sync (trainer)", PHASE_COLORS["update_weights"]),
     ("slowest_rank_s", "slowest rank", "#0072B2"),
     ("transfer_s", "transfer", "#E69F00"),
-    ("release_s", "memory given back", "#CC79A7"),
-    ("resume_s", "memory taken again", "#5E3267"),
+    ("release_s", "memory released", "#CC79A7"),
+    ("resume_s", "memory resumed", "#5E3267"),
 )
 
 
@@ -132,7 +132,7 @@ def _weights(sheets: Sheets, choice: Choice) -> Figure:
         title += f"; {share(part)} of it is the transfer itself"
     figure, (axes,) = sheet(
         title,
-        f"{choice.words()}: {len(rows)} steps with a sync",
+        f"{choice.text()}: {len(rows)} steps with a sync",
         size=(10.5, 4.8),
         notes=[
             "Ranks and memory: the slowest process. They overlap, and do not add up to the sync."
@@ -179,7 +179,7 @@ def _memory(sheets: Sheets, choice: Choice) -> Figure:
     )[:_ROLES]
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
+        f"{choice.text()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
         "the highest of all processes of the role",
         size=(11, 1.4 + 3.1 * len(roles)),
         panels=(len(roles), 2 if len(steps) > 1 else 1),

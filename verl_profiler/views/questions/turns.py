@@ -1,4 +1,4 @@
-"""Plots of turns: how long they took, and how many requests take."""
+"""Views of turns: how long they took, and how many requests take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _turn_times(sheets: Sheets, choice: Choice) -> Figure:
     total = sum(row["turns"] for row in rows)
     unfinished = sum(row["unfinished"] for row in rows)
     title = _turn_title(rows)
-    about = f"{choice.words()}: {total:,} turns, counted from 0"
+    about = f"{choice.text()}: {total:,} turns, counted from 0"
     if unfinished:
         about += f"; {unfinished:,} unfinished ones left out"
     parts = [
@@ -125,7 +125,7 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
     )
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {requests:,} requests",
+        f"{choice.text()}: {requests:,} requests",
         size=(11, 5.2),
         panels=(1, 2),
         width_ratios=(1.5, 1),

@@ -1,4 +1,4 @@
-"""The plot of workers: which was the slowest at what, and who waited for it."""
+"""The view of workers: which was the slowest at what, and who waited for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _workers(sheets: Sheets, choice: Choice) -> Figure:
 def _worker_title(balance: Rows, steps: int) -> str:
     shared = [row for row in balance if row["processes"] > 1]
     if not shared:
-        return "One process per role: nobody waits for another"
+        return "One process per role: none waits for another"
     waits: dict[tuple[str, str], float] = {}
     for row in shared:
         key = row["role"], row["phase"]
@@ -68,7 +68,7 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Figure:
     }
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {sum(len(each) for each in names.values())} processes",
+        f"{choice.text()}: {sum(len(each) for each in names.values())} processes",
         size=(10.5, 1.7 + sum(0.75 + 0.26 * len(names[role]) for role in roles)),
         panels=(len(roles), 1),
         height_ratios=[len(names[role]) + 1.6 for role in roles],
@@ -131,7 +131,7 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
     more = len({(row["role"], row["phase"]) for row in balance}) - len(chosen)
     figure, panels = sheet(
         title,
-        f"{choice.words()}: {len({row['step'] for row in rows})} steps"
+        f"{choice.text()}: {len({row['step'] for row in rows})} steps"
         + (
             f"; the {len(chosen)} phases with the most waiting, {more} more not shown"
             if more > 0
