@@ -188,7 +188,7 @@ VIEWS = (
         columns={
             "tool": "name of the tool",
             "failed_share": "part of the calls that failed",
-            "errors": "number of kinds of errors",
+            "errors": "kinds of errors with their counts, most frequent first",
             "share": "part of all tool time",
             "requests_share": "part of the time of all requests",
             "slowest_step": "step of the longest call",

@@ -244,7 +244,7 @@ VIEWS = (
         columns={
             "busy_s": "time in which a process had at least one such call in progress, in s",
             "busy_share": "the same as part of the step in each process",
-            "bytes_per_s": "size_bytes by the time of calls that report a size",
+            "bytes_per_s": "bytes per second of the calls that report a size, each by its own time",
         },
         draw=_transfers,
         empty="no TransferQueue call was recorded there.",
@@ -275,7 +275,7 @@ VIEWS = (
             "trainer_s": "the whole sync by the trainer's timer, in s",
             "slowest_rank_s": "the slowest rank's part, in s",
             "slowest_rank": "process of that rank",
-            "transfer_s": "the transfer, slowest process, in s",
+            "transfer_s": "the transfer, slowest rank, in s",
             "release_s": "release of device memory, slowest process, in s",
             "resume_s": "resume of device memory, slowest process, in s",
         },
@@ -304,7 +304,7 @@ VIEWS = (
         columns={
             "at": "verl's checkpoint",
             "place": "order of the checkpoint in the step",
-            "fullest": "role with the highest reading of the step",
+            "fullest": "process with the highest reading",
         },
         draw=_memory,
         empty="no reading of device memory was recorded there. A CPU has no memory counter.",
