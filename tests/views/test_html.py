@@ -393,7 +393,7 @@ def test_steps_limit_every_table():
 
 
 def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
-    """A report is not lost to a second one by accident."""
+    """A report replaces an earlier one, and another file only with --force."""
     folder = tmp_path / "run"
     shutil.copytree(SMALL, folder)
     target = folder / "report.html"
@@ -401,10 +401,11 @@ def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
     assert 0 == run_command(folder)
     assert f"Wrote {target}\n" == capsys.readouterr().out
     assert target.read_text().startswith("<!DOCTYPE html>")
+    assert 0 == run_command(folder)
+    target.write_text("mine")
     with pytest.raises(ReadingError, match="--force") as raised:
         run_command(folder)
     assert "output-exists" == raised.value.slug
-    target.write_text("old")
     assert 0 == run_command(folder, "--force")
     assert target.read_text().startswith("<!DOCTYPE html>")
     assert ["report.html"] == [each.name for each in folder.glob("*report*")]
