@@ -20,7 +20,7 @@ _HEAD = """\
 
 Every question below has a plot and tables.
 `verl-profiler plot NAME logs/my-run` draws the plot, `--json` and `--csv` give its numbers:
-CSV has the table of the same name, JSON also those of other panels.
+CSV has the table of the same name, JSON also those of other panels ([json](json.md)).
 `verl-profiler plot all logs/my-run --out figures` draws all of them.
 """
 
