@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.analysis.logged_and_recorded import logged_and_recorded, timer_differences
+from verl_profiler.analysis.timer_differences import logged_and_recorded, timer_differences
 from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine
 from verl_profiler.reading.reader import load
 
@@ -61,7 +61,7 @@ def test_the_log_of_the_recorded_run_agrees_with_its_spans(recorded):
 def test_the_places_that_the_log_gives_are_those_of_the_spans(recorded):
     """What lies outside the step was found from the numbers; the spans know it."""
     tables, run = recorded
-    from verl_profiler.analysis.logged_timers import logged_phases
+    from verl_profiler.analysis.console_timers import logged_phases
 
     inside = {
         (row["step"], row["phase"])

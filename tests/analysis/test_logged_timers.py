@@ -7,15 +7,14 @@ from console_logs import FOLDER, FORMS, log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_profiler.analysis.logged_timers import (
-    COUNTS,
+from verl_profiler.analysis.console_timers import (
     generation_times,
     logged_phases,
     logged_steps,
     metric_summary,
     per_token_times,
-    timer_places,
 )
+from verl_profiler.analysis.timer_places import COUNTS, timer_places
 from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine, logged_runs
 
 SOURCE = Path("a.log")

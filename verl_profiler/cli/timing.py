@@ -234,14 +234,14 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
 
 
 def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequence[str]) -> str:
-    from verl_profiler.analysis import logged_timers
+    from verl_profiler.analysis import console_timers
 
     asked = (
-        logged_timers.logged_steps,
-        logged_timers.logged_phases,
-        logged_timers.generation_times,
-        logged_timers.per_token_times,
-        logged_timers.metric_summary,
+        console_timers.logged_steps,
+        console_timers.logged_phases,
+        console_timers.generation_times,
+        console_timers.per_token_times,
+        console_timers.metric_summary,
     )
     content = {
         "format": 1,
@@ -263,7 +263,7 @@ def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequenc
 
 def _as_csv(runs: Sequence[LoggedRun]) -> str:
     """Write a line per step: what is known about it, then every metric as verl names it."""
-    from verl_profiler.analysis.logged_timers import logged_steps
+    from verl_profiler.analysis.console_timers import logged_steps
 
     rows = [
         {"run": run.label, **row, **line.values}
@@ -275,7 +275,7 @@ def _as_csv(runs: Sequence[LoggedRun]) -> str:
 
 def _compared(runs: Sequence[LoggedRun], args: argparse.Namespace, problems: list[str]) -> Rows:
     """Compare the last run of the logs with a recorded one."""
-    from verl_profiler.analysis.logged_and_recorded import logged_and_recorded
+    from verl_profiler.analysis.timer_differences import logged_and_recorded
     from verl_profiler.reading.reader import load
 
     if len(runs) > 1:

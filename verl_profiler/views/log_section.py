@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.logged_and_recorded import logged_and_recorded, timer_differences
-from verl_profiler.analysis.logged_timers import metric_summary
+from verl_profiler.analysis.console_timers import metric_summary
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.timer_differences import logged_and_recorded, timer_differences
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.analysis.logged_timers import (
+from verl_profiler.analysis.console_timers import (
     generation_times,
     logged_phases,
     logged_steps,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.logged_and_recorded import timer_differences
-from verl_profiler.analysis.logged_timers import logged_phases, logged_steps, metric_summary
+from verl_profiler.analysis.console_timers import logged_phases, logged_steps, metric_summary
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.timer_differences import timer_differences
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.text import align, seconds
 from verl_profiler.render.visible import visible

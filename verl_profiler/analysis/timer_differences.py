@@ -6,7 +6,7 @@ import json
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from verl_profiler.analysis.logged_timers import logged_phases
+from verl_profiler.analysis.console_timers import logged_phases
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.tables.tables import Tables

@@ -1,0 +1,177 @@
+"""Where each timer of a console log lies: inside verl's step, inside `gen`, or outside.
+
+Which timers lie inside `timing_s/step` differs between versions of verl (`testing` and
+`save_checkpoint` moved out in 0.6, `save_checkpoint` back in by 0.7.1), and the log does not name
+its version.  `timer_places` finds out from the numbers, for each launch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from verl_profiler.reading.formats.console_steps import StepLine
+
+__all__ = [
+    "COUNTS",
+    "STEP_TIMER",
+    "TIMER",
+    "Place",
+    "is_count",
+    "timer_places",
+    "timers_of",
+    "tolerance_s",
+]
+
+# Under timing_s/, but no times: numbers of tokens and requests, and a ratio.
+COUNTS = ("prompt_length", "response_length", "num_preempted", "topk_ratio")
+TIMER = "timing_s/"
+STEP_TIMER = f"{TIMER}step"
+# Timers inside gen that stand beside it; those of the agent loops have names with a slash.
+_IN_GEN = ("generate_sequences", "reshard", "agent_loop", "generation_timing")
+# verl has never had these elsewhere than directly inside the step.
+_CORE = (
+    "gen",
+    "gen_max",
+    "reward",
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_critic_actor",
+    "update_actor",
+)
+# Inside in some versions and outside in others; where the numbers allow both, inside or not by the
+# version that has `update_weights` (0.7.1 and later).
+_MOVING = {
+    "update_weights": True,
+    "save_checkpoint": True,
+    "dump_rollout_generations": False,
+    "start_profile": False,
+    "stop_profile": False,
+    "testing": False,
+}
+# A timer that leaves less than this share of the time that it could fill is what fills it.
+_FILLED = 0.05
+# Shorter timers are not looked for in the length of steps.
+_NOISE_S = 0.01
+
+
+class Place(NamedTuple):
+    """Where a timer lies, and how that is known.
+
+    Args:
+        place: `step` (directly inside), `gen` (inside gen), `outside` (of the step), `overlapping`
+            (together with the others longer than the step), or `within` (inside another timer).
+        reason: In words, for places that the numbers had to tell.
+    """
+
+    place: str
+    reason: str = ""
+
+
+def timer_places(lines: Sequence[StepLine]) -> dict[str, Place]:
+    """Find out where each timer of a launch lies.
+
+    Args:
+        lines: The steps of one launch: one version of verl.
+
+    Returns:
+        The place by timer, without `step` itself and without what is no time.
+    """
+    names = list(dict.fromkeys(name for line in lines for name in timers_of(line)))
+    places = {name: _known_place(name) for name in names}
+    decided = {name: place for name, place in places.items() if place is not None}
+    inside = [name for name, place in decided.items() if place.place == "step"]
+    open_names = [name for name, place in places.items() if place is None]
+    # A user's own timers come before those that verl has outside, and after those it has inside.
+    order = {True: 0, None: 1, False: 2}
+    for name in sorted(open_names, key=lambda name: order[_MOVING.get(name)]):
+        decided[name] = _measured_place(name, inside, lines)
+        if decided[name].place == "step":
+            inside.append(name)
+    return {name: decided[name] for name in names}
+
+
+def timers_of(line: StepLine) -> dict[str, float]:
+    """Return the times of a step by timer, without the step's own."""
+    return {
+        name.removeprefix(TIMER): value
+        for name, value in line.values.items()
+        if name.startswith(TIMER) and name != STEP_TIMER and not is_count(name)
+    }
+
+
+def is_count(name: str) -> bool:
+    """Return whether what verl logs under `timing_s/` is no time."""
+    return not set(COUNTS).isdisjoint(name.split("/"))
+
+
+def _known_place(name: str) -> Place | None:
+    """Return the place of a timer whose name tells it."""
+    head, slash, _ = name.partition("/")
+    if head in _IN_GEN:
+        return Place("gen")
+    if slash:
+        return Place("gen" if head == "gen" else "within")
+    return Place("step") if name in _CORE else None
+
+
+def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine]) -> Place:
+    """Tell from the numbers whether a timer lies inside the step.
+
+    It does not where the step is too short for it.  Where every step has room for it, the steps
+    that have it are compared with those that have not: does the time that no other timer covers
+    grow with it?  Where that cannot be said either, the habit of verl counts.
+    """
+    timed = [line for line in lines if STEP_TIMER in line.values]
+    rest_s = {line.step: _rest_s(line, inside) for line in timed}
+    with_it = [line for line in timed if TIMER + name in line.values]
+    for line in with_it:
+        if line.values[TIMER + name] > max(rest_s[line.step], 0.0) + tolerance_s(line):
+            if name in _MOVING:
+                return Place("outside", f"step {line.step} is too short to hold it")
+            return Place(
+                "overlapping", f"in step {line.step} the timers would be longer than the step"
+            )
+    compared = _compared(TIMER + name, timed, rest_s)
+    if compared is not None:
+        return compared
+    if with_it and all(
+        rest_s[line.step] - line.values[TIMER + name] <= _FILLED * rest_s[line.step]
+        for line in with_it
+    ):
+        return Place("step", "it fills the time that no other timer covers")
+    if _MOVING.get(name, True) or all(line.rounded for line in lines):
+        return Place("step", "the step has room for it")
+    return Place("outside", "by verl's habit; the numbers allow both")
+
+
+def _compared(metric: str, lines: Sequence[StepLine], rest_s: Mapping[int, float]) -> Place | None:
+    """Compare the steps that have a timer with those that have not; None where that says nothing."""
+    own = [line.values[metric] for line in lines if metric in line.values]
+    with_it, without = (
+        [rest_s[line.step] for line in lines if (metric in line.values) == has]
+        for has in (True, False)
+    )
+    if not with_it or not without:
+        return None
+    usual_s = statistics.median(without)
+    spread_s = statistics.median([abs(each - usual_s) for each in without])
+    if statistics.median(own) <= 4 * spread_s + _NOISE_S:
+        return None
+    if statistics.median(with_it) - usual_s > statistics.median(own) / 2:
+        return Place("step", "steps that have it are longer by it")
+    return Place("outside", "steps that have it are not longer")
+
+
+def _rest_s(line: StepLine, inside: Sequence[str]) -> float:
+    return line.values[STEP_TIMER] - sum(line.values.get(TIMER + name, 0.0) for name in inside)
+
+
+def tolerance_s(line: StepLine) -> float:
+    """Return what rounding may add up to."""
+    rounding = 0.0005 * (len(line.values) + 1) if line.rounded else 0.0
+    return rounding + 1e-6 * line.values.get(STEP_TIMER, 0.0)
