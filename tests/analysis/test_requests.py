@@ -1,4 +1,6 @@
-"""Requests: percentiles of the finished ones, parts that add up, and really the slowest."""
+"""Durations of requests and turns: percentiles, breakdown, and everything in one request."""
+
+import itertools
 
 import pytest
 
@@ -7,6 +9,13 @@ from verl_profiler.analysis import (
     request_times,
     slowest_requests,
     turns_per_request,
+)
+from verl_profiler.analysis.requests import (
+    request_breakdown,
+    request_duration_cdf,
+    request_percentiles,
+    request_timeline,
+    turn_times,
 )
 from verl_profiler.reading.tables.tables import Tables
 
@@ -168,3 +177,227 @@ def test_reward_inside_postprocess_is_counted_once():
     (row,) = tables.rows("SELECT postprocess_us, reward_us, other_us FROM requests")
 
     assert (100_000, 300_000, 600_000) == tuple(row.values())
+
+
+def requests(durations_s, *, step=1, name="worker_0", validate=False):
+    return [
+        {
+            "run": "r",
+            "step": step,
+            "name": name,
+            "validate": validate,
+            "request_id": f"{step}-{name}-{validate}-{number}",
+            "finished": duration_s is not None,
+            "begin_us": 0,
+            "duration_us": None if duration_s is None else round(duration_s * 1e6),
+        }
+        for number, duration_s in enumerate(durations_s)
+    ]
+
+
+def test_the_curve_has_a_point_for_each_request():
+    """Of a step, and of all steps together."""
+    tables = Tables.of({"requests": requests([3, 1, None]) + requests([2], step=2)})
+
+    rows = request_duration_cdf(tables)
+
+    assert [(None, 1.0), (None, 2.0), (None, 3.0), (1, 1.0), (1, 3.0), (2, 2.0)] == [
+        (row["step"], row["duration_s"]) for row in rows
+    ]
+    assert [1 / 3, 2 / 3, 1, 1 / 2, 1, 1] == pytest.approx([row["share"] for row in rows])
+    assert [3, 3, 3, 2, 2, 1] == [row["requests"] for row in rows]
+
+
+def test_a_long_curve_keeps_its_tail():
+    """Beyond 1,000 requests, the 100 slowest are all there, and no kept point is moved."""
+    tables = Tables.of({"requests": requests([number / 100 for number in range(5000)])})
+
+    rows = [row for row in request_duration_cdf(tables) if row["step"] == 1]
+
+    assert 1000 < len(rows) < 1110
+    assert [number / 100 for number in range(4900, 5000)] == [r["duration_s"] for r in rows[-100:]]
+    for row in rows:
+        assert row["share"] == pytest.approx((row["duration_s"] * 100 + 1) / 5000)
+    gaps = [b["share"] - a["share"] for a, b in itertools.pairwise(rows)]
+    assert max(gaps) < 0.0021
+
+
+def test_percentiles_interpolate_and_leave_unfinished_ones_out():
+    """The P90 of 0 to 10 s is 9 s; unfinished requests are counted."""
+    tables = Tables.of({"requests": requests([*range(11), None])})
+
+    rows = [row for row in request_percentiles(tables, percentiles=(50, 90)) if row["step"] == 1]
+
+    assert [(50.0, 5.0), (90.0, 9.0)] == [(row["percentile"], row["duration_s"]) for row in rows]
+    assert {(11, 1, 5.0)} == {(r["requests"], r["unfinished"], r["mean_s"]) for r in rows}
+
+
+def test_a_worker_is_chosen_by_its_rank():
+    """Worker 1 is neither worker 10 nor worker 11; a restarted one is the same worker."""
+    rows = [
+        each
+        for number, name in enumerate(("worker_1", "worker_10", "worker_1-2", "worker_11"))
+        for each in requests([number + 1], name=name)
+    ]
+
+    found = request_duration_cdf(Tables.of({"requests": rows}), worker=1)
+
+    assert [1.0, 3.0] == [row["duration_s"] for row in found if row["step"] == 1]
+
+
+def test_no_percentiles_are_no_rows():
+    """Nothing asked, nothing answered."""
+    assert [] == request_percentiles(Tables.of({"requests": requests([1])}), percentiles=())
+
+
+def served(span, request_id, turn, begin, *, name="engine_0", step=1, times=(0.5, 0.5, 1.0)):
+    queue, prefill, decode = times
+    return span(
+        "engine_request",
+        begin + 0.1,
+        begin + 0.2 + queue + prefill + decode,
+        name=name,
+        step=step,
+        request_id=request_id,
+        engine_request_id=f"{request_id}-{turn}",
+        queue_s=queue,
+        prefill_s=prefill,
+        decode_s=decode,
+        response_tokens=9,
+    )
+
+
+def test_the_slowest_are_the_slowest_of_all_steps_and_workers(tables, conversation):
+    """Not of the first step, not of the first worker, and not the fastest."""
+    events = [
+        event
+        for number, scale in enumerate((1.0, 5.0, 0.5, 4.0, 3.0))
+        for event in conversation(
+            f"q{number}", scale=scale, step=number % 2, name=f"worker_{number}"
+        )
+    ]
+
+    rows = request_breakdown(tables(events), count=3)
+
+    assert [("q1", 50.0), ("q3", 40.0), ("q4", 30.0)] == [
+        (row["request_id"], row["duration_s"]) for row in rows
+    ]
+    assert ["q3"] == [r["request_id"] for r in request_breakdown(tables(events), worker=3)]
+    assert ["q1", "q3"] == [r["request_id"] for r in request_breakdown(tables(events), (1, 1))]
+
+
+def test_the_engines_parts_are_shown_when_every_call_has_them(tables, conversation, span):
+    """They add up to the engine's part; `outside` is what the engine does not account for."""
+    events = conversation()
+    both = [*events, served(span, "q", 0, 1.0), served(span, "q", 1, 6.0, times=(0.0, 0.5, 1.0))]
+
+    (row,) = request_breakdown(tables(both))
+    (half,) = request_breakdown(tables(both[:-1]))
+
+    assert (5.0, 0.5, 1.0, 2.0, 1.5) == (
+        row["engine_s"],
+        row["queue_s"],
+        row["prefill_s"],
+        row["decode_s"],
+        row["outside_s"],
+    )
+    assert (5.0, None, None, None, None) == (
+        half["engine_s"],
+        half["queue_s"],
+        half["prefill_s"],
+        half["decode_s"],
+        half["outside_s"],
+    )
+
+
+def test_unfinished_requests_come_last(tables, conversation):
+    """They have no duration; how long they were seen is said apart."""
+    killed = [event for event in conversation("killed", scale=9) if event["event"] != "request"]
+
+    rows = request_breakdown(tables(conversation("done") + killed))
+
+    assert [("done", 10.0), ("killed", None)] == [(r["request_id"], r["duration_s"]) for r in rows]
+    assert 85.5 == rows[1]["seen_s"]
+
+
+def test_a_beginning_of_an_id_finds_the_request(tables, conversation):
+    """In training and in validation, when both are asked for."""
+    events = conversation("abc") + conversation("abd", validate=True) + conversation("xyz")
+
+    found = request_breakdown(tables(events), request_id="ab", validate=None, count=None)
+
+    assert {("abc", False), ("abd", True)} == {(r["request_id"], r["validate"]) for r in found}
+    assert [] == request_breakdown(tables(events), request_id="%", validate=None)
+
+
+def test_the_timeline_is_in_order_with_the_engines_side(tables, conversation, span):
+    """From the request's begin, the longest first where two begin together."""
+    events = [*conversation(begin=100.0), served(span, "q", 0, 101.0, step=2)]
+
+    rows = request_timeline(tables(events), "q", 1)
+
+    assert ["request", "agent_loop", "prompt_build", "turn", "engine_call", "engine_request"] == [
+        row["event"] for row in rows[:6]
+    ]
+    assert ("engine_0", 1.1, 20, 0.5) == (
+        rows[5]["name"],
+        rows[5]["begin_s"],
+        rows[5]["tokens"],
+        rows[5]["queue_s"],
+    )
+    assert ["search", "calc"] == [r["what"] for r in rows if r["event"] == "tool_call"]
+    assert 9.5 == rows[-2]["end_s"]
+
+
+def test_ids_that_repeat_are_told_apart(tables, conversation):
+    """verl's full_determinism gives the same ids in every step."""
+    events = conversation("same", step=1) + conversation("same", step=2, begin=50.0)
+
+    rows = request_timeline(tables(events), "same", 2)
+
+    assert {2} == {row["step"] for row in rows}
+    assert 0.0 == rows[0]["begin_s"]
+
+
+def test_a_request_says_how_long_its_loop_stood_still(tables, conversation, span):
+    """Of its own worker, and only while it ran; no part gets longer."""
+    lags = [
+        span("event_loop_lag", -1.0, 0.5, name="worker_0", loop="main"),
+        span("event_loop_lag", 5.0, 5.25, name="worker_0", loop="main"),
+        span("event_loop_lag", 2.0, 4.0, name="worker_1", loop="main"),
+    ]
+    (quiet,) = request_breakdown(tables(conversation()))
+    (row,) = request_breakdown(tables([*conversation(), *lags]))
+
+    assert 0.75 == row["stalled_s"]
+    assert 0.0 == quiet["stalled_s"]
+    assert quiet == {**row, "stalled_s": 0.0}
+
+
+def test_turns_by_index(tables, conversation):
+    """Turn 0 took 5 and 10 s, turn 1 took 2 and 4 s."""
+    events = conversation("a") + conversation("b", scale=2.0)
+
+    first, second = turn_times(tables(events))
+
+    assert (0, 2, 15.0, 7.5, 10.0) == tuple(
+        first[key] for key in ("turn", "turns", "total_s", "mean_s", "max_s")
+    )
+    assert (4.5, 3.0, 0.0) == (first["engine_s"], first["tool_s"], first["other_s"])
+    assert (1, 3.0, 3.0, 0.0) == (
+        second["turn"],
+        second["mean_s"],
+        second["engine_s"],
+        second["tool_s"],
+    )
+    assert [15 / 21, 6 / 21] == pytest.approx([first["share"], second["share"]])
+    assert (30 / 3 * 2, 10.0) == (first["response_tokens"], second["response_tokens"])
+
+
+def test_an_unfinished_turn_is_counted_and_not_measured(tables, conversation, span):
+    """A turn that was cut off by the end of the run would look short."""
+    events = [*conversation(), span("engine_call", 0, 1, request_id="cut", turn=0)]
+
+    first, _ = turn_times(tables(events))
+
+    assert (1, 1, 5.0) == (first["turns"], first["unfinished"], first["mean_s"])
