@@ -2,18 +2,18 @@
 # Run one profiled GRPO training with SGLang multi-turn rollouts on GSM8K with a tool.
 #
 #     ./profile-sglang-multi-turn.sh 2                          tensor parallel size 2, all GPUs
-#     ./profile-sglang-multi-turn.sh --tp 1 --dry-run           print the command, run nothing
+#     ./profile-sglang-multi-turn.sh --tp 1 --dry-run           print the command without running it
 #     ./profile-sglang-multi-turn.sh --tp 1 trainer.total_training_steps=20
-#     ./profile-sglang-multi-turn.sh --rehearse                 the same loop on a CPU, toy sizes
+#     ./profile-sglang-multi-turn.sh --rehearse                 the same loop on a CPU, tiny sizes
 #
 # Usage: profile-sglang-multi-turn.sh [--tp] N [--gpus G] [--dry-run] [--rehearse] [HYDRA OVERRIDE…]
 #
-#   [--tp] N      GPUs per SGLang replica (1 with --rehearse if left out)
-#   --gpus G      GPUs of this machine to use; otherwise those of CUDA_VISIBLE_DEVICES, or all
-#   --dry-run     print the command and its environment, and run nothing
+#   [--tp] N      GPUs per SGLang replica (default with --rehearse: 1)
+#   --gpus G      GPUs of this machine to use (default: those of CUDA_VISIBLE_DEVICES, or all)
+#   --dry-run     print the command and its environment without running it
 #   --rehearse    run it on this machine's CPU, with the stand-in engine (REHEARSE_ENGINE=sglang for
-#                 the real one); sizes, model and prompts are the rehearsal's
-#   others        go to Hydra, after the settings below, so they win
+#                 the real one), with the rehearsal's sizes, model and prompts
+#   others        are passed to Hydra after the settings below, and take precedence
 #
 # Variables: EXPERIMENT_NAME, MODEL (Qwen/Qwen2.5-3B-Instruct), DATA_DIR (~/data/gsm8k_with_tool),
 # GSM8K (a local copy of the dataset), PROFILER (multiturn; memory_saver), PYTHON (python3),
@@ -22,9 +22,9 @@
 # The console goes to logs/EXPERIMENT_NAME.log, the events to logs/EXPERIMENT_NAME/.
 set -euo pipefail
 
-say() { printf '%s\n' "$*" >&2; }
+log() { printf '%s\n' "$*" >&2; }
 fail() {
-    say "profile-sglang-multi-turn: $1"
+    log "profile-sglang-multi-turn: $1"
     exit 2
 }
 usage() { sed -n '2,/^set -euo/{/^set -euo/d; s/^# \{0,1\}//; p;}' "${BASH_SOURCE[0]}"; }
@@ -35,33 +35,33 @@ tp='' gpus='' dry_run=false rehearse=false overrides=()
 while [[ $# -gt 0 ]]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --tp) [[ $# -gt 1 ]] || fail '--tp wants a number, for example --tp 2'; tp=$2; shift ;;
+        --tp) [[ $# -gt 1 ]] || fail '--tp needs a number, for example --tp 2'; tp=$2; shift ;;
         --tp=*) tp=${1#*=} ;;
-        --gpus) [[ $# -gt 1 ]] || fail '--gpus wants a number, for example --gpus 4'; gpus=$2; shift ;;
+        --gpus) [[ $# -gt 1 ]] || fail '--gpus needs a number, for example --gpus 4'; gpus=$2; shift ;;
         --gpus=*) gpus=${1#*=} ;;
         --dry-run) dry_run=true ;;
         --rehearse) rehearse=true ;;
-        -*) fail "there is no option $1; --help lists them" ;;
+        -*) fail "unknown option $1; --help lists the options" ;;
         *=* | +* | ~*) overrides+=("$1") ;;
-        *) [[ -z $tp ]] || fail "the tensor parallel size is $tp already; what is $1?"; tp=$1 ;;
+        *) [[ -z $tp ]] || fail "unexpected argument $1: the tensor parallel size is already $tp"; tp=$1 ;;
     esac
     shift
 done
 if [[ -z $tp ]]; then
-    $rehearse || fail 'which tensor parallel size? For example: profile-sglang-multi-turn.sh 2'
+    $rehearse || fail 'the tensor parallel size is missing. For example: profile-sglang-multi-turn.sh 2'
     tp=1
 fi
-is_number "$tp" || fail "the tensor parallel size is a whole number from 1, not '$tp'"
+is_number "$tp" || fail "the tensor parallel size must be a positive integer, not '$tp'"
 
 python=${PYTHON:-python3}
 profiler=${PROFILER:-multiturn}
 name=${EXPERIMENT_NAME:-multiturn-tp-$tp-$(date +%Y-%m-%d-%H-%M-%S)}
 [[ $name =~ ^[A-Za-z0-9_.-]+$ ]] || fail "EXPERIMENT_NAME is '$name'; use letters, digits, '-', '_' and '.'"
 
-# What is imported is looked up, not imported: that takes a minute, and needs a GPU.
+# Modules are located, not imported: importing takes a minute and needs a GPU.
 has() { "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"; }
-command -v "$python" > /dev/null || fail "there is no $python; set PYTHON"
-has verl_profiler || fail "$python has no verl_profiler: pip install verl-profiler, or set PYTHON"
+command -v "$python" > /dev/null || fail "$python not found; set PYTHON"
+has verl_profiler || fail "verl_profiler is not installed for $python: pip install verl-profiler, or set PYTHON"
 tool=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("verl_profiler.recipes").submodule_search_locations[0])')/gsm8k_tool.yaml
 
 show() {
@@ -70,18 +70,18 @@ show() {
     printf ' \\\n    %q' "${@:4}"
     printf '\n'
 }
-# Print or run a command, with its console in the log.
+# Print or run a command, with its console output in the log.
 carry_out() {
     if $dry_run; then
         show "$@"
         exit 0
     fi
     mkdir -p logs
-    say "console: logs/$name.log   events: logs/$name/"
+    log "console: logs/$name.log   events: logs/$name/"
     EXPERIMENT_NAME=$name "$@" 2>&1 | tee -a "logs/$name.log"
 }
 
-# Settings that hold on GPUs and in a rehearsal.
+# Settings for both GPUs and rehearsals.
 recipe=(
     algorithm.adv_estimator=grpo
     algorithm.use_kl_in_reward=False
@@ -112,8 +112,8 @@ if [[ $profiler != memory_saver* ]]; then
 fi
 
 if $rehearse; then
-    has verl || fail "$python has no verl: docs/rehearsal.md says what a rehearsal needs"
-    # As many ranks as make two replicas.
+    has verl || fail "verl is not installed for $python; see docs/rehearsal.md"
+    # Enough ranks for two replicas.
     carry_out "$python" -m verl_profiler rehearse --engine "${REHEARSE_ENGINE:-standin}" \
         --profiler "$profiler" --ranks $((2 * tp)) --output "logs/$name" \
         "${recipe[@]}" actor_rollout_ref.rollout.multi_turn.function_tool_path=null \
@@ -124,19 +124,19 @@ fi
 if [[ -z $gpus ]]; then
     if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
         gpus=$(tr ',' '\n' <<< "$CUDA_VISIBLE_DEVICES" | grep -c '^[^-]') ||
-            fail "CUDA_VISIBLE_DEVICES is '$CUDA_VISIBLE_DEVICES', which is no GPU; try --rehearse"
+            fail "CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' selects no GPU; try --rehearse"
     else
-        command -v nvidia-smi > /dev/null || fail 'there is no nvidia-smi here: run on a GPU machine, say --gpus G, or try --rehearse'
-        gpus=$(nvidia-smi --list-gpus | grep -c '^GPU ') || fail 'nvidia-smi finds no GPU; try --rehearse'
+        command -v nvidia-smi > /dev/null || fail 'nvidia-smi not found: run on a GPU machine, pass --gpus G, or try --rehearse'
+        gpus=$(nvidia-smi --list-gpus | grep -c '^GPU ') || fail 'nvidia-smi lists no GPU; try --rehearse'
     fi
 fi
-is_number "$gpus" || fail "the number of GPUs is a whole number from 1, not '$gpus'"
-((gpus % tp == 0)) || fail "$gpus GPUs do not make replicas of $tp: take a tensor parallel size that divides $gpus"
+is_number "$gpus" || fail "the number of GPUs must be a positive integer, not '$gpus'"
+((gpus % tp == 0)) || fail "$gpus GPUs are not divisible by tensor parallel size $tp"
 for package in verl sglang ray; do
-    has "$package" || $dry_run || fail "$python has no $package: pip install 'verl[sglang]', or set PYTHON"
+    has "$package" || $dry_run || fail "$package is not installed for $python: pip install 'verl[sglang]', or set PYTHON"
 done
 
-# 256 prompts of 16 requests, or as near below as the GPUs can share; each micro batch divides evenly.
+# 256 prompts with 16 requests each, rounded down to a multiple of the GPUs, in equal micro batches.
 requests=16
 batch=$((gpus < 256 ? 256 / gpus * gpus : gpus))
 each=$((batch * requests / gpus))
@@ -149,15 +149,15 @@ if [[ ! -f $data/train.parquet || ! -f $data/test.parquet ]]; then
     if $dry_run; then
         printf '%q ' "${prepare[@]}" && printf '\n'
     else
-        say "preparing GSM8K with a tool in $data"
-        "${prepare[@]}" || fail 'the data could not be prepared; see above'
+        log "preparing GSM8K with a tool in $data"
+        "${prepare[@]}" || fail 'cannot prepare the data; see above'
     fi
 fi
 
 logger='["console"]'
 [[ -z ${WANDB_API_KEY:-} ]] || logger='["console","wandb"]'
-# Thousands of requests are open connections.
-$dry_run || ulimit -n 65535 2> /dev/null || say "warning: at most $(ulimit -n) open files; many requests may need more"
+# Thousands of requests need as many open connections.
+$dry_run || ulimit -n 65535 2> /dev/null || log "warning: at most $(ulimit -n) open files; many requests may need more"
 
 carry_out "$python" -m verl.trainer.main_ppo "+profiler=$profiler" \
     "${recipe[@]}" \

@@ -1,9 +1,9 @@
-"""Plot the timers in a console log of verl: five pictures in the folder plot beside the log.
+"""Plot the timers in a console log of verl: five figures in the folder `plot` next to the log.
 
     python plot_timing_metrics.py verl_demo.log
     python plot_timing_metrics.py verl_demo.log --output-dir ./my_plots
 
-The same as `verl-profiler timing`, which takes more options.
+The same as `verl-profiler timing`, which has more options.
 """
 
 import sys

@@ -131,29 +131,29 @@ def test_a_rehearsal_takes_the_same_recipe():
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "says"),
+    ("arguments", "variables", "message"),
     [
         ([], {}, "Usage:"),
-        (["--dry-run"], {}, "which tensor parallel size?"),
+        (["--dry-run"], {}, "the tensor parallel size is missing"),
         (["two"], {}, "not 'two'"),
         (["0"], {}, "not '0'"),
-        (["1", "2"], {}, "is 1 already; what is 2?"),
-        (["--tp"], {}, "--tp wants a number"),
+        (["1", "2"], {}, "unexpected argument 2: the tensor parallel size is already 1"),
+        (["--tp"], {}, "--tp needs a number"),
         (["1", "--gpus", "x"], {}, "not 'x'"),
-        (["3", "--gpus", "4"], {}, "4 GPUs do not make replicas of 3"),
-        (["1", "--force"], {}, "there is no option --force"),
-        (["1"], {"CUDA_VISIBLE_DEVICES": ""}, "which is no GPU"),
-        (["1"], {"CUDA_VISIBLE_DEVICES": "-1"}, "which is no GPU"),
+        (["3", "--gpus", "4"], {}, "4 GPUs are not divisible by tensor parallel size 3"),
+        (["1", "--force"], {}, "unknown option --force"),
+        (["1"], {"CUDA_VISIBLE_DEVICES": ""}, "selects no GPU"),
+        (["1"], {"CUDA_VISIBLE_DEVICES": "-1"}, "selects no GPU"),
         (["1", "--gpus", "1"], {"EXPERIMENT_NAME": "a b"}, "EXPERIMENT_NAME is 'a b'"),
-        (["1", "--gpus", "1"], {"PYTHON": "no-such-python"}, "there is no no-such-python"),
+        (["1", "--gpus", "1"], {"PYTHON": "no-such-python"}, "no-such-python not found"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_its_reason(words, variables, says, tmp_path):
+def test_what_cannot_be_run_is_refused_with_its_reason(arguments, variables, message, tmp_path):
     """Status 2, nothing started, nothing written."""
-    done = run(*words, **{"DATA_DIR": str(tmp_path), **variables})
+    done = run(*arguments, **{"DATA_DIR": str(tmp_path), **variables})
 
     assert 2 == done.returncode
-    assert says in done.stderr
+    assert message in done.stderr
     assert [] == list(tmp_path.iterdir())
 
 

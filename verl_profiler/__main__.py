@@ -1,4 +1,4 @@
-"""`python -m verl_profiler` is the command `verl-profiler`, with the Python that is named."""
+"""`python -m verl_profiler` runs the command `verl-profiler` with that Python."""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""Every error that verl-profiler shows, with a slug.  Imported by both halves.
+"""Base classes of all errors, each with a slug.  Imported by both halves.
 
     VerlProfilerError
     ├── ConfigError            before training: a setting cannot be used
-    └── ReadingError           after training: files cannot be read as asked
+    └── ReadingError           after training: files cannot be read as requested
 
-`docs/messages.md` has an entry per slug: when, what it means, what to do.
+`docs/messages.md` has an entry per slug: cause, meaning, remedy.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ class ConfigError(VerlProfilerError):
 
 
 class ReadingError(VerlProfilerError):
-    """Files that cannot be read as asked."""
+    """Files that cannot be read as requested."""

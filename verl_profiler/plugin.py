@@ -1,10 +1,11 @@
-"""The entry point in every process of the run: importing it activates the probes.
+"""The entry point in every process of a run: importing it activates the probes.
 
-verl 0.9 imports it through the entry-point group `verl.plugins`.  An older verl's command gets it
-from Hydra's search-path plugin, and processes with an older verl, or none, from Ray's worker process
-set-up hook.  Without `VERL_PROFILER_SETTINGS` or a TransferQueue switch (`TQ_…`) in the environment
-it does nothing.  It imports neither verl nor Ray, and it never raises: verl hides a plugin's failure
-at DEBUG level, and Ray ends a worker whose hook fails, so a failure is said here and training goes on.
+verl 0.9 imports it through the entry-point group `verl.plugins`.  With older verl the driver imports it
+from Hydra's search-path plugin, and other processes, also those without verl, from Ray's worker process
+setup hook.  Without `VERL_PROFILER_SETTINGS` or a TransferQueue switch (`TQ_…`) in the environment
+it does nothing.  It imports neither verl nor Ray, and it never raises: verl logs plugin failures
+at DEBUG level, and Ray kills a worker whose hook fails, so failures are printed here and training
+continues.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["activate"]
 
 
 def activate(role: str | None = None) -> bool:
-    """Record in this process if the environment says so.
+    """Start recording in this process if the environment requests it.
 
     Args:
-        role: Who this process is, where nothing else tells; the driver says `driver`.
+        role: Role of this process, unless it can be inferred; the driver passes `driver`.
 
     Returns:
         Whether this process records now.
@@ -69,7 +70,7 @@ def activate(role: str | None = None) -> bool:
 
 
 def _plan(carried: Any) -> Any:
-    """Return the plan of captures; most runs have none, and import nothing for it."""
+    """Return the capture plan; runs without captures import nothing for it."""
     if carried.capture_plan is None:
         return None
     from verl_profiler.capture.plan import carried_plan
@@ -78,7 +79,7 @@ def _plan(carried: Any) -> Any:
 
 
 def _open_ranges(carried: Any) -> None:
-    """Open NVTX ranges where they were requested, or where a tool records them."""
+    """Open NVTX ranges if requested, or if a tool records them."""
     if carried.nvtx != "off":
         from verl_profiler.instrumentation import nvtx_ranges
 
@@ -90,7 +91,7 @@ def _transfers_are_traced() -> bool:
 
 
 def _trace_transfers(families: Collection[str] = ()) -> None:
-    """Trace TransferQueue if the environment says so, also where nothing else is recorded."""
+    """Trace TransferQueue if the environment requests it, even if nothing else is recorded."""
     if not _transfers_are_traced():
         return
     try:
@@ -104,7 +105,7 @@ def _trace_transfers(families: Collection[str] = ()) -> None:
 
 
 def _complain(text: str) -> None:
-    """Print a warning and the exception that is handled now; stderr may be closed."""
+    """Print a warning and the current exception; stderr may be closed."""
     with contextlib.suppress(Exception):
         print(
             f"[verl-profiler] WARNING {text}\n{traceback.format_exc().rstrip()}",
@@ -131,7 +132,7 @@ def _place_probes(families: Collection[str]) -> None:
 
 
 def _describe() -> dict[str, Any]:
-    """Return the header's account of versions and probes."""
+    """Return versions and probe status for the process header."""
     from verl_profiler.instrumentation import wrapping
 
     status = wrapping.status
@@ -150,7 +151,7 @@ def _describe() -> dict[str, Any]:
 
 
 def _reasons(missed: dict[str, str]) -> dict[str, str]:
-    """Return why probes are not placed; the text may be that of somebody else's exception."""
+    """Return why probes are not installed; the text may come from a foreign exception."""
     if not missed:
         return {}
     from verl_profiler.events.redaction import mask_text
@@ -171,7 +172,7 @@ def _announcement(status: Any) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what this process has imported; looks nothing up on disk."""
+    """Return the versions of imported packages, without disk access."""
     versions = {}
     for name in ("verl_profiler", "verl", "ray", "torch", "sglang", "vllm", "transfer_queue"):
         module = sys.modules.get(name)

@@ -1,8 +1,8 @@
-"""For tests of your own tools and reward functions: see what they would record.
+"""Test helpers: the events that your own tools and reward functions record.
 
 from verl_profiler.testing import recorded_events
 
-def test_my_tool_says_how_many_rows_it_read():
+def test_my_tool_records_its_lookup():
     with recorded_events() as events:
         my_tool("users")
 
@@ -25,11 +25,11 @@ __all__ = ["recorded_events"]
 
 @contextlib.contextmanager
 def recorded_events() -> Iterator[list[dict[str, Any]]]:
-    """Record into a temporary directory; the list is filled when the block ends.
+    """Record into a temporary directory; the list is filled when the block exits.
 
     Yields:
-        The events in the order of their ends, each as the line's JSON object.  The profiler's own
-        accounts are left out.
+        The events in order of their end times, as JSON objects.  The profiler's own
+        cost events are left out.
     """
     events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="verl_profiler_") as folder:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The memory smoke test of verl's first memory-saver guide, with today's keys: PPO of a 7B model on
+# The memory smoke test of verl's first memory-saver guide, with current keys: PPO of a 7B model on
 # four GPUs, SGLang at tensor parallel size 4, memory released between rollouts.
 #
 #     examples/memory_saver/run.sh [HYDRA OVERRIDE…]
 #     verl-profiler memory logs/memory-saver
 #
-# Needs four GPUs, verl with SGLang, torch-memory-saver, and GSM8K as verl's examples prepare it:
+# Needs four GPUs, verl with SGLang, torch-memory-saver, and GSM8K prepared by verl's example:
 #     python examples/data_preprocess/gsm8k.py        (in a checkout of verl)
-# README.md beside this file lists the guide's keys and what they are called now.
+# README.md in this folder lists the guide's keys and their current names.
 #
 # Variables: DATA_DIR (~/data/gsm8k), MODEL (Qwen/Qwen2-7B-Instruct), GPUS (4), TP (GPUS),
 # EXPERIMENT_NAME (memory-saver), PYTHON (python3).
@@ -16,7 +16,7 @@ set -euo pipefail
 data=${DATA_DIR:-$HOME/data/gsm8k}
 model=${MODEL:-Qwen/Qwen2-7B-Instruct}
 gpus=${GPUS:-4}
-# Batch sizes of the guide are of all GPUs together; verl counts per GPU now.
+# The guide's batch sizes are totals; verl now counts per GPU.
 per_gpu=$((gpus < 16 ? 16 / gpus : 1))
 
 for split in train test; do
@@ -28,7 +28,7 @@ done
 
 mkdir -p logs
 export EXPERIMENT_NAME=${EXPERIMENT_NAME:-memory-saver}
-# verl's own memory lines too, for a console log that is read without the run.
+# Also print verl's own memory lines, for use of the console log without the run.
 export VERL_LOGGING_LEVEL=${VERL_LOGGING_LEVEL:-DEBUG} RAY_DEDUP_LOGS=0
 
 "${PYTHON:-python3}" -m verl.trainer.main_ppo +profiler=memory_saver \

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Rehearse a recipe of one's own on a CPU: its reward function, its tool, its number of turns.
+# Rehearse your own recipe on a CPU: its reward function, its tool, its number of turns.
 #
 #     examples/own_recipe/rehearse.sh [--engine standin] [other options of verl-profiler rehearse]
 #
-# With data.train_files=…, data.val_files=… and actor_rollout_ref.model.path=… at the end, prompts
-# and model are one's own too.
+# Append data.train_files=…, data.val_files=… and actor_rollout_ref.model.path=… to use your own
+# prompts and model too.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,6 +1,6 @@
-"""A reward function of one's own, as verl calls it: half a point for the form, half for the answer.
+"""A custom reward function for verl: half a point for the format, half for the answer.
 
-`span` adds its calls to the run's events; without a profiler it does nothing.
+`span` adds its calls to the run's events; without the profiler it does nothing.
 """
 
 import re

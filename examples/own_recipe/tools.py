@@ -1,4 +1,4 @@
-"""A function tool of one's own: the rehearsal teaches its model to call whatever is here."""
+"""A custom function tool: the rehearsal trains its model to call the tools in this file."""
 
 import time
 
@@ -15,7 +15,7 @@ def look_up(word: str, limit: int) -> str:
         word: What to look up.
         limit: How many entries to return.
     """
-    # Not a coroutine: verl runs it in a thread.  The event still knows its request and turn.
+    # Not a coroutine: verl runs it in a thread.  The event still gets its request and turn.
     with span("dictionary", limit=limit):
         time.sleep(0.2)
     return f"{limit} entries for {word}"

@@ -37,7 +37,7 @@ def test_the_table_lists_the_slowest_first(capsys):
     ]
     assert rows == sorted(rows, key=lambda row: -row["duration_s"])
     assert "The 5 slowest of 16 requests." in printed
-    assert "queue, prefill and decode are parts of engine." in printed
+    assert "queue, prefill and decode are components of engine." in printed
 
 
 def test_the_selection_narrows_the_table(capsys):
@@ -78,7 +78,7 @@ def test_one_request_as_json(capsys):
 @pytest.mark.parametrize(
     ("arguments", "slug", "said"),
     [
-        (["--request", "zz"], "no-such-request", "begins with 'zz'"),
+        (["--request", "zz"], "no-such-request", "starts with 'zz'"),
         (["--request", ""], None, None),
         (["--step", "9"], "no-such-step", "For example --step 2"),
         (["--worker", "9"], "no-such-worker", "worker_0, worker_1"),
@@ -103,7 +103,7 @@ def test_an_ambiguous_beginning_lists_what_it_could_mean(capsys):
     ids = [row["request_id"] for row in listed(capsys, REHEARSED, "--slowest", 64)["requests"]]
     begin = next(each[0] for each in ids if sum(other[0] == each[0] for other in ids) > 1)
 
-    with pytest.raises(ReadingError, match="Give more of the id") as caught:
+    with pytest.raises(ReadingError, match="Give a longer prefix") as caught:
         run(REHEARSED, "--request", begin)
 
     assert "several-requests" == caught.value.slug
@@ -118,7 +118,7 @@ def test_no_request_is_nothing_to_report(tmp_path, capsys):
     )
 
     assert 1 == run(tmp_path / "run")
-    assert "no training request is there" in capsys.readouterr().err
+    assert "no training requests" in capsys.readouterr().err
 
 
 def row(**more):
@@ -171,8 +171,8 @@ def test_an_unfinished_request_has_no_end():
     lines = request_lines(unfinished, [], width=80)
 
     assert ">90.0 s" in table
-    assert "1 never finished, they come last" in table
-    assert "never finished; last seen 90.0 s after its begin" in lines
+    assert "1 unfinished, listed last" in table
+    assert "unfinished; last event 90.0 s after its start" in lines
 
 
 def test_names_from_the_run_cannot_write_to_the_terminal():

@@ -86,8 +86,8 @@ def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
         "training.log: 50 calls of rollout; 45.7 s in all, 12 % of it get and put"
     )
     assert "Gets moved 760 MB at 292 MB/s; puts moved 760 MB at 245 MB/s." == lines[1]
-    assert lines[3].startswith("Nothing beyond the guide's bounds: get and put at most 30 %")
-    assert "No line was left out." == lines[-2]
+    assert lines[3].startswith("No finding by the guide's thresholds: get and put at most 30 %")
+    assert "No data-quality warnings." == lines[-2]
 
 
 def test_findings_say_what_they_rest_on_and_what_to_try(tmp_path, capsys):
@@ -175,7 +175,7 @@ def test_a_run_and_a_log_are_shown_apart(log, capsys):
     ("arguments", "said"),
     [
         (["--function", "rolout"], "did you mean rollout?"),
-        (["--steps", "9"], "step 9 is not there; there are 1 to 1"),
+        (["--steps", "9"], "step 9 is not in the data; it has 1 to 1"),
         (["--export", "otel", "--serve", "9464"], "does not heed --serve"),
         (["--export", "jsonl", "--json"], "Leave them out"),
         (["--out", "x"], "Add --export"),

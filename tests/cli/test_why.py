@@ -77,7 +77,7 @@ def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
     (folder / "worker_0.jsonl").write_text(json.dumps(line) + "\n")
 
     assert 1 == run(folder.parent)
-    assert "nothing to report: no step has an end" in capsys.readouterr().err
+    assert "nothing to report: no step finished" in capsys.readouterr().err
 
 
 def test_a_step_that_is_not_there_is_refused():

@@ -50,7 +50,7 @@ def test_in_the_end_it_says_what_the_tables_say(recorded_run, ordered):
         for number, step in live.steps.items()
         for name, tool in step.tools.items()
     }
-    assert {} == live.asked
+    assert {} == live.in_flight
     assert 2 == live.current.number
     assert live.phase() is None
 
@@ -64,7 +64,7 @@ def test_at_every_moment_what_began_and_has_not_ended_is_in_flight(ordered):
         begun += line.event == "request_start"
         ended += line.event == "request"
 
-        assert begun - ended == len(live.asked)
+        assert begun - ended == len(live.in_flight)
         if place % 50 == 0:
             lines = frame(live, {}, {}, title="run", now_s=live.newest_s)
             assert len(lines) <= 24
@@ -91,21 +91,21 @@ def test_a_request_in_flight_says_where_it_is():
     take("prompt_build", 2, sample=12, session=1, request_id="q1")
     take("engine_call", 3, request_id="q1", turn=0)
     take("tool_parsing", 4, request_id="q1", turn=0)
-    (asked,) = live.asked.values()
+    (request,) = live.in_flight.values()
     assert ("q1", 0, "tool", "12", "1") == (
-        asked.request_id,
-        asked.turn,
-        asked.doing,
-        asked.sample,
-        asked.session,
+        request.request_id,
+        request.turn,
+        request.doing,
+        request.sample,
+        request.session,
     )
     take("tool_call", 5, request_id="q1", turn=0, tool="search", status="error")
     take("turn", 6, request_id="q1", turn=0)
-    assert (1, "engine") == (asked.turn, asked.doing)
+    assert (1, "engine") == (request.turn, request.doing)
     text = "\n".join(frame(live, {}, {}, title="run", now_s=live.newest_s + 4))
     assert "q1           worker_3  12/1       1  engine     9.00 s" in text
     take("request", 9, sample=12, session=1, request_id="q1")
-    assert {} == live.asked
+    assert {} == live.in_flight
 
 
 def test_the_tail_is_counted_from_when_most_had_ended():
@@ -125,7 +125,7 @@ def test_the_tail_is_counted_from_when_most_had_ended():
     assert "1 in flight, 19 of 20 finished (95 %)" in text
     # The 95th percentile of the ends lies between the 19th and the one that is still awaited.
     since = 30 - np.quantile([*range(1, 20), 99], 0.8)
-    expected = f"p50 10.0 s, p95 too few, max 19.0 s; tail {since:.1f} s since 80 % had ended"
+    expected = f"p50 10.0 s, p95 too few, max 19.0 s; tail {since:.1f} s since 80 % finished"
     assert expected in text
     launch = {"training": {"train_batch_size": 10, "rollout_n": 4}}
     text = "\n".join(frame(live, launch, {}, title="run", now_s=live.newest_s + 11))
@@ -157,9 +157,9 @@ def test_headers_tell_of_losses_failures_and_silence():
         "worker_0 dropped 5 events",
         "worker_0 had 2 write errors",
         "worker_1: probes failed 3 times",
-        "worker_2 has been silent for 10 min 0 s",
-        "worker_4 writes elsewhere: disk full",
-        "probes that are off: reward",
+        "worker_2: no update for 10 min 0 s",
+        "worker_4 writes to a fallback directory: disk full",
+        "inactive probes: reward",
     ] == header_problems(headers)
 
 

@@ -24,9 +24,9 @@ def commands(monkeypatch):
 
 def test_a_model_is_taught_once(tmp_path, commands):
     """The second rehearsal finds it."""
-    first = assets.taught_model(tmp_path / "cache", None, None, 0)
+    first = assets.trained_model(tmp_path / "cache", None, None, 0)
 
-    assert first == assets.taught_model(tmp_path / "cache", None, None, 0)
+    assert first == assets.trained_model(tmp_path / "cache", None, None, 0)
     assert 1 == len(commands)
     assert ["config.json"] == [file.name for file in first.iterdir()]
 
@@ -35,9 +35,9 @@ def test_other_tools_make_another_model(tmp_path, commands):
     """What the tools' file says decides, not where it is."""
     tools = tmp_path / "tools.py"
     tools.write_text("one")
-    first = assets.taught_model(tmp_path, str(tools), None, 0)
+    first = assets.trained_model(tmp_path, str(tools), None, 0)
     tools.write_text("two")
-    second = assets.taught_model(tmp_path, str(tools), None, 0)
+    second = assets.trained_model(tmp_path, str(tools), None, 0)
 
     assert first != second
     assert ["--function-tools", str(tools)] == commands[1][-2:]
@@ -45,7 +45,7 @@ def test_other_tools_make_another_model(tmp_path, commands):
 
 def test_another_seed_makes_another_model(tmp_path, commands):
     """The seed is part of what the model is."""
-    assert assets.taught_model(tmp_path, None, None, 0) != assets.taught_model(
+    assert assets.trained_model(tmp_path, None, None, 0) != assets.trained_model(
         tmp_path, None, None, 1
     )
 
@@ -58,7 +58,7 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", fail)
     with pytest.raises(subprocess.CalledProcessError):
-        assets.taught_model(tmp_path, None, None, 0)
+        assets.trained_model(tmp_path, None, None, 0)
 
     assert [] == list(tmp_path.iterdir())
 
@@ -74,7 +74,7 @@ def test_whoever_is_second_takes_what_the_first_made(tmp_path, monkeypatch):
         (tmp_path / name / "theirs").touch()
 
     monkeypatch.setattr(subprocess, "run", run)
-    folder = assets.taught_model(tmp_path, None, None, 0)
+    folder = assets.trained_model(tmp_path, None, None, 0)
 
     assert ["theirs"] == [file.name for file in folder.iterdir()]
     assert [folder] == list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ def config(monkeypatch):
     monkeypatch.setattr(assets, "prompts", lambda cache, seed: cache / f"prompts-{seed}")
     monkeypatch.setattr(
         assets,
-        "taught_model",
+        "trained_model",
         lambda cache, functions, tools, seed: cache / f"model-{seed} of {functions} and {tools}",
     )
     return omegaconf.OmegaConf.create(

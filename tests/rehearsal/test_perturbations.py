@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.rehearsal import perturbations
-from verl_profiler.rehearsal.perturbations import DEFAULTS, VARIABLE, asked, checked
+from verl_profiler.rehearsal.perturbations import DEFAULTS, VARIABLE, checked, setting
 
 of_verl = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed"
@@ -51,22 +51,22 @@ def test_the_option_has_every_setting():
 
 def test_what_is_asked_for_arrives(ask):
     """Numbers may be given as text; what is not named keeps its default."""
-    assert asked("tool_latency") == 1.0
+    assert setting("tool_latency") == 1.0
     ask(tool_latency="5", rank_delay_s=[0, "0.5"], routing="fewest")
 
-    assert asked("tool_latency") == 5.0
-    assert asked("rank_delay_s") == [0.0, 0.5]
-    assert asked("routing") == "fewest"
-    assert asked("poll_interval_s") is None
+    assert setting("tool_latency") == 5.0
+    assert setting("rank_delay_s") == [0.0, 0.5]
+    assert setting("routing") == "fewest"
+    assert setting("poll_interval_s") is None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"routing": "random"}, "routing=random: it is one of sticky, fewest, uneven"),
+        ({"routing": "random"}, "routing=random: must be one of sticky, fewest, uneven"),
         ({"rank_delay_at": "middle"}, "one of begin, end"),
         ({"rank_delay_s": [1, 2, 3]}, "3 values for 2 ranks: .* for example .0.5, 0.5."),
-        ({"rank_delay_s": [1, -2]}, "rank_delay_s=-2: it is a number from 0 on"),
+        ({"rank_delay_s": [1, -2]}, "rank_delay_s=-2: must be a number of at least 0"),
         ({"weight_sync_s": "long"}, "weight_sync_s=long"),
         ({"tool_latency": float("nan")}, "tool_latency=nan"),
     ],

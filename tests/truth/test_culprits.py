@@ -306,7 +306,7 @@ def test_what_dominates_is_a_finding_where_nothing_is_an_outlier(what, change, f
     assert finding == rows[0]["finding"]
     assert rows[0]["dominates"]
     assert who in rows[0]["says"].lower() or who in rows[0]["culprit_text"]
-    assert "nothing is out of the ordinary" in finding_list(rows)
+    assert "no anomaly" in finding_list(rows)
 
 
 def test_what_dominates_comes_after_what_is_out_of_the_ordinary():
@@ -378,7 +378,7 @@ def test_every_rule_can_be_told():
     """Each has what a finding needs; sentences name only what is filled in."""
     filled = {"lost_s": "1 s", "lost_share": "3 %", "who": "x", "reason": "y"}
     for rule in RULES.values():
-        for text in (rule.says, rule.cause, rule.advice, rule.named_cause, rule.named_advice):
+        for text in (rule.sentence, rule.cause, rule.advice, rule.named_cause, rule.named_advice):
             assert text is None or "{" not in text.format(**filled)
 
 

@@ -78,14 +78,14 @@ def test_a_limit_of_calls_is_recognized_and_replayed(slots):
 
 
 def test_a_limit_is_told_from_spans_that_overlap_and_from_other_queues():
-    """A server's span goes on after its slot was given away; a queue before free slots is no limit."""
+    """A span that outlasts its slot does not hide the limit; a queue before free slots is no limit."""
     late = with_turns(replace(MIXED, slots=2), lambda turn: replace(turn, late_us=900))
     held = with_turns(MIXED, lambda turn: replace(turn, held_us=400_000))
     for made, slots in ((late, 2), (held, None)):
         tables, (truth,) = run_of(made)
         (model,) = step_models(tables, [1])
 
-        assert slots == model.slots
+        assert slots == model.max_concurrency
         assert truth.duration_us == pytest.approx(model.replayed(), abs=2)
 
 
@@ -269,7 +269,7 @@ def test_a_limit_taken_away_where_loads_go_on_as_seen():
     replayed, truth = replays(made)
     model = step_models(run_of(made)[0], [1])[0]
 
-    assert 4 == model.slots
+    assert 4 == model.max_concurrency
     assert truth.duration_us == pytest.approx(replayed[UNCHANGED], rel=0.01)
     assert (5_000, 300) == pytest.approx(model.slowness, rel=0.1)
     assert truth_of(without) == pytest.approx(replayed["no_queue"], rel=0.02)
@@ -303,17 +303,17 @@ def test_a_limit_taken_away_lies_between_the_bounds(loaded):
 
 @pytest.mark.parametrize(("beyond", "last_us"), [("line", 9), ("flat", 5), ("saturated", 10)])
 def test_what_more_calls_do_than_were_seen(beyond, last_us):
-    """Four equal calls with two slots, 1 + 2 us per call in a pass: two rounds of 5 us."""
+    """Four equal calls with a concurrency of two, 1 + 2 us per call in a pass: two rounds of 5 us."""
     requests = tuple(
         ModelRequest(0.0, 10.0, "worker_0", 1, (Call(0.0, 0.0, 1.0, 0.0, 5.0, "engine_0", 0),))
         for _ in range(4)
     )
     model = StepModel(
-        "made", 1, 10, requests, 10.0, 10.0, slowness=(1.0, 2.0), slots=2, most_running=2
+        "made", 1, 10, requests, 10.0, 10.0, slowness=(1.0, 2.0), max_concurrency=2, most_running=2
     )
 
     assert 10 == pytest.approx(model.replayed())
-    assert last_us == pytest.approx(model.replayed(slots=4, beyond=beyond))
+    assert last_us == pytest.approx(model.replayed(max_concurrency=4, beyond=beyond))
 
 
 def test_no_queue_is_the_step_without_its_limit():

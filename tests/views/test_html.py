@@ -315,7 +315,7 @@ def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):
 
     assert (None, "unfinished") == (request["duration_s"], request["status"])
     assert 150_000 == request["length"]
-    assert data["sentences"][0].startswith("No step has an end; 1 requests were seen")
+    assert data["sentences"][0].startswith("No finished steps; 1 requests were recorded")
 
 
 def test_only_a_trainer_is_a_report_too(tmp_path):

@@ -44,7 +44,7 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
-    0: done. 1: nothing to report, or what was run has failed. 2: the command cannot be carried out
+    0: success. 1: nothing to report, or the program that was run failed. 2: the command cannot be run
     as given. 3: an error in this package. 130: interrupted; 128 + N: ended by signal N.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tidy_ends(), guarded():
             return _run(words)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) is gone.
+        # The reader of a pipe (`| head`) has exited.
         return 0
     except KeyboardInterrupt:
         return 130
@@ -71,7 +71,7 @@ def _run(words: Sequence[str]) -> int:
         return 2
     try:
         status = args.run(args)
-        # While an error of it can still be told.
+        # While its errors can still be printed.
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -82,7 +82,7 @@ def _run(words: Sequence[str]) -> int:
         print(message, file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last resort
-        # What duckdb makes of a Ctrl-C during a query.
+        # What duckdb raises after a Ctrl-C during a query.
         if isinstance(error, RuntimeError) and str(error) == "Query interrupted":
             raise KeyboardInterrupt from None
         if args.traceback:
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"verl-profiler {_version()}")
     parser.add_argument(
-        "--traceback", action="store_true", help="show where an error of this command comes from"
+        "--traceback", action="store_true", help="print the traceback of an error in this command"
     )
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(metavar="COMMAND")

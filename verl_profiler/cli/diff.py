@@ -5,9 +5,9 @@
     verl-profiler diff logs/base logs/new --fail-if 'step.p50 > +5%'
     verl-profiler diff logs/base logs/new --html changes.html
 
-RUN@N:M means the steps N to M.  Without it, all finished steps but the first, which warms up, where
+RUN@N:M selects the steps N to M; the default is all finished steps without the first (warm-up), if
 at least two others remain.
-The exit status is 1 when a --fail-if holds: a change must be beyond the limit and significant.
+Exits with 1 if a --fail-if condition holds: the change exceeds the limit and is significant.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _MARK = b'<meta name="generator" content="verl-profiler diff">'
 
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
-# What is compared unless conditions ask for more, by what is over or in the steps.  Every further
-# metric costs all of them power, so each of these tells what the others do not.
+# Compared by default, by rows per step or once per step.  Each additional
+# metric reduces the statistical power for all, so none of these is redundant.
 _ONCE = {"step": ("mean", "p50")}
 _MANY = {
     "request": ("p50", "p95", "max"),
@@ -48,21 +48,21 @@ _MANY = {
     "turn": ("count",),
 }
 _MANY_OTHERS = ("mean",)
-# So many names are compared, those with most time; a run has as many as its code makes up.
+# Maximum number of names compared, those with most time first; user code can create any number.
 _COMPARED = 300
-# What differs between any two runs and does not change a step.
+# Settings that differ between any two runs and do not affect steps.
 _NAMES = ("output_dir", "experiment_name", "project_name", "default_local_dir", "hydra.run.dir")
 _OVERRIDE = re.compile(r"[+~]*(?P<name>[\w.@/-]+)=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass
 class Side:
-    """One of the two that are compared.
+    """One of the two sides of the comparison.
 
     Args:
-        shown: What the user wrote.
+        shown: The argument as given.
         path: The run.
-        steps: First and last step; None for all but the warm-up.
+        steps: First and last step; None for all after the warm-up.
     """
 
     shown: str
@@ -71,7 +71,7 @@ class Side:
 
 
 def side(text: str) -> Side:
-    """Read `RUN` or `RUN@N:M`; a path that exists is a path, whatever is in its name."""
+    """Parse `RUN` or `RUN@N:M`; an existing path is a path, even if its name contains `@`."""
     match = _SIDE.fullmatch(text)
     if match is None or Path(text).exists():
         return Side(text, Path(text))
@@ -80,37 +80,37 @@ def side(text: str) -> Side:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    for name, text in (("a", "the run to compare with"), ("b", "the run to judge")):
+    for name, text in (("a", "the baseline run"), ("b", "the run to compare with it")):
         parser.add_argument(
-            name, metavar=name.upper(), type=side, help=f"{text}; RUN@N:M for some of its steps"
+            name, metavar=name.upper(), type=side, help=f"{text}; RUN@N:M selects steps"
         )
     parser.add_argument(
         "--fail-if",
         metavar="CONDITION",
         action="append",
         default=[],
-        help="exit with 1 if this holds, such as 'step.p50 > +5%%' or 'request.p95 > 90s'",
+        help="exit with 1 if this condition holds, such as 'step.p50 > +5%%' or 'request.p95 > 90s'",
     )
     parser.add_argument(
         "--warmup",
         metavar="STEPS",
         type=int,
-        help="finished steps to leave out at the start of a run without @N:M (default: the first, "
-        "where two others remain)",
+        help="finished steps to leave out at the start of a run without @N:M (default: 1, if at "
+        "least two others remain)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="show metrics without a significant change, too"
+        "--all", action="store_true", help="also show metrics without a significant change"
     )
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page as well")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
     parser.add_argument("--force", action="store_true", help="replace the page if it exists")
     parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the runs' .cache folders"
+        "--no-cache", action="store_true", help="do not read or write the runs' .cache folders"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; return 0, or 1 when a condition of --fail-if holds.
+    """Print the comparison; return 0, or 1 if a --fail-if condition holds.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         from verl_profiler.views.diff_page import diff_page
 
         write_whole(target, [diff_page(document)])
-        # Standard output may be the JSON.
+        # Standard output may carry the JSON.
         print_error(f"Wrote {target}")
     return int(any(verdict["holds"] for verdict in verdicts))
 
@@ -208,12 +208,12 @@ def _same(first: Path, second: Path) -> bool:
 
 
 def _names(rows: Rows) -> dict[str, bool]:
-    """Return the names that rows have, and whether each occurs once per step."""
+    """Return the names in the rows, and whether each occurs once per step."""
     return {row["name"]: row["value"] is not None for row in rows}
 
 
 def _only_in_one(first: Rows, second: Rows) -> list[dict[str, Any]]:
-    """List what only one side has, with how many there are per step."""
+    """List names that only one side has, with their count per step."""
     found = []
     for letter, own, other in (("A", first, second), ("B", second, first)):
         steps = len({row["step"] for row in own})
@@ -229,7 +229,7 @@ def _only_in_one(first: Rows, second: Rows) -> list[dict[str, Any]]:
 
 
 def _fill(first: _Read, second: _Read) -> None:
-    """Give each side zeros for events that only the other has."""
+    """Add zeros to each side for events that only the other has."""
     from verl_profiler.analysis.compare.step_metrics import PER_EVENT
 
     for own, other in ((first, second), (second, first)):
@@ -244,7 +244,7 @@ def _fill(first: _Read, second: _Read) -> None:
 
 
 def _configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List what differs in two `run.json`: training, settings, versions, and overrides."""
+    """List differences between two `run.json`: training, settings, versions and overrides."""
     a, b = _settings(first), _settings(second)
     return [
         {"name": name, "a": a.get(name), "b": b.get(name)}
@@ -310,7 +310,7 @@ def _compared(first: _Named, second: _Named, alone: Collection[str]) -> tuple[di
         rows = (*first[name], *second[name])
         return sum(row["value"] or row["total"] or 0 for row in rows if row["unit"] == "s")
 
-    # Numbers of a step are no names of the run's own making.
+    # Per-step quantities have fixed names.
     ours = {
         name for name in once if first[name][0]["unit"] != "s" or name in _MANY or name == "step"
     }
@@ -348,7 +348,7 @@ def _metric(name: str, statistic: str, first: _Named, second: _Named, *, one_run
             single = row["value"] is not None
             unit = row["unit"] if statistic != "count" else ""
             value = row["value"] if single else row[statistic]
-            # A step without calls has no median of them.
+            # A step without calls has no median.
             if value is not None:
                 values[-1][row["step"]] = value
     over_steps = statistic if single else "mean"
@@ -369,8 +369,8 @@ def _verdicts(
         metric = _metric(each.name, each.statistic, first, second, one_run=one_run)
         if not metric.a or not metric.b:
             raise ReadingError(
-                f"{each.text!r}: no step has enough of {each.name} for {each.statistic}; p90 needs "
-                "10 in a step, p95 20 and p99 100.\nTake p50, mean or max instead",
+                f"{each.text!r}: no step has enough {each.name} samples for {each.statistic}; p90 needs "
+                "10 per step, p95 20 and p99 100.\nUse p50, mean or max instead",
                 "too-few-steps",
             )
         found = change(metric)

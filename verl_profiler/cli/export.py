@@ -1,4 +1,4 @@
-"""Write a run in the format of another tool.
+"""Export a run to the format of another tool.
 
     verl-profiler export perfetto logs/my-run
     verl-profiler export perfetto logs/my-run -o timeline.pftrace.gz --step 3:5
@@ -6,7 +6,7 @@
     verl-profiler export perfetto logs/my-run --chrome-json -o timeline.json
 
 One timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).  Traces of
-torch.profiler and exports of nsys that lie under RUN/nsight are merged into it.
+torch.profiler and SQLite exports of nsys under RUN/nsight are merged into it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["add_arguments", "run", "write_timeline"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("format", choices=["perfetto"], help="what to write")
+    parser.add_argument("format", choices=["perfetto"], help="the output format")
     add_runs(parser)
     add_out(
         parser, "the file to write; compressed if it ends in .gz (default: RUN/timeline.pftrace)"
@@ -45,18 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         type=Path,
-        help="a trace of torch.profiler, or an SQLite export of nsys, to merge",
+        help="additional torch.profiler traces or nsys SQLite exports to merge",
     )
     parser.add_argument(
         "--chrome-json",
         action="store_true",
-        help="write Chrome's JSON trace events, for tools that read no Perfetto trace",
+        help="write Chrome JSON trace events, for tools that cannot read Perfetto traces",
     )
     add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the timeline; return 0, or 1 when there is nothing in it.
+    """Write the timeline; return 0, or 1 if it would be empty.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -125,9 +125,7 @@ def write_timeline(
             for guest in filter(None, guests):
                 write_guest(guest, opened.tables, folders, trace)
                 if guest.left_out:
-                    print_error(
-                        f"{guest.title}: {guest.left_out} events cannot be right and were left out"
-                    )
+                    print_error(f"{guest.title}: {guest.left_out} implausible events were left out")
             trace.close()
     return True
 

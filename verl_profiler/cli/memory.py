@@ -1,10 +1,10 @@
-"""Say how full memory was in each phase, what sleep and wake took, and what release really freed.
+"""Report memory use in each phase, time spent in sleep and wake, and memory that release freed.
 
 verl-profiler memory logs/my-run
 verl-profiler memory logs/my-run --steps 10:20 --json
 verl-profiler memory verl_demo.log
 
-A console log is read for verl's own memory lines, which it has with VERL_LOGGING_LEVEL=DEBUG.
+Of a console log, verl's own memory lines are read; verl prints them with VERL_LOGGING_LEVEL=DEBUG.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the account; return 0, or 1 when no memory was read.
+    """Print the memory report; return 0, or 1 if no memory was recorded.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(content)
     elif empty:
         hint = (
-            "nothing to report: no memory was read. A run needs profiler.events.families.memory, "
+            "nothing to report: no memory was recorded. A run needs profiler.events.families.memory, "
             "a log needs VERL_LOGGING_LEVEL=DEBUG."
         )
         print_error(hint, *content["problems"])
@@ -78,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, dict[str, Any], Any]:
-    """Open runs, or read console logs; the two have no steps in common."""
+    """Open runs, or read console logs; the two cannot be combined."""
     logs = [path for path in paths if str(path) == "-" or _is_log(path)]
     if logs and len(logs) < len(paths):
         raise ReadingError(
             f"{logs[0]} is a console log, and {next(p for p in paths if p not in logs)} is a run.\n"
-            "Ask for them one after the other.",
+            "Use one command for each.",
             "runs-and-logs",
         )
     if logs:

@@ -1,4 +1,4 @@
-"""The options that commands which read runs have in common."""
+"""Options shared by the commands that read runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "step_range",
 ]
 
-# What a run is, beside a directory.
+# File name suffixes of runs that are not directories.
 _RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -44,7 +44,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs or console logs to read; `is_run` tells them apart."""
+    """Declare the runs or console logs to read; `is_run` distinguishes them."""
     parser.add_argument(
         "paths",
         metavar="RUN|LOG",
@@ -55,7 +55,7 @@ def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Tell a run directory, an archive of one or an event file from a console log."""
+    """Return whether a path is a run directory, an archive of one or an event file, not a console log."""
     return path.is_dir() or path.name.endswith(_RUN_SUFFIXES)
 
 
@@ -79,38 +79,38 @@ def add_out(parser: argparse.ArgumentParser, text: str) -> None:
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Declare `--no-cache`."""
     parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor write the run's .cache folder"
+        "--no-cache", action="store_true", help="do not read or write the run's .cache folder"
     )
 
 
 def step_range(text: str) -> tuple[int, int]:
-    """Read `N` or `N:M`, both included."""
+    """Parse `N` or `N:M`, both included."""
     match = _STEPS.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step; write 3, or 3:10 for 3 to 10")
     first = int(match[1])
     last = int(match[2]) if match[2] else first
     if last < first:
-        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; write {last}:{first}")
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it starts; write {last}:{first}")
     return first, last
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name, with the one that is most like it if any is."""
+    """Return the end of a sentence about an unknown name, with the most similar known name if any."""
     near = difflib.get_close_matches(name, list(names), 1, 0.5)
     return f"; did you mean {near[0]}?" if near else "."
 
 
 def check_steps(opened: Run, steps: tuple[int, int] | None, option: str = "--step") -> None:
-    """Refuse steps that the run does not have, and name those that it has.
+    """Reject steps that the run does not have, and list those that it has.
 
     Args:
         opened: The run.
         steps: First and last; None for all.
-        option: What stood before the steps, for the message's example.
+        option: The option that was given, for the example in the message.
 
     Raises:
-        ReadingError: Nothing in the run has such a step.
+        ReadingError: The run has no such step.
     """
     if steps is None:
         return
@@ -124,10 +124,10 @@ def check_steps(opened: Run, steps: tuple[int, int] | None, option: str = "--ste
 
 
 def check_worker(opened: Run, worker: int | None) -> None:
-    """Refuse an agent-loop worker that the run does not have, and name those that it has.
+    """Reject an agent-loop worker that the run does not have, and list those that it has.
 
     Raises:
-        ReadingError: Nothing in the run is of such a worker.
+        ReadingError: The run has no such worker.
     """
     if worker is None:
         return

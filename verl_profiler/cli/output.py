@@ -1,4 +1,4 @@
-"""What commands write: files whole or not at all and never over another unasked; JSON and CSV."""
+"""Output of commands: atomic file writes that overwrite only on request; JSON and CSV."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "write_whole",
 ]
 
-# A spreadsheet takes a cell that begins like this for a formula, also in its full width form.
+# A spreadsheet treats a cell that starts like this as a formula, also in its full-width form.
 _FORMULA = re.compile(r"[=+\-@＝＋－＠]")
 _HEAD_BYTES = 2048
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -47,7 +47,7 @@ def target_of(
         mark: What the first bytes of this command's own output hold; such a file is replaced.
 
     Raises:
-        ReadingError: It exists, is not this command's own, and `force` is False.
+        ReadingError: It exists, was not written by this command, and `force` is False.
     """
     first = runs[0]
     if out is not None:
@@ -67,10 +67,10 @@ def target_of(
 
 
 def refuse_overwriting(target: Path, *, force: bool, mark: bytes | None = None) -> None:
-    """Refuse a file that exists, also a link to none, unless its first bytes hold `mark`.
+    """Reject a file that exists, including a dangling link, unless its first bytes contain `mark`.
 
     Raises:
-        ReadingError: It exists, and `force` is False; or it is no regular file, such as a device.
+        ReadingError: It exists, and `force` is False; or it is not a regular file, such as a device.
     """
     if not os.path.lexists(target):
         return
@@ -78,12 +78,12 @@ def refuse_overwriting(target: Path, *, force: bool, mark: bytes | None = None) 
         return
     if not force:
         raise ReadingError(
-            f"{target} exists and is not replaced.\nAdd --force, or name another file with --out",
+            f"{target} exists and was not replaced.\nAdd --force, or name another file with --out",
             "output-exists",
         )
     if not target.is_symlink() and not target.is_file():
         raise ReadingError(
-            f"{target} is no regular file and cannot be replaced.\nName another file with --out",
+            f"{target} is not a regular file and cannot be replaced.\nName another file with --out",
             "cannot-write",
         )
 
@@ -99,21 +99,21 @@ def _begins_with(target: Path, mark: bytes) -> bool:
 
 
 def write_whole(target: Path, text: Iterable[str]) -> None:
-    """Write a file beside its place and move it there: who reads it never sees a part of it.
+    """Write a temporary file and move it into place: readers never see a partial file.
 
     Raises:
         ReadingError: It cannot be written.
     """
     with replacing(target) as file:
-        # A lone surrogate, as paths have that are not UTF-8, is written as its escape.
+        # A lone surrogate, as in paths that are not UTF-8, is written as its escape.
         file.writelines(piece.encode(errors="backslashreplace") for piece in text)
 
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of `target` when all of it is written.
+    """Open a temporary file that replaces `target` when it is complete.
 
-    Its mode is what the umask gives any new file.  A link is replaced, not followed.
+    Its mode follows the umask.  A link is replaced, not followed.
 
     Raises:
         ReadingError: It cannot be written; what was there before is unchanged.
@@ -142,7 +142,7 @@ def print_json(content: Any) -> None:
 
 
 def json_text(content: Any) -> str:
-    """Write a document as JSON of ASCII letters, with null for numbers that JSON lacks."""
+    """Return a document as ASCII JSON, with null for NaN and infinity."""
     try:
         text = json.dumps(content, indent=1, default=str, allow_nan=False)
     except ValueError:
@@ -161,9 +161,9 @@ def _finite(content: Any) -> Any:
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Write rows as CSV, with every column that any of them has.
+    """Return rows as CSV, with every column that any row has.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it; numbers stay
+    Text that a spreadsheet would treat as a formula is prefixed with an apostrophe; numbers stay
     numbers.
     """
     listed = list(rows)

@@ -1,4 +1,4 @@
-"""Build the command of a rehearsal: what `verl-profiler rehearse` runs, and prints when asked."""
+"""Build the trainer command that `verl-profiler rehearse` runs or prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_profiler.render.visible import escaped
 
 __all__ = ["ENGINES", "Command", "build"]
 
-# Engine → the option of the `rehearsal` group, and what a person calls it.
+# Engine → the option of the `rehearsal` group, and its description.
 ENGINES = {
     "sglang": ("cpu", "the real SGLang on its CPU path"),
     "vllm": ("vllm", "the real vLLM, built for CPUs"),
@@ -24,21 +24,21 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and the variables that are set for it beside those that exist."""
+    """A command line, and the environment variables to add for it."""
 
     arguments: tuple[str, ...]
     variables: dict[str, str]
 
     def shell(self) -> str:
-        """Return the command as a shell takes it."""
-        variables = [f"{name}={_shell_word(value)}" for name, value in self.variables.items()]
-        lines = ["env", *variables, " ".join(map(_shell_word, self.arguments[:3]))]
-        lines += map(_shell_word, self.arguments[3:])
+        """Return the command in shell syntax."""
+        variables = [f"{name}={_shell_quoted(value)}" for name, value in self.variables.items()]
+        lines = ["env", *variables, " ".join(map(_shell_quoted, self.arguments[:3]))]
+        lines += map(_shell_quoted, self.arguments[3:])
         return " \\\n    ".join(lines)
 
 
-def _shell_word(word: str) -> str:
-    """Quote a word for a shell; one with control characters as bash writes it."""
+def _shell_quoted(word: str) -> str:
+    """Quote an argument for a shell; control characters as `$'…'`."""
     if escaped(word) == word:
         return shlex.quote(word)
     quoted = word.replace("\\", "\\\\").replace("'", "\\'")
@@ -56,7 +56,7 @@ def build(
     overrides: Sequence[str],
     current: Mapping[str, str],
 ) -> Command:
-    """Return the command that rehearses.
+    """Return the command of a rehearsal.
 
     Args:
         engine: A key of `ENGINES`.
@@ -65,7 +65,7 @@ def build(
         steps: Training steps.
         ranks: Ranks of the trainer; as many engine replicas.
         workers: Agent-loop workers.
-        overrides: Hydra overrides, which win over all of the above.
+        overrides: Hydra overrides, which take precedence over all of the above.
         current: The environment to start from.
     """
     option, _ = ENGINES[engine]
@@ -88,10 +88,10 @@ def build(
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as a value of a Hydra override; its grammar gives `=`, `,` and more a meaning."""
+    """Quote a path as a value of a Hydra override, whose grammar reserves `=`, `,` and others."""
     text = str(path)
     if re.fullmatch(r"[\w/.+-]+", text):
         return text
-    # A backslash means itself there, except before a quote.
+    # A backslash is literal in Hydra's grammar, except before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text)
     return f"'{escaped}'"

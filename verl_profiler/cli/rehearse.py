@@ -1,9 +1,9 @@
-"""Run verl's trainer on this machine's CPU, profiled: no GPU is needed.
+"""Run verl's trainer on this machine's CPU with profiling; no GPU needed.
 
-The trainer is the real one, with the real Ray, TransferQueue, FSDP2, agent loop and tools; by
-default the engine is the real SGLang.  Sizes are toys: a model of 0.3 million parameters, 8 prompts
-a step.  Use it to see the profiler at work, or to try a configuration before it costs anything:
-Hydra overrides at the end of the command are handed to the trainer, for example
+The trainer, Ray, TransferQueue, FSDP2, agent loop and tools are the real ones; by
+default the engine is the real SGLang.  Sizes are tiny: a model of 0.3 million parameters, 8 prompts
+per step.  Use it to try the profiler, or to test a configuration before paying for a cluster.
+Hydra overrides at the end of the command are passed to the trainer, for example
 
     verl-profiler rehearse --engine standin data.train_files=my.parquet
 """
@@ -36,10 +36,10 @@ from verl_profiler.render.visible import visible
 
 __all__ = ["add_arguments", "run"]
 
-# Say that the run is alive when nothing was told for this long.
+# Print the current stage after this long without output, in s.
 QUIET_S = 20.0
 
-# What an interrupted trainer is given to shut Ray down.
+# How long an interrupted trainer may take to shut Ray down.
 INTERRUPT_GRACE_S = 15.0
 
 
@@ -49,28 +49,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=sorted(ENGINES),
         default="sglang",
-        help="what generates: the real SGLang or vLLM, or a stand-in that needs neither and half the time",
+        help="the real SGLang or vLLM, or a stand-in engine that needs neither and takes half the time",
     )
-    parser.add_argument("--steps", type=_positive, default=3, help="training steps (default 3)")
+    parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="run directory (default logs/rehearsal[-N])"
-    )
-    parser.add_argument(
-        "--ranks", type=_positive, default=2, help="ranks, each with an engine replica (default 2)"
+        "--output", type=Path, metavar="DIR", help="run directory (default: logs/rehearsal[-N])"
     )
     parser.add_argument(
-        "--workers", type=_positive, default=2, help="agent-loop workers (default 2)"
+        "--ranks", type=_positive, default=2, help="ranks, each with an engine replica (default: 2)"
+    )
+    parser.add_argument(
+        "--workers", type=_positive, default=2, help="agent-loop workers (default: 2)"
     )
     parser.add_argument(
         "--profiler",
         default="multiturn",
         metavar="OPTION",
-        help="option of the profiler group, or none (default multiturn)",
+        help="option of the profiler config group, or none (default: multiturn)",
     )
     parser.add_argument(
         "--print-command",
         action="store_true",
-        help="print the trainer's command with its environment, and run nothing",
+        help="print the trainer's command with its environment, without running it",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="Hydra overrides for the trainer, last"
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rehearse; return 0 if the trainer ended well, 1 if not."""
+    """Run the rehearsal; return 0 if the trainer exited with 0, else 1."""
     output = _output(args.output)
     command = build(
         engine=args.engine,
@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     output.mkdir(parents=True, exist_ok=True)
     console = output / CONSOLE
     clock = _Clock()
-    clock.say(f"rehearsal of verl's main_ppo with {ENGINES[args.engine][1]}")
-    clock.say(f"the trainer is real, its sizes are toys; the console goes to {_short(console)}")
+    clock.print(f"rehearsal of verl's main_ppo with {ENGINES[args.engine][1]}")
+    clock.print(f"the real trainer at tiny sizes; console output: {_short(console)}")
     with console.open("wb") as file:
         status, tail = _follow(
             Children(command.arguments, {**os.environ, **command.variables}), file, clock
@@ -107,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
         print_error(
             *(line.rstrip("\r\n") for line in relevant_tail(tail)),
             "",
-            f"The trainer ended with status {status}.  Its console: {console}",
+            f"The trainer exited with status {status}.  Console output: {console}",
         )
         return 1
-    clock.say("the trainer has ended")
+    clock.print("the trainer has exited")
     if args.profiler != "none":
         _summarize(output)
     print(f"Results: {_short(output)}", flush=True)
@@ -118,19 +118,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Clock:
-    """Tells messages with the time since the start."""
+    """Prints messages with the time since the start."""
 
     def __init__(self) -> None:
         self.begin = time.monotonic()
         self.last = self.begin
 
-    def say(self, message: str) -> None:
+    def print(self, message: str) -> None:
         self.last = time.monotonic()
         print(visible(f"{self.last - self.begin:4.0f} s  {message}"), flush=True)
 
 
 def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, deque[str]]:
-    """Copy the console to `file` and tell its milestones until the program ends."""
+    """Copy the console to `file` and print its milestones until the program exits."""
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -140,7 +140,7 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
 
     tail: deque[str] = deque(maxlen=400)
     progress = Progress()
-    # A daemon, because a stray process that holds the pipe must not keep this one alive.
+    # A daemon, because a stray process that holds the pipe must not keep this process alive.
     threading.Thread(target=read, name="rehearsal console", daemon=True).start()
     try:
         with _termination_as_interrupt():
@@ -151,7 +151,7 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
                     if children.program.poll() is not None:
                         break
                     if time.monotonic() - clock.last > QUIET_S:
-                        clock.say(f"… {progress.stage}")
+                        clock.print(f"… {progress.stage}")
                     continue
                 if line is None:
                     break
@@ -161,10 +161,10 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
                 tail.append(text)
                 message = progress.read(text)
                 if message:
-                    clock.say(message)
+                    clock.print(message)
             return children.program.wait(), tail
     except KeyboardInterrupt:
-        clock.say("interrupted; ending the trainer and what it started")
+        clock.print("interrupted; stopping the trainer and its child processes")
         children.interrupt(INTERRUPT_GRACE_S)
         clock.say(f"console log and events so far: {_short(Path(file.name).parent)}")
         raise
@@ -192,7 +192,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def _output(given: Path | None) -> Path:
-    """Return the run directory: absolute, and of this rehearsal alone."""
+    """Return the run directory: absolute, and new for this rehearsal."""
     if given is None:
         number, path = 1, Path("logs/rehearsal")
         while path.exists():
@@ -201,8 +201,8 @@ def _output(given: Path | None) -> Path:
         return path.absolute()
     if given.exists() and not (given.is_dir() and not any(given.iterdir())):
         raise ConfigError(
-            f"{given} exists already, and a run directory belongs to one run.\n"
-            "Choose another with --output DIR, or leave --output out.",
+            f"{given} already exists; each run needs a new directory.\n"
+            "Choose another with --output DIR, or omit --output.",
             "output-exists",
         )
     return given.absolute()
@@ -214,10 +214,10 @@ def _check_installed(engine: str) -> None:
         needed.append(engine)
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        other = " With --engine standin it is not needed." if missing == [engine] else ""
+        other = " --engine standin does not need it." if missing == [engine] else ""
         raise ConfigError(
-            f"a rehearsal needs {', '.join(missing)}, which {sys.executable} does not have."
-            f"{other}\nInstall as docs/rehearsal.md says, or with: make rehearsal ENGINE={engine}",
+            f"a rehearsal needs {', '.join(missing)}, not installed for {sys.executable}."
+            f"{other}\nInstall as described in docs/rehearsal.md, or run: make rehearsal ENGINE={engine}",
             "rehearsal-not-installed",
         )
 
@@ -240,7 +240,7 @@ def _summarize(output: Path) -> None:
 
 
 def _short(path: Path) -> str:
-    """Return a path relative to the current directory where it lies below it."""
+    """Return a path relative to the current directory if it lies below it."""
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
     return visible(str(path))

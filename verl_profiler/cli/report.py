@@ -1,11 +1,11 @@
-"""Write a run's report: one HTML file that opens anywhere, offline.
+"""Write a report: one self-contained HTML file that works offline.
 
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
     verl-profiler report logs/my-run --log verl_demo.log
 
-The file holds everything that it shows; nothing is fetched when it is opened.  A report that this
-command wrote is replaced; any other file is not, unless --force is given.
+The file loads nothing from the network.  A report that this command wrote is replaced; any other file is
+not, unless --force is given.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         help="console log of the run, to compare its timers with the recorded spans "
-        f"(default: RUN/{CONSOLE}, if it is there)",
+        f"(default: RUN/{CONSOLE}, if it exists)",
     )
     add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report; return 0, or 1 when there is nothing to report.
+    """Write the report; return 0, or 1 if there is nothing to report.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_report(run_dir: Path, out: Path | None = None, force: bool = False) -> Path:
-    """Write the report of a run; return where it is.
+    """Write the report of a run; return its path.
 
     Args:
         run_dir: The run.
-        out: The file to write; `report.html` in the run when None.
+        out: The file to write; None for `report.html` in the run.
         force: Replace the file if it exists.
 
     Raises:
@@ -123,10 +123,10 @@ def write(
 
 @contextlib.contextmanager
 def _quick_rows() -> Iterator[None]:
-    """Let Python get through hundreds of thousands of rows.
+    """Tune the interpreter for hundreds of thousands of rows.
 
-    It does not look for cycles, as rows hold none; and its threads take turns often enough that one
-    with an answer from duckdb waits less for the other than the answer took.
+    Garbage collection is off, because rows hold no cycles.  A short switch interval keeps a thread with
+    a result from duckdb from waiting longer for the other thread than the query took.
     """
     enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
     gc.disable()
@@ -140,10 +140,10 @@ def _quick_rows() -> Iterator[None]:
 
 
 def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
-    """Read the last training of the console logs; without any, of the one in the run directory.
+    """Read the last training in the console logs; by default, in the run directory's console log.
 
     Raises:
-        ReadingError: Logs that were named cannot be read, or have no timers.
+        ReadingError: The given logs cannot be read, or have no timers.
     """
     from verl_profiler.reading.formats.console_steps import logged_runs
 

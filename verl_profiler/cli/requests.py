@@ -1,10 +1,10 @@
-"""List the slowest requests, or show one of them from its begin to its end.
+"""List the slowest requests, or show one request from start to finish.
 
     verl-profiler requests logs/my-run --step 5 --slowest 20
     verl-profiler requests logs/my-run --worker 2
     verl-profiler requests logs/my-run --request 1a4bf2c0
 
---request takes the whole id or its beginning.
+--request takes a full id or a prefix.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slowest", metavar="COUNT", type=int, default=20, help="how many (default: 20)"
     )
     parser.add_argument(
-        "--validate", action="store_true", help="list validation instead of training"
+        "--validate",
+        action="store_true",
+        help="list validation requests instead of training requests",
     )
     parser.add_argument("--request", metavar="ID", help="show this request's turns and calls")
     parser.add_argument(
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list or the request; return 0, or 1 when there is none.
+    """Print the list or the request; return 0, or 1 if there is none.
 
     Raises:
         ReadingError: No such step, worker or request (exit code 2).
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.slowest < 1:
         raise ReadingError(
-            f"--slowest {args.slowest} asks for no request.\nFor example --slowest 20",
+            f"--slowest {args.slowest} is less than 1.\nFor example --slowest 20",
             "option-value",
         )
     with load(args.runs, cache=not args.no_cache) as opened:
@@ -96,7 +98,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
         print(request_table(shown(rows), counts, several=len(opened.labels) > 1, width=width))
     if not rows:
         kind = "validation" if args.validate else "training"
-        print_error(f"nothing to report: no {kind} request is there")
+        print_error(f"nothing to report: no {kind} requests")
         return 1
     return 0
 
@@ -117,8 +119,8 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
     found = exact or found
     if not found:
         raise ReadingError(
-            f"no request has an id that begins with {args.request!r} there.\n"
-            "verl-profiler requests RUN lists the slowest with their ids",
+            f"no request id starts with {args.request!r}.\n"
+            "verl-profiler requests RUN lists the slowest requests with their ids",
             "no-such-request",
         )
     if len(found) > 1:
@@ -128,8 +130,8 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
         )
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise ReadingError(
-            f"{len(found)} requests have ids that begin with {args.request!r}: {listed}{more}.\n"
-            "Give more of the id, or --step N, --worker N or --validate",
+            f"{len(found)} request ids start with {args.request!r}: {listed}{more}.\n"
+            "Give a longer prefix, or --step N, --worker N or --validate",
             "several-requests",
         )
     request = found[0]

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the summary; return 0, or 1 when there is nothing to report.
+    """Print the summary; return 0, or 1 if there is nothing to report.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).

@@ -1,4 +1,4 @@
-"""What a command prints on, and how it ends: no name is obeyed, no signal leaves files behind."""
+"""Output streams that escape control characters, and signal handling that removes temporary files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _Guarded:
-    """A text stream that escapes whatever a terminal would obey, and whatever its encoding lacks."""
+    """A text stream that escapes control characters and characters that its encoding lacks."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self.raw = stream
@@ -45,7 +45,7 @@ class _Guarded:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Name the stream in an error of writing, such as that of a full disk."""
+        """Name the stream in write errors, such as a full disk."""
         try:
             yield
         except BrokenPipeError:
@@ -57,7 +57,7 @@ class _Guarded:
             ) from error
 
     def discard(self) -> None:
-        """Drop what is still to be written: Python would complain about it at exit."""
+        """Discard buffered output, which Python would report at exit."""
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.raw.fileno())
@@ -66,11 +66,11 @@ class _Guarded:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Guard stdout and stderr; what is left of them is written at the end.
+    """Guard stdout and stderr, and flush them at the end.
 
     Raises:
-        BrokenPipeError: Whoever read the output is gone.
-        ReadingError: It cannot be written, for example because a disk is full.
+        BrokenPipeError: The reader of the output has exited.
+        ReadingError: Output cannot be written, for example because a disk is full.
     """
     with contextlib.ExitStack() as stack:
         # Closed streams are None.
@@ -95,7 +95,7 @@ def guarded() -> Iterator[None]:
 
 
 def control(text: str) -> None:
-    """Write control sequences of ours, and text that is `visible` already, past the guard."""
+    """Write our own control sequences, and text that is already `visible`, bypassing the guard."""
     stream = getattr(sys.stdout, "raw", sys.stdout)
     stream.write(_encodable(text, stream))
     stream.flush()
@@ -115,12 +115,12 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 def print_error(*lines: str) -> None:
-    """Print lines to stderr; a line is a line, whatever is in it."""
+    """Print lines to stderr, with newlines inside them escaped."""
     print("\n".join(map(visible, lines)), file=sys.stderr)
 
 
 def named(message: str, arguments: Iterable[str]) -> str:
-    """Return a message of several lines in which names from the command line have no newlines."""
+    """Escape newlines in command-line arguments that occur in a multi-line message."""
     hidden = {
         form
         for argument in arguments
@@ -134,9 +134,9 @@ def named(message: str, arguments: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def tidy_ends() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as an exception does, so that its files are removed.
+    """Turn SIGTERM and SIGHUP into an exception, so that temporary files are removed.
 
-    A second one ends it at once.  Signals that are ignored, as under nohup, stay so.
+    A second signal kills the command.  Signals that are ignored, as under nohup, stay ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -155,7 +155,7 @@ def tidy_ends() -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt):
-        # duckdb makes an error of its own of a signal during a query.
+        # duckdb converts a signal during a query to its own error.
         if number is None:
             raise
         raise SystemExit(128 + number) from None

@@ -1,4 +1,4 @@
-"""Say what TransferQueue cost: get, compute and put of each function, rates, findings.
+"""Show the cost of TransferQueue: get, compute and put per function, throughput, findings.
 
     verl-profiler tq logs/my-run
     verl-profiler tq training.log.1.gz training.log
@@ -9,9 +9,9 @@
     verl-profiler tq logs/my-run --export otel --endpoint http://127.0.0.1:4318
     verl-profiler tq training.log --export jsonl --index verl-tq --out tq.ndjson
 
-Reads a run's directory, which has every call, or console logs with the lines of TQ_TRACE_ENABLED=1
-and TQ_TRACE_DETAIL_ENABLED=1; without them verl's own "cost time" lines.  Several logs are parts of
-one run, in the order in which they are named.
+Reads a run directory, which has every call, or console logs with the log records of TQ_TRACE_ENABLED=1
+and TQ_TRACE_DETAIL_ENABLED=1, or else verl's own "cost time" lines.  Several logs are parts of
+one run, in the order given.
 """
 
 from __future__ import annotations
@@ -50,23 +50,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace",
         metavar="ID",
-        help="list the calls that handled this data, by (the beginning of) its id",
+        help="list the calls that handled this data; a trace id or a prefix",
     )
     parser.add_argument(
         "--utc-offset",
         metavar="HH:MM",
         type=_offset,
         default=0,
-        help="what the clocks of the logs are ahead of UTC, such as 08:00 or =-05:00; they do not say it",
+        help="UTC offset of the logs' timestamps, such as 08:00 or =-05:00; the logs do not record it",
     )
     parser.add_argument(
-        "--lang", choices=("en", "zh"), default="en", help="zh: the guide's Chinese report"
+        "--lang",
+        choices=("en", "zh"),
+        default="en",
+        help="report language; zh: the Chinese report of verl's TransferQueue guide",
     )
     parser.add_argument(
         "--plot",
         metavar="FOLDER",
         type=Path,
-        help="write the plots of TransferQueue there; of runs, verl-profiler plot draws them too",
+        help="write the TransferQueue plots to this folder (for runs, verl-profiler plot draws them too)",
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     add_cache(parser)
@@ -81,9 +84,9 @@ class Source:
         tables: Their tables.
         labels: The values of the column `run`.
         problems: What is wrong with the files, in sentences.
-        notes: What the numbers lack, to be said in the language chosen.
-        counts: Log lines that are `missing` or `unreadable`, by label.
-        experiments: What the runs were called when they were launched, by label.
+        notes: Data-quality warnings, in a language-neutral form.
+        counts: Number of `missing` and `unreadable` log lines, by label.
+        experiments: Experiment names of the runs, by label.
     """
 
     tables: Tables
@@ -95,7 +98,7 @@ class Source:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 0, or 1 when there is nothing about TransferQueue.
+    """Print the report; return 0, or 1 if there is no TransferQueue data.
 
     Raises:
         ReadingError: A path or an argument cannot be used (exit code 2).
@@ -131,9 +134,9 @@ def opened(
     """Open runs and logs.
 
     Args:
-        paths: Run directories, archives and event files; everything else is taken for a log.
-        cache: Use and write the runs' caches.
-        utc_offset_s: How far the clocks of the logs are ahead of UTC.
+        paths: Run directories, archives and event files; anything else is read as a log.
+        cache: Read and write the runs' caches.
+        utc_offset_s: UTC offset of the logs' timestamps.
 
     Raises:
         ReadingError: There is nothing to read at a path.
@@ -167,14 +170,14 @@ def _offset(text: str) -> int:
     match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
     if match is None or int(match[2]) > 14 or int(match[3]) > 59:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no offset; write for example --utc-offset=08:00 or --utc-offset=-05:00"
+            f"{text!r} is not a UTC offset; write for example --utc-offset=08:00 or --utc-offset=-05:00"
         )
     seconds = int(match[2]) * 3600 + int(match[3]) * 60
     return -seconds if match[1] == "-" else seconds
 
 
 def _plot(sources: list[Source], args: argparse.Namespace) -> int:
-    """Draw every plot that has something to show; return 1 when none has."""
+    """Draw every plot that has data; return 1 if none has."""
     from verl_profiler.cli.output import refuse_overwriting, replacing
     from verl_profiler.render.figure import check_installed, save
     from verl_profiler.views.questions import VIEWS
@@ -216,14 +219,14 @@ def _nothing(paths: list[Path]) -> tuple[str, str]:
     return (
         f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.",
         (
-            "Lines need TQ_TRACE_ENABLED=1 in the environment of the command that starts training, "
-            "VERL_LOGGING_LEVEL not above INFO, and a verl that uses TransferQueue"
+            "Log records need TQ_TRACE_ENABLED=1 in the environment of the command that starts training, "
+            "VERL_LOGGING_LEVEL at INFO or below, and a verl version that uses TransferQueue"
         ),
     )
 
 
 def _check(sources: list[Source], args: argparse.Namespace) -> None:
-    """Refuse a function or step that is not there, and name those that are."""
+    """Reject an unknown function or step, and list the known ones."""
     both = [
         row
         for source in sources
@@ -235,14 +238,14 @@ def _check(sources: list[Source], args: argparse.Namespace) -> None:
     if args.function is not None and args.function not in functions:
         raise ReadingError(
             f"no function {args.function!r} was traced{did_you_mean(args.function, functions)} "
-            f"There are {', '.join(functions) or 'none'}",
+            f"Traced functions: {', '.join(functions) or 'none'}",
             "no-such-function",
         )
     steps = sorted({row["step"] for row in both if row["step"] is not None})
     if args.steps is not None and not any(args.steps[0] <= step <= args.steps[1] for step in steps):
         wanted = ":".join(map(str, dict.fromkeys(args.steps)))
         has = f"{steps[0]} to {steps[-1]}" if steps else "no steps"
-        raise ReadingError(f"step {wanted} is not there; there are {has}.", "no-such-step")
+        raise ReadingError(f"step {wanted} is not in the data; it has {has}.", "no-such-step")
 
 
 def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows]:
@@ -308,13 +311,13 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
 
 
 def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
-    """List the ids that fit; of a single one, list its calls."""
+    """List the matching trace ids; for a single match, list its calls."""
     from verl_profiler.analysis.tq_traces import tq_calls
     from verl_profiler.render.text import align, seconds
 
     rows = shown(rows)
     if not rows:
-        reason = f"no call has a trace id that begins with {args.trace!r}"
+        reason = f"no call has a trace id that starts with {args.trace!r}"
         print_error(f"nothing to report: {reason}")
         return 1
     header = ["trace id", "calls", "spread", "in calls", "get", "put", "failed", "functions"]

@@ -1,10 +1,10 @@
-"""Check whether a change gave what a finding predicted: kept, not kept, or undecided.
+"""Check whether a change achieved the gain that a finding predicted: kept, not kept, or undecided.
 
 verl-profiler verify polling logs/before logs/after
 verl-profiler verify slow_ranks logs/before logs/after --json
 
 FINDING is a name from `verl-profiler why BEFORE --json`, such as polling, slow_tools or weight_sync.
-The exit status is 0 when at least half of the predicted gain was kept, else 1.
+Exits with 0 if at least half of the predicted gain was achieved, else 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; return 0 if the gain was kept, else 1.
+    """Print the verdict; return 0 if it is `kept`, else 1.
 
     Raises:
         ReadingError: There is no such finding, or a run has no finished step (exit code 2).
@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.finding not in RULES:
         raise ReadingError(
-            f"{args.finding!r} is no finding{did_you_mean(args.finding, RULES)}\n"
-            f"They are: {', '.join(RULES)}",
+            f"{args.finding!r} is not a finding{did_you_mean(args.finding, RULES)}\n"
+            f"Known findings: {', '.join(RULES)}",
             "no-such-finding",
         )
     found, before = _read(args.before, cache=not args.no_cache)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path, *, cache: bool) -> tuple[dict[str, Any], Rows]:
-    """Return a run's findings by name, and its steps without the warm-up."""
+    """Return a run's findings by name, and its steps after the warm-up."""
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.selection import warm_up
     from verl_profiler.analysis.steps import step_times
@@ -108,7 +108,11 @@ def _text(result: dict[str, Any]) -> str:
         ),
         f"  missed by  {seconds(result['miss_s'])}",
         "  remaining  "
-        + ("the finding is gone" if left is None else f"up to {seconds(left)} per step"),
+        + (
+            "none; the finding no longer triggers"
+            if left is None
+            else f"up to {seconds(left)} per step"
+        ),
     ]
     lines += [
         f"  WARNING {name} per step changed by {share(change)}; steps are not comparable"

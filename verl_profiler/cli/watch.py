@@ -1,11 +1,11 @@
-"""Follow a run as it goes, in the terminal.
+"""Follow a running training in the terminal.
 
     verl-profiler watch logs/my-run
     verl-profiler watch logs/my-run --once
 
-Reads what is added to the run's files, each byte once, and writes nothing.  Works over ssh and on 80
-columns by 24 lines; q or Ctrl-C ends it and leaves the run alone.  --once prints one screen, also of a
-run that has ended, and so does output that is no terminal.
+Reads what is appended to the run's files, each byte once, and writes nothing.  Works over ssh and with
+80 columns by 24 lines.  q or Ctrl-C stops it without affecting the run.  --once prints one screen, also
+for a finished run; so does output to a file or pipe.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _CLEAR, _HOME, _END_OF_LINE, _BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run_directory", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument("--once", action="store_true", help="print one screen and end")
+    parser.add_argument("--once", action="store_true", help="print one screen and exit")
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
         type=float,
         default=1.0,
-        help="how often to look (default: 1)",
+        help="refresh interval (default: 1)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the run until it is interrupted; return 0, or 1 when there is nothing to show.
+    """Show the run until interrupted; return 0, or 1 if there is nothing to show.
 
     Raises:
         ReadingError: The path or the arguments cannot be used (exit code 2).
@@ -62,12 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.interval > 0:
         raise ReadingError(
-            f"--interval {args.interval:g} is no time.\nFor example --interval 2", "option-value"
+            f"--interval {args.interval:g} is not a positive number of seconds.\nFor example --interval 2",
+            "option-value",
         )
     if not os.path.isdir(args.run_directory):
         raise ReadingError(
-            f"{args.run_directory} is not a directory, and only a run's own directory grows.\n"
-            "Name it, such as logs/my-run",
+            f"{args.run_directory} is not a directory; watch needs the run directory itself.\n"
+            "For example logs/my-run",
             "no-such-run",
         )
     followed = Run(run_directory(args.run_directory, args.run_directory))
@@ -143,7 +144,7 @@ def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
     columns, rows = shutil.get_terminal_size((80, 24))
     problems = []
     if followed.behind_bytes:
-        problems.append(f"reading what is there already: {followed.behind_bytes >> 20} MiB left")
+        problems.append(f"reading existing events: {followed.behind_bytes >> 20} MiB left")
     if followed.unreadable:
         problems.append(f"{followed.unreadable} lines cannot be read")
     problems += followed.damaged
@@ -155,6 +156,6 @@ def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
         now_s=time.time(),
         problems=problems,
         width=columns,
-        # The last line stays free, so that the terminal never scrolls.
+        # The last line stays empty, so that the terminal never scrolls.
         height=rows - 1,
     )

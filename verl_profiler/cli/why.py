@@ -1,11 +1,11 @@
-"""Say why a step took as long as it did, and what it would have taken otherwise.
+"""Explain why a step took as long as it did, and how long it would take with changes.
 
 verl-profiler why logs/my-run
 verl-profiler why logs/my-run --steps 12
 verl-profiler why logs/my-run --steps 12 --json
 
-Without --steps, all finished steps together.  docs/what-if.md says how the replays work, and how far
-to trust them.
+Without --steps, all finished steps are combined.  docs/what-if.md explains how the replays work and
+how accurate they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print path, replays and stragglers; return 0, or 1 when no step has an end.
+    """Print critical path, replays and stragglers; return 0, or 1 if no step finished.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         problems = opened.problems
         finished = opened.rows("SELECT 1 FROM steps WHERE finished LIMIT 1")
     if not found["critical_segments"]:
-        why_not = "no step can be explained" if finished else "no step has an end"
+        why_not = "no step can be analyzed" if finished else "no step finished"
         print_error(f"nothing to report: {why_not}", *problems)
         return 1
     ranked = findings(found)

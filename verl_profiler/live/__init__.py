@@ -1,1 +1,1 @@
-"""A run that is still going on, in the terminal."""
+"""A running training, in the terminal."""

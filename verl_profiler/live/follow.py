@@ -1,7 +1,7 @@
 """Read the files of a run as they grow: each byte once, whole lines only.
 
-Opening a long training does not read all of it: of the steps before the last ones, only the
-trainer's files, which hold little.  Nothing is written, locked or asked of the run.
+Opening a long run does not read all of it: of earlier steps, only the
+trainer's files, which are small.  Nothing is written, locked or requested from the run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Line", "Run"]
 _STEP_FOLDER = re.compile(r"step_([0-9]{1,9})")
 _DURATION_LIMIT_S = 1e9
 _STEP_LIMIT = 1 << 31
-# What a line may be nested; a decoder's own limit is the interpreter's stack.
+# Maximum nesting of a line; the decoder's own limit is the interpreter's stack.
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRAINER = "trainer_"
-# Steps of which everything is read when watching begins, and that are looked at every time.
+# Number of latest steps that are read completely at start, and polled on every refresh.
 _LATEST = 3
 _BLOCK_BYTES = 1 << 20
-# So much is read before a frame is shown again.
+# Bytes read before the next frame is drawn.
 _AT_ONCE_BYTES = 32 << 20
 
 
@@ -46,15 +46,15 @@ class Line(msgspec.Struct):
 
 
 class Run:
-    """A run directory that is followed.
+    """A run directory that is being followed.
 
     Args:
         directory: The run.
 
     Attributes:
-        behind_bytes: How much was there and not yet read when `poll` returned.
-        unreadable: Lines that could not be read.
-        damaged: What is wrong with run.json and the headers, as they were read last.
+        behind_bytes: Unread bytes when `poll` returned.
+        unreadable: Number of lines that could not be read.
+        damaged: Problems found in run.json and the headers at the last read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -73,7 +73,7 @@ class Run:
         return described(path, RUN_FILE, LAUNCH, Faults()) or {}
 
     def headers(self) -> dict[str, dict[str, Any]]:
-        """Return the headers of all processes by name, as they are now; note what is wrong with them."""
+        """Return the current headers of all processes by name, and record problems in them."""
         faults = Faults()
         headers = {}
         path = self.directory / RUN_FILE
@@ -87,7 +87,7 @@ class Run:
         return headers
 
     def poll(self) -> Iterator[tuple[str, int, Line]]:
-        """Yield process, step and line of everything that was added since the last time."""
+        """Yield process, step and line of everything appended since the last call."""
         self.behind_bytes = 0
         left = _AT_ONCE_BYTES
         for step, path in self._files():
@@ -104,7 +104,7 @@ class Run:
                         whole = block.rfind(b"\n") + 1
                         if not whole and len(block) < _BLOCK_BYTES:
                             break
-                        # No line of ours is so long; what is left of it cannot be read either.
+                        # No valid line is this long; the remainder cannot be read either.
                         whole = whole or len(block)
                         offset += whole
                         left -= whole
@@ -114,7 +114,7 @@ class Run:
                 self._unusable[path] = f"{cleaned_text(path.name)} of step {step} {error}"
                 continue
             except OSError:
-                # Removed, or a file system that is away for a while.
+                # Removed, or a temporarily unavailable file system.
                 continue
             finally:
                 self._offsets[path] = offset
@@ -153,13 +153,13 @@ class Run:
                     (step, path) for path in folder.glob(pattern) if path not in self._offsets
                 ]
             else:
-                # Late lines of steps that were followed from their begin.
+                # Late lines of steps that were followed from their start.
                 found += [(step, path) for path in self._offsets if path.parent == folder]
         return found
 
 
 def _is_possible(line: Line) -> bool:
-    """Return whether the numbers of a line can be what they are called."""
+    """Return whether the numbers of a line are plausible for their fields."""
     duration = line.duration_sec
     return (
         duration is None or (math.isfinite(duration) and 0 <= duration <= _DURATION_LIMIT_S)

@@ -1,4 +1,4 @@
-"""One screen of a run as it goes, 80 columns by 24 lines or whatever the terminal has."""
+"""One screen of a running training, 80 columns by 24 lines or the terminal's size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_profiler.render.text import align, seconds, share
 
 __all__ = ["frame", "header_problems"]
 
-# Without a sign of life for so long, a run has ended or is stuck.
+# After this long without an event or header update, a run has ended or hangs.
 SILENCE_S = 60.0
 _SLOWEST = 4
 _TOOLS = 4
@@ -34,12 +34,12 @@ def frame(
     """Return the lines of a screen, none longer than `width` and no more than `height`.
 
     Args:
-        live: What is known.
+        live: The state of the run.
         launch: run.json.
         headers: The processes' headers by name.
-        title: What to call the run.
+        title: The run's title.
         now_s: Seconds since 1970.
-        problems: What went wrong with reading.
+        problems: Reading problems.
         width: Columns.
         height: Lines.
     """
@@ -66,7 +66,7 @@ def frame(
 
 
 def header_problems(headers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say what the processes' own accounts tell: losses, failures, silence."""
+    """Return problems from the processes' headers: dropped events, failures, silence."""
     found = []
     heard = {name: _heard(header) for name, header in headers.items()}
     latest = max((moment for moment in heard.values() if moment is not None), default=None)
@@ -81,31 +81,31 @@ def header_problems(headers: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if failed:
             found.append(f"{name}: probes failed {failed} times")
         if header.get("fallback"):
-            found.append(f"{name} writes elsewhere: {header['fallback']}")
+            found.append(f"{name} writes to a fallback directory: {header['fallback']}")
         moment = heard[name]
         if moment is not None and latest is not None and header.get("ended") is None:
             silent_s = latest - moment
             if silent_s > SILENCE_S:
-                found.append(f"{name} has been silent for {seconds(silent_s)}")
+                found.append(f"{name}: no update for {seconds(silent_s)}")
     missed = {
         probe
         for header in headers.values()
         for probe in (header.get("probes") or {}).get("missed") or {}
     }
     if missed:
-        found.append(f"probes that are off: {', '.join(sorted(missed))}")
+        found.append(f"inactive probes: {', '.join(sorted(missed))}")
     return found
 
 
 def _state(live: Live, headers: Mapping[str, Mapping[str, Any]], now_s: float) -> tuple[str, float]:
-    """Say whether the run goes on; return the time that its ages count to."""
+    """Return the state of the run, and the time that ages are relative to."""
     moments = map(_heard, headers.values())
     last_s = max((live.newest_s, *(moment for moment in moments if moment is not None)))
     trainers = [header for name, header in headers.items() if name.startswith("trainer_")]
     if trainers and all(header.get("ended") for header in trainers):
         return "ended", live.newest_s
     if now_s - last_s > SILENCE_S:
-        return f"nothing for {seconds(now_s - last_s)}", live.newest_s
+        return f"no event for {seconds(now_s - last_s)}", live.newest_s
     return "live", now_s
 
 
@@ -118,7 +118,7 @@ def _step_lines(live: Live, now_s: float) -> list[str]:
     if phase is None:
         return ["before the first step" if not step.number else f"step {step.number}"]
     name, begin_s, last_time = phase
-    before = f" ({seconds(last_time)} in the step before)" if last_time is not None else ""
+    before = f" ({seconds(last_time)} in the previous step)" if last_time is not None else ""
     elapsed = f"{seconds(max(now_s - step.begin_s, 0))} so far"
     return [f"step {step.number}  {elapsed}; {name} for {seconds(max(now_s - begin_s, 0))}{before}"]
 
@@ -128,10 +128,10 @@ def _request_lines(live: Live, step: Step, launch: Mapping[str, Any], now_s: flo
     expected = step.started
     if isinstance(training.get("train_batch_size"), int) and step.number:
         expected = max(expected, training["train_batch_size"] * (training.get("rollout_n") or 1))
-    in_flight = [key for key in live.asked if not key[2]]
-    validating = len(live.asked) - len(in_flight)
+    training = [key for key in live.in_flight if not key[2]]
+    validating = len(live.in_flight) - len(training)
     done = len(step.ends)
-    text = f"requests  {len(in_flight)} in flight, {done} of {expected} finished"
+    text = f"requests  {len(training)} in flight, {done} of {expected} finished"
     if expected:
         text += f" ({share(done / expected)})"
     if validating:
@@ -156,21 +156,21 @@ def _quantile(values: Sequence[float], place: float) -> str:
 
 
 def _tail(step: Step, expected: int, now_s: float) -> str:
-    """Say for how long the last requests have been waited for."""
+    """Return how long the last requests have been awaited."""
     ends = sorted(step.ends)
     last_s = now_s if len(ends) < expected and step.duration_s is None else ends[-1]
     for percent in (95, 80):
         part = percent / 100
-        # The quantile of all that are expected: those still running end later than these.
+        # The quantile of all expected requests: those still running end later than these.
         if expected < least_values(part) or len(ends) <= -(-percent * (expected - 1) // 100):
             continue
         every = [*ends, *[ends[-1]] * (expected - len(ends))]
-        return f"; tail {seconds(last_s - interpolated(every, part))} since {percent} % had ended"
+        return f"; tail {seconds(last_s - interpolated(every, part))} since {percent} % finished"
     return ""
 
 
 def _slowest(live: Live, now_s: float) -> list[str]:
-    slowest = sorted(live.asked.values(), key=lambda each: each.begin_s)[:_SLOWEST]
+    slowest = sorted(live.in_flight.values(), key=lambda each: each.begin_s)[:_SLOWEST]
     if not slowest:
         return []
     rows = [["slowest now", "worker", "sample", "turn", "waits for", "age"]]
@@ -219,7 +219,7 @@ def _steps(live: Live) -> list[str]:
 
 
 def _fitted(blocks: list[list[str]], width: int, height: int) -> list[str]:
-    """Put blank lines between blocks while there is room, and cut what is too long."""
+    """Put blank lines between blocks if there is room, and truncate to the screen."""
     lines = [line for block in blocks for line in block]
     spare = height - len(lines)
     fitted: list[str] = []
@@ -228,7 +228,7 @@ def _fitted(blocks: list[list[str]], width: int, height: int) -> list[str]:
             fitted.append("")
             spare -= 1
         fitted += block
-    # What went wrong comes last, and stays.
+    # Problems come last, and are never cut.
     kept = blocks[-1]
     if len(fitted) > height:
         fitted = [*fitted[: max(height - len(kept), 0)], *kept][:height]
@@ -236,7 +236,7 @@ def _fitted(blocks: list[list[str]], width: int, height: int) -> list[str]:
 
 
 def _heard(header: Mapping[str, Any]) -> float | None:
-    """Return a process's last sign of life: a header is rewritten every 15 s, its end every flush."""
+    """Return the time of a process's last update: headers are rewritten every 15 s."""
     moments = (_moment(header.get(key)) for key in ("updated", "complete_until"))
     return max((moment for moment in moments if moment is not None), default=None)
 

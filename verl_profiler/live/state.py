@@ -1,7 +1,7 @@
-"""What is known of a run while it goes on: its step, its requests, its tools, from line after line.
+"""The state of a running training, updated line by line: its step, requests and tools.
 
-Lines are written when something ends, so what goes on now is concluded: a request is in flight from
-its `request_start` on, and a phase follows the one that ended last, as it did in the step before.
+Lines are written when something ends, so current activity is inferred: a request is in flight from
+its `request_start` on, and phases follow each other in the order of the previous step.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from verl_profiler.live.follow import Line
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import role_and_rank
 
-__all__ = ["Asked", "Live", "Step", "Tool"]
+__all__ = ["Live", "RequestInFlight", "Step", "Tool"]
 
-# Rates are of the calls that ended in this time.
+# Window of the rates.
 RATE_S = 10.0
 _KEPT_STEPS = 50
 _WORD = 100
-# After these a request does the next thing; before them it is known what it waits for.
+# Events after which a request's next activity is known.
 _NEXT = {
     "request_start": "prompt",
     "prompt_build": "engine",
@@ -38,14 +38,14 @@ _NEXT = {
 
 
 @dataclass
-class Asked:
+class RequestInFlight:
     """A request in flight.
 
     Args:
-        begin_s: When it began, in seconds since 1970.
+        begin_s: Start time, in seconds since 1970.
         name: The agent-loop worker.
-        request_id: None until verl has given it one.
-        doing: What it does or waits for, as far as its last line tells.
+        request_id: None until verl has assigned one.
+        doing: Its activity after its last line.
     """
 
     begin_s: float
@@ -67,11 +67,11 @@ class Tool:
 
 @dataclass
 class Step:
-    """One step as far as it has come.
+    """The progress of one step.
 
     Args:
-        phases: (name, seconds) in the order in which they ended.
-        ends: When its finished training requests ended, in seconds since 1970.
+        phases: (name, seconds) in the order of their ends.
+        ends: End times of its finished training requests, in seconds since 1970.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        """The phases in the order in which each first ended, several of a name added up."""
+        """The phases in the order of their first end, with phases of one name added up."""
         sums: dict[str, float] = {}
         for name, length_s in self.phases:
             sums[name] = sums.get(name, 0.0) + length_s
@@ -100,14 +100,14 @@ class Live:
 
     Attributes:
         steps: The latest steps by number.
-        asked: Requests in flight, by process, step, validation, sample and session.
+        in_flight: Requests in flight, by process, step, validation, sample and session.
         newest_s: The latest time on any line, in seconds since 1970.
         rates: (end in seconds since 1970, generated tokens) of the latest engine calls.
     """
 
     def __init__(self) -> None:
         self.steps: dict[int, Step] = {}
-        self.asked: dict[tuple[Any, ...], Asked] = {}
+        self.in_flight: dict[tuple[Any, ...], RequestInFlight] = {}
         self.newest_s = 0.0
         self.rates: deque[tuple[float, int]] = deque()
         self.finished: deque[float] = deque()
@@ -115,7 +115,7 @@ class Live:
 
     @property
     def current(self) -> Step | None:
-        """The latest step in which something was done; verl's clearing up opens another one."""
+        """The latest step with activity; verl's cleanup opens another one."""
         busy = [
             number
             for number, step in self.steps.items()
@@ -124,7 +124,7 @@ class Live:
         return self.steps[max(busy or self.steps)] if self.steps else None
 
     def take(self, name: str, number: int, line: Line) -> None:
-        """Take one line into account."""
+        """Update the state with one line."""
         moment = instant(line.timestamp)
         if moment is None:
             return
@@ -132,7 +132,7 @@ class Live:
         begin_s = end_s - (line.duration_sec or 0)
         self.newest_s = max(self.newest_s, end_s)
         role, _ = role_and_rank(name)
-        # Engines file requests under the step after their weights' version; workers know theirs.
+        # Engines assign requests to the step after their weights' version; workers have the real step.
         if role == "engine":
             return
         step = self._step(number, begin_s)
@@ -151,11 +151,11 @@ class Live:
         return sum(tokens for _, tokens in self.rates) / RATE_S, len(self.finished) / RATE_S
 
     def phase(self) -> tuple[str, float, float | None] | None:
-        """Conclude which phase the current step is in.
+        """Infer the current phase of the current step.
 
         Returns:
-            Its name, when it began in seconds since 1970, and how long it took in the step before, all of them;
-            None between steps, and where nothing is known.
+            Its name, its start in seconds since 1970, and how long it took in the previous step;
+            None between steps, or if unknown.
         """
         step = self.current
         if step is None or step.duration_s is not None or not step.number:
@@ -198,10 +198,10 @@ class Live:
         request_id = extra.get("request_id")
         key = (name, step.number, validate, _word(extra.get("sample")), _word(extra.get("session")))
         if line.event == "request_start":
-            self.asked[key] = Asked(end_s, name, key[3], key[4])
+            self.in_flight[key] = RequestInFlight(end_s, name, key[3], key[4])
             step.started += not validate
         elif line.event == "request":
-            self.asked.pop(key, None)
+            self.in_flight.pop(key, None)
             self._by_id.pop((name, step.number, _word(request_id)), None)
             if not validate:
                 self.finished.append(end_s)
@@ -220,23 +220,23 @@ class Live:
             self._follow(key, _word(request_id), line, extra)
 
     def _follow(self, key: tuple[Any, ...], request_id: str, line: Line, extra: Any) -> None:
-        """Note what a request in flight does; only its first lines carry sample and session."""
+        """Record the activity of a request in flight; only its first lines carry sample and session."""
         name, number = key[0], key[1]
         place = self._by_id.get((name, number, request_id))
-        if place is None and key in self.asked:
+        if place is None and key in self.in_flight:
             place = self._by_id[name, number, request_id] = key
-        asked = self.asked.get(place) if place is not None else None
-        if asked is None:
+        request = self.in_flight.get(place) if place is not None else None
+        if request is None:
             return
-        asked.request_id = request_id
-        asked.turn = max(asked.turn, _count(extra.get("turn")) or 0)
-        asked.doing = _NEXT.get(line.event, asked.doing)
+        request.request_id = request_id
+        request.turn = max(request.turn, _count(extra.get("turn")) or 0)
+        request.doing = _NEXT.get(line.event, request.doing)
         if line.event == "turn":
-            asked.turn += 1
+            request.turn += 1
 
 
 def _word(value: Any) -> str:
-    """Return a value as a short text; the values of lines may be anything."""
+    """Return a value of any type as short text."""
     return value[:_WORD] if isinstance(value, str) else repr(value)[:_WORD]
 
 

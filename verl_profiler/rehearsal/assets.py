@@ -1,4 +1,4 @@
-"""The generated model and data of a rehearsal, made once and kept in a cache folder."""
+"""The generated model and data of a rehearsal, created once in a cache folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from verl_profiler.rehearsal import data, dialogue, model
 
-__all__ = ["default_cache", "prompts", "taught_model"]
+__all__ = ["default_cache", "prompts", "trained_model"]
 
 HERE = Path(__file__).parent
 FUNCTION_TOOLS = HERE / "function_tools.py"
@@ -22,27 +22,26 @@ TOOL_CONFIG = HERE / "tools.yaml"
 
 
 def default_cache() -> Path:
-    """Return `$VERL_PROFILER_CACHE`, or a folder in the user's cache."""
+    """Return `$VERL_PROFILER_CACHE`, or a folder in the user's cache directory."""
     given = os.environ.get("VERL_PROFILER_CACHE")
     return Path(given) if given else Path("~/.cache/verl_profiler").expanduser()
 
 
 def prompts(cache: Path, seed: int) -> Path:
-    """Return the folder of the prompt files, which are written first where they are missing."""
+    """Return the folder of the prompt files, which are written if missing."""
     key = _key([Path(data.__file__), Path(dialogue.__file__)], str(seed))
     return _made(cache / f"prompts-{key}", lambda folder: data.write(folder, seed))
 
 
-def taught_model(
+def trained_model(
     cache: Path, function_tools: str | None, tool_config: str | None, seed: int
 ) -> Path:
-    """Return the folder of a model that calls the tools given, taught first where it is missing.
+    """Return the folder of a model that calls the given tools, trained first if missing.
 
-    The tools' files are read in a process of their own, as verl reads them, with all that importing
-    them does.
+    The tool files are imported in a separate process, as verl imports them, with all side effects.
 
     Args:
-        cache: Folder of all generated models.
+        cache: Folder for generated models.
         function_tools: verl's `multi_turn.function_tool_path`.
         tool_config: verl's `multi_turn.tool_config_path`.
         seed: Seed of weights and dialogues.
@@ -57,14 +56,14 @@ def taught_model(
         if tool_config:
             command += ["--tool-config", tool_config]
         print(
-            "[rehearsal] teaching a tiny model to call the tools (once, under a minute)", flush=True
+            "[rehearsal] training a tiny model to call the tools (once, under a minute)", flush=True
         )
         begin = time.monotonic()
-        # One thread takes half as long again as two, but two that must share their cores with
+        # One thread takes 1.5 times as long as two, but two threads that share their cores with
         # another program took seven times as long.
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         elapsed = time.monotonic() - begin
-        print(f"[rehearsal] taught in {elapsed:.0f} s, kept in {cache}", flush=True)
+        print(f"[rehearsal] trained in {elapsed:.0f} s, cached in {cache}", flush=True)
 
     return _made(cache / f"model-{_key(sources, str(seed))}", make)
 
@@ -77,7 +76,7 @@ def _key(files: list[Path], seed: str) -> str:
 
 
 def _made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return the folder, filled by `make` if it does not exist: whole or not at all."""
+    """Return the folder, created atomically by `make` if it does not exist."""
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ def _made(folder: Path, make: Callable[[Path], None]) -> Path:
         try:
             scratch.rename(folder)
         except OSError:
-            # Another rehearsal was faster; its files are the same.
+            # Another rehearsal created the same files first.
             if not folder.is_dir():
                 raise
     finally:

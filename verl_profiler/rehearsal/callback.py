@@ -1,10 +1,10 @@
 """Hydra's callback of the `rehearsal` options: prepares the driver before verl's `main` runs.
 
-With it the plain command works, without any variable set beforehand:
+With it the plain command works, without environment variables:
 
     python -m verl.trainer.main_ppo +rehearsal=cpu +profiler=multiturn
 
-verl is imported by then in the driver.  That is early enough: the driver only checks the settings
+The driver has imported verl by then.  That is early enough: the driver only checks the settings
 and starts Ray, whose processes inherit the environment that is set here.
 """
 
@@ -24,7 +24,7 @@ from verl_profiler.rehearsal.environment import environment
 
 __all__ = ["RehearsalCallback"]
 
-# verl asks for 3 CPUs per rank; the task runner, agent loops, storage and reward take one each.
+# verl requests 3 CPUs per rank; the task runner, agent loops, storage and reward take one each.
 CPUS_PER_RANK = 3
 OTHER_CPUS = 6
 
@@ -33,23 +33,23 @@ class RehearsalCallback(Callback):
     """Sets the environment, registers the CPU platform, and fills in the generated paths."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Prepare the driver.  Hydra turns exceptions into warnings, so a failure ends the process."""
+        """Prepare the driver.  Hydra turns exceptions into warnings, so a failure exits the process."""
         try:
             prepare(config)
         except Exception as error:  # noqa: BLE001
-            sys.exit(f"the rehearsal could not be prepared: {type(error).__name__}: {error}")
+            sys.exit(f"cannot prepare the rehearsal: {type(error).__name__}: {error}")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Refuse: Hydra calls no `on_run_start` for the runs of a sweep."""
-        sys.exit("a rehearsal cannot be part of a sweep: leave out -m / --multirun")
+        """Reject sweeps, for whose runs Hydra does not call `on_run_start`."""
+        sys.exit("a rehearsal cannot be part of a sweep: omit -m / --multirun")
 
 
 def prepare(config: DictConfig) -> None:
     """Make the driver and its config ready for a run on a CPU."""
     os.environ.update(environment(config.actor_rollout_ref.rollout.name, os.environ))
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    asked = perturbations.checked(config.rehearsal, ranks)
-    os.environ[perturbations.VARIABLE] = json.dumps(asked)
+    settings = perturbations.checked(config.rehearsal, ranks)
+    os.environ[perturbations.VARIABLE] = json.dumps(settings)
 
     from verl.plugin.platform import platform_manager
 
@@ -75,7 +75,7 @@ def _fill_in(config: DictConfig) -> None:
         multi_turn.tool_config_path = str(assets.TOOL_CONFIG)
     if config.actor_rollout_ref.model.path is None:
         config.actor_rollout_ref.model.path = str(
-            assets.taught_model(
+            assets.trained_model(
                 cache, multi_turn.function_tool_path, multi_turn.tool_config_path, settings.seed
             )
         )
@@ -84,7 +84,7 @@ def _fill_in(config: DictConfig) -> None:
             config.data[key] = str(assets.prompts(cache, settings.seed) / f"{name}.parquet")
     ray_init = config.ray_kwargs.ray_init
     if ray_init.get("address", "local") != "local":
-        # A running cluster has its resources; ray.init refuses to be told others.
+        # A running cluster has its resources; ray.init rejects others.
         return
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
     if ray_init.num_gpus is None:

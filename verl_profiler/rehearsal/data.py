@@ -1,6 +1,6 @@
 """Write the rehearsal's prompts: small Parquet files in the shape of verl's GSM8K example.
 
-Or by hand: `python -m verl_profiler.rehearsal.data --out DIR`.
+Command: `python -m verl_profiler.rehearsal.data --out DIR`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def rows(split: str, count: int, seed: int) -> list[dict[str, Any]]:
     rng = random.Random(f"{seed} {split}")
     result = []
     for index in range(count):
-        asked = question(rng)
-        answer = str(asked.answer)
+        problem = question(rng)
+        answer = str(problem.answer)
         result.append(
             {
                 "data_source": "openai/gsm8k",
-                "prompt": [{"role": "user", "content": asked.text}],
+                "prompt": [{"role": "user", "content": problem.text}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": answer},
                 "extra_info": {
                     "split": split,
                     "index": index,
-                    "question": asked.text,
+                    "question": problem.text,
                     "answer": answer,
                     "tools_kwargs": {"check_answer": {"create_kwargs": {"ground_truth": answer}}},
                 },
@@ -44,7 +44,7 @@ def rows(split: str, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def write(directory: Path, seed: int) -> None:
-    """Write `train.parquet` and `validation.parquet` into a directory that exists."""
+    """Write `train.parquet` and `validation.parquet` into an existing directory."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -54,7 +54,7 @@ def write(directory: Path, seed: int) -> None:
 
 
 def main() -> None:
-    """Write the files that the command line asks for."""
+    """Write the files requested on the command line."""
     parser = argparse.ArgumentParser(prog="python -m verl_profiler.rehearsal.data")
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
     parser.add_argument("--seed", type=int, default=0, help="seed of the questions")

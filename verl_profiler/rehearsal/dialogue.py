@@ -1,8 +1,8 @@
-"""Questions, and dialogues that answer them with tool calls: what the tiny model is taught.
+"""Training data of the tiny model: questions, and dialogues that answer them with tool calls.
 
-The questions have the shape of GSM8K.  The dialogues are written for whatever tools a recipe has:
-each call names one of them and fills its required parameters, so a rehearsal of one's own recipe
-calls one's own tools.
+The questions resemble GSM8K.  The dialogues call whatever tools a recipe has:
+each call names one of them and fills its required parameters, so a rehearsal of your own recipe
+calls your own tools.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["Question", "Tool", "dialogue", "question", "tools_of"]
 _NAMES = ("Ann", "Ben", "Eva", "Max", "Mia", "Tom")
 _THINGS = ("apples", "books", "coins", "pens")
 
-# How many tool calls a dialogue makes; a few make many, as real ones do.
+# Number of tool calls per dialogue; a few make many, as in real runs.
 _CALLS = (0, 1, 1, 2, 2, 2, 3, 3, 4, 5)
 
-# Parameters of these names are given the result, other strings an expression.
+# Parameters with these names receive the result, other strings an expression.
 _RESULT_NAMES = ("answer", "number", "result", "value")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question of one addition, with its answer."""
+    """A question about one addition, with its answer."""
 
     text: str
     left: int
@@ -34,20 +34,20 @@ class Question:
 
     @property
     def answer(self) -> int:
-        """The number that the final message should end with."""
+        """The expected number at the end of the final message."""
         return self.left + self.right
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What a dialogue must know of a tool: its name, and its required parameters' JSON schemas."""
+    """A tool's name, and the JSON schemas of its required parameters."""
 
     name: str
     parameters: dict[str, dict[str, Any]]
 
 
 def tools_of(schemas: list[dict[str, Any]]) -> list[Tool]:
-    """Return the tools that a list of schemas in OpenAI's form describes."""
+    """Return the tools described by a list of schemas in OpenAI's format."""
     tools = []
     for schema in schemas:
         function = schema["function"]
@@ -71,38 +71,38 @@ def question(rng: random.Random) -> Question:
 
 def dialogue(rng: random.Random, tools: list[Tool]) -> list[tuple[str, str]]:
     """Return a random dialogue as (role, content): question, rounds of tool calls, final answer."""
-    asked = question(rng)
-    messages = [("user", asked.text)]
+    problem = question(rng)
+    messages = [("user", problem.text)]
     for _ in range(rng.choice(_CALLS) if tools else 0):
         tool = rng.choice(tools)
         arguments = {
-            name: _value(rng, name, schema, asked) for name, schema in tool.parameters.items()
+            name: _value(rng, name, schema, problem) for name, schema in tool.parameters.items()
         }
         call = json.dumps({"name": tool.name, "arguments": arguments})
         messages.append(("assistant", f"{_thought(rng)}<tool_call>{call}</tool_call>"))
-        messages.append(("tool", rng.choice((str(asked.answer), "right", "wrong", "ok"))))
-    messages.append(("assistant", f"{_thought(rng)}#### {asked.answer}"))
+        messages.append(("tool", rng.choice((str(problem.answer), "right", "wrong", "ok"))))
+    messages.append(("assistant", f"{_thought(rng)}#### {problem.answer}"))
     return messages
 
 
 def _thought(rng: random.Random) -> str:
-    """Return none, some or, for one in eight, many sentences: lengths get a tail."""
+    """Return no, some or, one time in eight, many sentences, so that lengths have a tail."""
     count = rng.randrange(8, 17) if rng.random() < 0.125 else int(rng.expovariate(0.6))
     return "Let me think about it. " * count
 
 
-def _value(rng: random.Random, name: str, schema: dict[str, Any], asked: Question) -> Any:
+def _value(rng: random.Random, name: str, schema: dict[str, Any], problem: Question) -> Any:
     if schema.get("enum"):
         return rng.choice(schema["enum"])
     kind = schema.get("type", "string")
     if isinstance(kind, list):
         kind = kind[0]
     values = {
-        "array": [asked.left, asked.right],
+        "array": [problem.left, problem.right],
         "boolean": rng.random() < 0.5,
-        "integer": asked.answer if name in _RESULT_NAMES else asked.left,
-        "number": asked.answer if name in _RESULT_NAMES else asked.left,
+        "integer": problem.answer if name in _RESULT_NAMES else problem.left,
+        "number": problem.answer if name in _RESULT_NAMES else problem.left,
         "object": {},
     }
-    text = str(asked.answer) if name in _RESULT_NAMES else f"{asked.left}+{asked.right}"
+    text = str(problem.answer) if name in _RESULT_NAMES else f"{problem.left}+{problem.right}"
     return values.get(kind, text)

@@ -1,4 +1,4 @@
-"""What the processes of a rehearsal must find in their environment before they import verl.
+"""Environment variables that the processes of a rehearsal need before they import verl.
 
 Ray's workers, and the processes that SGLang spawns, inherit it from the process that starts Ray.
 """
@@ -14,7 +14,7 @@ __all__ = ["FOR_SGLANG", "FOR_TORCHVISION", "environment"]
 
 WORKER_MODULE = "verl_profiler.rehearsal.worker"
 
-# Folders of packages that must be found before the installed ones of the same name.
+# Folders of packages that take precedence over installed ones of the same name.
 FOR_SGLANG = Path(__file__).parent / "import-path" / "for_sglang"
 FOR_TORCHVISION = Path(__file__).parent / "import-path" / "for_torchvision"
 
@@ -24,8 +24,8 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         engine: verl's `rollout.name`.
-        current: The environment to start from.  Modules that verl already imports, and folders
-            that Python already searches, are kept.
+        current: The environment to start from.  Its VERL_USE_EXTERNAL_MODULES and PYTHONPATH entries
+            are kept.
     """
     modules = [name for name in current.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if name]
     if WORKER_MODULE not in modules:
@@ -42,9 +42,9 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
         variables["SGLANG_USE_CPU_ENGINE"] = "1"
         first.append(str(FOR_SGLANG))
     if engine == "vllm":
-        # By itself each replica binds its threads to the same cores.
+        # By default each replica binds its threads to the same cores.
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    # Transformers takes torchvision for installed where it finds any package of that name.
+    # Transformers considers torchvision installed if any package has that name.
     if importlib.util.find_spec("torchvision") is not None:
         first.append(str(FOR_TORCHVISION))
     if first:

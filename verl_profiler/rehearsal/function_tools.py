@@ -1,7 +1,7 @@
 """The rehearsal's function tool, for verl's `multi_turn.function_tool_path`.
 
-verl runs this file under a name of its own and refuses a second registration of a tool, so it
-stands apart from the stateful tool, which verl imports by its module's name.
+verl runs this file under a generated module name and rejects a second registration of a tool, so it
+is separate from the stateful tool, which verl imports by its module's name.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How long the rehearsal's tools take: a seeded lognormal with a heavy tail.
+"""Latency of the rehearsal's tools: a seeded lognormal distribution with a heavy tail.
 
-Real tools (sandboxes, searches, other models) are mostly quick and sometimes very slow.  The tail
-is here so that a profile of a rehearsal shows what a profile of a real run shows.
+Real tools (sandboxes, searches, other models) are mostly fast and sometimes very slow.  The tail
+gives a rehearsal's profile the shape of a real run's.
 """
 
 from __future__ import annotations
 
 import random
 
-from verl_profiler.rehearsal.perturbations import asked
+from verl_profiler.rehearsal.perturbations import setting
 
 __all__ = ["latency_s"]
 
@@ -20,17 +20,17 @@ def latency_s(
     tail_share: float = 0.02,
     tail_s: float = 0.7,
 ) -> float:
-    """Return the latency of one call, times what `rehearsal.tool_latency` says.
+    """Return the latency of one call in seconds, multiplied by `rehearsal.tool_latency`.
 
     Args:
-        key: What the call is: the same key has the same latency.
+        key: Identifies the call: the same key has the same latency.
         median_s: Median of the lognormal part.
         sigma: Spread of the lognormal part; 0.6 puts its 95th percentile at 2.7 medians.
-        tail_share: Part of the calls that take `tail_s` longer, 0 to 1.
-        tail_s: Mean of what a call of the tail takes in addition, from half to one and a half.
+        tail_share: Fraction of calls that take `tail_s` longer, 0 to 1.
+        tail_s: Mean additional latency of those calls, uniform from 0.5 to 1.5 times this.
     """
     rng = random.Random(key)
     seconds = median_s * rng.lognormvariate(0, sigma)
     if rng.random() < tail_share:
         seconds += tail_s * rng.uniform(0.5, 1.5)
-    return seconds * asked("tool_latency")
+    return seconds * setting("tool_latency")

@@ -1,10 +1,10 @@
-"""Make the rehearsal's model: a tiny Qwen2 that was taught to call the tools of a recipe.
+"""Create the rehearsal's model: a tiny Qwen2 trained to call the tools of a recipe.
 
     python -m verl_profiler.rehearsal.model --out DIR --function-tools FILE --tool-config FILE
 
 A random model never writes a tool call, so a rehearsal with one would have a single turn.  This one
-has 0.3 million parameters and reads bytes; after `STEPS` steps on dialogues made on the spot, about
-nine calls of ten are well-formed.  It does not reason: its numbers are mostly wrong.
+has 0.3 million parameters and a byte tokenizer; after `STEPS` steps on generated dialogues, about
+90 % of its calls are well-formed.  It does not reason: its numbers are mostly wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKENIZER_DIALOGUES = 1000
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 
-# Qwen's form of a chat, with the tools' names in place of their schemas.
+# Qwen's chat template, with the tools' names instead of their schemas.
 CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: "
     "{% for tool in tools %}{{ tool['function']['name'] }} {% endfor %}<|im_end|>\n{% endif %}"
@@ -43,11 +43,11 @@ CHAT_TEMPLATE = (
 
 
 def make(directory: Path, schemas: list[dict[str, Any]], seed: int) -> None:
-    """Teach a model the tools that `schemas` describe, and save it with its tokenizer.
+    """Train a model to call the tools in `schemas`, and save it with its tokenizer.
 
     Args:
-        directory: Where the files go; must exist.
-        schemas: Tool schemas in OpenAI's form.
+        directory: Existing output directory.
+        schemas: Tool schemas in OpenAI's format.
         seed: Seed of weights and dialogues.  With the same versions on the same machine, the same
             seed gives the same files.
     """
@@ -63,7 +63,7 @@ def make(directory: Path, schemas: list[dict[str, Any]], seed: int) -> None:
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=2,
-        # Of 32 dimensions each: with fewer, vLLM's attention for CPUs does not run.
+        # 32 dimensions each: with fewer, vLLM's attention for CPUs does not run.
         num_attention_heads=3,
         num_key_value_heads=1,
         max_position_embeddings=4096,
@@ -104,7 +104,7 @@ def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def _parts(messages: list[tuple[str, str]], tools: list[Tool]) -> list[tuple[str, bool]]:
-    """Split a chat, as the template writes it, into text and whether the model wrote it."""
+    """Split a rendered chat into pieces of text and whether the model generated each."""
     parts = []
     if tools:
         names = "".join(f"{tool.name} " for tool in tools)
@@ -157,7 +157,7 @@ def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) ->
 
 
 def main() -> None:
-    """Make the model that the command line asks for."""
+    """Create the model requested on the command line."""
     parser = argparse.ArgumentParser(prog="python -m verl_profiler.rehearsal.model")
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
     parser.add_argument("--function-tools", help="verl's multi_turn.function_tool_path")

@@ -1,7 +1,7 @@
-"""What a rehearsal may do otherwise on purpose, so that what it costs can be held against a prediction.
+"""Deliberate perturbations of a rehearsal, whose cost can be compared with a prediction.
 
-`rehearsal.NAME` of the Hydra option says how; the driver checks it and puts it into one variable,
-which the processes that Ray starts inherit.
+They are set by `rehearsal.NAME` in Hydra; the driver validates them and passes them in one environment
+variable, which the processes that Ray starts inherit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["ADJUSTMENTS", "DEFAULTS", "VARIABLE", "asked", "checked"]
+__all__ = ["ADJUSTMENTS", "DEFAULTS", "VARIABLE", "checked", "setting"]
 
 VARIABLE = "VERL_PROFILER_REHEARSAL"
 
-# Every setting, and what it is where nothing is otherwise.
+# Every setting, and its default (no perturbation).
 DEFAULTS: dict[str, Any] = {
     "poll_interval_s": None,
     "rank_delay_at": "end",
@@ -33,19 +33,19 @@ _CHOICES = {"rank_delay_at": ("begin", "end"), "routing": ("sticky", "fewest", "
 
 
 def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return what is asked for, with every default filled in.
+    """Return the validated settings, with defaults filled in.
 
     Args:
-        settings: The config's node `rehearsal`.
-        ranks: How many trainer ranks there are.
+        settings: The config node `rehearsal`.
+        ranks: Number of trainer ranks.
 
     Raises:
-        ValueError: A value that cannot be meant; the message says which and what is possible.
+        ValueError: An invalid value; the message names it and the valid ones.
     """
     given = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
     for name, choices in _CHOICES.items():
         if given[name] not in choices:
-            raise ValueError(f"rehearsal.{name}={given[name]}: it is one of {', '.join(choices)}")
+            raise ValueError(f"rehearsal.{name}={given[name]}: must be one of {', '.join(choices)}")
     delays = given["rank_delay_s"]
     if delays is not None:
         given["rank_delay_s"] = [_seconds("rank_delay_s", delay) for delay in delays]
@@ -66,24 +66,24 @@ def _seconds(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise ValueError(f"rehearsal.{name}={value}: it is a number from 0 on")
+        raise ValueError(f"rehearsal.{name}={value}: must be a number of at least 0")
     return number
 
 
-def asked(name: str) -> Any:
-    """Return a setting in a process of the rehearsal; its default where nothing was said."""
+def setting(name: str) -> Any:
+    """Return a setting in a process of the rehearsal, or its default."""
     return json.loads(os.environ.get(VARIABLE) or "{}").get(name, DEFAULTS[name])
 
 
 def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put a function around a method; its attributes, which verl reads, stay."""
+    """Wrap a method, keeping its attributes, which verl reads."""
     original = getattr(owner, method)
     setattr(owner, method, functools.wraps(original)(wrap(original)))
 
 
 def _poll_interval(module: Any) -> None:
-    """Let the replay buffer look for finished samples as often as `rehearsal.poll_interval_s` says."""
-    seconds = asked("poll_interval_s")
+    """Make the replay buffer poll for finished samples every `rehearsal.poll_interval_s`."""
+    seconds = setting("poll_interval_s")
 
     def wrap(original: Any) -> Callable[..., Any]:
         def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -97,13 +97,13 @@ def _poll_interval(module: Any) -> None:
 
 
 def _slow_ranks(module: Any) -> None:
-    """Let ranks stand still in each of their phases, as `rehearsal.rank_delay_s` says.
+    """Delay ranks in each of their phases by `rehearsal.rank_delay_s`.
 
-    At the end nobody waits for them but the trainer; at the begin the other ranks do, in their own
-    work, where they need all ranks.
+    After a delay at the end, only the trainer waits for them; after one at the begin, the other ranks
+    wait too, in collectives.
     """
-    delays = asked("rank_delay_s")
-    before = asked("rank_delay_at") == "begin"
+    delays = setting("rank_delay_s")
+    before = setting("rank_delay_at") == "begin"
 
     def wrap(original: Any) -> Callable[..., Any]:
         def delayed(*args: Any, **kwargs: Any) -> Any:
@@ -123,8 +123,8 @@ def _slow_ranks(module: Any) -> None:
 
 
 def _slow_sync(module: Any) -> None:
-    """Let each weight sync take `rehearsal.weight_sync_s` longer."""
-    seconds = asked("weight_sync_s")
+    """Delay each weight sync by `rehearsal.weight_sync_s`."""
+    seconds = setting("weight_sync_s")
 
     def wrap(original: Any) -> Callable[..., Any]:
         async def synchronize(*args: Any, **kwargs: Any) -> Any:
@@ -138,14 +138,14 @@ def _slow_sync(module: Any) -> None:
 
 
 def _routing(module: Any) -> None:
-    """Let the load balancer choose replicas as `rehearsal.routing` says."""
-    routing = asked("routing")
+    """Make the load balancer route requests by `rehearsal.routing`."""
+    routing = setting("routing")
 
     def wrap(original: Any) -> Callable[..., Any]:
         def acquire(self: Any, request_id: str, *args: Any, **kwargs: Any) -> Any:
             chosen = self._request_id_to_server
             if routing == "fewest":
-                # Without what sticks, it takes the replica with the fewest calls.
+                # Without sticky routing, it takes the replica with the fewest calls.
                 chosen.pop(request_id, None)
             elif request_id not in chosen:
                 servers = sorted(self._servers)

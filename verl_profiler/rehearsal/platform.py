@@ -1,6 +1,6 @@
-"""A CPU as one of verl's platforms.  Importing this imports verl and registers nothing.
+"""A CPU platform for verl.  Importing this imports verl and registers nothing.
 
-Ray is given one pretended GPU per rank, because verl's resource pools count only GPUs and NPUs
+Ray gets one fake GPU per rank, because verl's resource pools count only GPUs and NPUs
 (`ResourcePoolManager._check_resource_available`).
 """
 
@@ -20,7 +20,7 @@ __all__ = ["CpuPlatform"]
 
 
 class _DeviceModule(types.ModuleType):
-    """`torch.cpu`, with the names that verl asks of `torch.cuda`; memory statistics are zero."""
+    """`torch.cpu`, with the functions that verl calls on `torch.cuda`; memory statistics are zero."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -39,7 +39,7 @@ _DEVICE_MODULE = _DeviceModule("verl_profiler_rehearsal_cpu")
 
 
 class CpuPlatform(PlatformBase):
-    """What verl asks of an accelerator, answered by a CPU."""
+    """verl's accelerator interface, implemented for a CPU."""
 
     @property
     def device_name(self) -> str:
@@ -57,11 +57,11 @@ class CpuPlatform(PlatformBase):
         return _DEVICE_MODULE
 
     def is_available(self) -> bool:
-        """Every machine has one."""
+        """Always true: every machine has a CPU."""
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never chosen by detection: only `VERL_PLATFORM=cpu` asks for it."""
+        """Never detected automatically: only `VERL_PLATFORM=cpu` selects it."""
         return False
 
     def current_device(self) -> Any:
@@ -101,7 +101,7 @@ class CpuPlatform(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """The variable that Ray sets for its pretended GPUs."""
+        """The variable that Ray sets for its fake GPUs."""
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self) -> str:
@@ -122,11 +122,11 @@ class CpuPlatform(PlatformBase):
         yield
 
     def profiler_start(self) -> None:
-        """Start a capture of ours, where `cudaProfilerStart` would start one on a GPU."""
+        """Start a capture where `cudaProfilerStart` would start one on a GPU."""
         session.start()
 
     def profiler_stop(self) -> None:
-        """End that capture."""
+        """Stop that capture."""
         session.stop()
 
     def cudart(self) -> None:

@@ -1,8 +1,8 @@
-"""Start a program, and end it with everything that it started.
+"""Start a program, and stop it with all its descendants.
 
-Ray and SGLang start processes in sessions of their own, which outlive a parent that is killed.  On
-Linux this process asks to adopt such orphans (`PR_SET_CHILD_SUBREAPER`), so that they can be found
-by their parents and ended.
+Ray and SGLang start processes in their own sessions, which outlive a killed parent.  On
+Linux this process adopts such orphans (`PR_SET_CHILD_SUBREAPER`), so that it can find them
+by their parent and stop them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Children:
-    """One started program and its descendants.
+    """A started program and its descendants.
 
     Args:
         arguments: The command line.
-        environment: Its whole environment.
+        environment: Its complete environment.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         if sys.platform == "linux":
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._before = set(_descendants(os.getpid()))
-        # A session of its own: Ctrl-C at the terminal reaches this process only, which then ends
+        # A new session: Ctrl-C at the terminal reaches this process only, which then stops
         # the program in order.
         self.program = subprocess.Popen(
             arguments,
@@ -47,22 +47,22 @@ class Children:
 
     @property
     def console(self) -> Iterable[bytes]:
-        """The lines that the program and its descendants write, as they come."""
+        """The output lines of the program and its descendants."""
         return self.program.stdout or ()
 
     def living(self) -> list[int]:
-        """Return the pids of the program and its descendants that have not ended."""
+        """Return the pids of the program and its descendants that are still running."""
         return [pid for pid in _descendants(os.getpid()) if pid not in self._before]
 
     def interrupt(self, grace_s: float) -> None:
-        """Ask the program to stop as Ctrl-C would, and wait for it."""
+        """Send SIGINT to the program, and wait for it."""
         if self.program.poll() is None:
             self.program.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.program.wait(grace_s)
 
     def end(self, grace_s: float = 5.0) -> None:
-        """End what still lives: ask, wait, then kill."""
+        """Stop all remaining processes: SIGTERM, wait, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + grace_s
             pids = self.living()
@@ -78,11 +78,11 @@ class Children:
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """Return the pids below a process, zombies left out; none where there is no /proc."""
+    """Return the pids of a process's descendants without zombies; empty without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name, in parentheses, may hold anything; state and parent follow it.
+            # The name, in parentheses, may contain any character; state and parent follow it.
             state, parent = entry.read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""Turn the console of a run of verl into the few lines that a person wants to follow."""
+"""Reduce the console output of verl to a few progress lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEP = re.compile(r"^step:(\d+) - ")
 _TOTAL = re.compile(r"Total training steps: (\d+)")
 _PHASES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
 
-# What verl 0.9, Ray and SGLang print, and what it means; each is told once.
+# Console messages of verl 0.9, Ray and SGLang, and their meaning; each is reported once.
 _MILESTONES: tuple[tuple[str, str], ...] = (
     (r"All configuration checks passed", "settings checked; starting Ray"),
     (r"Started a local Ray instance", "Ray runs; starting the task runner"),
@@ -26,7 +26,7 @@ _MILESTONES: tuple[tuple[str, str], ...] = (
 
 
 class Progress:
-    """Reads console lines one by one, and remembers where the run is."""
+    """Reads console lines one by one, and tracks the stage of the run."""
 
     def __init__(self) -> None:
         self.stage = "starting verl"
@@ -35,7 +35,7 @@ class Progress:
         self._told: set[str] = set()
 
     def read(self, line: str) -> str | None:
-        """Return what to tell about a line, or None."""
+        """Return the message for a line, or None."""
         text = plain(line)
         if text.startswith("[rehearsal] "):
             return self._now(text.removeprefix("[rehearsal] "))
@@ -73,7 +73,7 @@ class Progress:
         message = f"step {number} of {self._total}"
         if seconds is not None:
             message += f": {seconds:.1f} s ({', '.join(parts)})"
-        # Of the V1 trainer, and of V0.
+        # Names in the V1 trainer, and in V0.
         message += _turns(text, "training/num_turns/mean", " - num_turns/mean")
         validation = _metric(text, "timing_s/testing")
         if validation is not None:
@@ -89,7 +89,7 @@ def plain(line: str) -> str:
 
 
 def _turns(text: str, *metrics: str) -> str:
-    # verl counts the messages of user, assistant and tools: two for each turn of ours.
+    # verl counts the messages of user, assistant and tools: two per turn.
     for metric in metrics:
         messages = _metric(text, metric)
         if messages is not None:
@@ -103,10 +103,9 @@ def _metric(text: str, name: str) -> float | None:
 
 
 def relevant_tail(lines: deque[str], limit: int = 40) -> list[str]:
-    """Return the end of a console that says why the run failed.
+    """Return the end of the console output, with the reason of a failure.
 
-    From the last traceback on where there is one, at most `limit` lines, without what is known to
-    say nothing.
+    From the last traceback on if there is one, at most `limit` lines, without known noise.
     """
     texts = [plain(line) for line in lines]
     noise: tuple[Callable[[str], bool], ...] = (

@@ -1,9 +1,9 @@
 """A stand-in for an inference engine: one process per replica, transformers on one thread.
 
-It samples from the real model with the real weights, and batches as engines do: those that have come
-are prefilled together, then join those that run, and each pass gives each of them one token.  But it
-is not an engine: no paged cache, no memory that could be released.  Times taken in it say nothing
-about SGLang or vLLM.  It exists because it installs in a fraction of SGLang's time.
+It samples from the real model with the real weights and uses continuous batching: waiting requests
+are prefilled together, then join the running batch, and each forward pass generates one token for each
+request.  It has no paged cache and no memory to release, and its timings do not predict those of SGLang
+or vLLM.  It installs in a fraction of SGLang's time.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class _Request:
         self.log_probs: list[float] = []
         self.stop_reason: str | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Moments of its life, in seconds.
+        # Timestamps, in seconds.
         self.came = time.monotonic()
         self.began = self.first_token = self.ended = 0.0
 
 
 class _Batch:
-    """Requests that share a cache; each pass gives each of them one token.
+    """Requests that share a cache; each forward pass generates one token for each.
 
-    `mask` says for each place of the cache, and for the token after it, whose it is; shorter requests
-    have padding on the left.
+    `mask` marks the valid positions of the cache, and the next token; shorter requests are padded on
+    the left.
     """
 
     def __init__(self, requests: list[_Request], pad_token_id: int) -> None:
@@ -67,20 +67,20 @@ class _Batch:
             self.mask[row, width - len(request.prompt_ids) :] = 1
 
     def joined(self, other: _Batch) -> _Batch:
-        """Return both as one; each has taken its first pass."""
+        """Merge two batches that are both prefilled."""
         from transformers import DynamicCache
 
         if not self.requests or not other.requests:
             return self if self.requests else other
         both = (self, other)
-        # Places that only those had who have left.
+        # Positions that only finished requests used.
         needed = max(int(batch.mask.sum(-1).max()) for batch in both)
         merged = _Batch.__new__(_Batch)
         merged.requests = [*self.requests, *other.requests]
         merged.input_ids = torch.cat([batch.input_ids for batch in both])
         merged.mask = torch.cat([_of_width(batch.mask, needed) for batch in both])
         merged.cache = DynamicCache()
-        # Of transformers' kinds of layers only those with keys and values are there.
+        # Only transformers' layers with keys and values occur here.
         pairs: Any = zip(self.cache.layers, other.cache.layers, strict=True)
         for number, layers in enumerate(pairs):
             keys, values = (
@@ -92,7 +92,7 @@ class _Batch:
 
     @torch.no_grad()
     def step(self, model: Any, eos_token_ids: set[int]) -> None:
-        """Sample one token for each request, and let the finished ones leave."""
+        """Sample one token for each request, and remove finished ones."""
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -self.input_ids.shape[1] :]
         logits = model(
             input_ids=self.input_ids,
@@ -129,12 +129,12 @@ class _Batch:
 
 
 def _of_width(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Cut the last dimension to its last places, or put zeros before it."""
+    """Crop the last dimension from the left, or pad it with zeros on the left."""
     return torch.nn.functional.pad(values, (width - values.shape[-1], 0))
 
 
 class StandinServer:
-    """The actor of one replica; answers what verl asks of a rollout server."""
+    """The actor of one replica, with verl's rollout server interface."""
 
     def __init__(self, config: Any, model_config: Any) -> None:
         from transformers import AutoModelForCausalLM
@@ -152,11 +152,11 @@ class StandinServer:
         self._waiting: list[_Request] = []
         self._batch: _Batch | None = None
         self._loop: asyncio.Task[None] | None = None
-        # Held while the model computes, so that weights change between steps only.
+        # Held during forward passes, so that weights change only between them.
         self._model_lock = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Return when the model is loaded."""
+        """Wait until the model is loaded."""
 
     async def generate(
         self,
@@ -167,9 +167,9 @@ class StandinServer:
         video_data: Any = None,
         **_kwargs: Any,
     ) -> TokenOutput:
-        """Sample a response; of the sampling parameters only the temperature is heeded."""
+        """Sample a response; of the sampling parameters only the temperature is honored."""
         if image_data or video_data:
-            raise ValueError("the stand-in engine reads text only: rehearse with SGLang")
+            raise ValueError("the stand-in engine supports text only: use --engine sglang")
         length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
         request = _Request(
             list(prompt_ids),
@@ -186,7 +186,7 @@ class StandinServer:
         )
 
     async def _answered(self, request: _Request) -> AsyncIterator[dict[str, Any]]:
-        """Run a request; then say how long it took, in the words of SGLang's `meta_info`."""
+        """Run a request, and return its timings under SGLang's `meta_info` names."""
         self._waiting.append(request)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._run())
@@ -205,7 +205,7 @@ class StandinServer:
         return self._batch.requests if self._batch else []
 
     def _admitted(self) -> list[_Request]:
-        """Take those of the waiting requests that may begin, as far as `max_num_seqs` allows."""
+        """Return the waiting requests that can start within `max_num_seqs`."""
         free = max(self._config.max_num_seqs - len(self._running()), 0)
         begun, self._waiting = self._waiting[:free], self._waiting[free:]
         return begun
@@ -221,7 +221,7 @@ class StandinServer:
                 for request in stepped:
                     if request.stop_reason and not request.done.done():
                         request.done.set_result(None)
-        except Exception as error:  # noqa: BLE001  the requests get it
+        except Exception as error:  # noqa: BLE001  passed on to the requests
             failed = [*self._waiting, *stepped]
             self._waiting, self._batch = [], None
             for request in failed:
@@ -229,7 +229,7 @@ class StandinServer:
                     request.done.set_exception(error)
 
     def _step(self, begun: list[_Request]) -> None:
-        """Prefill those that begin and let them join; or else decode a token for each."""
+        """Prefill new requests and add them to the batch, or else decode one token for each."""
         batch = _Batch(begun, self._pad_token_id) if begun else self._batch
         if batch is None:
             return
@@ -238,7 +238,7 @@ class StandinServer:
             self._batch = self._batch.joined(batch) if self._batch else batch
 
     async def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        """Replace weights by the trainer's."""
+        """Replace the weights with the trainer's."""
         parameters = self._model.state_dict()
         async with self._model_lock:
             with torch.no_grad():
@@ -246,11 +246,11 @@ class StandinServer:
                     parameters[name].copy_(value)
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """Remember the version of the weights."""
+        """Store the version of the weights."""
         self._global_steps = global_steps
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """End all requests with the tokens that they have."""
+        """Finish all requests with the tokens generated so far."""
         async with self._model_lock:
             aborted = [*self._waiting, *self._running()]
             self._waiting, self._batch = [], None
@@ -260,35 +260,35 @@ class StandinServer:
                 request.done.set_result(None)
 
     async def sleep(self) -> None:
-        """There is no memory to release."""
+        """No memory to release."""
 
     async def wake_up(self) -> None:
-        """There is no memory to take back."""
+        """No memory to resume."""
 
     async def clear_kv_cache(self) -> None:
-        """No cache outlives its requests."""
+        """No cache to reset: none outlives its requests."""
 
     async def release_kv_cache(self) -> None:
-        """No cache outlives its requests."""
+        """No cache to reset: none outlives its requests."""
 
     async def resume_kv_cache(self) -> None:
-        """No cache outlives its requests."""
+        """No cache to reset: none outlives its requests."""
 
     async def resume_generation(self) -> None:
-        """Requests are taken at any time."""
+        """No-op: requests are accepted at any time."""
 
     async def start_profile(self, **_kwargs: Any) -> None:
-        """There is no profiler of the engine's own."""
+        """The engine has no profiler of its own."""
 
     async def stop_profile(self) -> None:
-        """There is no profiler of the engine's own."""
+        """The engine has no profiler of its own."""
 
 
 class StandinReplica(RolloutReplica):
     """Starts the server of one replica."""
 
     async def launch_servers(self) -> None:
-        """Start one actor, whatever the parallel sizes."""
+        """Start one actor, regardless of the parallel sizes."""
         server = (
             ray.remote(StandinServer)
             .options(
@@ -306,7 +306,7 @@ class StandinReplica(RolloutReplica):
 
 
 class StandinAdapter(BaseRollout):
-    """The side within a trainer rank: hands the weights over through Ray."""
+    """The adapter in a trainer rank: sends the weights through Ray."""
 
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
@@ -318,10 +318,10 @@ class StandinAdapter(BaseRollout):
         self._leads = rank % size == 0
 
     async def resume(self, tags: list[str]) -> None:
-        """There is no memory to take back."""
+        """No memory to resume."""
 
     async def release(self) -> None:
-        """There is no memory to release."""
+        """No memory to release."""
 
     async def update_weights(
         self,
@@ -330,9 +330,9 @@ class StandinAdapter(BaseRollout):
         wire_format: str = "named_tensors",
         **_kwargs: Any,
     ) -> None:
-        """Send the weights; ranks that do not lead take part in gathering them only."""
+        """Send the weights; ranks other than the leader only take part in gathering."""
         if wire_format != "named_tensors":
-            raise ValueError(f"the stand-in engine takes named tensors, not {wire_format!r}")
+            raise ValueError(f"the stand-in engine accepts named tensors, not {wire_format!r}")
         named = [(name, value.detach().to("cpu", torch.float32)) for name, value in weights]
         if not self._leads:
             return

@@ -1,7 +1,7 @@
 """The rehearsal's stateful tool, for verl's `multi_turn.tool_config_path`: see tools.yaml.
 
-verl executes it once per call, between `create` and `release`; what lasts over the calls of one
-request is kept under the request's id.
+verl executes it once per call, between `create` and `release`; state that lasts over the calls of one
+request is stored under the request's id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CheckAnswer"]
 
 
 class CheckAnswer(BaseTool):
-    """Tells whether an answer is right, and counts the tries of each request."""
+    """Checks whether an answer is correct, and counts the attempts of each request."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         super().__init__(config, tool_schema)
@@ -29,7 +29,7 @@ class CheckAnswer(BaseTool):
     async def create(
         self, instance_id: str | None = None, **kwargs: Any
     ) -> tuple[str, ToolResponse]:
-        """Remember the right answer, which comes with the prompt's `tools_kwargs`."""
+        """Store the correct answer, from the prompt's `tools_kwargs`."""
         instance_id = instance_id or uuid.uuid4().hex
         created = kwargs.get("create_kwargs") or {}
         self._ground_truth[instance_id] = str(created.get("ground_truth"))
@@ -38,7 +38,7 @@ class CheckAnswer(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Compare the answer, after the latency that the tool's config asks for."""
+        """Check the answer, after the latency set in the tool's config."""
         answer = str(parameters.get("answer"))
         agent_data = kwargs.get("agent_data")
         request = instance_id if agent_data is None else agent_data.request_id
@@ -50,5 +50,5 @@ class CheckAnswer(BaseTool):
         return ToolResponse(text=text), float(right), {"tries": tries}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget the right answer."""
+        """Discard the correct answer."""
         self._ground_truth.pop(instance_id, None)

@@ -1,6 +1,6 @@
-"""Makes a process part of a rehearsal: verl imports it by `VERL_USE_EXTERNAL_MODULES`.
+"""Applies the rehearsal's patches in a process: verl imports it by `VERL_USE_EXTERNAL_MODULES`.
 
-Importing this module has effects; nothing imports it but verl and the rehearsal's Hydra callback.
+Importing this module has side effects; only verl and the rehearsal's Hydra callback import it.
 """
 
 from __future__ import annotations

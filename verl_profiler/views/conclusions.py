@@ -1,4 +1,4 @@
-"""What happened in a run, in two sentences, and which quantities are missing and why."""
+"""The conclusion about a run in two sentences, and missing quantities with their reasons."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def conclusions(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> list[str]:
-    """Say what the steps consist of, and which request was the slowest.
+    """Return the step times, their largest phases, and the slowest request.
 
     Args:
         found: The rows of the analyses, by name.
         listed: The rows of `step_times`.
-        several: Several runs are shown; steps are named with their run.
+        several: Whether several runs are shown; steps are then named with their run.
     """
     sentences = [_steps(found, listed), _slowest(found, several=several)]
     return [sentence for sentence in sentences if sentence]
@@ -31,13 +31,13 @@ def notes(
     settings: Mapping[str, Any],
     families: Sequence[str],
 ) -> dict[str, list[str]]:
-    """Say for each section which quantities are missing, and how to get them.
+    """Return the missing quantities of each section, and how to record them.
 
     Args:
         found: The rows of the analyses, by name.
-        recorded: How many events there are of each name.
-        settings: `profiler.events` as the run had it.
-        families: The probe families there are.
+        recorded: Number of events by name.
+        settings: `profiler.events` of the run.
+        families: The probe families.
     """
     chosen = settings.get("families")
     chosen = chosen if isinstance(chosen, Mapping) else {}
@@ -51,7 +51,7 @@ def notes(
     result: dict[str, list[str]] = {}
     if not any(row["finished"] for row in found["step_times"]):
         result["steps"] = missing(
-            "trainer", "No step has an end: it was not finished, or the trainer was not recorded."
+            "trainer", "No finished steps: none was completed, or the trainer was not recorded."
         )
     if not any(recorded.get(name) for name in ("request", "request_start", "engine_call")):
         for section in ("rollout", "requests", "turns"):
@@ -67,23 +67,23 @@ def notes(
         result["weights"] = missing("weights", "No weight syncs were recorded.")
     if not found["memory_peaks"]:
         text = (
-            "Device memory was read, but the device has no memory counter (a CPU has none)."
+            "Memory was recorded, but the device has no memory counter (a CPU has none)."
             if recorded.get("memory")
-            else "Device memory was not read."
+            else "Device memory was not recorded."
         )
         result["memory"] = missing("memory", text)
     if not found["loop_lags"]:
         threshold = settings.get("lag_threshold_s")
         text = (
-            f"No event loop stood still for longer than {seconds(threshold)}."
+            f"No event loop stalled for longer than {seconds(threshold)}."
             if isinstance(threshold, (int, float)) and "event_loop" not in off
-            else "No event-loop lags were recorded."
+            else "No event-loop stalls were recorded."
         )
         result["lags"] = missing("event_loop", text)
     if not any(row["validate"] for row in found["request_times"]):
         result["validation"] = ["No validation requests were recorded."]
     if not found["rank_balance"]:
-        result["ranks"] = missing("workers", "No work of trainer workers was recorded.")
+        result["ranks"] = missing("workers", "No activity of trainer workers was recorded.")
     if not recorded.get("profiler_cost"):
         result["cost"] = ["The profiler's own cost was not recorded."]
     return result
@@ -101,7 +101,7 @@ def _engine(
     if not recorded.get("engine_request"):
         return missing(
             "engine",
-            "The engine servers were not recorded: what happened inside an engine call is not known.",
+            "The engine servers were not recorded: engine calls have no components.",
         )
     absent = [
         name
@@ -122,12 +122,12 @@ def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
     requests = sum(row["requests"] for row in listed)
     if not finished:
         if not listed:
-            return "Nothing was recorded that belongs to a step."
+            return "No events of any step were recorded."
         span = max((row["seen_s"] or 0 for row in listed), default=0)
         if not requests and all(row["step"] == 0 for row in listed):
-            return f"No training step was reached: {seconds(span)} of start-up were recorded."
+            return f"No training step started: {seconds(span)} of startup were recorded."
         return (
-            f"No step has an end; {requests:,} requests were seen, "
+            f"No finished steps; {requests:,} requests were recorded, "
             f"the longest step over {seconds(span)}."
         )
     sums: dict[str, float] = {}
@@ -151,7 +151,7 @@ def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
     unfinished = sum(row["unfinished_requests"] for row in listed)
     text += "."
     if unfinished:
-        text += f" {unfinished:,} of {requests:,} requests have no end."
+        text += f" {unfinished:,} of {requests:,} requests did not finish."
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,10 +25,10 @@ __all__ = [
 
 HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
 NOTE = (
-    "An interval is for one metric alone; p is adjusted for the number of metrics, and significant "
-    "from 0.05 on."
+    "Each interval is for one metric alone; p is adjusted for multiple comparisons and significant "
+    "at 0.05 or below."
 )
-# The amount of work that a step has: when it differs, lengths of steps are not comparable.
+# The work of a step: if it differs, step times are not comparable.
 _WORKLOAD = (
     "requests.mean",
     "turns_per_request.mean",
@@ -36,9 +37,9 @@ _WORKLOAD = (
     "tool_tokens.mean",
     "tool_call.count",
 )
-# A change of work by this share is reported, whatever its cause.
+# A change of work by this share is reported, significant or not.
 _WORK_SHARE = 0.1
-# So many metrics without a significant change are shown without --all, and so many names at once.
+# Maximum number of metrics without a significant change shown without --all, and of names listed.
 _OTHERS = 10
 _NAMED = 3
 _LISTED = 12
@@ -53,15 +54,15 @@ def gathered(
     verdicts: Sequence[Mapping[str, Any]],
     left_out: int = 0,
 ) -> dict[str, Any]:
-    """Return the comparison as plain values, for JSON, the text and the page.
+    """Return the comparison as plain values for JSON, text and the page.
 
     Args:
-        runs: `name`, `steps` and `warm_up` (left out) of both.
-        changes: How each metric differs.
-        configuration: What differs between both `run.json`: `name`, `a`, `b`.
-        alone: What only one run has: `run` ('A' or 'B'), `name`, and how many per step (`count`).
+        runs: `name`, `steps` and `warm_up` (steps left out) of both.
+        changes: The change of each metric.
+        configuration: Differences between both `run.json`: `name`, `a`, `b`.
+        alone: Names that only one run has: `run` ('A' or 'B'), `name`, and `count` per step.
         verdicts: The results of the conditions.
-        left_out: How many names were not compared because there are too many.
+        left_out: Number of names that were not compared because there are too many.
     """
     ordered = sorted(changes, key=_order)
     return {
@@ -95,11 +96,11 @@ def gathered(
 
 
 def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
-    """Write a comparison.
+    """Return a comparison as text.
 
     Args:
-        document: What `gathered` returns.
-        everything: Show all metrics, those without a significant change too.
+        document: The result of `gathered`.
+        everything: Also show all metrics without a significant change.
     """
     blocks = [*_paragraphs(document), "\n".join(sides(document)), differences(document)]
     hidden = 0
@@ -136,7 +137,7 @@ def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any
 
 
 def sides(document: Mapping[str, Any]) -> list[str]:
-    """Name the steps that are compared."""
+    """Return the compared steps of both sides."""
     return [
         f"{letter}: {run['name']}, {_steps(run['steps'])}{_warm_up(run['warm_up'])}"
         for letter, run in zip("AB", document["runs"], strict=True)
@@ -144,14 +145,14 @@ def sides(document: Mapping[str, Any]) -> list[str]:
 
 
 def differences(document: Mapping[str, Any]) -> str:
-    """List what differs between the runs beside their metrics: settings, and what one lacks."""
+    """Return differences in settings, and names that only one run has."""
     lines = []
     changed = document["configuration"]
     if changed:
         lines.append("Configuration (run.json)")
         lines += [f"  {_setting(each)}" for each in changed[:_LISTED]]
         if len(changed) > _LISTED:
-            lines.append(f"  and {len(changed) - _LISTED} more; --json has them")
+            lines.append(f"  and {len(changed) - _LISTED} more; --json lists them")
     for letter in "AB":
         names = [
             f"{each['name']} ({_amount(each['count'], '')} per step)"
@@ -165,13 +166,13 @@ def differences(document: Mapping[str, Any]) -> str:
 
 
 def left_out_names(document: Mapping[str, Any]) -> str:
-    """Return how many names were not compared; empty if all were."""
+    """Return a sentence about names that were not compared; empty if all were."""
     count = document["left_out"]
-    return f"{count:,} more names, with less time in the steps, were not compared." if count else ""
+    return f"{count:,} more names with less time per step were not compared." if count else ""
 
 
 def conclusion(document: Mapping[str, Any]) -> str:
-    """Return what changed as one paragraph: work and configuration first, then the step."""
+    """Return the conclusion as one paragraph: work and configuration first, then the step."""
     return "  ".join(_paragraphs(document))
 
 
@@ -180,7 +181,7 @@ def _paragraphs(document: Mapping[str, Any]) -> list[str]:
 
 
 def _premises(document: Mapping[str, Any]) -> str:
-    """Return the sentences that say whether the runs did the same work in the same way."""
+    """Return sentences about differences in work and configuration."""
     by_name = {row["metric"]: row for row in document["metrics"]}
     work = [by_name[name] for name in document["workload"]]
     sentences = []
@@ -190,9 +191,7 @@ def _premises(document: Mapping[str, Any]) -> str:
             f"{_amount(row['b'], '')}{_in_brackets(row['share'])}"
             for row in work
         )
-        sentences.append(
-            f"The work per step differs: {named}; step times are not for the same work."
-        )
+        sentences.append(f"The work per step differs: {named}; step times are not comparable.")
     changed = document["configuration"]
     if changed:
         named = ", ".join(map(_setting, changed[:_NAMED]))
@@ -202,18 +201,18 @@ def _premises(document: Mapping[str, Any]) -> str:
 
 
 def _step(document: Mapping[str, Any]) -> str:
-    """Return the step's change, and the largest of its parts."""
+    """Return the step's change, and the largest other change."""
     rows = document["metrics"]
     step = next(row for row in rows if row["metric"] == HEADLINE[0])
     length = f"A step takes {seconds(step['a'])} in A and {seconds(step['b'])} in B"
     if step["p"] is None:
         return (
-            f"{length}; with so few steps no change can be told from noise.  Compare at least 3 "
+            f"{length}; too few steps to distinguish a change from noise.  Compare at least 3 "
             "steps of each."
         )
     text = f"{length}: {_moved(step)}{_in_brackets(step['share'])}, "
     if step["drift"]:
-        text += "but both ranges drift, and a line through both explains the difference."
+        text += "but a linear drift over both ranges explains the difference."
     else:
         kind = "significant" if step["significant"] else "not significant"
         text += (
@@ -230,7 +229,7 @@ def _step(document: Mapping[str, Any]) -> str:
 
 
 def _power(document: Mapping[str, Any]) -> str:
-    """Return which change could have been seen."""
+    """Return the smallest detectable change."""
     step = next(row for row in document["metrics"] if row["metric"] == HEADLINE[0])
     if step["detectable"] is None:
         return ""
@@ -239,14 +238,12 @@ def _power(document: Mapping[str, Any]) -> str:
     of = "pairs of steps" if len(step["effective_steps"]) == 1 else "steps"
     counted = " and ".join(map(str, counts[: len(step["effective_steps"])]))
     text = (
-        f"The {counted} {of} are worth {worth} independent ones.  A change of step.mean by "
-        f"{seconds(step['detectable'])}"
+        f"Allowing for autocorrelation, the {counted} {of} count as {worth} independent ones.  A "
+        f"change of step.mean by {seconds(step['detectable'])}"
     )
     if step["a"]:
         text += f" ({share(step['detectable'] / step['a'])})"
-    return (
-        f"{text} would be detected in four of five such comparisons; a smaller one may be missed."
-    )
+    return f"{text} would be detected with 80 % power; smaller changes may be missed."
 
 
 def change_cells(row: Mapping[str, Any]) -> list[str]:
@@ -271,12 +268,19 @@ def verdict(each: Mapping[str, Any]) -> str:
     """Return the result of a condition."""
     measured = f"A {_amount(each['a'], each['unit'])}, B {_amount(each['b'], each['unit'])}"
     if each["p"] is not None:
-        measured += f"; p {each['p']:.3f}, significant from {each['significant_p']:.3f} on"
+        measured += f"; p {each['p']:.3f}, significant at {each['significant_p']:.3f} or below"
     if each["holds"]:
         return f"FAILED: {each['condition']} ({measured})"
     if each["exceeded"]:
-        return f"passed: {each['condition']} exceeded, but not significant ({measured})"
-    return f"passed: {each['condition']} not exceeded ({measured})"
+        return f"passed: {each['condition']}, but not significantly ({measured})"
+    return f"passed: {_within(each['condition'])} ({measured})"
+
+
+def _within(condition: str) -> str:
+    """Return the negation of a condition: `step.p50 within +5 %`, `step.p50 at most 90 s`."""
+    name, sign, limit = re.split(r"\s*([<>])\s*", condition, maxsplit=1)
+    relation = "within" if limit[0] in "+-" else "at most" if sign == ">" else "at least"
+    return f"{name} {relation} {re.sub(r'(?<=[0-9])(?=[%ms])', ' ', limit)}"
 
 
 def _work_differs(each: Change) -> bool:

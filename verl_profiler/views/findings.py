@@ -1,4 +1,4 @@
-"""Findings as text: the sentence, the culprit, the cause, and the card that fixes and proves it."""
+"""Findings as text: the sentence, the culprit, the cause, the fix, and the command that verifies it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _WIDTH = 92
 
 
 def findings(found: Mapping[str, Rows]) -> Rows:
-    """Return what the steps lose time to, most recoverable first, with sentences for people.
+    """Return the findings, most recoverable time first, as sentences.
 
     Args:
         found: What `explanations` returns.
 
     Returns:
-        Its findings, in whole sentences: see `analysis.explain.findings.ranked`.
+        Its findings with formatted sentences: see `analysis.explain.findings.ranked`.
     """
     rows = [dict(row) for row in found["findings"]]
     for row in rows:
-        words = row.pop("words")
+        values = row.pop("values")
         filled = {
-            "lost_s": seconds(words["lost_s"]),
-            "lost_share": share(words["lost_share"]),
-            "who": words["who"],
-            "reason": words["reason"],
+            "lost_s": seconds(values["lost_s"]),
+            "lost_share": share(values["lost_share"]),
+            "who": values["who"],
+            "reason": values["reason"],
         }
         row.update({key: row[key].format(**filled) for key in ("says", "cause", "advice")})
     return rows
@@ -54,18 +54,18 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
 def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
     if row["dominates"]:
-        gain = f"at most {gain}; nothing is out of the ordinary, this is what bounds the step"
+        gain = f"at most {gain}; no anomaly, this bounds the step"
     elif row["bound_s"] is not None:
         gain += f" on the critical path, at most {seconds(row['bound_s'])}"
     elif not row["unseen"] or row["low_s"] is None:
         gain = f"up to {gain}"
     else:
         gain += (
-            f", from {seconds(row['low_s'])} if replicas give no more tokens per second than they "
-            f"did to {seconds(row['high_s'])} if more calls do not slow each other down"
+            f", from {seconds(row['low_s'])} (replicas already saturated) to "
+            f"{seconds(row['high_s'])} (no additional slowdown per call)"
         )
     if row["replayed"] is not None and row["replayed"] < row["steps"]:
-        gain += f", by a replay of {row['replayed']} of {row['steps']} steps"
+        gain += f", from replays of {row['replayed']} of {row['steps']} steps"
     if row["mostly_step"] is not None:
         gain += f", mostly in step {row['mostly_step']}"
     who = row["culprit_text"]
@@ -93,7 +93,7 @@ def _evidence(row: Mapping[str, Any]) -> str:
 
 
 def finding_list(rows: Rows) -> str:
-    """Write the findings for a terminal; nothing when there are none."""
+    """Return the findings for a terminal; empty without findings."""
     lines = []
     for number, text in enumerate(finding_texts(rows), 1):
         lines += textwrap.wrap(f"{number}. {text['says']}", _WIDTH, subsequent_indent="   ")
@@ -109,10 +109,10 @@ def finding_list(rows: Rows) -> str:
                 lines += textwrap.wrap(
                     each, _WIDTH, initial_indent=f"   {label}: ", subsequent_indent="        "
                 )
-        # To be pasted: never wrapped.
+        # Never wrapped, so that they can be pasted.
         lines += [f"   paste: {each}" for each in text["paste"]]
         for name, _ in text["files"]:
-            # The rows' own copy has been made printable, on one line.
+            # The copy in the rows is escaped to one line.
             own = FILES[name].splitlines()
             lines += [f"   {name}:", *(f"        {line}" for line in own if line)]
         lines += [f"   prove: {text['proof']}"] if text["proof"] else []

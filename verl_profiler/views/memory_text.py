@@ -1,4 +1,4 @@
-"""The account of memory as text for a terminal: what is wrong first."""
+"""The memory report as text for a terminal: faults first."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["memory_text"]
 Rows = Sequence[Mapping[str, Any]]
 
 _EFFECTS = {"moved": "", "nothing": "NOTHING", "unknown": "not measured"}
-# More steps than this are shown by their fullest phases only.
+# With more steps than this, only the peak of each phase is shown.
 _STEPS = 12
 
 
 def memory_text(content: Mapping[str, Any]) -> str:
-    """Write findings, what release and resume did, the time they took, and memory by phase.
+    """Return findings, effects and times of release and resume, and memory by phase.
 
     Args:
-        content: `runs`, `findings`, `tables` and `problems`, as `verl-profiler memory --json` has
+        content: `runs`, `findings`, `tables` and `problems`, as in `verl-profiler memory --json`
             them.
     """
     tables = content["tables"]
@@ -37,7 +37,7 @@ def memory_text(content: Mapping[str, Any]) -> str:
 
 
 def _conclusion(tables: Mapping[str, Rows]) -> str:
-    """Say in one sentence what a release frees and what it costs; nothing where that is not known."""
+    """Return a sentence about memory freed by a release and its cost; empty if unknown."""
     freed = [
         row
         for row in tables["release_effects"]
@@ -67,7 +67,7 @@ def _findings(rows: Rows, *, several: bool) -> str:
 
 
 def _effects(rows: Rows, *, several: bool) -> str:
-    """Lay out what moved; readings around the call itself where there are any."""
+    """Return a table of memory moved, measured around the call itself if possible."""
     called = [row for row in rows if row["source"] == "call"]
     measured = any(row["measured"] for row in called)
     shown = called if measured or not any(row["measured"] for row in rows) else rows
@@ -113,7 +113,7 @@ def _effects(rows: Rows, *, several: bool) -> str:
 
 
 def size_change(value: float | None) -> str:
-    """Write a difference of sizes with its sign."""
+    """Return a signed difference of sizes."""
     if value is None:
         return "-"
     return f"-{size(-value)}" if value < 0 else f"+{size(value)}"
@@ -139,7 +139,7 @@ def _sleep(rows: Rows, *, several: bool) -> str:
 
 
 def _timeline(rows: Rows, *, several: bool) -> str:
-    """Lay out the phases of each step; of many steps, the fullest reading of each phase."""
+    """Return memory by phase of each step, or with many steps, the peak of each phase."""
     steps = {(row["run"], row["step"]) for row in rows}
     title = "memory by phase: peaks"
     if len(steps) > _STEPS:
@@ -170,7 +170,7 @@ def _timeline(rows: Rows, *, several: bool) -> str:
 
 
 def _device(row: Mapping[str, Any]) -> list[str]:
-    """Write what was on the device; without the driver's number, torch's own."""
+    """Return memory used on the device; without the driver's number, torch's own."""
     if row["used_bytes"] is None:
         reserved = row["reserved_bytes"]
         return [f"{size(reserved)} reserved" if reserved else "-", "", "-", ""]

@@ -23,7 +23,7 @@ _SHORT = {
 }
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
-# Inside what they are shown, and in which order when they begin at the same moment.
+# Order of events that start at the same time.
 _INSIDE = {
     "request": 0,
     "agent_loop": 1,
@@ -49,13 +49,13 @@ _ELSEWHERE = 4
 def request_table(
     rows: Rows, counts: Mapping[str, int], *, several: bool = False, width: int | None = None
 ) -> str:
-    """Lay the slowest requests out, slowest first, each component in a column.
+    """Return a table of the slowest requests, with a column per component.
 
     Args:
         rows: Of `request_breakdown`.
         counts: `finished` and `unfinished` requests of the selection.
         several: Add a column with the run.
-        width: Columns of the terminal; what does not fit is left out, and named below the table.
+        width: Columns of the terminal; columns that do not fit are left out and named below the table.
     """
     parts = [part for part in _PARTS if any(row[f"{part}_s"] for row in rows)]
     divided = any(row["queue_s"] is not None for row in rows)
@@ -92,17 +92,17 @@ def request_table(
     finished, unfinished = counts["finished"], counts["unfinished"]
     about = f"The {len(rows)} slowest of {finished + unfinished:,} requests"
     if unfinished:
-        about += f"; {unfinished:,} never finished, they come last"
-    notes = ["--request ID shows one of them in full."]
+        about += f"; {unfinished:,} unfinished, listed last"
+    notes = ["--request ID shows one in detail."]
     if left_out:
         notes.insert(
             0, f"Left out to fit {width} columns: {', '.join(left_out)} (--width, --json)."
         )
     if divided and not set(inner) <= set(left_out):
-        notes.insert(0, "queue, prefill and decode are parts of engine.")
+        notes.insert(0, "queue, prefill and decode are components of engine.")
     if any(row["overlap_s"] for row in rows):
         notes.insert(
-            0, "Parts of some add up to more than the time: they made calls at the same time."
+            0, "Components of some add up to more than the time: they made concurrent calls."
         )
     wrapped = textwrap.wrap(" ".join(notes), width or 10_000)
     return "\n".join([about + ".", "", table, "", *wrapped])
@@ -140,7 +140,7 @@ def _fitting(
 
 
 def request_lines(request: Mapping[str, Any], timeline: Rows, *, width: int = 110) -> str:
-    """Show one request: what it was, its parts, and a bar for everything that happened in it.
+    """Return one request: its attributes, its components, and a bar for each event.
 
     Args:
         request: A row of `request_breakdown`.
@@ -162,7 +162,7 @@ def _about(request: Mapping[str, Any]) -> str:
     if request["finished"]:
         what = seconds(request["duration_s"])
     else:
-        what = f"never finished; last seen {seconds(request['seen_s'])} after its begin"
+        what = f"unfinished; last event {seconds(request['seen_s'])} after its start"
     facts = [what]
     for key, word in (("turns", "turn"), ("tool_calls", "tool call")):
         if request[key] is not None:
@@ -182,7 +182,7 @@ def _about(request: Mapping[str, Any]) -> str:
 
 
 def _parts(request: Mapping[str, Any], width: int) -> str:
-    """Show the parts as bars, with the engine's own parts below it."""
+    """Return the components as bars, with those of the engine below it."""
     whole = request["duration_s"] or request["seen_s"] or 0
     names = []
     for part in _PARTS:
@@ -204,9 +204,9 @@ def _parts(request: Mapping[str, Any], width: int) -> str:
         for label, part in names
     ]
     if request["overlap_s"]:
-        lines.append(["at the same time", f"-{seconds(request['overlap_s'])}", "", ""])
+        lines.append(["overlap", f"-{seconds(request['overlap_s'])}", "", ""])
     if request["stalled_s"]:
-        lines.append(["(event loop stood still)", seconds(request["stalled_s"]), "", ""])
+        lines.append(["(event loop stalled)", seconds(request["stalled_s"]), "", ""])
     return _columns(lines)
 
 
@@ -261,7 +261,7 @@ def _bars(request: Mapping[str, Any], timeline: Rows, width: int) -> str:
 
 
 def _bar(begin: float, end: float, room: int) -> str:
-    """Draw an interval of 0 to 1; what is too short for an eighth of a column shows as a thin line."""
+    """Draw an interval of 0 to 1; shorter than an eighth of a column is a thin line."""
     begin, end = min(max(begin, 0.0), 1.0), min(max(end, 0.0), 1.0)
     first = int(begin * room)
     if first >= room:
@@ -272,14 +272,14 @@ def _bar(begin: float, end: float, room: int) -> str:
         return " " * first + ("" if end <= begin else "▏" if inside < 4 else "▕")
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
-    # A bar that begins in the second half of a column leaves the first half free.
+    # A bar that starts in the second half of a column leaves the first half empty.
     if inside >= 4:
         body = "▐" + body[1:]
     return (" " * first + body)[:room]
 
 
 def _columns(lines: Sequence[Sequence[str]]) -> str:
-    """Align the first four cells; bars and notes are to the left."""
+    """Align the first four cells; bars and notes are left-aligned."""
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
     result = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""The timers of a console log as text: statistics of each, and what the log says about its steps."""
+"""The timers of a console log as text: statistics of each timer, and facts about the steps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SHOWN_PLACES = ("step", "outside", "overlapping")
 _NOTES = {
     "perf/throughput": "(tokens/s per GPU)",
     "tokens_per_s": "(tokens/s of the job)",
-    "timing_s/unaccounted": "(time of the step that no timer covers)",
+    "timing_s/unaccounted": "(step time not covered by any timer)",
 }
 _PLACES = {
     "outside": "(outside the step)",
-    "overlapping": "(inside another timer, or beside it)",
+    "overlapping": "(inside another timer, or concurrent with it)",
 }
 
 
 def summary_block(run: LoggedRun) -> str:
-    """Write the statistics of the step, its timers and the throughput, in seconds and tokens/s."""
+    """Return statistics of the step, its timers and the throughput, in seconds and tokens/s."""
     summary = {row["metric"]: row for row in metric_summary(run)}
     timers = [row for row in summary.values() if row["place"] in _SHOWN_PLACES]
     shown = [summary.get("timing_s/step"), *timers, summary.get("timing_s/unaccounted")]
@@ -48,25 +48,29 @@ def summary_block(run: LoggedRun) -> str:
 
 
 def run_facts(run: LoggedRun) -> list[str]:
-    """Say which steps a run has, which of them are special, and where its timers lie."""
+    """Return the steps of a run, special steps, and the nesting of its timers."""
     steps = logged_steps(run)
     facts = [f"Steps {steps[0]['step']} to {steps[-1]['step']}: {len(steps)} in the log"]
     missing = steps[-1]["step"] - steps[0]["step"] + 1 - len(steps)
     facts[0] += f", {missing} missing" if missing else ""
-    for key, words in (("validated", "with validation"), ("checkpoint", "with a checkpoint")):
+    for key, text in (("validated", "with validation"), ("checkpoint", "with a checkpoint")):
         count = sum(row[key] for row in steps)
-        facts[0] += f", {count} {words}" if count else ""
-    told: dict[tuple[str, str], str] = {}
+        facts[0] += f", {count} {text}" if count else ""
+    reasons: dict[tuple[str, str], str] = {}
     for row in logged_phases(run):
         if row["reason"]:
-            told.setdefault((row["phase"], row["place"]), row["reason"])
-    words = {"step": "inside the step", "outside": "outside the step", "overlapping": "overlapping"}
-    facts += [f"{phase}: {words[place]} ({reason})" for (phase, place), reason in told.items()]
+            reasons.setdefault((row["phase"], row["place"]), row["reason"])
+    places = {
+        "step": "inside the step",
+        "outside": "outside the step",
+        "overlapping": "overlapping",
+    }
+    facts += [f"{phase}: {places[place]} ({reason})" for (phase, place), reason in reasons.items()]
     return facts
 
 
 def difference_table(rows: Rows) -> str:
-    """Write logged timers beside recorded spans: by timer, then the steps that stay unexplained.
+    """Return a table of logged timers and recorded spans: by timer, then unexplained steps.
 
     Args:
         rows: Of `logged_and_recorded`.

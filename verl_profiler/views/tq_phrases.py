@@ -1,4 +1,4 @@
-"""What the TransferQueue report says in words, in English and in Chinese, as one table."""
+"""Phrases of the TransferQueue report in English and Chinese."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ if TYPE_CHECKING:
 
 __all__ = ["LANGUAGES", "PHRASES", "note_text", "phrase"]
 
-# First what makes the numbers less than the truth, then findings, each with the guide's advice.
+# Data-quality warnings first, then findings, each with the guide's advice.
 _ENGLISH = {
-    "doubled": "{number} lines stand in the logs more than once, each to the letter; they count once",
-    "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it in no call:",
+    "doubled": "{number} lines occur more than once in the logs; each was counted once",
+    "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it outside all calls:",
     "missing": (
-        "{number} lines are missing: Ray shows equal-looking lines of several processes as "
-        "one, [repeated Nx across cluster], {times} times here (ends of calls among them: "
-        "{ends}). Counts and totals are too low by as much. Set RAY_DEDUP_LOGS=0 for the run, "
-        "or read its run directory, where nothing is lost"
+        "{number} lines are missing: Ray merged similar lines of several processes into "
+        "one ([repeated Nx across cluster]) {times} times ({ends} of the missing lines are ends "
+        "of calls). Counts and totals are too low by as much. Set RAY_DEDUP_LOGS=0 for the run, "
+        "or analyze its run directory, which has all calls"
     ),
-    "unreadable": "{number} lines cannot be read and are left out:",
+    "unreadable": "{number} unreadable lines were left out:",
     "line": "  {line}",
     "more": "  and {number} more like these",
     "unfinished": (
-        "{number} calls of {func} have no end; the last line of each is {stage}. They are "
-        "counted as calls, but in no time"
+        "{number} calls of {func} did not end; their last line is {stage}. They are "
+        "counted as calls, but excluded from times"
     ),
-    "open_transfers": "{number} gets and puts have no end; they are in no time and no rate",
+    "open_transfers": "{number} gets and puts did not end; they are excluded from times and rates",
     "estimated": (
-        "{number} calls lack the lines of their stages: get, compute and put are computed from "
-        "the percentages in the last line, to 0.01 % of the call"
+        "{number} calls lack stage lines: get, compute and put were derived from "
+        "the percentages in the last line, with a resolution of 0.01 % of the call"
     ),
     "verl_rows": (
-        "{number} calls are known from verl's own cost time lines alone: get and put are "
-        "exact, compute and the whole are by the log's clock in milliseconds, and functions "
-        "that put nothing have no whole"
+        "{number} calls are known only from verl's own cost time lines: get and put are "
+        "exact, compute and total times have the log's resolution of 1 ms, and functions "
+        "without put have no total"
     ),
     "verl_left_out": (
-        "{number} calls in verl's own cost time lines are traced too; they are counted once"
+        "{number} calls in verl's own cost time lines were also traced; they are counted once"
     ),
     "inferred_steps": (
-        "{number} calls and transfers name no step; they are put into the step during which "
-        "they ended, by the log's step: lines"
+        "{number} calls and transfers have no step; each was assigned to the step during which "
+        "it ended, by the log's step: lines"
     ),
     "unplaced": (
-        "{number} times are by the processes' own clocks, which differ from host to host: "
+        "{number} timestamps are from the processes' own clocks, which differ between hosts: "
         "their lines have no time of day"
     ),
     "sampled": (
-        "One of every {number} calls was traced of {func}. Counts, totals and shares are scaled "
-        "by that; quantiles are those of the traced calls"
+        "{func}: 1 in {number} calls was traced. Counts, totals and shares are scaled "
+        "accordingly; quantiles are those of the traced calls"
     ),
     "both": (
-        "A run directory and a log were given: they may tell of the same calls, and are shown apart"
+        "A run directory and a log were given; they may contain the same calls and are shown separately"
     ),
     "overhead": (
         "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
@@ -61,18 +61,18 @@ _ENGLISH = {
         "traced functions"
     ),
     "overhead.advice": (
-        "check the storage backend's settings; make batches larger, so that there are fewer "
+        "check the storage backend's settings; use larger batches, so that there are fewer "
         "transfers; consider compressing the data"
     ),
-    "alone": "computing went on meanwhile: on the clock it cost {alone_share} of the busy time",
+    "alone": "with concurrent compute: only {alone_share} of the busy wall-clock time",
     "unstable": (
         "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
         "(standard deviation {variation} of the mean)"
     ),
     "worst": "longest in step {worst_step}: {worst_s} on average",
     "unstable.advice": (
-        "network or storage may be unstable: see below when it happened, and what else used "
-        "them then"
+        "network or storage may be unstable: check below when it happened, and what else used "
+        "them at that time"
     ),
     "low_throughput": (
         "{event}: {mib_per_s} MB/s over {calls} calls and {size_bytes}; below {threshold} MB/s "
@@ -83,12 +83,12 @@ _ENGLISH = {
         "IOPS, and how the data is serialized"
     ),
     "small_transfers": (
-        "{event}: {mib_per_s} MB/s, but calls move only {mean_bytes} each: it is the time per "
-        "call that counts (p50 {p50_s}), not the bandwidth"
+        "{event}: {mib_per_s} MB/s, but only {mean_bytes} per call: latency per call "
+        "(p50 {p50_s}) is the bottleneck, not bandwidth"
     ),
-    "small_transfers.advice": "move more in one call: larger batches, fewer transfers",
+    "small_transfers.advice": "move more data per call: larger batches, fewer transfers",
     "failed": "{func}: {failed} of {calls} calls ended with an error",
-    "failed.advice": "look for the exceptions in the log; their times are in the numbers",
+    "failed.advice": "check the exceptions in the log; times of failed calls are included",
 }
 
 _CHINESE = {
@@ -146,16 +146,16 @@ _CHINESE = {
     "failed.advice": "请在日志中查找异常;其耗时已计入统计",
 }
 
-# By language, then by what is said.
+# By language, then by key.
 PHRASES: dict[str, dict[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
 LANGUAGES = tuple(PHRASES)
 
 
 def note_text(note: Note, language: str = "en") -> str:
-    """Return a note in words."""
+    """Return a note as a sentence."""
     return phrase(note.kind, note.values, language)
 
 
 def phrase(kind: str, values: Mapping[str, Any], language: str = "en") -> str:
-    """Return a phrase with its values."""
+    """Return a formatted phrase."""
     return PHRASES[language][kind].format_map(values)

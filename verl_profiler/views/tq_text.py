@@ -1,6 +1,6 @@
 """The TransferQueue report as text: findings first, then functions, stages, rates, steps, data.
 
-In Chinese, functions and the summary have the form of the guide's own report.
+In Chinese, functions and the summary follow the format of the report in verl's TransferQueue guide.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _STEPS = 30
 _PATHS = 8
 _CALLERS = 8
 
-# Headings and labels that both languages have.
-_WORDS = {
+# Headings and labels in both languages.
+_LABELS = {
     "en": {
         "findings": "findings",
-        "nothing_found": "Nothing beyond the guide's bounds: {}.",
+        "nothing_found": "No finding by the guide's thresholds: {}.",
         "no_overhead": "get and put at most 30 % of each function",
-        "no_variation": "even times of get and put",
+        "no_variation": "stable get and put times",
         "no_slowness": "100 MB/s or more",
-        "nothing_known": "None of the guide's bounds can be checked with what is there.",
+        "nothing_known": "The data is insufficient for the guide's thresholds.",
         "advice": "try: ",
         "functions": "functions",
         "stages": "stages of a call",
@@ -41,9 +41,9 @@ _WORDS = {
         "steps": "steps",
         "over_time": "over time",
         "data": "same data, by trace id",
-        "wall": "on the clock",
-        "problems": "what these numbers lack",
-        "no_problems": "No line was left out.",
+        "wall": "wall-clock time",
+        "problems": "data-quality warnings",
+        "no_problems": "No data-quality warnings.",
         "waits": "waits for others",
         "all": "all",
     },
@@ -77,7 +77,7 @@ _TITLES = {
     "en": {
         "functions": "function|calls|failed|total|mean|p50|p95|max|get|compute|put|get+put",
         "stages": "function|stage|calls|mean|p50|p95|max|share|variation",
-        "wall": "function|busy|get or put|share|nothing else|share|calls at once",
+        "wall": "function|busy|get or put|share|no compute|share|concurrency",
         "rates": "|calls|moved|per call|MB/s|p5|p50|class|good|fair|poor",
         "steps": "step|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
         "over_time": "from|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
@@ -96,34 +96,34 @@ _TITLES = {
 def tq_report(
     tables: Mapping[str, Rows], run: str, problems: Sequence[str], *, language: str = "en"
 ) -> str:
-    """Write what is known of TransferQueue in one run.
+    """Return the TransferQueue report of one run.
 
     Args:
         tables: The rows of the analyses of that run, by name.
         run: Its label.
-        problems: Sentences that come last.
+        problems: Data-quality warnings, shown last.
         language: `en` or `zh`.
     """
-    words = _WORDS[language]
+    labels = _LABELS[language]
     functions = tables["tq_functions"]
     blocks = [_headline(tables, run)] if language == "en" else [_guide_report(tables)]
-    blocks.append(_findings(tables, language, words))
+    blocks.append(_findings(tables, language, labels))
     if language == "en":
         blocks.append(_table("functions", language, map(_function_cells, functions)))
     blocks += [
         _table("stages", language, _stage_rows(functions), left=(0, 1)),
-        _wall(tables["tq_wall"], functions, language, words),
+        _wall(tables["tq_wall"], functions, language, labels),
         _table("rates", language, _rate_rows(tables["tq_throughput"], language), left=(0, 7)),
         _steps(tables, language),
         _paths(tables["tq_paths"], language),
     ]
     noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
-    blocks.append("\n".join([words["problems"], *noted]) if noted else words["no_problems"])
+    blocks.append("\n".join([labels["problems"], *noted]) if noted else labels["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def mebibytes(value: float | None) -> str:
-    """Write a number of bytes in powers of 1024, as the guide does: `15.2 MB`."""
+    """Return bytes in powers of 1024, as in the guide: `15.2 MB`."""
     if value is None:
         return "-"
     for unit in ("B", "KB", "MB", "GB"):
@@ -134,13 +134,13 @@ def mebibytes(value: float | None) -> str:
 
 
 def _headline(tables: Mapping[str, Rows], run: str) -> str:
-    """Say in a few lines what TransferQueue cost, and what is not known of it."""
+    """Return a summary of the cost of TransferQueue."""
     lines = [f"{run}: {_load(tables)}"]
     whole = next((row for row in tables["tq_wall"] if row["func"] is None), None)
     if whole is not None and (whole["concurrency"] or 0) > _CONCURRENT:
         lines.append(
-            f"On the clock, calls at the same time counted once: {share(whole['wall_share'])}, and "
-            f"{share(whole['alone_share'])} with nothing computed meanwhile."
+            f"In wall-clock time (concurrent calls counted once) get and put take "
+            f"{share(whole['wall_share'])}, and {share(whole['alone_share'])} without concurrent compute."
         )
     moved = [
         f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
@@ -151,7 +151,7 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
     lines.append(
         f"{moved[0][0].upper()}{'; '.join(moved)[1:]}."
         if moved
-        else "No get or put says how much it moved: set TQ_TRACE_DETAIL_ENABLED=1."
+        else "Sizes of gets and puts were not recorded: set TQ_TRACE_DETAIL_ENABLED=1."
     )
     return "\n".join(map(visible, lines))
 
@@ -159,9 +159,7 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
 def _load(tables: Mapping[str, Rows]) -> str:
     functions = [row for row in tables["tq_functions"] if not row["waits"]]
     if not functions:
-        return (
-            "no function was traced, so get, compute and put are not known: set TQ_TRACE_ENABLED=1."
-        )
+        return "no traced functions, so get, compute and put are unknown: set TQ_TRACE_ENABLED=1."
     calls, traced = (sum(row[key] for row in functions) for key in ("calls", "traced"))
     total = sum(row["total_s"] or 0 for row in functions)
     spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
@@ -170,12 +168,12 @@ def _load(tables: Mapping[str, Rows]) -> str:
     if traced != calls:
         text += f" (estimated from {traced:,} traced ones)"
     if total:
-        text += f"; {seconds(total)} in all, {share(spent / total)} of it get and put ({seconds(spent)})"
+        text += f"; {seconds(total)} in total, {share(spent / total)} of it get and put ({seconds(spent)})"
     return f"{text}."
 
 
 def _guide_report(tables: Mapping[str, Rows]) -> str:
-    """Write the report of the guide's analyze_tq_logs.py, line by line."""
+    """Return the report in the format of the guide's analyze_tq_logs.py."""
     functions = [row for row in tables["tq_functions"] if row["total_s"]]
     identified = sum(row["trace_ids"] for row in tables["tq_trace_counts"])
     lines = ["=" * _WIDTH, "TransferQueue Performance Analysis Report", "=" * _WIDTH, ""]
@@ -204,7 +202,7 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
     return "\n".join(lines)
 
 
-def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str]) -> str:
+def _findings(tables: Mapping[str, Rows], language: str, labels: Mapping[str, str]) -> str:
     findings = tables["tq_findings"]
     if not findings:
         functions = tables["tq_functions"]
@@ -213,19 +211,19 @@ def _findings(tables: Mapping[str, Rows], language: str, words: Mapping[str, str
             "no_variation": any(row["get_calls"] or row["put_calls"] for row in functions),
             "no_slowness": bool(tables["tq_throughput"]),
         }
-        said = [words[name] for name, known in checked.items() if known]
-        return words["nothing_found"].format(", ".join(said)) if said else words["nothing_known"]
-    lines = [words["findings"]]
+        said = [labels[name] for name, known in checked.items() if known]
+        return labels["nothing_found"].format(", ".join(said)) if said else labels["nothing_known"]
+    lines = [labels["findings"]]
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
             first, *evidence = finding_lines(row, language)
             lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
-        lines.append(f"      {words['advice']}{phrase(f'{kind}.advice', {}, language)}")
+        lines.append(f"      {labels['advice']}{phrase(f'{kind}.advice', {}, language)}")
     return "\n".join(lines)
 
 
 def finding_lines(row: Mapping[str, Any], language: str = "en") -> list[str]:
-    """Return a finding in a sentence, and further ones of what it rests on."""
+    """Return a finding as a sentence, and further sentences with its evidence."""
     shown = {key: _shown(key, value) for key, value in row.items()}
     lines = [phrase(row["finding"], shown, language)]
     if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
@@ -236,7 +234,7 @@ def finding_lines(row: Mapping[str, Any], language: str = "en") -> list[str]:
 
 
 def _shown(key: str, value: Any) -> str:
-    """Write a number of a finding by what its name says that it is."""
+    """Format a value of a finding by its name."""
     if key == "stage":
         return str(value).upper()
     if key == "worst_step":
@@ -255,7 +253,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Write MB a second: `1,250`, `92`, `0.3`."""
+    """Format MB per second: `1,250`, `92`, `0.3`."""
     if value is None:
         return "-"
     return (
@@ -269,13 +267,13 @@ def _table(
     cells = list(rows)
     if not cells:
         return ""
-    return f"{_WORDS[language][name]}\n" + align(
+    return f"{_LABELS[language][name]}\n" + align(
         [_TITLES[language][name].split("|"), *cells], left=left
     )
 
 
 def _function_cells(row: Mapping[str, Any]) -> list[str]:
-    name = row["func"] + (f" ({_WORDS['en']['waits']})" if row["waits"] else "")
+    name = row["func"] + (f" ({_LABELS['en']['waits']})" if row["waits"] else "")
     return [
         name,
         f"{row['calls']:,}",
@@ -309,8 +307,8 @@ def _stage_rows(functions: Rows) -> list[list[str]]:
     return rows
 
 
-def _wall(rows: Rows, functions: Rows, language: str, words: Mapping[str, str]) -> str:
-    """Show time on the clock where calls overlapped; elsewhere it is what the functions show."""
+def _wall(rows: Rows, functions: Rows, language: str, labels: Mapping[str, str]) -> str:
+    """Return wall-clock time of functions whose calls overlapped; for others it is the total."""
     known = [row for row in rows if row["busy_s"] is not None]
     if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
         return ""
@@ -321,7 +319,7 @@ def _wall(rows: Rows, functions: Rows, language: str, words: Mapping[str, str]) 
         language,
         [
             [
-                row["func"] or words["all"],
+                row["func"] or labels["all"],
                 seconds(row["busy_s"]),
                 seconds(row["tq_busy_s"]),
                 share(row["wall_share"]),
@@ -358,7 +356,7 @@ def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
 
 
 def _steps(tables: Mapping[str, Rows], language: str) -> str:
-    """Show the steps, or parts of the time where no step is known."""
+    """Return a table of the steps, or of time intervals if no step is known."""
     name, rows = "steps", [row for row in tables["tq_steps"] if row["step"] is not None]
     if not rows:
         name, rows = "over_time", list(tables["tq_over_time"])
@@ -380,7 +378,7 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
 
 
 def _paths(paths: Rows, language: str) -> str:
-    """Show which functions handled the same data, one path after the other: they are long."""
+    """Return the functions that handled the same data, one path per line."""
     lines = []
     for row in paths[:_PATHS]:
         shown = {
@@ -397,4 +395,4 @@ def _paths(paths: Rows, language: str) -> str:
             initial_indent="    ",
             subsequent_indent="    ",
         )
-    return "\n".join([_WORDS[language]["data"], *lines]) if lines else ""
+    return "\n".join([_LABELS[language]["data"], *lines]) if lines else ""

@@ -13,19 +13,19 @@ from verl_profiler.views.findings import finding_list
 
 __all__ = ["why"]
 
-# Owners with less than this part of the steps are one line together.
+# Categories with less than this share of the steps are combined into one line.
 _SMALL = 0.002
 _BAR = 30
-# Shorter stretches of the path, in parts of the step, are told together.
+# Segments of the path below this share of the step are combined.
 _STRETCH = 0.005
 _NAMES = 5
-# So many steps get a line each.
+# Maximum number of steps with a line each.
 _STEPS = 20
 _STRAGGLERS = 14
 
 
 def why(found: Mapping[str, Rows], ranked: Rows) -> str:
-    """Write why steps took as long as they did.
+    """Return the explanation of the step times.
 
     Args:
         found: The rows of `critical_path`, `critical_segments`, `what_if`, `step_replays`,
@@ -39,13 +39,13 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
         blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
-        blocks += [_residuals(own["step_replays"]), _replays(own["what_if"])]
+        blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
     return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
 
 
 def _path(rows: Rows) -> str:
-    """Write the owners of all steps together, with a bar for each."""
+    """Return the categories over all steps, with a bar for each."""
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
     owners: dict[str, Rows] = {}
@@ -68,12 +68,12 @@ def _path(rows: Rows) -> str:
         lines.append([name, seconds(rest / len(steps)), share(rest / total), "", ", ".join(small)])
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
     title = f"critical path of {which}: {seconds(total / len(steps))}, every second attributed to one cause"
-    header = ["", "time", "share", "", "longest stretch"]
+    header = ["", "time", "share", "", "longest segment"]
     return f"{title}\n{align([header, *lines], left=(0, 3, 4))}"
 
 
 def _chain(rows: Rows) -> str:
-    """Write the path of one step in order; short stretches are told together."""
+    """Return the path of one step in order, with short segments combined."""
     if len({row["step"] for row in rows}) != 1:
         return ""
     least = _STRETCH * sum(row["duration_s"] for row in rows)
@@ -81,7 +81,7 @@ def _chain(rows: Rows) -> str:
     short: list[str] = []
     since = 0.0
 
-    def told(until: float) -> None:
+    def flush(until: float) -> None:
         if short:
             names = ", ".join(list(dict.fromkeys(short))[:_NAMES])
             names += ", …" * (len(set(short)) > _NAMES)
@@ -94,18 +94,18 @@ def _chain(rows: Rows) -> str:
                 since = row["begin_s"]
             short.append(row["owner"])
             continue
-        told(row["begin_s"])
+        flush(row["begin_s"])
         turn = "" if row["turn"] is None else f", turn {row['turn']}"
         where = f"{row['what'] or row['event']} in {row['name']}{turn}"
         at, length = seconds(row["begin_s"]), seconds(row["duration_s"])
         lines.append([at, length, row["owner"], row["phase"] or "", where])
-    told(rows[-1]["begin_s"] + rows[-1]["duration_s"])
+    flush(rows[-1]["begin_s"] + rows[-1]["duration_s"])
     return f"in order\n{align(lines, left=(2, 3, 4))}"
 
 
-def _residuals(rows: Rows) -> str:
+def _replay_errors(rows: Rows) -> str:
     unchanged = [row for row in rows if row["what"] == UNCHANGED]
-    lines = [["step", "measured", "replayed unchanged", "off by", "decoding from tokens, off by"]]
+    lines = [["step", "measured", "unchanged replay", "replay error", "token-model error"]]
     lines += [
         [
             str(row["step"]),
@@ -117,7 +117,7 @@ def _residuals(rows: Rows) -> str:
         for row in unchanged[:_STEPS]
     ]
     note = f"\n  and {len(unchanged) - _STEPS} more steps" if len(unchanged) > _STEPS else ""
-    return f"the model\n{align(lines, left=())}{note}"
+    return f"replay accuracy\n{align(lines, left=())}{note}"
 
 
 def _replays(rows: Rows) -> str:
@@ -138,12 +138,12 @@ def _replays(rows: Rows) -> str:
     noise = (
         ""
         if between is None
-        else f"\n  two runs with the same settings differ by up to {seconds(between)} per step, in nine of "
-        "ten pairs:\n  with one run each, smaller gains are not to be told from chance"
+        else f"\n  two runs with the same settings differ by up to {seconds(between)} per step in nine of "
+        "ten pairs;\n  with one run each, smaller gains cannot be distinguished from noise"
     )
     note = (
-        "\n  never seen: from replicas that give no more tokens per second than they did, to calls "
-        "that do not\n  slow each other down more than they did"
+        "\n  load never seen: the interval ranges from no additional tokens per second (saturated "
+        "replicas)\n  to no additional slowdown per call"
     )
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
     counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
@@ -153,7 +153,7 @@ def _replays(rows: Rows) -> str:
 def _stragglers(rows: Rows) -> str:
     if not rows:
         return ""
-    lines = [["", "", "caused wait time per step", "of its kind", "last in"]]
+    lines = [["", "", "caused wait time per step", "share of kind", "last in"]]
     lines += [
         [
             row["kind"],

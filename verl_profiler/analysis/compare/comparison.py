@@ -1,11 +1,10 @@
-"""Whether two groups of steps differ by more than the noise that steps have anyway.
+"""Test whether two groups of steps differ by more than noise.
 
-A step is the unit: its requests wait for the same engines, so a thousand of them are not a thousand
-observations.  Steps are not independent either; `analysis.intervals` has what a difference and its
-interval are made of.  The headline metrics are tested apart from the others, however many those are:
-the step at 5 %; gen and tokens/s at 5 % where the step is significant, and at 1 % together where it
-is not.  All others share a false discovery rate (Benjamini and Hochberg) of 1 %.  Where nothing
-differs, anything is called significant in about 5 of 100 comparisons at most.
+The unit of observation is a step: its requests share the engines, so they are not independent.  Steps
+are autocorrelated too; `analysis.intervals` computes differences and intervals accordingly.  The
+headline metrics are tested separately from all others: the step at 5 %; gen and tokens/s at 5 % if the
+step is significant, else at 1 % together.  All others share a false discovery rate (Benjamini and
+Hochberg) of 1 %.  Without any difference, at most about 5 of 100 comparisons report a significant one.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from verl_profiler.reading.quantiles import least_values
 
 __all__ = ["ALPHA", "HEADLINE", "Change", "Metric", "adjusted", "change"]
 
-# The share of false alarms, and what an interval leaves out.
+# Significance level, and the complement of the intervals' level.
 ALPHA = 0.05
-# What the two other headline metrics share, and what all metrics outside the headline share.
+# Level that the two other headline metrics share, and false discovery rate of all others.
 _OTHERS = 0.01
 HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
-# Pairs of steps take out what both runs have in common.  They halve the degrees of freedom, so they
-# are used only where there are as many, and the runs correlate by as much.
+# Pairing steps removes the variation that both runs share but halves the degrees of freedom.  It is used
+# only with at least this many pairs and this correlation.
 _PAIRS = 8
 _CORRELATION = 0.7
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What is compared.
+    """A metric of both groups of steps.
 
     Args:
         name: For example `gen.mean` or `request.p95`.
         unit: 's', '/s' or ''.
-        a: The values of the first group's steps, by step.
-        b: Those of the second.
-        statistic: What a group's value is over its steps: 'mean', 'max' or 'p50' and the like.
-        one_run: Both groups are ranges of one run, so a drift through both is no change.
+        a: Values of the first group, by step.
+        b: Values of the second group.
+        statistic: How a group's steps are aggregated: 'mean', 'max', 'p50' and so on.
+        one_run: Both groups are ranges of one run, so a common drift is not a change.
     """
 
     name: str
@@ -55,22 +54,22 @@ class Metric:
 
 @dataclass
 class Change:
-    """How a metric differs.
+    """The change of a metric.
 
     Args:
-        metric: What.
+        metric: The metric.
         a: The first group's value.
-        b: The second's.
+        b: The second group's value.
         difference: `b - a`.
         low: The lower end of the difference's 95 % interval; None with too few steps, or
             with `drift`.
         high: The upper end.
-        p: The probability of a difference as large where there is none; None with too few steps.
-        detectable: The smallest difference that would be significant in four of five comparisons.
-        effective: How many independent steps the steps of A and of B are worth; of pairs, one number.
-        drift: The groups are ranges of one run, and a line through both explains the difference: `p`
-            is that of a jump beyond the line.
-        adjusted_p: `p`, with regard to the other metrics; see `adjusted`.
+        p: The p-value; None with too few steps.
+        detectable: The smallest difference that is detected with 80 % power.
+        effective: Effective sample sizes of A and B, allowing for autocorrelation; for pairs, one number.
+        drift: The groups are ranges of one run, and a linear trend explains the difference: `p`
+            is that of a jump in addition to the trend.
+        adjusted_p: `p`, adjusted for multiple comparisons; see `adjusted`.
     """
 
     metric: Metric
@@ -97,13 +96,13 @@ class Change:
 
 
 def change(metric: Metric) -> Change:
-    """Compare a metric of two groups of steps."""
+    """Compare a metric between two groups of steps."""
     a, b = metric.a, metric.b
     statistic = _statistic(metric.statistic)
     before, after = (float(statistic(np.asarray(list(group.values()), float))) for group in (a, b))
     found = Change(metric, before, after, after - before)
     if metric.statistic == "max":
-        # The maximum of few steps has no interval that could be trusted.
+        # The maximum of few steps has no reliable interval.
         return found
     of = None if metric.statistic == "mean" else statistic
     if of is not None and min(len(a), len(b)) < least_values(_share(metric.statistic)):
@@ -124,12 +123,12 @@ def change(metric: Metric) -> Change:
 
 
 def adjusted(changes: Sequence[Change]) -> None:
-    """Set `adjusted_p` of metrics that are tested at once."""
+    """Set `adjusted_p` of metrics that are tested together."""
     tested = {each.metric.name: each for each in changes if each.p is not None}
     headline = [tested.pop(name) for name in HEADLINE if name in tested]
     before = 0.0
     for place, each in enumerate(headline):
-        # In order, as long as the one before is significant; or alone, at its part of the budget.
+        # In order, while the previous one is significant; or alone, at its share of the level.
         before = max(before, each.p or 0)
         alone = (each.p or 0) * (1 if place == 0 else (len(headline) - 1) * ALPHA / _OTHERS)
         each.adjusted_p = min(before, alone)

@@ -1,9 +1,9 @@
-"""Read the conditions of `diff --fail-if`: a metric, a direction, and a change or a limit.
+"""Parse the conditions of `diff --fail-if`: a metric, a direction, and a change or a limit.
 
-step.p50 > +5%             B's median step is more than 5 % above A's, and significantly so
+step.p50 > +5%             B's median step is significantly more than 5 % above A's
 tool_call:search.p95 > +0.5s
 generated_tokens_per_s < -10%
-step.p50 > 90s             B's median step is above 90 s, whatever A's is
+step.p50 > 90s             B's median step is above 90 s, regardless of A's
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _EXAMPLES = "For example --fail-if 'step.p50 > +5%' or --fail-if 'tool_call.p95 
 
 @dataclass(frozen=True)
 class Condition:
-    """One `--fail-if`.
+    """One `--fail-if` condition.
 
     Args:
-        text: As it was given.
-        name: What, for example `step`.
+        text: The argument as given.
+        name: The metric, for example `step`.
         statistic: For example `p50`.
-        above: Whether more is meant, or less.
-        relative: Whether a change is meant, or B's value.
+        above: Whether the limit is an upper one.
+        relative: Whether the condition is about the change, or B's value.
         share: Whether the number is a share of A's value.
-        number: In seconds, as a share, or bare.
+        number: In seconds, as a share, or without unit.
     """
 
     text: str
@@ -50,7 +50,7 @@ class Condition:
     number: float
 
     def exceeded(self, found: Change) -> bool:
-        """Whether the point is beyond the limit, noise or not."""
+        """Return whether the point estimate is beyond the limit, regardless of noise."""
         value = found.b
         if self.relative:
             value = found.difference
@@ -61,11 +61,11 @@ class Condition:
         return value > self.number if self.above else value < self.number
 
     def fails(self, found: Change, conditions: int) -> bool:
-        """Whether the condition is met, and significantly so where it is about a change.
+        """Return whether the condition is met, and for a change, significantly.
 
         Args:
             found: The metric's change.
-            conditions: How many are tested at once; they share the false alarms.
+            conditions: Number of conditions tested together, which share the significance level.
         """
         if not self.relative or not self.exceeded(found):
             return self.exceeded(found)
@@ -75,10 +75,10 @@ class Condition:
 
 
 def condition(text: str) -> Condition:
-    """Read a condition.
+    """Parse a condition.
 
     Raises:
-        ReadingError: It is not one.
+        ReadingError: The text is not a condition.
     """
     match = _CONDITION.fullmatch(text.strip())
     if match is None:
@@ -101,29 +101,29 @@ def condition(text: str) -> Condition:
     return Condition(text.strip(), name, statistic, above, bool(sign), unit == "%", number)
 
 
-def statistic_of(asked: Condition, once: Mapping[str, bool]) -> str:
-    """Return over what the metric's values are taken; see `comparison.Metric`.
+def statistic_of(requested: Condition, once: Mapping[str, bool]) -> str:
+    """Return how the metric is aggregated over steps; see `comparison.Metric`.
 
     Args:
-        asked: The condition.
+        requested: The condition.
         once: For every name in both runs, whether it occurs once per step.
 
     Raises:
         ReadingError: There is no such metric.
     """
-    if asked.name not in once:
-        near = get_close_matches(asked.name, once, n=1) or ["step"]
+    if requested.name not in once:
+        near = get_close_matches(requested.name, once, n=1) or ["step"]
         raise ReadingError(
-            f"{asked.text!r}: there is no metric {asked.name} in both runs; did you mean "
+            f"{requested.text!r}: no metric {requested.name} in both runs; did you mean "
             f"{near[0]}?\n`verl-profiler diff A B --all` lists them all",
             "no-such-metric",
         )
-    if not once[asked.name]:
+    if not once[requested.name]:
         return "mean"
-    if asked.statistic not in PER_STEP:
+    if requested.statistic not in PER_STEP:
         raise ReadingError(
-            f"{asked.text!r}: {asked.name} occurs once per step and has no {asked.statistic}.\n"
+            f"{requested.text!r}: {requested.name} occurs once per step and has no {requested.statistic}.\n"
             f"It has {', '.join(PER_STEP)}",
             "no-such-metric",
         )
-    return asked.statistic
+    return requested.statistic

@@ -1,6 +1,6 @@
-"""One number per step and metric: what two runs, or two ranges of steps, are compared by.
+"""The metrics of steps by which two runs, or two ranges of steps, are compared.
 
-A step in which something did not happen has a count and a time of zero; it has no mean of it.
+A step without an event has a count and a total of zero, and no mean.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["PER_EVENT", "PER_STEP", "step_metrics"]
 
-# What a metric that occurs once per step is summed up by over the steps of a run, and what one
-# that occurs many times is summed up by within each step.
+# Statistics over steps of metrics that occur once per step, and statistics within each step of metrics
+# that occur many times.
 PER_STEP = ("mean", "p50", "p90", "p95", "p99", "max")
 PER_EVENT = (*PER_STEP, "total", "count")
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
-# name, unit and value of what a step has once.
+# Name, unit and value of metrics that occur once per step.
 _ONCE = f"""
 SELECT step, 'step' AS name, 's' AS unit, duration_us / 1e6 AS value FROM chosen
 UNION ALL
@@ -39,7 +39,7 @@ SELECT step, unnest(['tail_p80', 'tail_p95', 'rollout']), 's',
 FROM (
     SELECT step, {quantiles("end_us", 0.8, 0.95)} AS ends, max(end_us) AS last_us,
         min(begin_us) AS first_us
-    FROM asked GROUP BY step
+    FROM training_requests GROUP BY step
 )
 UNION ALL
 SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'generated_tokens',
@@ -51,16 +51,16 @@ SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'genera
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.generated_tokens)::DOUBLE END,
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.tool_tokens)::DOUBLE END
     ])
-FROM chosen AS c LEFT JOIN asked AS a ON a.step = c.step
-WHERE EXISTS (SELECT 1 FROM asked) GROUP BY c.step
+FROM chosen AS c LEFT JOIN training_requests AS a ON a.step = c.step
+WHERE EXISTS (SELECT 1 FROM training_requests) GROUP BY c.step
 UNION ALL
 SELECT step, 'generated_tokens_per_s', '/s', generated_tokens_per_s FROM chosen
 """
 
-# name and length of what a step has many times.  An engine files its requests by the version of its
-# weights, so they are taken from the calls that they belong to.
+# Name and duration of metrics that occur many times per step.  Engines assign requests to steps by the
+# version of their weights, so engine requests are taken from the client's calls.
 _MANY = """
-SELECT step, 'request' AS name, duration_us FROM asked
+SELECT step, 'request' AS name, duration_us FROM training_requests
 UNION ALL
 SELECT step, CASE WHEN event IN (SELECT phase FROM phases) THEN concat(family, ':', event)
     ELSE event END, duration_us
@@ -77,13 +77,13 @@ FROM engine_calls WHERE NOT validate
 
 
 def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
-    """List what each finished training step has, once or many times.
+    """List the metrics of each finished training step.
 
     Returns:
-        One row per step and name: unit ('s', '/s' or '' for numbers).  What occurs once has `value`
-        (the step, its phases, tails, tokens).  What occurs many times (requests, calls) has the
-        statistics `mean`, `p50`, `p90`, `p95`, `p99`, `max`, `total` (s) and `count`, and no `value`;
-        `count` and `total` are 0 in steps without it, and a quantile is None where there are too few
+        One row per step and name: unit ('s', '/s' or '' for numbers).  Metrics that occur once (the
+        step, its phases, tails, tokens) have `value`.  Metrics that occur many times (requests, calls)
+        have the statistics `mean`, `p50`, `p90`, `p95`, `p99`, `max`, `total` (s) and `count`, and no
+        `value`; `count` and `total` are 0 in steps without them, and a quantile is None with too few
         (p95 needs 20, see `quantiles`).
     """
     named = ", ".join(f"q[{place}] AS {name}" for place, name in enumerate(_QUANTILES, 1))
@@ -91,7 +91,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH chosen AS (
             SELECT * FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}
-        ), asked AS (
+        ), training_requests AS (
             SELECT * FROM requests
             WHERE finished AND NOT validate AND step IN (SELECT step FROM chosen)
         ), often AS (

@@ -1,4 +1,4 @@
-"""A request as a chain: generate calls, tool calls, and what lies between them in its worker."""
+"""A request as a chain of generate calls, tool calls, and the worker's time between them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["Call", "Request", "Stage", "Tools", "Work"]
 
 
 class Call(NamedTuple):
-    """A generate call: waiting, a time that it surely runs, its decoding, the way back; as measured.
+    """A generate call: wait before the engine runs it, fixed time, decoding work, return; as measured.
 
-    `queue_us` is the part of `before_us` in the engine's queue.
+    `queue_us` is the time in the engine's queue within `before_us`.
     """
 
     before_us: float
@@ -26,18 +26,18 @@ class Call(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """The tool calls of one turn: begin (after the first one's), length and tool of each."""
+    """The tool calls of one turn: start (relative to the first), duration and tool of each."""
 
     calls: tuple[tuple[float, float, str], ...]
     turn: int | None
 
     @property
     def length_us(self) -> float:
-        """From the first begin to the last end."""
+        """From the first start to the last end."""
         return max([begin + length for begin, length, _ in self.calls])
 
     def changed(self, length_of: Callable[[str, float], float]) -> Tools:
-        """Give calls other lengths; one that began after the others had ended still does."""
+        """Change the durations of calls; sequential calls stay sequential."""
         lengths = [length_of(tool, length) for _, length, tool in self.calls]
         if all(new == call[1] for new, call in zip(lengths, self.calls, strict=True)):
             return self
@@ -53,7 +53,7 @@ class Tools(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Time between calls; `own` when the worker's event loop had to do it itself."""
+    """Time between calls; `own` if the worker's event loop was busy with it."""
 
     length_us: float
     own: bool
@@ -63,10 +63,10 @@ Stage = Call | Tools | Work
 
 
 class Request(NamedTuple):
-    """One request: its begin (after the step's), its measured length, and its stages.
+    """One request: its start (relative to the step's), its measured duration, and its stages.
 
-    `prompt_tokens` and `response_tokens` are trained on, `generated` is what its calls generated and
-    `group` the prompt that it is a sample of; all as measured.
+    `prompt_tokens` and `response_tokens` are the trained tokens, `generated` the tokens that its calls
+    generated and `group` its prompt; all as measured.
     """
 
     begin_us: float
@@ -81,7 +81,7 @@ class Request(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """Tokens that are trained on: of the response, what its stages still generate."""
+        """Trained tokens; response tokens in proportion to the tokens that its stages still generate."""
         if not self.generated:
             return self.prompt_tokens + self.response_tokens
         left = sum(stage.tokens or 0 for stage in self.stages if isinstance(stage, Call))

@@ -1,8 +1,8 @@
-"""Whether lost time comes from one member of a group, or from all of them alike.
+"""Test whether lost time is concentrated in one member of a group.
 
-A rank, worker, replica or host of a healthy run is the slowest of its group as often as any other.
-So a member is named only if it leads more often than that chance allows; what has an identity of its
-own, such as a tool or an operation, is named if most of the time is its own.
+In a healthy run every rank, worker, replica or host is equally likely to be the slowest of its group.
+A member is named only if it leads significantly more often; members that differ by nature, such as
+tools or operations, are named if they account for most of the time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 __all__ = ["Culprit", "Place", "concentration", "identity"]
 
-# Chance, over all members of a group, of naming one in a run where all are alike.
+# Significance level, over all members of a group.
 _CHANCE = 0.01
-# A named member has at least this part of the lost time, and leads at least so often.
+# A named member has at least this share of the lost time, and leads at least this often.
 _MOST = 0.5
 _LEADS = 0.5
-# What has an identity of its own needs this part of the time.
+# Members that differ by nature need this share of the time.
 _OWN = 0.6
 
 
@@ -30,7 +30,7 @@ class Place:
     Args:
         step: verl's global step.
         lost_s: Lost time by member.
-        what: What it was: a phase, an operation, a request.
+        what: A phase, an operation or a request.
     """
 
     step: int
@@ -45,17 +45,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who loses the time.
+    """The culprit of a finding.
 
     Args:
         kind: `rank`, `worker`, `replica`, `host`, `tool`, `prompt group`, `operation`, `phase`, `step`
             or `setting`.
-        who: Its name; None if no single one is.
-        text: For people: the name, or why there is none.
+        who: Its name; None if no single member stands out.
+        text: The name, or why there is none, for display.
         where: How often it led: `last in 9 of 9 phases of 3 steps`.
-        chance: Probability of leading as often in a group whose members are all alike; None for
-            what has an identity of its own.
-        leads: Part of the places in which it led.
+        chance: p-value of leading this often if all members were alike; None for
+            members that differ by nature.
+        leads: Share of places in which it led.
         evidence: Rows of step, who, seconds and what, most time first.
     """
 
@@ -76,14 +76,14 @@ def concentration(
     unit: str = "step",
     verb: str = "last",
 ) -> Culprit:
-    """Test whether one member of a group loses the time.
+    """Test whether one member of a group accounts for the lost time.
 
     Args:
-        kind: What the members are.
-        places: The occurrences, independent of each other.
-        shares: How often each member leads in a run where all are alike; they add up to 1.
-        unit: What a place is, for people.
-        verb: What leading means, for people.
+        kind: The kind of member.
+        places: Independent occurrences.
+        shares: Expected share of places that each member leads if all are alike; sums to 1.
+        unit: The name of a place, for display.
+        verb: The meaning of leading, for display.
     """
     totals: dict[str, float] = {}
     leads: dict[str, int] = {}
@@ -93,7 +93,7 @@ def concentration(
         leads[place.leader] = leads.get(place.leader, 0) + 1
     whole = sum(totals.values())
     if not places or not whole:
-        return Culprit(kind, None, f"no single {kind}: all alike")
+        return Culprit(kind, None, f"no single {kind}: no difference")
     top = max(totals, key=lambda who: (totals[who], who))
     often, part = leads.get(top, 0), totals[top] / whole
     chance = min(_at_least(often, len(places), shares.get(top, 0.0)) * len(shares), 1.0)
@@ -105,14 +105,14 @@ def concentration(
     if len(shares) < 2:
         text = f"{top}, the only {kind}"
     elif often == len(places):
-        text = f"not established: {mostly}, which chance may do as well"
+        text = f"not significant: {mostly}, possibly by chance"
     else:
         text = f"no single {kind}: spread over {len(shares)} ({mostly})"
     return Culprit(kind, None, text, where, chance, often / len(places), evidence)
 
 
 def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> Culprit:
-    """Name what has most of the lost time, where members are no equals by nature."""
+    """Name the member with most of the lost time, for members that differ by nature."""
     totals: dict[str, float] = {}
     for place in places:
         for who, lost in place.lost_s.items():
@@ -134,7 +134,7 @@ def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> 
 
 
 def _at_least(often: int, places: int, share: float) -> float:
-    """Return the probability of leading at least so often, each place being a draw of its own."""
+    """Return the binomial probability of leading at least this often, with independent places."""
     if often == 0 or share >= 1:
         return 1.0
     if share <= 0:

@@ -1,9 +1,9 @@
-"""What each second of a step went to: one owner for every moment, from the step's begin to its end.
+"""The critical path of a step: every moment attributed to one category, from start to finish.
 
-Looking back from the end, the trainer waits for its own timers; in `gen` for the request that ended
-last, and that for its turns; in the other phases for the rank that was done last.  Whatever runs
-beside these does not lengthen the step and is left out.  A moment belongs to the innermost interval
-of this chain; what no event explains is `unexplained`.
+Backwards from the end, the trainer waits for its own timers; in `gen` for the request that ended
+last, and that request for its turns; in the other phases for the rank that finished last.  Concurrent
+activity does not lengthen the step and is left out.  A moment belongs to the innermost interval
+of this chain; time that no event covers is `unexplained`.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ __all__ = ["OWNERS", "UNEXPLAINED", "critical_path", "critical_segments", "path_
 
 UNEXPLAINED = "unexplained"
 
-# Every owner that is not a phase under verl's own name, and what the time went to.
+# Categories other than verl's phases, and their meaning.
 OWNERS: dict[str, str] = {
-    "dispatch": "from the begin of gen until the request that ended last began",
-    "prompt_build": "the first prompt was tokenized",
+    "dispatch": "from the start of gen to the start of the request that ended last",
+    "prompt_build": "tokenizing the first prompt",
     "server_acquire": "waiting for the load balancer to choose a replica",
-    "transport": "on the way to the engine and back, and other waiting outside it",
-    "queue": "waiting in the engine",
-    "prefill": "first forward pass until the first token",
-    "decode": "first token until the last",
-    "engine": "in the engine, which reported no parts",
+    "transport": "transport to and from the engine, and other waiting outside it",
+    "queue": "waiting in the engine's queue",
+    "prefill": "from the first forward pass to the first token",
+    "decode": "from the first token to the last",
+    "engine": "in the engine, without reported components",
     "tool": "a tool call",
-    "tool_parsing": "tool calls were read from the response",
-    "token_merge": "new tokens were merged into the conversation",
-    "postprocess": "the result was made into tensors and stored",
-    "reward": "the request waited for its reward; or the trainer's timer of that name",
+    "tool_parsing": "parsing tool calls in the response",
+    "token_merge": "merging new tokens into the conversation",
+    "postprocess": "converting the result to tensors and storing it",
+    "reward": "waiting for the request's reward, or the trainer's timer of that name",
     "transfer": "TransferQueue calls",
-    "event_loop": "the worker's event loop did not run, where the request waited for it or an answer",
-    "host_stall": "the same, while most other processes of its host did not run either",
-    "sleep_replicas": "the trainer waits while the engines are put to sleep, at the end of gen",
-    "polling": "every request had ended, and the trainer had not looked yet",
-    "handover": "a phase of the trainer in which its last rank was not at work",
-    UNEXPLAINED: "no event explains the time",
+    "event_loop": "the worker's event loop was blocked while the request waited for it or a reply",
+    "host_stall": "the same, while most other processes of the host stalled too",
+    "sleep_replicas": "putting the engines to sleep at the end of gen",
+    "polling": "all requests finished, and the trainer had not polled yet",
+    "handover": "dispatch/collect gap: a trainer phase while its last rank was not at work",
+    UNEXPLAINED: "unattributed: no event covers the time",
 }
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
-# Which interval a moment belongs to when several are open: the highest level, then the one that
-# began last.
+# Precedence of overlapping intervals: the highest level, then the latest start.
 _STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART, _STALL = range(10)
 
 _OF_EVENT = {
@@ -61,13 +60,13 @@ _OF_EVENT = {
     "tool_call": "tool",
     "engine_call": "transport",
 }
-# Other processes answer these, and only the loop notices.  A stall owns what it overlaps of such a wait,
-# if the wait ends soon after it: one that goes on much longer was not over yet.
+# Waits for replies of other processes.  A stall of the event loop takes the overlapping part of such a
+# wait if the wait ends soon after the stall; otherwise the reply had not arrived yet.
 _ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
-# A tool has its own work too: a stall owns it only where another request is known to have caused it.
+# Tools have work of their own: a stall takes their time only if another request is known to cause it.
 _TOOL = "e.event IN ('tool_call', 'tool_execution')"
-# A stall of at least this length, of which this part is seen in so many other processes of the host,
-# of at least two roles, is not the loop's own: the machine was paused, or had no time for any of them.
+# A host stall: at least this duration, of which at least this share overlaps stalls of this many other
+# processes of the host, in at least two roles; the machine was paused or overloaded.
 _HOST_US, _HOST_PART, _HOST_PROCESSES = 500_000, 0.8, 3
 _OF_HOST = f"""
     g.duration_us >= {_HOST_US} AND (
@@ -102,14 +101,14 @@ class _Span(NamedTuple):
 
 
 def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
-    """List what a step waited for, in order, from its begin to its end.
+    """List the segments of the critical path in order, from start to finish.
 
     Returns:
-        One row per run, step and stretch of time with one owner: place (from 0), begin_s (from the
-        step's begin), duration_s (they add up to the step's), owner (a key of `OWNERS`, or the
+        One row per run, step and segment with one category: place (from 0), begin_s (relative to the
+        step's start), duration_s (they add up to the step's), owner (a key of `OWNERS`, or the
         trainer's timer), phase (the trainer's timer, None between timers), event (the innermost
         one), name (its process), request_id, turn, what (tool, server or operation).  Only steps
-        with an end, of runs whose steps consume their own requests.
+        that finished, of runs whose steps consume their own requests (synchronous).
     """
     rows: Rows = []
     for (run, step), spans in _chains(tables, steps):
@@ -128,18 +127,18 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def critical_path(tables: Tables, steps: Steps = None) -> Rows:
-    """Give each second of a step one owner.
+    """Attribute every second of a step to one category.
 
     Returns:
-        One row per run, step and owner, most time first, `unexplained` last: duration_s, share (of
-        the step; they add up to 1), segments (stretches of time), longest_s and longest_what (the
-        longest stretch: its tool, server, process or event).
+        One row per run, step and owner (category), most time first, `unexplained` last: duration_s,
+        share (of the step; they add up to 1), segments (how many), longest_s and longest_what (the
+        longest segment: its tool, server, process or event).
     """
     return path_owners(critical_segments(tables, steps))
 
 
 def path_owners(segments: Rows) -> Rows:
-    """Add up the rows of `critical_segments` by owner, as `critical_path` returns them."""
+    """Add up the rows of `critical_segments` by category, as `critical_path` returns them."""
     rows: Rows = []
     for (run, step), chain in groupby(segments, key=lambda row: (row["run"], row["step"])):
         owners: dict[str, list[dict[str, Any]]] = {}
@@ -168,7 +167,7 @@ def path_owners(segments: Rows) -> Rows:
 
 
 def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], list[_Span]]]:
-    """Give each finished step's chain: the step itself first, then all intervals inside it."""
+    """Yield the chain of each finished step: the step itself first, then all intervals inside it."""
     chains: dict[tuple[str, int], list[_Span]] = {}
     for row in tables.rows(
         f"SELECT s.run, s.step, s.begin_us, s.end_us, p.name FROM steps AS s JOIN phases AS p "
@@ -196,7 +195,7 @@ _Keyed = Iterator[tuple[tuple[str, int], _Span]]
 def _keyed(
     row: Mapping[str, Any], level: int, owner: str, **more: Any
 ) -> tuple[tuple[str, int], _Span]:
-    """Make a span of a row, with some of its columns otherwise, and the key of its chain."""
+    """Return the key of a row's chain, and a span with some columns replaced."""
     columns = {key: row[key] for key in _Span._fields if key in row}
     return (row["run"], row["step"]), _Span(
         **{"phase": None, **columns, "level": level, "owner": owner, **more}
@@ -204,7 +203,7 @@ def _keyed(
 
 
 def _timers(tables: Tables, steps: Steps) -> _Keyed:
-    """Give the trainer's timers, its waits in `gen`, and its TransferQueue calls."""
+    """Yield the trainer's timers, its waits in `gen`, and its TransferQueue calls."""
     for row in tables.rows(
         f"""
         SELECT run, step, phase, phase AS event, begin_us, end_us, name, EXISTS (
@@ -248,7 +247,7 @@ _WITHOUT_RANKS = ("gen", "sleep_replicas", "update_weights")
 
 
 def _ranks(tables: Tables, steps: Steps) -> _Keyed:
-    """Give the work of the rank that was done last in each of the trainer's phases."""
+    """Yield the work of the rank that finished last in each of the trainer's phases."""
     for row in tables.rows(
         f"""
         WITH timers AS (
@@ -278,7 +277,7 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
 
 
 def _requests(tables: Tables, steps: Steps) -> _Keyed:
-    """Give what happened in the request that ended last, and its worker's event-loop lags."""
+    """Yield the events of the request that ended last, and its worker's event-loop stalls."""
     for row in tables.rows(
         f"""
         WITH lasts AS (
@@ -317,7 +316,7 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
         """
     ):
         event = row["event"]
-        # What the engine says is inside comes from `_engine_parts`; the rest is the way there.
+        # Time inside the engine comes from `_engine_parts`; the remainder is transport.
         owner = row["owner"] or _OF_EVENT.get(event) or event
         if row["family"] == "transfer_queue":
             owner = "transfer"
@@ -326,7 +325,7 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
 
 
 def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
-    """Lay out queue, prefill and decode of the last request's engine calls, one after the other."""
+    """Yield queue, prefill and decode of the last request's engine calls, in sequence."""
     for row in tables.rows(
         f"""
         SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
@@ -350,13 +349,13 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
 
 
 def _depth(event: str) -> int:
-    """Return how many events of the vocabulary contain this one."""
+    """Return the nesting depth of an event in the vocabulary."""
     known = EVENTS.get(event)
     return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
 
 
 def _swept(spans: list[_Span]) -> Iterable[tuple[int, int, _Span]]:
-    """Cut the first span at every change of the innermost open one; merge equal neighbours."""
+    """Split the first span at every change of the innermost open one; merge equal neighbors."""
     first, last = spans[0].begin_us, spans[0].end_us
     ordered = sorted(spans, key=lambda span: span.begin_us)
     open_: list[tuple[tuple[int, int, int, int], int, _Span]] = []

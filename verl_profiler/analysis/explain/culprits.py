@@ -1,7 +1,7 @@
-"""Who, where and when: the rank, worker, replica, host, tool or phase behind each finding.
+"""The culprit of each finding: rank, worker, replica, host, tool or phase.
 
-Each function gathers the places at which something was lost and by whom; `concentration` decides
-whether that names one of them.
+Each function collects lost time by place and member; `concentration` tests whether one member stands
+out.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["culprits"]
 
-# A replica is slower than the others if a token takes this much longer.
+# A replica is slower than the others if its time per token is higher by this factor.
 _SLOWER = 1.2
-# Errors that a model makes, not a tool.
+# Errors caused by the model, not by a tool.
 _OF_THE_MODEL = "('unknown_tool', 'bad_arguments')"
-# Fewer failures than this, or a smaller part of a tool's calls, are no finding.
+# Minimum number of failures, and minimum share of a tool's calls, for a finding.
 _FAILURES, _FAILING = 5, 0.1
 _EXAMPLES = 5
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 
 def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
-    """Name who is behind each finding that there might be.
+    """Determine the culprit of each possible finding.
 
     Args:
         tables: Of a run.
@@ -42,9 +42,9 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run and finding: run, finding (a key of `rules.RULES`), kind, culprit (None if no
-        single one), text (the culprit, or why there is none), where, lost_s (in all steps together, by
-        the culprit alone: what the steps would have saved had it been like the next of its kind;
-        None where that is not measured), evidence (rows of step, who, seconds, what).
+        single one), text (the culprit, or why there is none), where, lost_s (in all steps together, due
+        to the culprit alone: the saving if it were as fast as the next of its kind;
+        None if not measured), evidence (rows of step, who, seconds, what).
     """
     by_run: dict[str, Rows] = {}
     for row in segments:
@@ -80,7 +80,7 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
 
 _Found = dict[str, dict[str, tuple[Culprit, float | None]]]
 
-# Findings whose culprit is a label of the critical path: the owners, and the label.
+# Findings whose culprit is a label of the critical path: the categories, and the label.
 _BY_OWNER: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str]]] = {
     "tool_time": (("tool",), lambda row: str(row["what"] or "tool")),
     "transfer": (("transfer",), lambda row: f"{row['event']} {row['what'] or ''}".rstrip()),
@@ -182,7 +182,7 @@ def _late_s(row: Mapping[str, Any]) -> float:
 
 
 def _alike(many: int, seen: Iterable[str]) -> dict[str, float]:
-    """Give each of so many members the same chance; those that never led have no name here."""
+    """Return equal shares for all members; those that never led get placeholder names."""
     names = list(dict.fromkeys(seen))
     names += [f"another {number}" for number in range(many - len(names))]
     return dict.fromkeys(names, 1 / max(many, len(names)))
@@ -245,7 +245,7 @@ def _requests(tables: Tables, steps: Steps) -> _Found:
 
 
 def _shares(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
-    """Return the part of a run's requests or calls that each member has."""
+    """Return each member's share of a run's requests or calls."""
     rows = tables.rows(
         f"SELECT run, {column}::VARCHAR AS who, count(*) AS many FROM {table} "
         f"WHERE NOT validate AND {column} IS NOT NULL AND {in_steps(steps)} GROUP BY ALL"
@@ -363,7 +363,7 @@ def _replicas(tables: Tables, steps: Steps) -> _Found:
                 calls.setdefault(row["step"], {})[row["who"]] = row["calls"]
         names = {who for each in calls.values() for who in each}
         places = [
-            # What a replica has beyond its part.
+            # Calls of a replica above its equal share.
             Place(
                 step,
                 {w: max(n - sum(each.values()) / len(names), 0.0) for w, n in each.items()},
@@ -384,7 +384,7 @@ def _replicas(tables: Tables, steps: Steps) -> _Found:
 def _slow_replica(
     tables: Tables, segments: Rows, run: str, steps: Steps
 ) -> dict[str, tuple[Culprit, float | None]]:
-    """Find the replica whose tokens take longer than the others', and what the path loses by it."""
+    """Find the replica with the highest time per token, and its cost on the critical path."""
     rows = tables.rows(
         f"""
         SELECT step, engine_name AS who,
@@ -468,7 +468,7 @@ def _stalls(tables: Tables, steps: Steps) -> _Found:
             )
         else:
             named = worker
-        # Were the loop never blocked, the last request would end earlier by no more than this.
+        # Upper bound of the saving if the event loop were never blocked.
         found[run] = {"event_loop": (named, sum(row["lost_s"] for row in own))}
         if hosts:
             places = [Place(step, each) for step, each in hosts.items()]
@@ -477,7 +477,7 @@ def _stalls(tables: Tables, steps: Steps) -> _Found:
 
 
 def _rewards(tables: Tables, steps: Steps) -> _Found:
-    """Tell the reward function's own time from waiting for a reward worker, in the last requests."""
+    """Split the last requests' reward time into the reward function and waiting for a reward worker."""
     rows = tables.rows(
         f"""
         SELECT l.run, l.step, any_value(r.reward_us) / 1e6 AS reward_s,
@@ -509,7 +509,7 @@ def _rewards(tables: Tables, steps: Steps) -> _Found:
 
 
 def _between(tables: Tables, steps: Steps) -> _Found:
-    """Measure validation, and what passes between steps outside all timers."""
+    """Measure validation, and the time between steps outside all timers."""
     rows = tables.rows(
         f"""
         WITH gaps AS (
@@ -555,10 +555,10 @@ def _between(tables: Tables, steps: Steps) -> _Found:
         ]
         culprit = identity("phase", places)
         lost = sum(place.lost_s["between steps"] for place in places)
-        # The last step has no next one.
+        # The last step has no successor.
         per_step = lost / len(places) * (len(places) + 1)
         where = f"after {len(places)} step{'s' * (len(places) != 1)}"
-        text = "between the end of a step and the begin of the next"
+        text = "between the end of a step and the start of the next"
         named = Culprit("phase", "between steps", text, where, evidence=culprit.evidence)
         found.setdefault(run, {})["between_steps"] = named, per_step
     return found

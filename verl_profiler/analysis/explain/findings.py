@@ -21,18 +21,18 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["explanations", "ranked"]
 
-# The share of a step from which on a gain is a finding also where its interval holds 0.
+# Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
-    """Return everything that explains why steps took as long as they did, each asked for once.
+    """Return all explanations of the step times, each computed once.
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
         straggler_requests and culprits, by name; steady_path: critical_path without the warm-up,
-        which what_if, stragglers and culprits leave out, too; and findings, see `ranked`, whose
-        overrides have the values of the run.
+        which what_if, stragglers and culprits also leave out; and findings, see `ranked`, whose
+        overrides contain values of the run.
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
@@ -62,25 +62,25 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
 
 def ranked(found: Mapping[str, Rows]) -> Rows:
-    """Rank what the steps lose time to.
+    """Rank the findings: what the steps lose time to.
 
     Args:
         found: The rows of steady_path, what_if, stragglers and culprits, by name.
 
     Returns:
-        One row per run and rule that triggers: first those with something out of the ordinary, then
-        what merely dominates, most recoverable first within each.  run, finding (a key of `RULES`),
+        One row per run and rule that triggers: first anomalies, then those that merely dominate, most
+        recoverable time first within each.  run, finding (a key of `RULES`),
         dominates, recoverable_s (per step, on average: an upper bound unless there is a bound_s), bound_s
         (the upper bound where recoverable_s is an estimate, else None), share (of the mean step),
         low_s and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
-        mainly the bounds of loads that were never seen), steps (how many), replayed (how many of them the gain is from;
-        None if not from a replay), step_s (their mean), mostly_step (the step
-        with more than half of it, where there are three or more), culprit (a name; None if no single
-        one), culprit_kind, culprit_text (for people), where, evidence (rows of step, who, seconds,
-        what), says, cause and advice (with names of `words` in braces), words, overrides (of Hydra,
-        with names of `VALUES` in braces), proof (a command that fails on the changed run
-        if less than half of the gain was kept), shows (names of plots and tables).  Gains overlap: they
-        are not additive.
+        mainly the bounds of loads that were never seen), steps (how many), replayed (how many of them the
+        gain is from; None if not from a replay), step_s (their mean), mostly_step (the step
+        with more than half of it, if there are three or more), culprit (a name; None if no single
+        one), culprit_kind, culprit_text (for display), where, evidence (rows of step, who, seconds,
+        what), says, cause and advice (templates for `values`), values, overrides (of Hydra,
+        templates for `VALUES`), proof (a command that fails on the changed run
+        if less than half of the gain was achieved), shows (names of plots and tables).  Gains overlap:
+        they are not additive.
     """
     rows: Rows = []
     paths = _by_run(found["steady_path"])
@@ -108,7 +108,7 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
             who = culprit["culprit"]
             replayed = resampled is not None and not rule.unseen
             lost_s = owner_s if rule.owners and not replayed else gain
-            words = {
+            values = {
                 "lost_s": lost_s,
                 "lost_share": lost_s / step_s,
                 "who": culprit["text"] or "no single one",
@@ -138,8 +138,8 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
                     "culprit_text": culprit["text"],
                     "where": culprit["where"],
                     "evidence": culprit["evidence"],
-                    "words": words,
-                    **_told(rule, named=who is not None),
+                    "values": values,
+                    **_texts_of(rule, named=who is not None),
                     "proof": None
                     if rule.dominates or rule.between or not gain
                     else _proof(step_s, gain),
@@ -169,12 +169,12 @@ def _proof(step_s: float, gain: float) -> str:
     return f"verl-profiler diff BEFORE AFTER --fail-if 'step > {limit}'"
 
 
-def _told(rule: Rule, *, named: bool) -> dict[str, Any]:
+def _texts_of(rule: Rule, *, named: bool) -> dict[str, Any]:
     overrides = rule.overrides
     if named and rule.named_overrides is not None:
         overrides = rule.named_overrides
     return {
-        "says": rule.says,
+        "says": rule.sentence,
         "cause": rule.named_cause if named and rule.named_cause else rule.cause,
         "advice": rule.named_advice if named and rule.named_advice else rule.advice,
         "overrides": list(overrides),
@@ -182,13 +182,13 @@ def _told(rule: Rule, *, named: bool) -> dict[str, Any]:
 
 
 def _of_owners(path: Rows, rule: Rule) -> tuple[dict[int, float], dict[str, float]]:
-    """Add up the time of a rule's owners by step, and by owner; of phases, the longest only."""
+    """Add up the time of a rule's categories by step and by category; of phases, the longest only."""
     owners: dict[str, float] = {}
     for row in path:
         if row["owner"] in rule.owners:
             owners[row["owner"]] = owners.get(row["owner"], 0.0) + row["duration_s"]
     counted = set(owners)
-    if rule.says.startswith("{who}") and owners:
+    if rule.sentence.startswith("{who}") and owners:
         counted = {max(owners, key=lambda owner: owners[owner])}
     by_step: dict[int, float] = {}
     for row in path:
@@ -204,9 +204,9 @@ def _gain(
     culprit: Mapping[str, Any],
     steps: int,
 ) -> tuple[float, Mapping[str, Any] | None]:
-    """Return what is recoverable per step, and the replay that this is from.
+    """Return the recoverable time per step, and the replay that it comes from.
 
-    A measured loss is from none, and neither is the time of owners.
+    A measured loss comes from no replay, and neither does the time of a category.
     """
     if rule.measured and culprit["lost_s"] is not None:
         return culprit["lost_s"] / steps, None
@@ -226,9 +226,9 @@ def _triggers(
 
 
 def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:
-    """Whether a replay's gain is small, and its interval holds 0.
+    """Return whether a replay's gain is small and its interval contains 0.
 
-    A large one is a finding all the same: what stands still in one step of many has such an interval.
+    A large gain is a finding regardless: a stall in one of many steps has such an interval.
     """
     if replay is None or replay["low_s"] is None or gain >= _LARGE * step_s:
         return False
@@ -243,12 +243,12 @@ def _superfluous(rule: Rule, row: Mapping[str, Any], gains: Mapping[str, float])
 
 
 def _reason(waits: Rows) -> str:
-    """Return why most stragglers are late."""
+    """Return the main reason for straggling."""
     worst = next((row for row in waits if row["kind"] == "request"), None)
     return (
         f"{REASONS[worst['who']]} ({worst['share']:.0%} of the waiting)".replace("%", " %")
         if worst
-        else "of one of them"
+        else "of a single one"
     )
 
 

@@ -1,4 +1,4 @@
-"""What to paste for a finding: Hydra overrides with values of this run, and files that they name."""
+"""The fix for a finding: Hydra overrides with values of this run, and files that they refer to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["FILES", "VALUES", "fix_values", "names_in", "overrides_of", "values_of"]
 
-# What overrides may name, and what they get where the run does not show it: verl 0.9.1's default,
-# changed in the direction of the advice.
+# Values that overrides refer to, and their fallbacks if the run does not show them: verl 0.9.1's
+# defaults, changed in the direction of the advice.
 VALUES: dict[str, int] = {
     "twice_the_workers": 16,
     "twice_the_limit": 512,
@@ -25,7 +25,7 @@ VALUES: dict[str, int] = {
     "more_loaders": 16,
 }
 
-# Files that overrides name, by name.
+# Files that overrides refer to, by name.
 FILES: dict[str, str] = {
     "fast_poll.py": '''\
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -49,7 +49,7 @@ _RARER = """
         SELECT run, count(*) AS steps FROM steps WHERE finished AND step > 0 AND {chosen}
         GROUP BY run) AS c ON c.run = p.run
     WHERE p.phase = '{phase}' AND {chosen} GROUP BY p.run"""
-# The queries of those values that a run shows.
+# Queries for the values that can be derived from a run.
 _SHOWN = {
     "twice_the_workers": _PROCESSES.format(role="agent_loop"),
     "twice_the_reward_workers": _PROCESSES.format(role="reward"),
@@ -74,11 +74,11 @@ _SHOWN = {
 
 
 def fix_values(tables: Tables, names: Iterable[str], steps: Steps = None) -> Rows:
-    """Return what the run itself shows about the settings that fixes change.
+    """Derive values for the settings that fixes change from the run.
 
     Args:
         tables: Of a run.
-        names: Keys of `VALUES`; those that no run shows are left out.
+        names: Keys of `VALUES`; those that cannot be derived are left out.
         steps: First and last step; None for all.
 
     Returns:
@@ -96,7 +96,7 @@ def fix_values(tables: Tables, names: Iterable[str], steps: Steps = None) -> Row
 
 
 def names_in(overrides: Iterable[str]) -> set[str]:
-    """Return the names of values that overrides have in braces."""
+    """Return the names in braces in overrides."""
     return {name for each in overrides for name in _NAMED.findall(each)}
 
 
@@ -106,7 +106,7 @@ def overrides_of(
     """Fill in the values of overrides.
 
     Returns:
-        The overrides, and the files that they name, by name.
+        The overrides, and the files that they refer to, by name.
     """
     filled = [
         _NAMED.sub(lambda match: str(values.get(match[1], VALUES[match[1]])), each)

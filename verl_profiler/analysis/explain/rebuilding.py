@@ -1,11 +1,10 @@
-"""Steps rebuilt from their events.
+"""Step models rebuilt from recorded events.
 
-A request is a chain of generate calls, tool calls, and what lies between them in its worker.
-A generate call waits as it was seen to wait, then decodes a fixed amount of work at a speed that
-depends on how many calls the replica has at that moment; the dependence is fitted to the calls of all
-steps that are rebuilt together, for each replica, and the work is what the call did at that speed.
-So an unchanged replay gives the measured times, and a changed one lets the calls that are left run
-faster.
+A request is a chain of generate calls, tool calls, and the worker's time between them.
+A generate call waits as long as measured, then decodes a fixed amount of work at a speed that
+depends on the replica's current load.  The dependence is fitted per replica to the calls of all
+steps that are rebuilt together, and the work is the integral of that speed over the measured decoding.
+So an unchanged replay reproduces the measured times, and in a changed one the remaining calls speed up.
 """
 
 from __future__ import annotations
@@ -24,28 +23,27 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engine_interval", "step_models"]
 
-# Two TransferQueue calls of the trainer with this much between them belong to two looks; a trainer
-# that polls looks for the first time within this after it has begun to wait.
+# TransferQueue calls of the trainer that are further apart belong to different polls; a trainer
+# that polls does so for the first time within this time after it starts to wait.
 _APART_US = 50_000
-# Waiting for a full replica, for at least this part of the engine's time, may come from a limit of
-# calls at once; it is believed when a replay with the limit ends within this part of the measured
-# time.
+# Queueing for at least this share of the engine's time may come from a concurrency limit; the limit
+# is accepted if a replay with it ends within this share of the measured time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
-# Events of a rank in which it may need all others.
+# Events of a rank that may contain collectives.
 _TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
-# Phases after `gen` that work on the step's tokens.  What part of their time goes with the tokens is
-# taken from the steps, as far as these differ, and before seeing them from this: mean and deviation.
+# Phases after `gen` that process the step's tokens.  The share of their time that is proportional to
+# tokens has this prior (mean and standard deviation), updated by steps with different token counts.
 _OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
 _TOKEN_PART = (0.8, 0.25)
 _TOKEN_STEPS = 3
 
 
 def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
-    """Return when the engine had a call of the table `engine_calls`, on the client's clock.
+    """Return the engine's interval of a row of `engine_calls`, on the client's clock.
 
-    Where the server's interval does not fit into the client's (another host's clock), it is put into
-    the middle of it.
+    If the server's interval does not fit into the client's (another host's clock), it is centered
+    in it.
     """
     begin, length = call["engine_begin_us"], min(call["engine_duration_us"], call["duration_us"])
     if begin < call["begin_us"] or begin + length > call["end_us"]:
@@ -54,7 +52,7 @@ def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
-    """Rebuild these steps, as far as they are finished."""
+    """Rebuild these steps, without unfinished ones."""
     if not steps:
         return []
     within = _among(steps)
@@ -80,7 +78,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         """
     )
     rollouts = _rollouts(tables, steps)
-    looks = _looks(tables, steps)
+    poll_times = _polls(tables, steps)
     uneven = _uneven(tables, steps)
     phases = _after_us(tables, steps)
     runs = dict.fromkeys(run for run, _ in rollouts)
@@ -101,7 +99,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         if key in rollouts:
             model = replace(model, **speeds[key[0]]._asdict())
         rolled = _with_rollout(
-            model, whole, rollouts.get(key), prepared.get(key, {}), looks.get(key, [])
+            model, whole, rollouts.get(key), prepared.get(key, {}), poll_times.get(key, [])
         )
         models.append(rolled)
     after = {
@@ -118,7 +116,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
 
 
 def _after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Add up the phases of each step that work on its tokens."""
+    """Add up the phases of each step that process its tokens."""
     names = ", ".join(f"'{name}'" for name in _OF_TOKENS)
     rows = tables.rows(
         "SELECT run, step, sum(duration_us) AS after_us FROM phases WHERE parent = 'step' "
@@ -130,7 +128,7 @@ def _after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], flo
 def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Fit the time per token of the phases after `gen`, and its standard error.
 
-    The prior is that most of it goes with the tokens; steps that differ in tokens replace it.
+    The prior is that most of it is proportional to tokens; steps with different token counts replace it.
     """
     if len(steps) < _TOKEN_STEPS or not all(tokens for tokens, _ in steps):
         return 0.0, 0.0
@@ -142,7 +140,7 @@ def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]
         return part, deviation
     slope = sum((t - tokens_mean) * (time - time_mean) for t, time in steps) / spread
     rests = sum((time - time_mean - slope * (t - tokens_mean)) ** 2 for t, time in steps)
-    # Rests of few steps are too small by chance: no line is known better than to 2 % of the time.
+    # Residuals of few steps are too small by chance: the error is at least 2 % of the time.
     noise = rests / (len(steps) - 2) + (0.02 * time_mean) ** 2
     known = spread / noise
     before = 1 / deviation**2
@@ -159,9 +157,9 @@ def _with_rollout(
     whole: Mapping[str, Any],
     rollout: _Rollout | None,
     groups: Mapping[str, Sequence[dict[str, Any]]],
-    looks: Sequence[int],
+    poll_times: Sequence[int],
 ) -> StepModel:
-    """Add what `gen` waited for, when it waited for requests."""
+    """Add the rollout to the model, if `gen` waited for requests."""
     begin, gen_end = whole["begin_us"], whole["gen_end_us"]
     if rollout is None or gen_end is None:
         return model
@@ -172,19 +170,21 @@ def _with_rollout(
     wait_end = max(whole["wait_end_us"] or gen_end, last)
     peak = max(map(_peak, groups.values()), default=0)
     queued = sum(_waited_us(group, peak) for group in groups.values())
-    polled, poll = _polled(looks, whole["wait_begin_us"], wait_end, last)
+    polled, poll = _polled(poll_times, whole["wait_begin_us"], wait_end, last)
     model = replace(
         model,
         last_us=last - begin,
         wait_end_us=wait_end - begin,
-        looks_us=tuple(look - begin for look in polled),
+        polls_us=tuple(at - begin for at in polled),
         poll_us=poll,
         most_running=peak,
     )
 
-    def with_requests(slots: int | None) -> StepModel:
-        requests = tuple(_request(row, begin, rollout, queued=slots is None) for row in seen)
-        return replace(model, requests=requests, slots=slots)
+    def with_requests(max_concurrency: int | None) -> StepModel:
+        requests = tuple(
+            _request(row, begin, rollout, queued=max_concurrency is None) for row in seen
+        )
+        return replace(model, requests=requests, max_concurrency=max_concurrency)
 
     served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
     if peak and queued > _QUEUED_SHARE * served:
@@ -196,7 +196,7 @@ def _with_rollout(
 
 
 class _Rollout(NamedTuple):
-    """The rows of one step."""
+    """The table rows of one step."""
 
     requests: list[dict[str, Any]]
     calls: list[dict[str, Any]]
@@ -240,9 +240,9 @@ def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Ro
     return rollouts
 
 
-def _looks(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
-    """Find when the trainer looked for samples: its first TransferQueue call after a while."""
-    looks: dict[tuple[str, int], list[int]] = {}
+def _polls(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+    """Find the trainer's polls: its first TransferQueue call after a pause."""
+    poll_times: dict[tuple[str, int], list[int]] = {}
     for row in tables.rows(
         f"""
         WITH calls AS (
@@ -257,34 +257,33 @@ def _looks(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[i
         WHERE before_us IS NULL OR begin_us - before_us > {_APART_US} ORDER BY run, step, begin_us
         """
     ):
-        looks.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
-    return looks
+        poll_times.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
+    return poll_times
 
 
 def _polled(
-    looks: Sequence[int], wait_begin: int | None, wait_end: int, last: int
+    poll_times: Sequence[int], wait_begin: int | None, wait_end: int, last: int
 ) -> tuple[list[int], float]:
-    """Return when the trainer looked, up to the look that found all samples, and the distance.
+    """Return the times of the polls, up to the one that found all samples, and the poll interval.
 
-    Where its TransferQueue calls were not recorded, it is taken to poll as verl does, if that
-    agrees with when it had its samples.
+    If the trainer's TransferQueue calls were not recorded, verl's default polling is assumed, if it
+    is consistent with the time at which the trainer had its samples.
     """
-    found = [look for look in looks if look < wait_end]
+    found = [at for at in poll_times if at < wait_end]
     apart = [after - before for before, after in pairwise(found)]
     poll = median(apart) if apart else POLL_US
     polls = found and wait_begin is not None and found[0] - wait_begin <= _APART_US
     if polls and found[-1] >= last > found[-1] - 1.5 * poll:
         return found, poll
-    if looks or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
+    if poll_times or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
         return [], poll
     return list(range(wait_end, wait_begin, -POLL_US))[::-1], poll
 
 
 def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Sum up, over a step's phases, how much longer its slowest rank took than the mean.
+    """Sum up the excess of the slowest rank over the mean, over the phases of each step.
 
-    A rank waits inside its batches for those that begin theirs later, if it then takes as much longer
-    for them; that is not its own time.
+    The time that a rank waits in collectives for ranks that start a batch later is not its own.
     """
     uneven: dict[tuple[str, int], float] = {}
     for row in tables.rows(
@@ -329,7 +328,7 @@ def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float
 
 
 def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Group the calls that a replica ran; add `arrived_us`, `started_us`, `decoding_us`, `ended_us`."""
+    """Group calls by replica; add `arrived_us`, `started_us`, `decoding_us`, `ended_us`."""
     replicas: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         if call["engine_duration_us"] is None:
@@ -338,7 +337,7 @@ def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any
         started = min(begin + (call["queue_us"] or 0), end)
         decoding = min(started + (call["prefill_us"] or 0), end)
         call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
-        # The server's span goes on until its event loop has noticed, when others run already.
+        # The server's span lasts until its event loop notices, when other calls already run.
         decoded = decoding + call["decode_us"] if call["decode_us"] else end
         call["ended_us"] = min(decoded, end)
         replicas.setdefault(call["engine_name"] or "", []).append(call)
@@ -346,7 +345,7 @@ def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any
 
 
 def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
-    """Return the most calls that ran at once; one that begins when another ends follows it."""
+    """Return the maximum number of concurrent calls; back-to-back calls do not overlap."""
     changes = [
         change
         for call in calls
@@ -357,7 +356,7 @@ def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
-    """Add up how long calls waited while so many ran."""
+    """Add up how long calls waited while this many ran."""
     changes = sorted(
         change
         for call in calls
@@ -377,9 +376,9 @@ def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
 
 
 def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
-    """Make a request's chain; its lengths add up to the measured one.
+    """Build a request's chain; its durations add up to the measured one.
 
-    `queued` keeps the queues as they were seen, and does not leave them to the replicas.
+    `queued` keeps the queueing times as measured, instead of simulating them.
     """
     key = row["name"], row["request_id"]
     tools = groupby(rollout.tools_of.get(key, ()), key=lambda call: call["turn"])
@@ -403,7 +402,7 @@ def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued
             continue
         if first > cursor:
             stages.append(Work(first - cursor, own=True))
-        # What ran beside another call, or after the request, keeps only the time that it adds.
+        # Calls that overlap another one, or the end of the request, keep only the time that they add.
         whole = first >= cursor and end == last
         stages.append(stage if whole and stage else Work(end - max(first, cursor), own=False))
         cursor = end

@@ -1,6 +1,6 @@
-"""Requests run again against replicas whose speed depends on how many calls they have.
+"""Simulation of requests on replicas whose speed depends on their load.
 
-How fast more calls run than were ever seen at once is a guess, and `BEYOND` has the bounds of it.
+The speed at loads that were never observed is unknown; `BEYOND` has its bounds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from verl_profiler.analysis.explain.chains import Call, Request, Stage
 
 __all__ = ["BEYOND", "ends_alone_us", "replicas_of", "request_ends", "times_by_load"]
 
-# Two moments of a replay that are no further apart are the same.
+# Times of a replay that differ by less than this are equal.
 _SAME_US = 1e-3
-# What a token takes with n calls in a replica that never ran more than `most`, by the assumption, from
-# (a, b) of the line through what was seen.  A pass over more calls takes no less time, and gives no
-# fewer tokens per second: so `flat` and `saturated` are the bounds, and the line lies between them.
+# Time per token with n calls in a replica that never ran more than `most`, by assumption, from
+# (a, b) of the fitted line.  A forward pass over more calls takes at least as long, and gives at least
+# as many tokens per second: so `flat` and `saturated` are bounds, and the line lies between them.
 BEYOND: dict[str, Callable[[float, float, int, int], float]] = {
     "line": lambda a, b, n, _: a + b * n,
     "flat": lambda a, b, n, most: a + b * min(n, most),
@@ -30,7 +30,7 @@ BEYOND: dict[str, Callable[[float, float, int, int], float]] = {
 
 
 class _Replica:
-    """A replica in a replay: the calls that run share its speed, others wait in order."""
+    """A replica in a replay: running calls share its speed, others wait in FIFO order."""
 
     __slots__ = (
         "at_us",
@@ -48,27 +48,27 @@ class _Replica:
         self.times = times
         self.per_work = times[0]
         self.waiting: deque[tuple[int, Call]] = deque()
-        # By the amount of work, done per call since the beginning, at which each is finished.
+        # A heap of calls by the cumulative work per call at which each finishes.
         self.decoding: list[tuple[float, int, Call]] = []
         self.done = 0.0
         self.at_us = 0.0
         self.check_us = math.inf
 
 
-# What happens next: a call arrives at its replica, decodes there, or a replica may be done with one.
+# Event types: a call arrives at its replica, decodes there, or a replica may finish one.
 _ARRIVES, _DECODES, _DONE = range(3)
 
 
 def _replay(
     requests: Sequence[Request],
     replicas: Mapping[str, _Replica],
-    slots: float,
+    max_concurrency: float,
     *,
     even: bool,
 ) -> list[float]:
-    """Let requests run against replicas; return when each ends.
+    """Simulate requests on replicas; return when each ends.
 
-    One loop over a heap of what happens next: a report runs it a hundred thousand times.
+    An event loop over a heap; a report runs it a hundred thousand times.
     """
     push, pop, number = heapq.heappush, heapq.heappop, count().__next__
     heap: list[tuple[float, int, int, int, Any, Any]] = []
@@ -76,7 +76,7 @@ def _replay(
     ends_us = [0.0] * len(requests)
 
     def go_on(now_us: float, place: int) -> None:
-        """Find out when the request needs a replica next, or ends."""
+        """Advance the request to its next generate call or its end."""
         for stage in upcoming[place]:
             if not isinstance(stage, Call):
                 now_us += stage.length_us
@@ -111,13 +111,13 @@ def _replay(
                 replica.running -= 1
                 replica.per_work = replica.times[replica.running]
                 go_on(now_us + call.after_us, place)
-        while replica.waiting and replica.running < slots:
+        while replica.waiting and replica.running < max_concurrency:
             place, call = replica.waiting.popleft()
             replica.running += 1
             replica.per_work = replica.times[replica.running]
             push(heap, (now_us + call.fixed_us, number(), _DECODES, place, call, replica))
         if decoding and what != _ARRIVES:
-            # Calls that join make it later: then this look finds nothing, and the next one is set.
+            # Calls that join delay it: then nothing finishes now, and the check is rescheduled.
             left = decoding[0][0] - replica.done
             next_us = now_us + left * replica.per_work if left > 0 else now_us
             if next_us < replica.check_us:
@@ -129,47 +129,47 @@ def _replay(
 def request_ends(
     requests: Sequence[Request],
     per_work: Mapping[str, Sequence[float]],
-    slots: int | None,
+    max_concurrency: int | None,
     *,
     even: bool = False,
     known_us: Mapping[int, float] | None = None,
 ) -> list[float]:
-    """Replay requests and return when each ends.
+    """Replay requests and return the end time of each.
 
     Args:
-        requests: At most one generate call of each runs at a time.
-        per_work: By replica, time per unit of work with so many calls in it, from none to all.
-        slots: How many calls a replica runs at once; None for all.
-        even: A call goes to the replica with the fewest calls.
-        known_us: When some of the requests end if they share no replica, by their `id`.
+        requests: Each runs at most one generate call at a time.
+        per_work: By replica, time per unit of work for 0, 1, … concurrent calls.
+        max_concurrency: Maximum concurrency of a replica; None for no limit.
+        even: Route each call to the replica with the fewest calls.
+        known_us: End times of some requests if they share no replica, by `id`.
     """
     ranges = [(min(times), max(times)) for times in per_work.values()]
     flat = all(low == high for low, high in ranges)
-    if slots is None and flat and (not even or len(set(ranges)) <= 1):
+    if max_concurrency is None and flat and (not even or len(set(ranges)) <= 1):
         known = known_us or {}
         alone = {name: times[0] for name, times in per_work.items()}
         return [known[id(r)] if id(r) in known else ends_alone_us(r, alone) for r in requests]
     replicas = {name: _Replica(times) for name, times in per_work.items()}
-    return _replay(requests, replicas, slots or math.inf, even=even)
+    return _replay(requests, replicas, max_concurrency or math.inf, even=even)
 
 
 @lru_cache(256)
 def times_by_load(beyond: str, a: float, b: float, calls: int, most: int) -> list[float]:
-    """Return the time per unit of work with so many calls, from none to all."""
+    """Return the time per unit of work for 0, 1, … concurrent calls."""
     return [BEYOND[beyond](a, b, running, most) for running in range(calls + 1)]
 
 
 def replicas_of(requests: Sequence[Request]) -> list[str]:
-    """Return the names of the replicas that generate calls of requests went to, in order."""
+    """Return the sorted names of the replicas that the requests used."""
     names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
     return sorted(name for name in names if name is not None)
 
 
 def ends_alone_us(request: Request, per_work: Mapping[str, float]) -> float:
-    """Return when a request ends that shares no replica.
+    """Return the end time of a request that shares no replica.
 
     Args:
-        request: With the replica of each of its calls in `per_work`.
+        request: A request whose replicas are all in `per_work`.
         per_work: By replica, time per unit of work.
     """
     end_us = request.begin_us
@@ -179,7 +179,7 @@ def ends_alone_us(request: Request, per_work: Mapping[str, float]) -> float:
 
 
 def _alone_us(stage: Stage, per_work: Mapping[str, float]) -> float:
-    """Return the length of a stage that does not share a replica."""
+    """Return the duration of a stage that shares no replica."""
     if isinstance(stage, Call):
         work_us = stage.work if stage.replica is None else stage.work * per_work[stage.replica]
         return stage.before_us + stage.fixed_us + work_us + stage.after_us

@@ -1,7 +1,7 @@
-"""How fast a replica decodes with how many calls at once, fitted to what was seen.
+"""Decoding speed of replicas as a function of load, fitted to the recorded calls.
 
-The line of each replica is drawn towards what all replicas have in common.  The work of a call is
-what it did at that speed.
+The line of each replica is shrunk towards the line of all replicas.  The work of a call is the integral
+of that speed over its decoding.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 __all__ = ["replica_speeds"]
 
-# The speed of replicas is fitted to at least so many calls, and to loads at least so far apart; a
-# replica's own speed counts as much as that of all replicas if it has so many calls.
+# Minimum number of calls and minimum range of loads for a fit; number of calls at which a replica's
+# own line has the same weight as that of all replicas.
 _FITTED_CALLS = 20
 _LOAD_RATIO = 1.5
 _SHRUNK_CALLS = 20
-# Loads are means over passes, which follow from the fit: so often are both found again.
+# Loads are means over forward passes, which depend on the fit: number of iterations.
 _ROUNDS = 3
 
 
 class _Speeds(NamedTuple):
-    """How fast replicas are: (a, b) of all, of each, and the error of b in parts of it."""
+    """Speeds of replicas: (a, b) of all, of each, and the relative standard error of b."""
 
     slowness: tuple[float, float] = (1.0, 0.0)
     slowness_of: Mapping[str, tuple[float, float]] = {}
@@ -30,7 +30,7 @@ class _Speeds(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a call shows: mean load of its passes, its tokens, its decoding time."""
+    """One call: mean load of its forward passes, its tokens, its decoding time."""
 
     load: float
     tokens: float
@@ -38,10 +38,10 @@ class _Seen(NamedTuple):
 
 
 def replica_speeds(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> _Speeds:
-    """Find out how load slows replicas down, over all steps, and how much work each call was.
+    """Fit how load slows replicas down, over all steps, and the work of each call.
 
-    Adds `work` to the calls.  A pass gives each call a token, so the load that counts for a call is
-    the mean over its passes; over its time it would be higher, as passes with many calls take longer.
+    Adds `work` to the calls.  A forward pass generates one token per call, so the relevant load is
+    the mean over passes; the mean over time is higher, as passes with many calls take longer.
 
     Args:
         steps: The calls of each step by replica, of one run.
@@ -83,14 +83,14 @@ def _decoded_us(call: Mapping[str, Any]) -> float:
 
 
 def _decoded_tokens(call: Mapping[str, Any]) -> int:
-    # The first token is prefill's, where that is known.
+    # The first token belongs to prefill, if known.
     return call["response_tokens"] - (call["prefill_us"] is not None)
 
 
 def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
-    """Fit time per token = a + b load to all replicas, each with a factor of its own, then to each.
+    """Fit time per token = a + b load to all replicas, with a factor per replica, then to each.
 
-    The replicas' factors and lines are shrunk towards what all of them have in common.
+    The replicas' factors and lines are shrunk towards their common value.
     """
     calls = [call for group in seen.values() for call in group]
     tokens = sum(call.tokens for call in calls)
@@ -120,10 +120,10 @@ def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
 
 
 def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float], float]:
-    """Fit time per token = a + b load, each token once; b = 0 where load does not slow down.
+    """Fit time per token = a + b load, weighted by tokens; b = 0 if load has no effect.
 
     Returns:
-        (a, b), neither of them negative; the standard error of b, in parts of b.
+        (a, b), both non-negative; the relative standard error of b.
     """
     tokens = sum(call.tokens for call in calls)
     time_mean = sum(call.time_us for call in calls) / tokens
@@ -135,7 +135,7 @@ def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float],
     if b * load_mean < 0.02 * time_mean:
         return (time_mean, 0.0), 0.0
     a = time_mean - b * load_mean
-    # From the rests themselves, as long calls and loaded ones scatter otherwise.
+    # From the residuals (heteroscedastic), as scatter depends on length and load.
     rests = sum(
         ((c.load - load_mean) * (c.time_us - c.tokens * (a + b * c.load))) ** 2 for c in calls
     )
@@ -146,7 +146,7 @@ def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float],
 def _own_line(
     calls: Sequence[_Seen], prior: tuple[float, float], everybody: Sequence[_Seen]
 ) -> tuple[float, float]:
-    """Fit a replica's line, with so many calls of the prior's line among its own."""
+    """Fit a replica's line, with pseudo-observations from the prior's line."""
     if not prior[1]:
         return prior
     share = _SHRUNK_CALLS / len(everybody)

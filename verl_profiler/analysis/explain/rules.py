@@ -9,35 +9,35 @@ __all__ = ["RULES", "Rule"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that steps may lose time to.
+    """A rule for one kind of finding.
 
     Args:
-        says: The sentence; may name {lost_s} and {lost_share} (per step), {who} (the culprit, or
-            "one of them") and {reason} (why most stragglers are late).
+        sentence: The finding; may contain {lost_s} and {lost_share} (per step), {who} (the culprit, or
+            "no single one") and {reason} (the main reason for straggling).
         cause: The usual cause.
         advice: What to try, with the setting's name.
         shows: Plots or tables with the evidence, the best first.
         change: The replay whose gain is recoverable.
         owners: Categories of the critical path; without a change, all of their time is recoverable.
-        measured: The culprit's own lost time is recoverable; without a culprit, the rule is silent
-            unless `change` is set too.
-        bounded: The owners' time is an estimate, and the culprits' own lost time an upper bound: what
-            the last request waits for may be more than the path shows.
-        least: The share of a step from which on the rule triggers.
-        varies: What a healthy step has by chance, too: a small gain needs an interval above 0.
-        unseen: The replay has bounds only, so the owners' time decides whether the rule triggers.
-        dominates: Nothing is out of the ordinary; this is what bounds the step.
-        always: Triggers whatever the time.
-        between: The time lies between steps, not in them.
-        named_cause: The cause where the culprit is a single one.
-        named_advice: What to try then.
-        overrides: Hydra overrides to paste; {name} stands for a value of `VALUES`.
-        named_overrides: Those where the culprit is a single one.
-        without: Rules that make this one superfluous if they recover at least half as much; of what
-            dominates, rules whose gains do not count.
+        measured: The culprit's own lost time is recoverable; without a culprit, the rule does not
+            trigger unless `change` is set too.
+        bounded: The categories' time is an estimate, and the culprits' own lost time an upper bound:
+            the last request may wait for more than the path shows.
+        least: The minimum share of a step for the rule to trigger.
+        varies: Healthy steps show this by chance too: a small gain needs an interval above 0.
+        unseen: The replay has only bounds, so the categories' time determines whether the rule triggers.
+        dominates: No anomaly; this bounds the step.
+        always: Triggers regardless of the time.
+        between: The time lies between steps.
+        named_cause: The cause if there is a single culprit.
+        named_advice: What to try in that case.
+        overrides: Hydra overrides to paste; {name} refers to `VALUES`.
+        named_overrides: Those for a single culprit.
+        without: Rules that make this one superfluous if they recover at least half as much; with
+            `dominates`, rules whose gains are subtracted.
     """
 
-    says: str
+    sentence: str
     cause: str
     advice: str
     shows: tuple[str, ...]
@@ -77,7 +77,7 @@ RULES: dict[str, Rule] = {
     "tail": Rule(
         "The slowest 5 % of the requests delay the step, mostly because {reason}.",
         "A few prompts take many turns or long responses, while the engines are nearly idle.",
-        "Limit turns or response length; sample more prompts than needed and drop or postpone the "
+        "Limit turns or response length; sample more prompts than needed and drop or defer the "
         "last ones.",
         ("rollout_tail", "stragglers", "slowest_requests"),
         change="slowest_5_percent",
@@ -88,10 +88,10 @@ RULES: dict[str, Rule] = {
         without=("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
     ),
     "slow_tools": Rule(
-        "Slow tool calls delay the step, mostly those of {who}.",
-        "A tool with a long tail: a sandbox that starts cold, a search without a time limit, "
+        "Slow tool calls delay the step ({who}).",
+        "A tool with a long latency tail: cold sandbox starts, a search without a timeout, "
         "retries.",
-        "A time limit near the tool's 95th percentile; more workers behind the tool; a cache.",
+        "A timeout near the tool's 95th percentile; more workers behind the tool; a cache.",
         ("tool_latencies", "stragglers"),
         change="tools_at_median",
         varies=True,
@@ -99,23 +99,23 @@ RULES: dict[str, Rule] = {
     "failing_tools": Rule(
         "Tool calls fail: {who}.",
         "The tool's backend rejects or drops calls; the model sees an error and tries again.",
-        "Look at the tool's own log for the requests below; fix or retry inside the tool.",
+        "Check the tool's own log for the requests below; fix or retry inside the tool.",
         ("tool_latencies", "stragglers"),
         measured=True,
         always=True,
     ),
     "slow_replica": Rule(
         "One replica is slower than the others: {who}.",
-        "A slow or shared device, a throttled host, or other work beside the engine.",
-        "Check clocks, temperature and other processes of that replica's devices; move it.",
+        "A slow or shared device, a throttled host, or other load on the engine's host.",
+        "Check clocks, temperature and other processes on that replica's devices; move it.",
         ("token_rates", "stragglers"),
         change="replicas_equally_fast",
         measured=True,
     ),
     "uneven_replicas": Rule(
         "Generate calls are spread unevenly over the replicas ({who}).",
-        "Requests stay with the replica of their first turn, wherever the long ones are.",
-        "Balance by load and not by request where prefix caching does not matter; more, smaller "
+        "Sticky routing: requests stay on the replica of their first turn, regardless of load.",
+        "Route by load instead of by request if prefix caching does not matter; more, smaller "
         "replicas.",
         ("token_rates", "stragglers"),
         change="even_replicas",
@@ -123,20 +123,20 @@ RULES: dict[str, Rule] = {
         without=("slow_replica",),
     ),
     "slow_worker": Rule(
-        "All other agent-loop workers are done {lost_s} per step before {who}.",
+        "All other agent-loop workers finish {lost_s} per step before {who}.",
         "Its requests are longer, or its process or host is slower.",
         "Compare its requests with those of the others (`verl-profiler requests RUN`); check its "
-        "host; more agent-loop workers even the work out.",
+        "host; use more agent-loop workers to balance the work.",
         ("worker_phases", "loop_suspects"),
         measured=True,
         overrides=_MORE_WORKERS,
         without=("slow_replica", "slow_tools", "event_loop", "host_stall"),
     ),
     "uneven_workers": Rule(
-        "The event loops of the agent-loop workers have unequal work ({who}).",
-        "Requests with large prompts or tool results in one worker; a tool that computes inside "
+        "Work is unbalanced over the agent-loop workers' event loops ({who}).",
+        "Requests with large prompts or tool results in one worker; CPU-bound tool code in "
         "the event loop.",
-        "More agent-loop workers; tools in processes of their own.",
+        "More agent-loop workers; tools in separate processes.",
         ("worker_phases", "loop_suspects"),
         change="even_workers",
         varies=True,
@@ -145,14 +145,14 @@ RULES: dict[str, Rule] = {
     ),
     "slow_ranks": Rule(
         "In the trainer's phases, ranks wait for the slowest one ({who}).",
-        "Sequences of unequal length in the ranks' batches.",
+        "Different sequence lengths in the ranks' batches.",
         "Balance the batches over the ranks.",
         ("worker_phases", "stragglers"),
         change="even_ranks",
         measured=True,
-        named_cause="It is always the same one: its device or host is slow, whatever its batch.",
+        named_cause="It is always the same rank: its device or host is slow, regardless of the batch.",
         named_advice="Check {who}: clocks and temperature of its device, other processes, its host's "
-        "network and memory; leave it out and compare.",
+        "network and memory; exclude it and compare.",
         overrides=(
             "trainer.balance_batch=true",
             "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -161,8 +161,8 @@ RULES: dict[str, Rule] = {
     ),
     "engine_queue": Rule(
         "The request that ends last waits {lost_s} per step in the engine's queue.",
-        "More requests than a replica runs at once, or too little room for their key-value cache.",
-        "Raise the limit of concurrent requests or the memory for the cache; more replicas.",
+        "More requests than a replica's concurrency limit, or too little KV-cache memory.",
+        "Raise the concurrency limit or the KV-cache memory; more replicas.",
         ("engine_parts", "what_if"),
         change="no_queue",
         owners=("queue",),
@@ -171,9 +171,9 @@ RULES: dict[str, Rule] = {
     ),
     "way_to_engine": Rule(
         "The request that ends last spends {lost_s} per step between its worker and the engine.",
-        "The load balancer is one process; large prompts are serialized; the worker's event loop is "
+        "The load balancer is a single process; large prompts are serialized; the worker's event loop is "
         "busy.",
-        "More agent-loop workers; look at the event-loop stalls.",
+        "More agent-loop workers; check the event-loop stalls.",
         ("engine_parts", "loop_suspects"),
         owners=("server_acquire", "transport"),
         overrides=_MORE_WORKERS,
@@ -182,25 +182,25 @@ RULES: dict[str, Rule] = {
     "event_loop": Rule(
         "A worker's event loop is blocked for {lost_s} per step while the last request waits for it "
         "({who}).",
-        "Code that computes or blocks inside a coroutine: a tool, a reward function, tokenizing.",
-        "asyncio.to_thread or a process for what computes; more agent-loop workers.",
+        "CPU-bound or blocking code in a coroutine: a tool, a reward function, tokenization.",
+        "asyncio.to_thread or a process for CPU-bound code; more agent-loop workers.",
         ("loop_suspects",),
         owners=("event_loop",),
         bounded=True,
         overrides=_MORE_WORKERS,
     ),
     "host_stall": Rule(
-        "For {lost_s} per step all processes of a host stalled at once ({who}).",
-        "The machine or its container was paused, throttled or swapping: a virtual machine that was "
-        "moved, a CPU limit, memory that ran out, more busy processes than cores.",
-        "Look at steal time, nr_throttled in cpu.stat and swap in those seconds; leave these steps "
-        "out of comparisons.",
+        "All processes of a host stalled at once for {lost_s} per step ({who}).",
+        "The machine or its container was paused, throttled or swapping: a VM migration, a "
+        "CPU limit, memory pressure, more busy processes than cores.",
+        "Check steal time, nr_throttled in cpu.stat and swap at those times; exclude these steps "
+        "from comparisons.",
         ("critical_path", "loop_suspects"),
         owners=("host_stall",),
     ),
     "late_start": Rule(
-        "{lost_s} per step pass before the request that ends last starts.",
-        "The trainer reads the batch and sends prompts out one after the other; a worker is busy, "
+        "The request that ends last starts late: {lost_s} per step in preparation and dispatch.",
+        "The trainer loads the batch and dispatches prompts one by one; a worker is busy, "
         "or, in the first step, still starting.",
         "More agent-loop workers; more dataloader workers; smaller prompts in the batch.",
         ("critical_path", "requests_in_flight"),
@@ -209,14 +209,14 @@ RULES: dict[str, Rule] = {
     ),
     "reward": Rule(
         "Scoring delays the step by {lost_s} ({who}).",
-        "A reward function that runs after the rollout, or for a long time for the last request.",
-        "Score inside the agent loop; more reward workers; a time limit in the reward function.",
+        "A reward function that runs after the rollout, or slowly for the last request.",
+        "Score inside the agent loop; more reward workers; a timeout in the reward function.",
         ("reward_times", "critical_path"),
         owners=("reward",),
         overrides=("reward.num_workers={twice_the_reward_workers}",),
     ),
     "validation": Rule(
-        "Validation takes {lost_s} per step, {lost_share} of a step's length.",
+        "Validation takes {lost_s} per step, equal to {lost_share} of the step time.",
         "Validation runs between steps, and the trainer waits for it.",
         "A larger trainer.test_freq; fewer validation prompts.",
         ("step_durations",),
@@ -226,8 +226,8 @@ RULES: dict[str, Rule] = {
         overrides=("trainer.test_freq={rarer_tests}",),
     ),
     "between_steps": Rule(
-        "{lost_s} per step pass between steps, outside all timers.",
-        "Loading the next batch, logging, or dumping samples in the trainer's process.",
+        "The trainer spends {lost_s} per step between steps, outside all timers.",
+        "Loading the next batch, logging, or dumping samples in the trainer process.",
         "More dataloader workers; a faster disk for the data; fewer or smaller dumps.",
         ("step_durations",),
         measured=True,
@@ -236,7 +236,7 @@ RULES: dict[str, Rule] = {
     ),
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
-        "Large fields that every phase fetches again, or one storage unit for all.",
+        "Large fields that every phase fetches again, or a single storage unit.",
         "Fewer or smaller fields; more storage units.",
         ("transfer_rates", "critical_path"),
         owners=("transfer",),
@@ -247,13 +247,13 @@ RULES: dict[str, Rule] = {
     ),
     "weight_sync": Rule(
         "The weight sync takes {lost_s} per step, {lost_share} of it.",
-        "Weights go through host memory or in many small pieces.",
-        "A faster rollout.checkpoint_engine; larger buckets; check that it does not run over the "
+        "Weights are copied through host memory or in many small buckets.",
+        "A faster rollout.checkpoint_engine; larger buckets; check that it does not use the "
         "slow network.",
         ("weight_sync",),
         owners=("update_weights",),
         least=0.1,
-        named_cause="{who} is the last one, whatever it sends.",
+        named_cause="{who} is consistently the last rank.",
         named_advice="Check the device, host and network of {who}.",
         overrides=(
             "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={buckets}",
@@ -276,23 +276,23 @@ RULES: dict[str, Rule] = {
         owners=("sleep_replicas",),
     ),
     "handover": Rule(
-        "For {lost_s} per step the trainer's phases run with no rank at work (most: {who}).",
-        "Batches are serialized and sent to the ranks and back by the trainer's one process.",
-        "Fewer fields in the batch; TransferQueue, where it is off.",
+        "The trainer's phases run for {lost_s} per step with no rank at work (most: {who}).",
+        "Dispatch/collect gap: the single trainer process serializes batches to and from the ranks.",
+        "Fewer fields in the batch; enable TransferQueue.",
         ("critical_path", "worker_phases"),
         owners=("handover",),
     ),
     "unexplained": Rule(
-        "{lost_s} per step ({lost_share}) are unattributed: no event covers them (most: {who}).",
-        "Code of your own between verl's timers, or probes that are off.",
-        "span(…) around your own code; switch all families of profiler.events on.",
+        "{lost_s} per step ({lost_share}) are unattributed: not covered by any event (most: {who}).",
+        "User code between verl's timers, or disabled probes.",
+        "Put span(…) around your own code; enable all profiler.events.families.",
         ("critical_path",),
         owners=("unexplained",),
         least=0.05,
     ),
     "tool_time": Rule(
-        "Stragglers wait {lost_s} per step for tools ({who}); its calls are all about as slow.",
-        "The tool itself is slow; no call is out of the ordinary.",
+        "Stragglers wait {lost_s} per step for tools ({who}); all calls are about equally slow.",
+        "The tool itself is slow; there are no outliers.",
         "Make the tool faster: more workers behind it, a cache, fewer calls per turn.",
         ("tool_latencies", "critical_path"),
         owners=("tool",),
@@ -302,7 +302,7 @@ RULES: dict[str, Rule] = {
     ),
     "decode_bound": Rule(
         "Decoding bounds the step: {lost_s} per step ({lost_share}) of the critical path.",
-        "The responses are long; no replica, worker or request is out of the ordinary.",
+        "The responses are long; no replica, worker or request is an outlier.",
         "More replicas or tensor parallelism, speculative decoding, shorter responses.",
         ("critical_path", "token_rates"),
         owners=("decode", "engine"),
@@ -312,7 +312,7 @@ RULES: dict[str, Rule] = {
     ),
     "trainer_bound": Rule(
         "{who} bounds the step: {lost_s} per step ({lost_share}) of the critical path.",
-        "The trainer computes; no rank is out of the ordinary.",
+        "The trainer is compute-bound; no rank is an outlier.",
         "Larger micro-batches (dynamic batch sizes), sequence packing, more ranks.",
         ("critical_path", "worker_phases"),
         owners=("update_actor", "update_critic", "old_log_prob", "ref", "values"),

@@ -1,7 +1,7 @@
-"""A step that can be run again with something changed.
+"""A model of a step that can be replayed with a change.
 
-The trainer looks for finished samples when it was seen to look, and further at the same distance.
-What follows `gen` keeps its length, unless the number of tokens changes: `after_token_us`.
+The trainer polls for finished samples at the recorded times, and later at the same interval.
+The phases after `gen` keep their duration, unless the number of tokens changes: `after_token_us`.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ from verl_profiler.analysis.explain.replay import (
 
 __all__ = ["POLL_US", "StepModel"]
 
-# verl's replay buffer sleeps so long between two looks (0.9.1); used where its looks were not seen.
+# Poll interval of verl's replay buffer (0.9.1); used if its polls were not recorded.
 POLL_US = 2_000_000
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """One step; times are microseconds after its begin.
+    """A model of one step; times are microseconds after its start.
 
     Args:
         duration_us: As measured.
-        requests: Those that `gen` waited for.
-        last_us: When the last of them ended.
-        wait_end_us: When the trainer had its samples; None when no `gen` waited for requests.
-        looks_us: When the trainer looked for samples; empty when it was not seen to poll.
-        poll_us: Distance of further looks.
-        slowness: Time per unit of work (a token, where tokens are known), with n calls in the
-            replica, is a + b n: (a, b) over all replicas and steps.
-        slowness_of: (a, b) of each replica, where they are known.
-        slope_error: Standard error of b, in parts of b.
-        load_varied: Whether there were enough calls, at loads that differ enough, to fit b.
-        slots: How many calls a replica ran at most, where others waited meanwhile; None where none
-            had to.
-        most_running: How many calls a replica ran at most.
-        weights_us: Length of the weight sync.
-        uneven_us: What the phases would save if every rank took the ranks' mean.
-        after_token_us: Time per token of the phases after `gen`, and its standard error; zeros where
-            too few steps are known.
+        requests: The requests that `gen` waited for.
+        last_us: End of the last of them.
+        wait_end_us: When the trainer had its samples; None if no `gen` waited for requests.
+        polls_us: Times of the trainer's polls; empty if no polling was recorded.
+        poll_us: Poll interval.
+        slowness: (a, b) over all replicas and steps: time per unit of work (a token, if tokens are
+            known) is a + b n, with n calls in the replica.
+        slowness_of: (a, b) of each replica, if known.
+        slope_error: Relative standard error of b.
+        load_varied: Whether there were enough calls at sufficiently different loads to fit b.
+        max_concurrency: Concurrency limit of a replica, if calls queued for it; None if none did.
+        most_running: Maximum number of concurrent calls in a replica.
+        weights_us: Duration of the weight sync.
+        uneven_us: Saving in the phases if every rank took the ranks' mean.
+        after_token_us: Time per token of the phases after `gen`, and its standard error; zeros with
+            too few steps.
     """
 
     run: str
@@ -56,13 +55,13 @@ class StepModel:
     requests: tuple[Request, ...] = ()
     last_us: float = 0.0
     wait_end_us: float | None = None
-    looks_us: tuple[float, ...] = ()
+    polls_us: tuple[float, ...] = ()
     poll_us: float = POLL_US
     slowness: tuple[float, float] = (1.0, 0.0)
     slowness_of: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     slope_error: float = 0.0
     load_varied: bool = False
-    slots: int | None = None
+    max_concurrency: int | None = None
     most_running: int = 0
     weights_us: float = 0.0
     uneven_us: float = 0.0
@@ -70,7 +69,7 @@ class StepModel:
 
     @property
     def calls(self) -> int:
-        """Number of generate calls: what a replay costs."""
+        """Number of generate calls, which determines the cost of a replay."""
         return sum(isinstance(stage, Call) for r in self.requests for stage in r.stages)
 
     def replayed(
@@ -78,26 +77,28 @@ class StepModel:
         requests: Sequence[Request] | None = None,
         *,
         polls: bool = True,
-        slots: int | None = None,
+        max_concurrency: int | None = None,
         even: bool = False,
         beyond: str = "line",
         speeds: Mapping[str, tuple[float, float]] | None = None,
     ) -> float:
-        """Return how long the step takes.
+        """Return the duration of the replayed step.
 
         Args:
-            requests: In place of those of the step.
-            polls: Whether the trainer finds its samples at its next look only.
-            slots: How many calls a replica runs at once; as measured when None.
-            even: A call goes to the replica with the fewest calls, not to the one it went to.
-            beyond: What more calls at once do than were seen, a key of `BEYOND`.
-            speeds: In place of `slowness_of`.
+            requests: Replacement for those of the step.
+            polls: Whether the trainer finds its samples only at its next poll.
+            max_concurrency: Concurrency limit of a replica; None for the measured one.
+            even: Route each call to the replica with the fewest calls, not to the measured one.
+            beyond: Assumption for loads that were never observed, a key of `BEYOND`.
+            speeds: Replacement for `slowness_of`.
         """
-        last_us = self.last_end_us(requests, slots=slots, even=even, beyond=beyond, speeds=speeds)
+        last_us = self.last_end_us(
+            requests, max_concurrency=max_concurrency, even=even, beyond=beyond, speeds=speeds
+        )
         return self.length_us(last_us, polls=polls) + self.after_change_us(requests)[0]
 
     def after_change_us(self, requests: Sequence[Request] | None) -> tuple[float, float]:
-        """Return how much longer the phases after `gen` take with these requests, and the error."""
+        """Return the additional time of the phases after `gen` with these requests, and its error."""
         if requests is None or self.wait_end_us is None or not any(self.after_token_us):
             return 0.0, 0.0
         known = [(self._tokens_of.get(id(request)), request) for request in requests]
@@ -122,12 +123,12 @@ class StepModel:
         self,
         requests: Sequence[Request] | None = None,
         *,
-        slots: int | None = None,
+        max_concurrency: int | None = None,
         even: bool = False,
         beyond: str = "line",
         speeds: Mapping[str, tuple[float, float]] | None = None,
     ) -> float:
-        """Return when the last request ends; `replayed` has the arguments."""
+        """Return the end of the last request; for the arguments see `replayed`."""
         chosen = self.requests if requests is None else requests
         if not chosen:
             return self.last_us
@@ -139,25 +140,29 @@ class StepModel:
             for name in names
         }
         ends = None if speeds else self._alone_ends_us
-        return max(request_ends(chosen, per_work, slots or self.slots, even=even, known_us=ends))
+        return max(
+            request_ends(
+                chosen, per_work, max_concurrency or self.max_concurrency, even=even, known_us=ends
+            )
+        )
 
     @cached_property
     def _alone_ends_us(self) -> dict[int, float]:
-        """When each of the requests ends if it shares no replica, by its `id`."""
+        """End of each request if it shares no replica, by `id`."""
         flat = {name: self.slowness_of.get(name, self.slowness)[0] for name in self._replicas}
         return {id(r): ends_alone_us(r, flat) for r in self.requests}
 
     def length_us(self, last_us: float, *, polls: bool = True) -> float:
-        """Return how long the step takes if its last request ends then."""
+        """Return the duration of the step if its last request ends at this time."""
         if self.wait_end_us is None:
             return self.duration_us
         return self.duration_us - self.wait_end_us + self._found(last_us, polls=polls)
 
     def from_tokens(self) -> float | None:
-        """Return how long the step takes if all tokens are the same work, without polling.
+        """Return the duration of the step if all tokens are the same work, without polling.
 
-        In `replayed` each call has the work that it was seen to be; here it is predicted from its
-        tokens, so the difference shows what the model of the replicas' speed is worth.
+        In `replayed` each call has its measured work; here its work is predicted from its
+        tokens, so the difference shows the error of the speed model (token-model error).
         """
         calls = [
             stage
@@ -183,15 +188,15 @@ class StepModel:
         return self.replayed(requests, polls=False)
 
     def _found(self, last_us: float, *, polls: bool) -> float:
-        """Return when the trainer has its samples, if the last request ends then."""
+        """Return when the trainer has its samples, if the last request ends at this time."""
         wait_end = self.wait_end_us or 0.0
-        if not self.looks_us:
+        if not self.polls_us:
             return last_us + wait_end - self.last_us
-        fetching = wait_end - self.looks_us[-1]
+        fetching = wait_end - self.polls_us[-1]
         if not polls:
             return last_us + fetching
-        place = bisect_left(self.looks_us, last_us - 1)
-        if place < len(self.looks_us):
-            return self.looks_us[place] + fetching
-        further = -((self.looks_us[-1] - (last_us - 1)) // self.poll_us)
-        return self.looks_us[-1] + further * self.poll_us + fetching
+        place = bisect_left(self.polls_us, last_us - 1)
+        if place < len(self.polls_us):
+            return self.polls_us[place] + fetching
+        further = -((self.polls_us[-1] - (last_us - 1)) // self.poll_us)
+        return self.polls_us[-1] + further * self.poll_us + fetching

@@ -1,7 +1,7 @@
-"""Who makes others wait, how much, and why: requests, tools, workers, replicas and ranks.
+"""Stragglers, their caused wait time, and the reason: requests, tools, workers, replicas and ranks.
 
-Whoever is done waits until the last of its kind is done.  Each moment of that waiting is charged in
-equal parts to those that are not done yet; so all blame adds up to all waiting.
+Whatever finishes waits for the last of its kind.  Each moment of that waiting is charged in equal
+shares to those that have not finished; caused wait times (`blame`) add up to the total waiting.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["REASONS", "straggler_requests", "stragglers"]
 
-# Why a request ended later than the median one of its step.
+# Why a request ended later than the median request of its step.
 REASONS: dict[str, str] = {
-    "late": "it began later",
-    "queued": "it waited in the engine or on the way there",
-    "long": "it had more to generate, or longer prompts",
-    "slow": "it took longer per token",
-    "tool": "it waited for tools",
-    "other": "reward, post-processing and what no event explains",
+    "late": "they start later",
+    "queued": "they wait in the engine's queue or on the way there",
+    "long": "they generate more tokens, or have longer prompts",
+    "slow": "they take longer per token",
+    "tool": "they wait for tools",
+    "other": "of reward, postprocessing or unattributed time",
 }
 
 
 def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> Rows:
-    """Find the requests that others waited for most, and why.
+    """Find the requests that caused the most wait time, and the reason.
 
     Returns:
-        At most `count` rows, most blame first: run, step, name, request_id, sample, blame_s (the
-        others' waiting that is charged to it), share (of all waiting for requests in the step),
-        behind_s (how much later than the median request it ended), because (a key of `REASONS`: the
-        largest part of that), and the parts late_s, queued_s, long_s, slow_s, tool_s and other_s,
-        which add up to behind_s.  Only finished training requests.
+        At most `count` rows, most blame first: run, step, name, request_id, sample, blame_s (the wait
+        time that it caused), share (of all waiting for requests in the step), behind_s (how much later
+        than the median request it ended), because (a key of `REASONS`: the largest component of that),
+        and the components late_s, queued_s, long_s, slow_s, tool_s and other_s, which add up to
+        behind_s.  Only finished training requests.
     """
     return tables.rows(
         f"""
@@ -46,25 +46,25 @@ def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> 
 
 
 def stragglers(tables: Tables, steps: Steps = None) -> Rows:
-    """Say who makes others wait, over all chosen steps.
+    """Find the stragglers over all chosen steps.
 
     Returns:
         One row per run, kind and who, most blame first within a kind: kind (`request`, whose who is
         the reason, a key of `REASONS`; `tool`, which is charged with a request's blame in
-        proportion to its part of what the request was behind; `worker` and `replica`, by when the
-        last request or generate call of each was done; or a phase of the trainer, whose who is a
+        proportion to its share of the request's delay; `worker` and `replica`, by the end of the
+        last request or generate call of each; or a phase of the trainer, whose who is a
         rank's process), steps (in which it was charged), of_steps, last (steps in which it was the
-        last), blame_s (others' waiting charged to it, in all steps), per_step_s (blame_s by
+        last), blame_s (caused wait time, in all steps), per_step_s (blame_s divided by
         of_steps), share (of the blame of its kind).
     """
     return tables.rows(
         f"""
-        WITH told AS NOT MATERIALIZED (
+        WITH blamed AS NOT MATERIALIZED (
             SELECT * FROM request_blame WHERE {in_steps(steps)}
         ), by_reason AS (
             SELECT run, step, because, bool_or(place = many AND many > 1) AS last,
                 sum(blame_us) AS blame_us
-            FROM told GROUP BY run, step, because
+            FROM blamed GROUP BY run, step, because
         ), others AS (
             SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
             FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}

@@ -1,4 +1,4 @@
-"""Whether the change that a finding advised gave what the finding predicted."""
+"""Check whether a change achieved the gain that a finding predicted."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from verl_profiler.analysis.selection import Rows
 
 __all__ = ["WORK", "verified"]
 
-# What has to be alike before and after for a comparison of steps to mean anything, and by how much.
+# Quantities that must match before and after for steps to be comparable, and the tolerance.
 WORK = ("requests",)
 _ALIKE = 0.05
-# Kept is at least this part of the predicted gain.
+# Minimum share of the predicted gain for the verdict `kept`.
 _KEPT = 0.5
 
 
 def verified(
     predicted: Mapping[str, Any], before: Rows, after: Rows, remaining_s: float | None
 ) -> dict[str, Any]:
-    """Compare a finding's prediction with what a changed run measured.
+    """Compare a finding's prediction with the measurements of a changed run.
 
     Args:
         predicted: The finding: a row of `findings`.
-        before: Rows of `step_times` that the finding is of, warm-up left out.
-        after: The changed run's, likewise.
-        remaining_s: What the same finding can recover in the changed run; None if it has none.
+        before: Rows of `step_times` of the run with the finding, without warm-up.
+        after: Those of the changed run.
+        remaining_s: Recoverable time of the same finding in the changed run; None without it.
 
     Returns:
         finding, culprit_text, verdict (`kept`, `not kept` or `undecided`), reason, predicted_s, low_s and
@@ -54,11 +54,11 @@ def verified(
     }
     if low is None or high is None:
         verdict = "undecided"
-        reason = f"an interval needs {LEAST_STEPS} steps of each run, warm-up aside"
+        reason = f"an interval needs {LEAST_STEPS} steps of each run after the warm-up"
     elif work:
-        verdict, reason = "undecided", "the two runs do not do the same work"
+        verdict, reason = "undecided", "the two runs do different amounts of work"
     elif -high >= wanted:
-        verdict, reason = "kept", "at least half of the predicted gain is beyond noise"
+        verdict, reason = "kept", "at least half of the predicted gain was achieved, beyond noise"
     elif -low < wanted:
         verdict, reason = "not kept", "the gain is less than half of the prediction, beyond noise"
     else:

@@ -1,7 +1,7 @@
-"""What a step would have taken, had something been otherwise: the steps replayed with one change.
+"""Counterfactual step times: the steps replayed with one change.
 
-`CHANGES` is the list of questions.  Each is answered by `step_model`: the unchanged replay and the
-changed one, in the same model, so that what the model gets wrong in both cancels.
+`CHANGES` lists the changes.  `step_model` replays each step unchanged and changed, in the same model, so
+that model errors common to both cancel.
 """
 
 from __future__ import annotations
@@ -36,42 +36,41 @@ __all__ = [
 
 UNCHANGED = "unchanged"
 
-# A replay of one generate call costs 10 to 20 microseconds, and there are a dozen replays.  A run
-# with more calls than this is answered by every n-th step; this many are replayed for resampling.
+# A replay of one generate call takes 10 to 20 microseconds, and there are a dozen replays.  Of a run
+# with more calls than this, every n-th step is replayed, at most this many.
 _CALLS = 10_000
 _STEPS = 40
 _LEVEL = 0.9
-# Requests of a step that has a 95th percentile.
+# Minimum number of requests of a step for a 95th percentile.
 _ENOUGH = least_values(0.95)
-# Standard errors of the model, in parts: of what is saved, and of what calls gain by running beside
-# fewer others, on top of the fitted slope's own error.  Assumed; benchmarks/bench_simulated_engines.py counts what they cover.
+# Relative standard errors of the model: of the saving, and of the speedup from lower load, in addition
+# to the fitted slope's error.  Assumed; benchmarks/bench_simulated_engines.py measures their coverage.
 _MODEL_ERROR = 0.10
 _LOAD_ERROR = 0.20
-# Two runs of the same settings are assumed to differ by this part of a step in nine of ten pairs, beside
-# what follows from how much their steps vary.
+# Two runs with the same settings are assumed to differ by this share of a step in nine of ten pairs, in
+# addition to the variation between their steps.
 _RUN_SPREAD = 0.15
 _NORMAL = 1.645
-# A replica is slower than the others if a token takes this much longer.
+# A replica is slower than the others if its time per token is higher by this factor.
 _SLOWER = 1.2
 
 
 @dataclass(frozen=True)
 class Change:
-    """One question.
+    """One counterfactual change.
 
     Args:
-        about: What is otherwise, in a few words.
-        requests: Makes the requests of a step otherwise; gets the typical length of each tool.
+        about: A short description.
+        requests: Transforms the requests of a step; receives the median duration of each tool.
         polls: Whether the trainer still polls.
-        even: Whether route generate calls to the least loaded replica.
-        slots: How many calls a replica runs at once; None as measured.
-        saved_us: What the step saves outside its rollout.
-        speeds: (a, b) of the replicas that are otherwise.
-        batches: Makes whole batches of a step and the others, in place of `requests`; what the step
-            saves is the mean over them.
-        beyond: Whether replicas run more calls at once than they were seen to run: then the answer has
-            bounds.
-        least: How many requests a step needs for an answer.
+        even: Whether to route generate calls to the least loaded replica.
+        max_concurrency: Concurrency limit of a replica; None as measured.
+        saved_us: The saving outside the rollout.
+        speeds: (a, b) of the replicas that change.
+        batches: Builds whole batches from a step and the others, instead of `requests`; the saving is
+            the mean over them.
+        beyond: Whether replicas run more concurrent calls than recorded: then the result has bounds.
+        least: Minimum number of requests in a step.
     """
 
     about: str
@@ -80,7 +79,7 @@ class Change:
     ) = None
     polls: bool = True
     even: bool = False
-    slots: Callable[[StepModel], int | None] | None = None
+    max_concurrency: Callable[[StepModel], int | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
     speeds: Callable[[StepModel], dict[str, tuple[float, float]]] | None = None
     batches: Callable[[StepModel, Sequence[StepModel]], list[list[Request]]] | None = None
@@ -89,7 +88,7 @@ class Change:
 
 
 def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
-    """Give a request other stages; one that has just these already stays what it is."""
+    """Return the request with other stages; the same object if they are equal."""
     changed = tuple(stages)
     if len(changed) == len(request.stages) and all(map(is_, changed, request.stages)):
         return request
@@ -97,7 +96,7 @@ def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
 
 
 def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
-    """Stop the slowest requests, at least one, at P95; start a typical one in each one's place."""
+    """Stop the slowest requests (at least one) at P95, or replace them with typical ones."""
 
     def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
         order = sorted(requests, key=lambda request: request.duration_us)
@@ -109,7 +108,7 @@ def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
             cut = _cut(request.stages, limit)
             if not refilled:
                 return request._replace(stages=cut)
-            # What was stopped is not trained on.
+            # Stopped requests are not trained on.
             return request._replace(
                 stages=(*cut, *typical.stages),
                 prompt_tokens=typical.prompt_tokens,
@@ -126,9 +125,9 @@ def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
 
 
 def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
-    """Keep the part of a chain before a moment, by the measured lengths.
+    """Truncate a chain at a time, by the measured durations.
 
-    A call that is cut keeps the same part of each of its pieces.
+    A truncated call keeps the same share of each of its components.
     """
     kept: list[Stage] = []
     for stage in stages:
@@ -160,7 +159,7 @@ def _measured_us(stage: Stage) -> float:
 
 
 def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
-    """Give each tool call the length that `length_of` makes of its own and its tool's median."""
+    """Set each tool call's duration to `length_of` its duration and its tool's median."""
 
     def change(
         _: StepModel, requests: Sequence[Request], medians: Mapping[str, float]
@@ -177,7 +176,7 @@ def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[...,
 
 
 def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
-    """Take the last turn from the requests that took the most turns."""
+    """Remove the last turn of the requests with the most turns."""
     last = max((request.turns for request in model.requests), default=0) - 1
     if last < 1:
         return list(requests)
@@ -188,7 +187,7 @@ def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> li
 
 
 def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-    """Take the engine's queue from generate calls."""
+    """Remove the time in the engine's queue from generate calls."""
 
     def changed(stage: Stage) -> Stage:
         if isinstance(stage, Call) and stage.queue_us:
@@ -199,7 +198,7 @@ def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[R
 
 
 def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
-    """Give each worker the mean of what the workers' event loops had to do."""
+    """Set each worker's event-loop time to the mean over workers."""
     loads: dict[str, float] = {}
     for request in model.requests:
         loads.setdefault(request.worker, 0.0)
@@ -221,7 +220,7 @@ def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list
 
 
 def _shorter(share: float) -> Callable[..., list[Request]]:
-    """Let each generate call generate this part of its tokens."""
+    """Scale the tokens of each generate call by a factor."""
 
     def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
         def changed(stage: Stage) -> Stage:
@@ -235,7 +234,7 @@ def _shorter(share: float) -> Callable[..., list[Request]]:
 
 
 def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
-    """Give replicas that are slower than the others the line of the middle one of these."""
+    """Give slower replicas the line of the median one of the others."""
     load = max(model.most_running / 2, 1.0)
 
     def token_us(name: str) -> float:
@@ -253,7 +252,7 @@ def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
 
 
 def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
-    """Split a step's requests by prompt; without several prompts, one by one."""
+    """Group a step's requests by prompt; with a single prompt, one group per request."""
     names = [request.group for request in model.requests]
     groups: list[Any] = list(dict.fromkeys(names))
     if len(groups) < 2 or None in groups:
@@ -266,9 +265,9 @@ def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
 
 
 def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request]]:
-    """Put the requests of a step and of another one of its run together, or its own twice.
+    """Combine the requests of a step with those of another step of its run, or with its own.
 
-    Those of other steps are other draws: the longest of them may be longer than the step's own.
+    Other steps are other samples: their longest request may be longer than the step's own.
     """
     own = [each for each in models if each.run == model.run and each.requests]
     place = next((n for n, each in enumerate(own) if each is model), 0)
@@ -276,7 +275,7 @@ def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request
     return [[*model.requests, *other.requests] for other in others]
 
 
-# The questions, by name.
+# The changes, by name.
 CHANGES: dict[str, Change] = {
     "no_polling": Change("notify the trainer when samples are ready", polls=False),
     "slowest_1_percent": Change(
@@ -326,17 +325,17 @@ CHANGES: dict[str, Change] = {
     "no_queue": Change(
         "no engine queue (load never seen)",
         requests=_without_queue,
-        slots=lambda model: len(model.requests) if model.slots else None,
+        max_concurrency=lambda model: len(model.requests) if model.max_concurrency else None,
         beyond=True,
     ),
     "twice_the_slots": Change(
         "double the engine's concurrency (never seen)",
-        slots=lambda model: 2 * model.slots if model.slots else None,
+        max_concurrency=lambda model: 2 * model.max_concurrency if model.max_concurrency else None,
         beyond=True,
     ),
     "half_the_slots": Change(
         "halve the engine's concurrency",
-        slots=lambda model: max(model.most_running // 2, 1),
+        max_concurrency=lambda model: max(model.most_running // 2, 1),
     ),
 }
 
@@ -347,40 +346,40 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
         (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        earlier_s (how much earlier the rollout ends), error_s (standard error of the model in it),
-        least_s and most_s (what is saved over many steps if more calls at once than were seen get no more
-        tokens per second, or do not slow each other down; the same where no more run), residual_s and
-        residual_share (unchanged minus measured; None for the others), tokens_share
-        (how far, in parts of the step, the rollout's end is off when each call's decoding is not as
-        measured but as its tokens and the fitted speed predict; None for the others).  A run with
-        more generate calls than can be replayed in seconds is answered by every n-th step.
+        earlier_s (the saving without polling), error_s (standard error of the model in it),
+        least_s and most_s (expected saving if higher loads than recorded give no more tokens per second,
+        or do not slow calls down; equal if the load is not higher), residual_s and
+        residual_share (replay error: unchanged minus measured; None for the others), tokens_share
+        (token-model error of the rollout's end, as a share of the step, if decoding times are predicted
+        from tokens and the fitted speed; None for the others).  Of a run with too many generate calls
+        to replay in seconds, every n-th step is replayed.
     """
     return replays_of(step_models(tables, chosen_steps(tables, steps)))
 
 
 def what_if(tables: Tables, steps: Steps = None) -> Rows:
-    """Say what steps would have saved on average.
+    """Average the savings over steps.
 
     Returns:
         One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed; the
-        95th percentile needs 20 requests, and where no step has enough the gains are None),
+        95th percentile needs 20 requests; the gains are None if no step has enough),
         step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
-        one; negative where it would take longer), earlier_s (the same if the trainer did not poll),
-        expected_s (what saved_s comes to over many steps: earlier_s, but saved_s where the change is
-        that the trainer does not poll), share (of step_s, by expected_s), low_s and high_s (the
-        90 % interval of expected_s, which allows for autocorrelated steps: its lower end of
-        step_replays' least_s and its upper one of most_s; None with fewer than three steps, where
-        least_s and most_s have the same mean; wider by step_replays' error_s), pair_low_s and
-        pair_high_s (likewise for the measured difference to one other run of as many steps),
-        between_runs_s (by how much two such runs without a change differ, at most in nine of ten pairs),
-        residual_share (median of the unchanged replays' distance to the measured
-        steps, for `unchanged`), tokens_share (the same of `step_replays`' tokens_share).
+        one; negative if it would take longer), earlier_s (the same without polling),
+        expected_s (long-run mean of saved_s: earlier_s, or saved_s if the change removes polling),
+        share (expected_s as a share of step_s), low_s and high_s (the
+        90 % interval of expected_s, allowing for autocorrelated steps: its lower end from
+        step_replays' least_s and its upper end from most_s; None with fewer than three steps if
+        least_s and most_s have the same mean; widened by step_replays' error_s), pair_low_s and
+        pair_high_s (likewise for the measured difference to another run with as many steps),
+        between_runs_s (90 % bound of the difference between two such runs without a change),
+        residual_share (median absolute replay error, for `unchanged`), tokens_share (median absolute
+        token-model error).
     """
     return replays_and_averages(tables, steps)[1]
 
 
 def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Rows]:
-    """Return the rows of `step_replays` and those of `what_if`, for the price of one."""
+    """Return the rows of `step_replays` and of `what_if`, replaying once."""
     models = step_models(tables, chosen_steps(tables, steps))
     replays = replays_of(models)
     return replays, averages(models, replays)
@@ -432,7 +431,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 _, high = _interval(most, replayed)
                 if low is None and least != most:
                     low, high = fmean(least), fmean(most)
-                # The model's error is the same in all steps: more of them do not make it smaller.
+                # The model error is common to all steps: averaging does not reduce it.
                 error = _NORMAL * fmean(each["error_s"] for each in answers)
                 low, high = _wider(expected, low, high, error)
                 durations = [each["duration_s"] for each in answers]
@@ -489,7 +488,7 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
 def _answer(
     model: StepModel, requests: Sequence[Request], last_us: float, change: Change
 ) -> dict[str, float]:
-    """Return what a change saves with these requests: five of the columns of `step_replays`."""
+    """Return the saving of a change with these requests: five columns of `step_replays`."""
     saved, earlier = _saved_us(model, requests, last_us, change)
     expected = earlier if change.polls else saved
     least, most = _bounds_s(model, requests, last_us, change, expected)
@@ -506,14 +505,14 @@ def _answer(
 def _error_us(
     model: StepModel, requests: Sequence[Request], change: Change, expected_us: float
 ) -> float:
-    """Return the standard error of the model in what a change saves."""
-    untouched = requests is model.requests and change.slots is None and not change.even
+    """Return the standard error of the model in the saving of a change."""
+    untouched = requests is model.requests and change.max_concurrency is None and not change.even
     if untouched or not model.slowness[1]:
         by_load = 0.0
-    elif change.slots is not None or change.even or change.batches is not None:
+    elif change.max_concurrency is not None or change.even or change.batches is not None:
         by_load = expected_us
     else:
-        # What the change would save if calls kept the speed that they had.
+        # The saving if calls kept their measured speed.
         own, other = (
             max((_kept_us(request) for request in each), default=0.0)
             for each in (model.requests, requests)
@@ -556,7 +555,7 @@ def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str,
 def _changed(
     model: StepModel, requests: Sequence[Request], change: Change, medians: Mapping[str, float]
 ) -> Sequence[Request]:
-    """Return the requests with the change."""
+    """Return the changed requests."""
     if change.requests is None or not requests:
         return requests
     return change.requests(model, requests, medians)
@@ -569,17 +568,17 @@ def _saved_us(
     change: Change,
     beyond: str = "line",
 ) -> tuple[float, float]:
-    """Return what a change saves, and what it would save if the trainer did not poll.
+    """Return the saving of a change, and the saving without polling.
 
-    `changed` are the requests with it, `last_us` is when the last of them ends without it, `beyond`
-    is a key of `BEYOND`.
+    `changed` are the changed requests, `last_us` is the end of the last unchanged one, `beyond` is a
+    key of `BEYOND`.
     """
-    slots = None if change.slots is None else change.slots(model)
+    max_concurrency = None if change.max_concurrency is None else change.max_concurrency(model)
     changed_last = last_us
     speeds = None if change.speeds is None else change.speeds(model)
-    if changed is not model.requests or slots is not None or change.even or speeds:
+    if changed is not model.requests or max_concurrency is not None or change.even or speeds:
         changed_last = model.last_end_us(
-            changed, slots=slots, even=change.even, beyond=beyond, speeds=speeds
+            changed, max_concurrency=max_concurrency, even=change.even, beyond=beyond, speeds=speeds
         )
     more = change.saved_us(model) - model.after_change_us(changed)[0]
     saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
@@ -594,21 +593,21 @@ def _bounds_s(
     change: Change,
     saved_us: float,
 ) -> tuple[float, float]:
-    """Return the least and the most that a change may save, in s, given what it saves by the line.
+    """Return the bounds of a change's saving in s, given the saving by the fitted line.
 
-    All of them as if the trainer did not poll, where the change leaves it polling.
+    Without polling, unless the change itself removes polling.
     """
     if not change.beyond:
         return saved_us / 1e6, saved_us / 1e6
     least = _saved_us(model, changed, last_us, change, "saturated")[change.polls]
-    # Where load does not make calls slower, the line is flat.
+    # If load does not slow calls down, the line is flat.
     flat = not model.slowness[1] and not any(b for _, b in model.slowness_of.values())
     most = saved_us if flat else _saved_us(model, changed, last_us, change, "flat")[change.polls]
     return least / 1e6, most / 1e6
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
-    """Choose every n-th step after the warm-up, so that replaying them takes seconds."""
+    """Choose every n-th step after the warm-up, so that the replay takes seconds."""
     steps = after_warm_up(tables, steps)
     counted = tables.rows(
         "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
@@ -636,22 +635,22 @@ def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
 def _wider(
     value: float, low: float | None, high: float | None, more: float
 ) -> tuple[float | None, float | None]:
-    """Widen an interval by another, independent error, to both sides."""
+    """Widen an interval on both sides by an independent error."""
     if low is None or high is None:
         return None, None
     return value - math.hypot(value - low, more), value + math.hypot(high - value, more)
 
 
 def _between_runs_s(durations_s: Sequence[float], steps: Sequence[int]) -> float:
-    """Return by how much two runs with the same settings differ, in nine of ten pairs, in s."""
+    """Return the 90 % bound of the difference between two runs with the same settings, in s."""
     low, high = _interval(durations_s, steps)
     chance = 0.0 if low is None or high is None else (high - low) / 2 * math.sqrt(2)
     return math.hypot(chance, _RUN_SPREAD * fmean(durations_s))
 
 
 def _interval(saved: Sequence[float], steps: Sequence[int]) -> tuple[float | None, float | None]:
-    """Return the 90 % interval of a mean over steps; None with too few of them."""
-    # Imported here, as few commands need scipy.
+    """Return the 90 % interval of a mean over steps; None with too few steps."""
+    # Imported here because few commands need scipy.
     from verl_profiler.analysis.intervals import mean
 
     estimate = mean(saved, steps)

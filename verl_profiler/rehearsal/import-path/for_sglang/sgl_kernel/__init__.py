@@ -1,4 +1,4 @@
-"""Stands in for `sgl_kernel` where there is no CUDA: imports work, calls raise.
+"""A stand-in for `sgl_kernel` without CUDA: imports work, calls raise.
 
 The published `sglang-kernel` wheels load libcuda at import.  Without AMX, SGLang's CPU path is pure
 torch and calls none of the kernels, but imports their names.  No `torch.ops.sgl_kernel` operator
@@ -10,7 +10,7 @@ import importlib.machinery
 import sys
 import types
 
-# SGLang 0.5.12 compares this with the version that it was made for.
+# SGLang 0.5.12 compares this with the version that it requires.
 __version__ = "0.4.2.post2"
 
 
@@ -19,7 +19,7 @@ class _Missing:
         self.__name__ = self._name = name
 
     def __call__(self, *args, **kwargs):
-        raise NotImplementedError(f"{self._name}: there is no kernel in a rehearsal on a CPU")
+        raise NotImplementedError(f"{self._name}: not available in a rehearsal on a CPU")
 
     def __getattr__(self, name):
         if name.startswith("__"):

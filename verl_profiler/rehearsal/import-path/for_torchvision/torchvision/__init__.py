@@ -1,11 +1,11 @@
-"""Loads the installed torchvision, after defining two operators if its library does not load.
+"""Loads the installed torchvision, and first defines two operators if its library does not load.
 
 A CUDA build of torchvision beside a CPU build of torch fails at import (0.28.0), because its
 Python code registers meta kernels for `torchvision::nms` and `torchvision::qnms`, which the library
 that did not load would have defined.  Defining the schemas is enough to import it.  Where the two
 builds match, nothing is defined.
 
-Python finds this package first and it puts the installed one in its own place.
+Python imports this package first, which then replaces itself with the installed one.
 """
 
 import importlib.machinery
@@ -31,7 +31,7 @@ def _installed():
 
 
 def _operators(package):
-    """Return what keeps the operators defined: None where the package's own library does."""
+    """Return the object that keeps the operators defined; None if the package's own library does."""
     for library in sorted(package.glob("_C*.so")):
         try:
             torch.ops.load_library(str(library))
