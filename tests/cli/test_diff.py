@@ -233,6 +233,7 @@ def test_the_page_shows_the_table(runs, tmp_path, capsys):
     assert table.index("gen.mean") < table.index("Significant changes")
     assert table.index("Significant changes") < table.index("No significant change")
     assert "FAILED: step.p50 &gt; +5%" in text
+    page.write_text("notes")
     with pytest.raises(ReadingError, match="--force"):
         run(named, runs[2], "--html", page)
 

@@ -182,7 +182,7 @@ def test_the_report_is_written_and_opened_again(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("ui", ["ui.perfetto.dev", "file:///etc/passwd", ""])
 def test_what_is_no_address_is_refused(ui, tmp_path):
     """Before anything is read."""
-    with pytest.raises(ReadingError, match="not the address of a page"):
+    with pytest.raises(ReadingError, match="not a web address"):
         open_command.run(arguments("--perfetto", tmp_path / "none", "--ui", ui))
 
 

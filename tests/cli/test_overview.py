@@ -113,7 +113,7 @@ def test_no_change_is_promised_where_nothing_was_recorded(tmp_path, capsys):
     out = printed(capsys, "summary", tmp_path)
 
     assert "No single change" not in out
-    assert "no step has an end; 1.00 s were recorded" in out
+    assert "no finished steps; 1.00 s were recorded" in out
 
 
 def test_a_terminal_gets_colors_and_a_pipe_none(long_run):

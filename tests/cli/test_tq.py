@@ -83,7 +83,7 @@ def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "training.log: 50 calls of rollout; 45.7 s in all, 12 % of it get and put"
+        "training.log: 50 calls of rollout; 45.7 s in total, 12 % of it get and put"
     )
     assert "Gets moved 760 MB at 292 MB/s; puts moved 760 MB at 245 MB/s." == lines[1]
     assert lines[3].startswith("No finding by the guide's thresholds: get and put at most 30 %")
@@ -124,7 +124,7 @@ def test_numbers_that_are_scaled_say_so(tmp_path, capsys):
 
     text = capsys.readouterr().out
     assert "10 calls of generate (estimated from 1 traced ones)" in text
-    assert "One of every 10 calls was traced of generate." in text
+    assert "generate: 1 in 10 calls was traced." in text
 
 
 def test_json_has_the_same_numbers_and_all_problems(log, capsys):
@@ -136,7 +136,7 @@ def test_json_has_the_same_numbers_and_all_problems(log, capsys):
     content = json.loads(capsys.readouterr().out)
     (row,) = content["tables"]["tq_functions"]
     assert (1, ["training.log"], 50) == (content["format"], content["runs"], row["calls"])
-    assert any("cannot be read" in problem for problem in content["problems"])
+    assert any("unreadable" in problem for problem in content["problems"])
     assert any(":601 " in problem for problem in content["problems"])
 
 
@@ -163,12 +163,12 @@ def test_one_function_some_steps_or_one_trace(tmp_path, capsys):
 
 
 def test_a_run_and_a_log_are_shown_apart(log, capsys):
-    """They may tell of the same calls."""
+    """They may contain the same calls."""
     assert 0 == run(DATA / "tq" / "run.tar.gz", log)
 
     text = capsys.readouterr().out
     assert "\ntraining.log: 50 calls of rollout" in text
-    assert "are shown apart" in text
+    assert "are shown separately" in text
 
 
 @pytest.mark.parametrize(

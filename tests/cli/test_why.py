@@ -28,11 +28,11 @@ def test_one_step_of_a_real_run(capsys):
     places = [
         text.index(title)
         for title in (
-            "Findings of one step\n1. Validation takes 4.25 s per step, 21 % of a step's length.",
+            "Findings of one step\n1. Validation takes 4.25 s per step, equal to 21 % of the step time.",
             "2. The trainer noticed rollout completion 1.51 s late.",
             "critical path of step 2: 20.1 s, every second attributed to one cause",
             "in order\n",
-            "the model\n",
+            "replay accuracy\n",
             "what if (mean per step, 1 step replayed; gains are not additive)",
             "stragglers (",
             "straggler requests",

@@ -333,7 +333,7 @@ def test_two_steps_establish_nobody():
 
     assert "slow_ranks" == rows[0]["finding"]
     assert rows[0]["culprit"] is None
-    assert "not established: actor_2" in rows[0]["culprit_text"]
+    assert "not significant: actor_2" in rows[0]["culprit_text"]
 
 
 @pytest.mark.parametrize("members", [2, 8, 64])

@@ -226,10 +226,10 @@ def test_a_finding_states_how_many_steps_its_replay_used(monkeypatch):
     (row,) = (row for row in rows if row["finding"] == "polling")
 
     assert (4, 2) == (row["steps"], row["replayed"])
-    assert "a replay of 2 of 4 steps" in finding_list(rows)
+    assert "from replays of 2 of 4 steps" in finding_list(rows)
     monkeypatch.undo()
     rows, _ = found_in(*steps)
-    assert "a replay of" not in finding_list(rows)
+    assert "from replays of" not in finding_list(rows)
 
 
 @pytest.mark.parametrize("name", CASES)

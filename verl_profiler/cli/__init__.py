@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success. 1: nothing to report, or the program that was run failed. 2: the command cannot be run
     as given. 3: an error in this package. 130: interrupted; 128 + N: ended by signal N.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with tidy_ends(), guarded():
-            return _run(words)
+            return _run(argv)
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has exited.
         return 0
@@ -63,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _run(words: Sequence[str]) -> int:
-    _check_command(words)
-    args = _parser().parse_args(words)
+def _run(argv: Sequence[str]) -> int:
+    _check_command(argv)
+    args = _parser().parse_args(argv)
     if args.command is None:
         _parser().print_help()
         return 2
@@ -78,7 +78,7 @@ def _run(words: Sequence[str]) -> int:
     except VerlProfilerError as error:
         if args.traceback:
             traceback.print_exc()
-        message = named(f"verl-profiler {args.command}: {error}", words)
+        message = named(f"verl-profiler {args.command}: {error}", argv)
         print(message, file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last resort
@@ -106,8 +106,8 @@ def _run(words: Sequence[str]) -> int:
     return status
 
 
-def _check_command(words: Sequence[str]) -> None:
-    name = next((word for word in words if word != "--traceback"), "")
+def _check_command(argv: Sequence[str]) -> None:
+    name = next((word for word in argv if word != "--traceback"), "")
     if name and not name.startswith("-") and name not in COMMANDS:
         raise ReadingError(
             f"there is no command {name!r}{did_you_mean(name, COMMANDS)}\n"

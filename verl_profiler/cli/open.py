@@ -4,9 +4,9 @@
     verl-profiler open --perfetto logs/my-run --steps 3:5
     verl-profiler open --perfetto logs/my-run --ui https://perfetto.example.com
 
-The report is written first, as `verl-profiler report` does.  --perfetto hands the timeline from this
-machine's loopback address to the page of the Perfetto UI in your browser, which keeps it there;
-nothing is uploaded.  The command ends when the page has it.
+The report is written first, as by `verl-profiler report`.  --perfetto serves the timeline on this
+machine's loopback address to the Perfetto UI in your browser; nothing is uploaded.  The command exits
+when the page has loaded it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the report or the timeline; return 0, or 1 when there is nothing to show.
+    """Open the report or the timeline; return 0, or 1 if there is nothing to show.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -66,7 +66,7 @@ def _open_report(args: argparse.Namespace) -> int:
         return 1
     print(visible(f"Wrote {written}"))
     if args.no_browser or not _shown(written.absolute().as_uri()):
-        print("Open that file in a browser; it needs nothing else, so it can be copied.")
+        print("Open that file in a browser; it is self-contained and can be copied.")
     return 0
 
 
@@ -76,7 +76,7 @@ def _open_timeline(args: argparse.Namespace) -> int:
 
     if urlsplit(args.ui).scheme not in ("https", "http") or not urlsplit(args.ui).netloc:
         raise ReadingError(
-            f"--ui {args.ui} is not the address of a page.\nFor example --ui {_PERFETTO}",
+            f"--ui {args.ui} is not a web address.\nFor example --ui {_PERFETTO}",
             "option-value",
         )
     with tempfile.TemporaryDirectory(prefix="verl-profiler-") as folder:
@@ -87,22 +87,22 @@ def _open_timeline(args: argparse.Namespace) -> int:
         with Server(trace, title, args.ui, args.port) as server:
             if args.no_browser or not _shown(server.address):
                 port = urlsplit(server.address).port
-                print("Open in a browser on this machine (Ctrl-C ends):", server.address)
+                print("Open in a browser on this machine (Ctrl-C to stop):", server.address)
                 print(f"From another machine, first: ssh -L {port}:127.0.0.1:{port} THIS_HOST")
             else:
-                print("Waiting for the browser (Ctrl-C ends):", server.address)
+                print("Waiting for the browser (Ctrl-C to stop):", server.address)
             sys.stdout.flush()
             if not server.wait():
                 raise ReadingError(
-                    "no browser took the timeline within 10 minutes.\n"
-                    "verl-profiler export perfetto RUN writes it as a file", "not-taken",
+                    "no browser loaded the timeline within 10 minutes.\n"
+                    "verl-profiler export perfetto RUN writes it to a file", "not-taken",
                 )  # fmt: skip
-    print(visible(f"The Perfetto UI has the timeline of {title}."))
+    print(visible(f"The Perfetto UI has loaded the timeline of {title}."))
     return 0
 
 
 def _shown(address: str) -> bool:
-    """Open an address in a graphical browser; return False where there is none."""
+    """Open an address in a graphical browser; return False if there is none."""
     import webbrowser
 
     graphical = sys.platform != "linux" or any(

@@ -18,7 +18,7 @@ _FINDINGS = 3
 _TOOLS = 3
 _WARNINGS = 3
 _WIDTH = 100
-# Phases below this share of the steps are one line.
+# Phases below this share of the steps are combined into one line.
 _SMALL = 0.02
 _BOLD, _DIM, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[0m"
 
@@ -31,14 +31,14 @@ def overview_text(
     *,
     color: bool = False,
 ) -> str:
-    """Write a run's overview.
+    """Return a run's overview.
 
     Args:
         found: Rows by name: step_times, phase_totals, request_totals, request_parts, slowest_requests,
             tool_latencies, own_spans, profiler_cost.
         about: `runs` (labels) and `events` (how many).
         findings: Rows of `views.findings.findings`.
-        problems: Plain sentences.
+        problems: Data-quality warnings.
         color: With ANSI codes for a terminal.
     """
     paint = _painted if color else _plain
@@ -70,10 +70,12 @@ def _changes(findings: Rows, found: Mapping[str, Rows], problems: Sequence[str],
             return ""
         return paint("No single change is worth 3 % of a step.", _BOLD)
     texts = finding_texts(findings)
-    lines = [paint("What to change first (gains per step; they do not add up)", _BOLD)]
+    lines = [paint("What to change first (gains per step, not additive)", _BOLD)]
     for number, text in enumerate(texts[:_FINDINGS], 1):
-        says = textwrap.wrap(visible(f"{number}. {text['says']}"), _WIDTH, subsequent_indent="   ")
-        lines += [paint(line, _YELLOW) for line in says]
+        wrapped = textwrap.wrap(
+            visible(f"{number}. {text['says']}"), _WIDTH, subsequent_indent="   "
+        )
+        lines += [paint(line, _YELLOW) for line in wrapped]
         lines += _wrapped("gain", text["gain"])
         lines += _wrapped("culprit", text["who"])
         fix = " ".join(text["paste"])
@@ -115,7 +117,7 @@ def _headline(run: str, found: Mapping[str, Rows]) -> str:
     lengths = [row["duration_s"] for row in found["step_times"] if row["finished"]]
     if not lengths:
         seen = max((row["seen_s"] or 0 for row in found["step_times"]), default=0)
-        return f"{run}: no step has an end; {seconds(seen)} were recorded"
+        return f"{run}: no finished steps; {seconds(seen)} were recorded"
     text = f"{run}: {len(lengths)} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
     if len(lengths) > 1:
         longest = max(

@@ -211,8 +211,10 @@ def _findings(tables: Mapping[str, Rows], language: str, labels: Mapping[str, st
             "no_variation": any(row["get_calls"] or row["put_calls"] for row in functions),
             "no_slowness": bool(tables["tq_throughput"]),
         }
-        said = [labels[name] for name, known in checked.items() if known]
-        return labels["nothing_found"].format(", ".join(said)) if said else labels["nothing_known"]
+        checks = [labels[name] for name, known in checked.items() if known]
+        return (
+            labels["nothing_found"].format(", ".join(checks)) if checks else labels["nothing_known"]
+        )
     lines = [labels["findings"]]
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
