@@ -153,7 +153,7 @@ def test_the_command_hands_over_what_export_writes(tmp_path, capsys, monkeypatch
     write_timeline([run], tmp_path / "expected", None, cache=False)
 
     assert [(tmp_path / "expected").read_bytes()] == got
-    assert "has the timeline of my-run" in capsys.readouterr().out
+    assert "has loaded the timeline of my-run" in capsys.readouterr().out
     assert before == sorted(run.rglob("*"))
     assert [] == list((tmp_path / "scratch").iterdir())
 
@@ -174,7 +174,7 @@ def test_the_report_is_written_and_opened_again(tmp_path, capsys, monkeypatch):
     assert "Open that file in a browser" in capsys.readouterr().out
 
     (run / "report.html").write_text("mine")
-    with pytest.raises(ReadingError, match="exists and is not replaced"):
+    with pytest.raises(ReadingError, match="exists and was not replaced"):
         open_command.run(arguments(run))
     assert "mine" == (run / "report.html").read_text()
 
