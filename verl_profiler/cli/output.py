@@ -23,6 +23,7 @@ __all__ = [
     "json_text",
     "print_json",
     "refuse_overwriting",
+    "refuse_overwriting_any",
     "replacing",
     "target_of",
     "write_whole",
@@ -85,6 +86,43 @@ def refuse_overwriting(target: Path, *, force: bool, mark: bytes | None = None) 
         raise ReadingError(
             f"{target} is not a regular file and cannot be replaced.\nName another file with --out",
             "cannot-write",
+        )
+
+
+def refuse_overwriting_any(
+    targets: Iterable[Path],
+    *,
+    force: bool,
+    mark: bytes | None = None,
+    because: str = "",
+    instead: str = "another --out",
+) -> None:
+    """Refuse files that exist before the first of several is written.
+
+    Args:
+        targets: The files.
+        force: Replace whatever regular files are there.
+        mark: What the first bytes of this command's own output hold; such files are replaced.
+        because: Added to the message: why they are not replaced.
+        instead: What else to name.
+
+    Raises:
+        ReadingError: One is in the way.
+    """
+    there = [
+        target
+        for target in targets
+        if os.path.lexists(target)
+        and (mark is None or target.is_symlink() or not _begins_with(target, mark))
+    ]
+    if force:
+        for target in there:
+            refuse_overwriting(target, force=True)
+    elif there:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise ReadingError(
+            f"{there[0]}{more} would be overwritten{because}.\nAdd --force, or name {instead}",
+            "output-exists",
         )
 
 

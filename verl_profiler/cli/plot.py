@@ -12,13 +12,18 @@ With --json or --csv the numbers behind the plot are printed instead, or written
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_cache, add_steps, check_steps, check_worker, did_you_mean
-from verl_profiler.cli.output import csv_text, json_text, refuse_overwriting, replacing, write_whole
+from verl_profiler.cli.output import (
+    csv_text,
+    json_text,
+    refuse_overwriting_any,
+    replacing,
+    write_whole,
+)
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
@@ -199,7 +204,7 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
     check_installed()
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
-    _refuse_overwriting(paths.values(), force=args.force)
+    refuse_overwriting_any(paths.values(), force=args.force)
     written = 0
     for name, plot in chosen.items():
         sheets = plot.analysis(opened.tables, next(iter(choices.values())))
@@ -253,19 +258,6 @@ def _safe(label: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in label)[:80]
 
 
-def _refuse_overwriting(paths: Any, *, force: bool) -> None:
-    there = [path for path in paths if os.path.lexists(path)]
-    if force:
-        for path in there:
-            refuse_overwriting(path, force=True)
-    elif there:
-        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        raise ReadingError(
-            f"{there[0]}{more} would be overwritten.\nAdd --force, or name another --out",
-            "output-exists",
-        )
-
-
 def _numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> dict[str, Any]:
     choice = next(iter(_choices(opened, args).values()))
     return {name: plot.analysis(opened.tables, choice) for name, plot in chosen.items()}
@@ -296,7 +288,7 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
         sys.stdout.write(text)
     else:
         path = out / f"{args.name}.json" if out.is_dir() else out
-        _refuse_overwriting([path], force=args.force)
+        refuse_overwriting_any([path], force=args.force)
         write_whole(path, [text])
         print(visible(f"Wrote {path}"))
     return 1 if _nothing(numbers, chosen) else 0
@@ -325,7 +317,7 @@ def _write_csv(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace
         paths = dict.fromkeys(tables, out)
     else:
         paths = {table: out / f"{table}.csv" for table in tables}
-    _refuse_overwriting(paths.values(), force=args.force)
+    refuse_overwriting_any(paths.values(), force=args.force)
     for table, path in paths.items():
         write_whole(path, [csv_text(tables[table])])
         print(visible(f"Wrote {path}"))

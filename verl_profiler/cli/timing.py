@@ -14,7 +14,6 @@ can be run again while the log grows; other files are not, unless --force is giv
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import add_steps
-from verl_profiler.cli.output import csv_text, json_text, refuse_overwriting, replacing, write_whole
+from verl_profiler.cli.output import (
+    csv_text,
+    json_text,
+    refuse_overwriting_any,
+    replacing,
+    write_whole,
+)
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import CONSOLE
@@ -35,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _FOLDER = "plot"
-# A picture that this command wrote says so within its first bytes.
-_HEAD_BYTES = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,8 +148,12 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
 
     folders = _folders(runs, args.output_dir)
     for run, folder in zip(runs, folders, strict=True):
-        _refuse_overwriting(
-            [folder / f"{name}.png" for name in PICTURES], _mark(run), force=args.force
+        refuse_overwriting_any(
+            [folder / f"{name}.png" for name in PICTURES],
+            force=args.force,
+            mark=f"Description\0{_mark(run)}".encode("latin-1", "replace"),
+            because=", and was not written by this command from the same log",
+            instead="another place with --output-dir",
         )
     print(visible(f"Parsing log file: {', '.join(map(str, args.logs))}"))
     for run, folder in zip(runs, folders, strict=True):
@@ -184,32 +191,6 @@ def _mark(run: LoggedRun) -> str:
     return f"verl-profiler timing {run.label}"
 
 
-def _refuse_overwriting(paths: Sequence[Path], mark: str | None, *, force: bool) -> None:
-    """Refuse to replace files, unless they are pictures of the same log.
-
-    Raises:
-        ReadingError: Another file is in the way.
-    """
-    there = [path for path in paths if os.path.lexists(path) and not _carries(path, mark)]
-    if force:
-        for path in there:
-            refuse_overwriting(path, force=True)
-    elif there:
-        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        raise ReadingError(
-            f"{there[0]}{more} would be overwritten, and was not written by this command from the "
-            "same log.\nAdd --force, or name another place with --output-dir or --out",
-            "output-exists",
-        )
-
-
-def _carries(path: Path, mark: str | None) -> bool:
-    if mark is None or path.is_symlink() or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return f"Description\0{mark}".encode("latin-1", "replace") in file.read(_HEAD_BYTES)
-
-
 def _log_of(path: Path) -> Path:
     """Return the console log of a run directory; any other path as it is."""
     if not path.is_dir():
@@ -228,7 +209,7 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
     if out is None:
         sys.stdout.write(text)
         return
-    _refuse_overwriting([out], None, force=force)
+    refuse_overwriting_any([out], force=force)
     write_whole(out, [text])
     print(visible(f"Wrote {out}"))
 

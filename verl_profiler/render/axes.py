@@ -28,6 +28,7 @@ __all__ = [
     "stack",
     "step_axis",
     "step_lines",
+    "step_stack",
     "time_unit",
     "value_axis",
     "whole_numbers",
@@ -95,6 +96,7 @@ def step_lines(
     lines: Iterable[Line],
     steps: Sequence[float],
     label: str,
+    title: str = "",
     *,
     factor: float = 1.0,
     form: Callable[[float], str] = _number,
@@ -111,6 +113,7 @@ def step_lines(
         lines: What to draw; rows without a value are left out, a line without any as well.
         steps: Those of the axis.
         label: Of the vertical axis, with its unit.
+        title: Of the panel.
         factor: What to multiply values with.
         form: Writes a value of the axis.
         top: The end of the axis; a little above the highest value when None.
@@ -140,6 +143,7 @@ def step_lines(
     if top is not None:
         axes.set_ylim(0, top)
     end_labels(axes, labels, gap=gap)
+    axes.set_title(title)
 
 
 def stack(
@@ -170,6 +174,40 @@ def stack(
         )
         base = [low + value for low, value in zip(base, values, strict=True)]
     return base
+
+
+def step_stack(
+    axes: Axes,
+    steps: Sequence[float],
+    series: Iterable[tuple[str, Sequence[float], Any]],
+    label: str,
+    title: str = "",
+    *,
+    form: Callable[[float], str] = _number,
+    hatched: Mapping[str, str] | None = None,
+    legend_title: str | None = None,
+) -> list[float]:
+    """Fill a panel with bars stacked over steps, its axes and its legend.
+
+    Args:
+        axes: The panel.
+        steps: Those of the axis.
+        series: A name, values and a color each, from the bottom up.
+        label: Of the vertical axis, with its unit.
+        title: Of the panel.
+        form: Writes a value of the axis.
+        hatched: Hatches by name.
+        legend_title: Of the legend.
+
+    Returns:
+        The height of each bar.
+    """
+    tops = stack(axes, steps, series, hatched=hatched)
+    step_axis(axes, steps)
+    value_axis(axes, label, form=form)
+    legend(axes, title=legend_title, reverse=True)
+    axes.set_title(title)
+    return tops
 
 
 def bars(

@@ -119,7 +119,7 @@ def sheet(
     *,
     size: tuple[float, float] = (10, 5.2),
     panels: tuple[int, int] = (1, 1),
-    notes: Sequence[str] = (),
+    notes: str | Sequence[str] = (),
     **grid: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with its title (the finding), a line about the data, and its panels.
@@ -129,7 +129,7 @@ def sheet(
         about: Run, steps and how many of what.
         size: Width and height in inches.
         panels: Rows and columns.
-        notes: Sentences below the panels.
+        notes: A text below the panels, or several.
         grid: For `Figure.subplots`.
     """
     from matplotlib.figure import Figure
@@ -137,7 +137,8 @@ def sheet(
     width, height = size
     titles = textwrap.wrap(plain(title), int(width * 9.4)) or [""]
     abouts = textwrap.wrap(plain(about), int(width * 14))
-    below = [line for note in notes for line in textwrap.wrap(plain(note), int(width * 14.5))]
+    listed = [notes] if isinstance(notes, str) else notes
+    below = [line for note in listed for line in textwrap.wrap(plain(note), int(width * 14.5))]
     top = 0.12 + 0.235 * len(titles) + 0.17 * len(abouts) + 0.08
     bottom = 0.06 + 0.155 * len(below)
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 
 from verl_profiler.views.columns import COMMON
 from verl_profiler.views.page_sections import SECTIONS, section_of
@@ -93,7 +94,7 @@ def _prose(text: str, name: str) -> str:
     )
 
 
-def _columns(columns: dict[str, str]) -> str:
+def _columns(columns: Mapping[str, str]) -> str:
     return _table(("column", ""), [(f"`{name}`", text) for name, text in columns.items()])
 
 

@@ -9,7 +9,7 @@ from verl_profiler.analysis.explain.stragglers import straggler_requests, stragg
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import bars, legend, percent, stack, step_axis, time_unit, value_axis
+from verl_profiler.render.axes import bars, percent, step_stack, time_unit, value_axis
 from verl_profiler.render.colors import ACCENT, INK, MUTED, owner_color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
@@ -42,12 +42,10 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
         f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
         f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
         size=(11, 5.2),
-        notes=[
-            (
-                "Every second of a step is attributed to one category: what the step waited for. "
-                "Pale: the trainer's phases."
-            )
-        ],
+        notes=(
+            "Every second of a step is attributed to one category: what the step waited for. "
+            "Pale: the trainer's phases."
+        ),
     )
     lengths = {(row["step"], row["owner"]): row["duration_s"] for row in rows}
     factor, unit = time_unit(
@@ -60,10 +58,7 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
     series = [(owner, heights([owner]), owner_color(owner)) for owner in shown]
     if small:
         series.append((f"{len(small)} more", heights(small), _SMALL_COLOR))
-    stack(axes, steps, series)
-    step_axis(axes, steps)
-    value_axis(axes, f"time [{unit}]")
-    legend(axes, reverse=True)
+    step_stack(axes, steps, series, f"time [{unit}]")
     return figure
 
 
@@ -79,14 +74,12 @@ def _what_if(sheets: Sheets, choice: Choice) -> Figure:
         f"{choice.text()}: {unchanged['steps']} steps replayed, {seconds(unchanged['step_s'])} on "
         f"average; replay error {share(unchanged['residual_share'])} (median)",
         size=(11, 5.6),
-        notes=[
-            (
-                "Bars: saved per step on average. Lines: 90 % interval, from three steps on; the first "
-                "step is left out as warm-up where two others remain; for loads never seen, also from replicas that give no more tokens per second "
-                "to calls that do not slow each other down. Diamonds: in these steps, where the "
-                "trainer polls. Gains are not additive."
-            )
-        ],
+        notes=(
+            "Bars: saved per step on average. Lines: 90 % interval, from three steps on; the first "
+            "step is left out as warm-up where two others remain; for loads never seen, also from replicas that give no more tokens per second "
+            "to calls that do not slow each other down. Diamonds: in these steps, where the "
+            "trainer polls. Gains are not additive."
+        ),
     )
     spans = [max(abs(row["saved_s"]), abs(row["earlier_s"]), row["high_s"] or 0) for row in replays]
     factor, unit = time_unit(max(spans))

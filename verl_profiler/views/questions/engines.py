@@ -15,9 +15,8 @@ from verl_profiler.render.axes import (
     bars,
     legend,
     percentile_marks,
-    stack,
-    step_axis,
     step_lines,
+    step_stack,
     time_unit,
     value_axis,
 )
@@ -94,11 +93,7 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
         # What the engine does not report in parts looks unlike the parts that it does.
         rest = part == "engine" and "decode" in totals
         per_call.append((part, numbers, PART_COLORS["other"] if rest else _COLORS[part]))
-    stack(axes, steps, per_call)
-    step_axis(axes, steps)
-    value_axis(axes, f"time of all calls together [{unit}]")
-    legend(axes, reverse=True)
-    axes.set_title("by step")
+    step_stack(axes, steps, per_call, f"time of all calls together [{unit}]", "by step")
     axes = panels[1]
     names = list(totals)
     longest = max(row["max_s"] for row in rows)
@@ -149,13 +144,11 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
         f"{choice.text()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
         size=(12, 6.4),
         panels=(2, 2),
-        notes=[
-            (
-                "A conversation's tokens are prompt tokens again in each later turn. By second: of "
-                "engines while at least one call was under way; of a request by its time in generate "
-                "calls; over the whole step what finished requests generated, by its length."
-            )
-        ],
+        notes=(
+            "A conversation's tokens are prompt tokens again in each later turn. By second: of "
+            "engines while at least one call was under way; of a request by its time in generate "
+            "calls; over the whole step what finished requests generated, by its length."
+        ),
     )
     axes = panels[0]
     cached = known(rows, "cached_tokens")
@@ -169,23 +162,18 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     ]
     if cached:
         series.append(("prompt, cached", column(rows, "cached_tokens"), PART_COLORS["other"]))
-    stack(axes, steps, series)
-    step_axis(axes, steps)
-    value_axis(axes, "tokens")
-    legend(axes, reverse=True)
-    axes.set_title("tokens of each step")
-    axes = panels[1]
+    step_stack(axes, steps, series, "tokens", "tokens of each step")
     step_lines(
-        axes,
+        panels[1],
         [
             (rows, "engine_tokens_per_s", "while generating", PART_COLORS["decode"]),
             (rows, "generated_tokens_per_s", "over the whole step", "#7A3B10"),
         ],
         steps,
         "generated tokens per second",
+        "all replicas",
         gap=0.08,
     )
-    axes.set_title("all replicas")
     axes = panels[2]
     shown = sorted(replicas, key=lambda row: row["engine_tokens_per_s"] or 0)
     cut = shown if len(shown) <= 10 else [*shown[:5], *shown[-5:]]
@@ -198,9 +186,8 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
     bar_texts(axes, lengths, texts, "generated tokens per second", room=1.3)
     more = "" if len(cut) == len(shown) else f" (slowest and fastest 5 of {len(shown)})"
     axes.set_title(f"each replica{more}")
-    axes = panels[3]
     step_lines(
-        axes,
+        panels[3],
         [
             (requests, name, name.replace("rate_p", "P"), code)
             for name, code in (
@@ -211,10 +198,10 @@ def _tokens(sheets: Sheets, choice: Choice) -> Figure:
         ],
         steps,
         "generated tokens per second",
+        "single requests",
         gap=0.08,
         broken=True,
     )
-    axes.set_title("single requests")
     return figure
 
 

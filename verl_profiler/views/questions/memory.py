@@ -43,12 +43,10 @@ def _memory(sheets: Sheets, choice: Choice) -> Figure:
         size=(11, 1.2 + 3.2 * len(keys)),
         panels=(len(keys), 1),
         sharex=True,
-        notes=[
-            (
-                "A device's memory is that of all processes on it together. Between readings nothing "
-                "is known; profiler.memory_saver.sample_interval_s=1 reads every second."
-            )
-        ],
+        notes=(
+            "A device's memory is that of all processes on it together. Between readings nothing "
+            "is known; profiler.memory_saver.sample_interval_s=1 reads every second."
+        ),
     )
     for axes, key in zip(panels, keys, strict=True):
         _lines(axes, rows, key)

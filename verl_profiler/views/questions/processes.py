@@ -65,12 +65,10 @@ def _suspects(sheets: Sheets, choice: Choice) -> Figure:
         title,
         about,
         size=(11, max(3.4, 2.3 + 0.24 * len(shown))),
-        notes=[
-            (
-                "While an event loop stalls, everything that awaits in it looks slow. Gray: trainer "
-                "workers compute in their event loops by design."
-            )
-        ],
+        notes=(
+            "While an event loop stalls, everything that awaits in it looks slow. Gray: trainer "
+            "workers compute in their event loops by design."
+        ),
     )
     factor, unit = time_unit(max(each["total_s"] for each in held))
     names = [
@@ -115,12 +113,10 @@ def _cost(sheets: Sheets, choice: Choice) -> Figure:
         f"{choice.text()} and validation: {sum(known(rows, 'events')):,} events",
         size=(11, 4.6),
         panels=(1, 2),
-        notes=[
-            (
-                "Wrappers run in the process's own threads and can delay it; a separate thread writes. "
-                "The cost of sharing the CPU with that thread is not in these numbers."
-            )
-        ],
+        notes=(
+            "Wrappers run in the process's own threads and can delay it; a separate thread writes. "
+            "The cost of sharing the CPU with that thread is not in these numbers."
+        ),
     )
     steps = [row["step"] for row in rows]
     axes = panels[0]

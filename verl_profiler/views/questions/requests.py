@@ -161,9 +161,9 @@ def _percentile_lines(axes: Axes, marks: Rows, steps: list[int]) -> None:
         ],
         steps,
         f"duration of a request [{unit}]",
+        "percentiles of each step",
         factor=factor,
     )
-    axes.set_title("percentiles of each step")
 
 
 def _slowest_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
-from verl_profiler.render.axes import (
-    legend,
-    percent,
-    stack,
-    step_axis,
-    step_lines,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import percent, step_lines, step_stack, time_unit, value_axis
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.render.text import seconds, share
@@ -108,48 +100,43 @@ def _tails(sheets: Sheets, choice: Choice) -> Figure:
         about,
         size=(11, 5),
         panels=(1, 2),
-        notes=[
-            (
-                "Idle slots: the part of (most requests in flight at once) times (length of the "
-                "rollout) in which no request was in flight. Waiting workers: the part of the workers' "
-                "time after their own last request."
-            )
-        ],
+        notes=(
+            "Idle slots: the part of (most requests in flight at once) times (length of the "
+            "rollout) in which no request was in flight. Waiting workers: the part of the workers' "
+            "time after their own last request."
+        ),
     )
     steps = [row["step"] for row in rows]
     factor, unit = time_unit(max(row["rollout_s"] for row in rows))
-    axes = panels[0]
     parts = [
         ("the first 80 %", [row["rollout_s"] - row["tail80_s"] for row in rows], 0.1),
         ("80 to 95 %", [row["tail80_s"] - row["tail95_s"] for row in rows], 0.4),
         ("95 to 99 %", [row["tail95_s"] - row["tail99_s"] for row in rows], 0.7),
         ("the last 1 %", [row["tail99_s"] for row in rows], 1.0),
     ]
-    stack(
-        axes,
+    step_stack(
+        panels[0],
         steps,
         [
             (name, [value * factor for value in values], tint(place))
             for name, values, place in parts
         ],
+        f"time [{unit}]",
+        "what the rollout waited for",
+        legend_title="until done",
     )
-    step_axis(axes, steps)
-    value_axis(axes, f"time [{unit}]")
-    legend(axes, title="until done", reverse=True)
-    axes.set_title("what the rollout waited for")
-    axes = panels[1]
     step_lines(
-        axes,
+        panels[1],
         [
             (rows, "bubble_share", "idle slots", PHASE_COLORS["gen"]),
             (rows, "idle_share", "waiting workers", ACCENT),
         ],
         steps,
         "share",
+        "idle capacity",
         form=percent,
         top=1,
     )
-    axes.set_title("idle capacity")
     return figure
 
 

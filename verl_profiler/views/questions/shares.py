@@ -58,19 +58,18 @@ def _shares(sheets: Sheets, choice: Choice) -> Figure:
         f"{choice.text()}: {len(steps)} finished steps",
         size=(11, 1.4 + 2.7 * ((len(roles) + 1) // 2)),
         panels=((len(roles) + 1) // 2, 2 if len(roles) > 1 else 1),
-        notes=[
-            (
-                "Share of the step (trainer), of the time of all requests (agent loops, engines), or of "
-                "the step in each process (others). Events contain each other, so shares do not add up; "
-                "those of exclusive_times do."
-            )
-        ],
+        notes=(
+            "Share of the step (trainer), of the time of all requests (agent loops, engines), or of "
+            "the step in each process (others). Events contain each other, so shares do not add up; "
+            "those of exclusive_times do."
+        ),
     )
     for axes, role in zip(panels, roles, strict=False):
         events = sorted(
             (key[1] for key in average if key[0] == role), key=lambda event: -average[role, event]
         )
         left_out += max(len(events) - _LINES, 0)
+        more = f" (the {_LINES} largest of {len(events)})" if len(events) > _LINES else ""
         lines = [
             (
                 [row for row in rows if (row["role"], row["event"]) == (role, event)],
@@ -86,12 +85,11 @@ def _shares(sheets: Sheets, choice: Choice) -> Figure:
             lines,
             steps,
             "share",
+            f"{role}{more}",
             form=percent,
             top=1 if role == "trainer" else None,
             gap=0.085,
         )
-        more = f" (the {_LINES} largest of {len(events)})" if len(events) > _LINES else ""
-        axes.set_title(f"{role}{more}")
     for axes in panels[len(roles) :]:
         axes.set_visible(False)
     return figure
@@ -131,12 +129,10 @@ def _exclusive(sheets: Sheets, choice: Choice) -> Figure:
         size=(10, 1.5 + sum(0.62 + 0.24 * size for size in sizes)),
         panels=(len(scopes), 1),
         height_ratios=[size + 1.2 for size in sizes],
-        notes=[
-            (
-                "An event's own time is without what it contains; the own times of a panel add up to "
-                "100 %. Pale: with what it contains. Own time of step: in no timer."
-            )
-        ],
+        notes=(
+            "An event's own time is without what it contains; the own times of a panel add up to "
+            "100 %. Pale: with what it contains. Own time of step: in no timer."
+        ),
     )
     for axes, scope in zip(panels, scopes, strict=True):
         events = sorted(

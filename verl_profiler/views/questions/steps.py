@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
-from verl_profiler.render.axes import legend, stack, step_axis, step_lines, time_unit, value_axis
+from verl_profiler.render.axes import (
+    legend,
+    step_axis,
+    step_lines,
+    step_stack,
+    time_unit,
+    value_axis,
+)
 from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import seconds, share
@@ -68,10 +75,11 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
         for name, key, code in names
         if sum(row[key] or 0 for row in rows) > 0.001 * sum(heights)
     ]
-    tops = stack(
+    tops = step_stack(
         axes,
         steps,
         shown,
+        f"time [{unit}]",
         hatched={"validation": "////", "between steps, other": "////"},
     )
     for trend in sheets["step_trend"]:
@@ -89,8 +97,6 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
     for row, top in zip(rows, tops, strict=True):
         if row["unusual"]:
             axes.plot([row["step"]], [top + max(tops) * 0.02], "v", color=ACCENT, markersize=5)
-    step_axis(axes, steps)
-    value_axis(axes, f"time [{unit}]")
     axes.set_ylim(0, max(tops) * 1.06)
     legend(axes, reverse=True)
     return figure
@@ -174,10 +180,10 @@ def _validation(sheets: Sheets, choice: Choice) -> Figure:
         ],
         steps,
         f"duration of a request [{unit}]",
+        "its requests",
         factor=factor,
         marked=True,
     )
-    axes.set_title("its requests")
     if scored:
         axes = panels[2]
         line = [row for row in rows if row["reward"] is not None]

@@ -124,12 +124,10 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
         f"{choice.text()}: {requests:,} requests",
         size=(11.5, 4.8),
         panels=(1, 3 if scores else 2),
-        notes=[
-            (
-                "The reward function's own time is part of waiting for the reward; the rest is waiting "
-                "for a reward worker. Post-processing is shown without the reward."
-            )
-        ],
+        notes=(
+            "The reward function's own time is part of waiting for the reward; the rest is waiting "
+            "for a reward worker. Post-processing is shown without the reward."
+        ),
     )
     for axes, key, name in (
         (panels[0], "mean_s", "on average"),
@@ -145,11 +143,11 @@ def _rewards(sheets: Sheets, choice: Choice) -> Figure:
             ],
             steps,
             f"time [{unit}]",
+            name if known(times, key) else f"{name}: too few in each step",
             factor=factor,
             gap=0.06,
             broken=True,
         )
-        axes.set_title(name if known(times, key) else f"{name}: too few in each step")
     if scores:
         axes = panels[2]
         at = [row["step"] for row in scores]

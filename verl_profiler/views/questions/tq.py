@@ -119,12 +119,10 @@ def _over_time(sheets: Sheets, choice: Choice) -> Figure:
         f"{sum(row['calls'] for row in rows):,} traced calls",
         size=(11, 1.5 + 2.6 * max(len(kinds), 1)),
         panels=(max(len(kinds), 1), 1),
-        notes=[
-            (
-                f"The run in {_PARTS} equal parts of time; a call is in the part in which it begins. "
-                "MB are 2^20 bytes; each call by its own time, so calls at the same time move more."
-            )
-        ],
+        notes=(
+            f"The run in {_PARTS} equal parts of time; a call is in the part in which it begins. "
+            "MB are 2^20 bytes; each call by its own time, so calls at the same time move more."
+        ),
         sharex=True,
     )
     factor, unit = time_unit(rows[-1]["end_s"])

@@ -58,12 +58,10 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
         f"{choice.text()} and validation: {calls:,} calls, {size(moved)} moved",
         size=(11.5, 5.2),
         panels=(1, 2),
-        notes=[
-            (
-                "Time of all callers together: calls that wait for each other, or run at the same time, "
-                "count each. Bytes: as far as calls say how much they moved."
-            )
-        ],
+        notes=(
+            "Time of all callers together: calls that wait for each other, or run at the same time, "
+            "count each. Bytes: as far as calls say how much they moved."
+        ),
     )
     events = [event for event in _EVENT_COLORS if any(row["event"] == event for row in rows)]
     axes = panels[0]
@@ -134,9 +132,7 @@ def _weights(sheets: Sheets, choice: Choice) -> Figure:
         title,
         f"{choice.text()}: {len(rows)} steps with a sync",
         size=(10.5, 4.8),
-        notes=[
-            "Ranks and memory: the slowest process. They overlap, and do not add up to the sync."
-        ],
+        notes="Ranks and memory: the slowest process. They overlap, and do not add up to the sync.",
     )
     steps = [row["step"] for row in rows]
     longest = max(
@@ -183,7 +179,7 @@ def _memory(sheets: Sheets, choice: Choice) -> Figure:
         "the highest of all processes of the role",
         size=(11, 1.4 + 3.1 * len(roles)),
         panels=(len(roles), 2 if len(steps) > 1 else 1),
-        notes=["Between checkpoints nothing is read: a peak there is not seen."],
+        notes="Between checkpoints nothing is read: a peak there is not seen.",
     )
     for number, role in enumerate(roles):
         mine = [row for row in rows if row["role"] == role]

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import legend, stack, step_axis, time_unit, value_axis, whole_numbers
+from verl_profiler.render.axes import (
+    legend,
+    stack,
+    step_stack,
+    time_unit,
+    value_axis,
+    whole_numbers,
+)
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.render.text import seconds, share
@@ -130,7 +137,6 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
         panels=(1, 2),
         width_ratios=(1.5, 1),
     )
-    axes = panels[0]
     # Beyond ten kinds, colors say less than groups do.
     groups = counts if len(counts) <= 10 else [*counts[:9], counts[9:]]
     series = []
@@ -142,11 +148,8 @@ def _turns(sheets: Sheets, choice: Choice) -> Figure:
             for step in steps
         ]
         series.append((name, values, tint(place / max(len(groups) - 1, 1))))
-    stack(axes, steps, series)
-    step_axis(axes, steps)
-    value_axis(axes, "requests")
-    legend(axes, title="turns", reverse=True)
-    axes.set_title("requests by their number of turns")
+    title = "requests by their number of turns"
+    step_stack(panels[0], steps, series, "requests", title, legend_title="turns")
     axes = panels[1]
     means = []
     for turns in counts:

@@ -72,12 +72,10 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Figure:
         size=(10.5, 1.7 + sum(0.75 + 0.26 * len(names[role]) for role in roles)),
         panels=(len(roles), 1),
         height_ratios=[len(names[role]) + 1.6 for role in roles],
-        notes=[
-            (
-                "Hatched: how much sooner than the slowest process of the role, phase by phase; it waits "
-                "that long if the next phase needs all."
-            )
-        ],
+        notes=(
+            "Hatched: how much sooner than the slowest process of the role, phase by phase; it waits "
+            "that long if the next phase needs all."
+        ),
     )
     for axes, role in zip(panels, roles, strict=True):
         mine = [row for row in rows if row["role"] == role]
@@ -140,12 +138,10 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         size=(11, 1.5 + sum(1.0 + min(0.22 * len(names[key]), 3.0) for key in chosen)),
         panels=(len(chosen), 1),
         height_ratios=[min(len(names[key]), 14) + 3 for key in chosen],
-        notes=[
-            (
-                "Dark: the others waited for this process. White: it was done first, and waited the "
-                "longest. A gray cell: not recorded."
-            )
-        ],
+        notes=(
+            "Dark: the others waited for this process. White: it was done first, and waited the "
+            "longest. A gray cell: not recorded."
+        ),
     )
     for axes, key in zip(panels, chosen, strict=True):
         mine = [row for row in rows if (row["role"], row["phase"]) == key]
