@@ -95,7 +95,7 @@ def _prose(text: str, name: str) -> str:
 
 
 def _columns(columns: Mapping[str, str]) -> str:
-    return _table(("column", ""), [(f"`{name}`", text) for name, text in columns.items()])
+    return _table(("column", "meaning"), [(f"`{name}`", text) for name, text in columns.items()])
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
