@@ -1,4 +1,4 @@
-"""An agent loop of one's own: it fetches a hint, then runs verl's tool agent loop."""
+"""A custom agent loop that fetches a hint, then runs verl's tool agent loop."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from verl_profiler import span
 
 
 class HintedAgentLoop(ToolAgentLoop):
-    """`agent_loops.yaml` gives it the name that `default_agent_loop` or the data choose."""
+    """Registered in `agent_loops.yaml` under the name that `default_agent_loop` or the data select."""
 
     async def run(self, sampling_params, **kwargs):
         """Return what the tool agent loop returns."""

@@ -1,4 +1,4 @@
-"""A sampler of one's own for verl's V1 trainer: the replay buffer, with its choice timed."""
+"""A custom sampler for verl's V1 trainer: the replay buffer with timed sampling."""
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 

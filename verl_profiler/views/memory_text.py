@@ -32,7 +32,9 @@ def memory_text(content: Mapping[str, Any]) -> str:
     blocks.append(_sleep(tables["sleep_times"], several=several))
     blocks.append(_timeline(tables["memory_timeline"], several=several))
     if content["problems"]:
-        blocks.append("\n".join(["problems", *(f"  {text}" for text in content["problems"])]))
+        blocks.append(
+            "\n".join(["data-quality warnings", *(f"  {text}" for text in content["problems"])])
+        )
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
