@@ -376,7 +376,7 @@ def test_the_hosts_own_sigterm_handler_stays(carried):
         carried,
         """
         recorder.stop()
-        recorder._exit_hooks = False
+        recorder.process_end._installed = False
         mine = lambda *_: sys.exit(9)
         signal.signal(signal.SIGTERM, mine)
         recorder.start(carried, lambda: Identity("agent_loop", 0))

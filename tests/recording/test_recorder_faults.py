@@ -19,7 +19,7 @@ import pytest
 from reading_back import headers_of, lines_of
 
 from verl_profiler import log_manager, span
-from verl_profiler.recording import memory_sampler, recorder
+from verl_profiler.recording import background_writer, memory_sampler, recorder
 from verl_profiler.recording.identity import Identity
 
 PATIENCE_S = 30
@@ -102,7 +102,7 @@ class Disk:
 
 def test_a_disk_that_is_full_for_many_flushes_loses_nothing(carried, monkeypatch):
     """Through several accounts of the costs, which are lines of the same files."""
-    monkeypatch.setattr(recorder, "_COST_INTERVAL_S", 0.02)
+    monkeypatch.setattr(background_writer, "_COST_INTERVAL_S", 0.02)
     disk = Disk(monkeypatch)
     start(carried)
     recorder.record("turn", 0, 1, {"n": 0}, 1)
@@ -257,13 +257,13 @@ def test_a_disk_that_hangs_at_the_end_is_reported(carried, monkeypatch, capsys):
     """In bounded time, with the number of events."""
     disk = Disk(monkeypatch)
     active = start(carried)
-    monkeypatch.setattr(recorder, "_STALL_S", 0.2, raising=False)
+    monkeypatch.setattr(background_writer, "_STALL_S", 0.2)
     disk.hangs.clear()
     for n in range(1000):
         recorder.record("turn", 0, 1, {"n": n}, 1)
     recorder.stop()
     said = capsys.readouterr().err
-    writer = active._thread
+    writer = active._writer._thread
     disk.hangs.set()
     writer.join(PATIENCE_S)
 
@@ -530,7 +530,7 @@ def test_the_writer_survives_what_is_thrown_into_it(carried, kind):
         recorder.record("turn", 0, 1, {"n": n}, 1)
         if n % 100 == 0:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(active._thread.ident), ctypes.py_object(kind)
+                ctypes.c_ulong(active._writer._thread.ident), ctypes.py_object(kind)
             )
             time.sleep(0.003)
     recorder.stop()
