@@ -1,4 +1,4 @@
-"""What `--json` of each command prints: the source of docs/json.md and of JSON Schemas.
+"""The JSON output of each command: the source of docs/json.md and of JSON Schemas.
 
 python -m verl_profiler.cli.json_format > docs/json.md
 """
@@ -13,20 +13,20 @@ from typing import Any
 
 __all__ = ["FORMATS", "page", "schema", "table_docs"]
 
-# The `format` of those that have changed.
+# The `format` of commands whose output has changed.
 _VERSIONS = {"diff": 2}
 
 _RUNS = ("strings", "Labels of the runs.")
-_PROBLEMS = ("strings", "Data-quality warnings: what makes the numbers less than the truth.")
+_PROBLEMS = ("strings", "Data-quality warnings.")
 _FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
 _TABLES = ("tables", "Rows by table: see Tables below.")
 
-# By command (the part before ":"): what each key holds, and one sentence.  Keys that end in ? may be absent.
+# By command (the part before ":"): type and description of each key.  Keys that end in ? may be absent.
 FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     "summary": {
         "runs": _RUNS,
         "events": ("integer", "Events read."),
-        "recorded": ("strings", "Names of the events that occur."),
+        "recorded": ("strings", "Names of the recorded events."),
         "findings": _FINDINGS,
         "tables": _TABLES,
         "problems": _PROBLEMS,
@@ -40,12 +40,12 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     "requests": {
         "runs": _RUNS,
         "finished": ("integer", "Finished requests of the selection."),
-        "unfinished": ("integer", "Requests of the selection that have no end."),
+        "unfinished": ("integer", "Unfinished requests of the selection."),
         "requests": ("rows", "The slowest requests, slowest first: table `request_breakdown`."),
     },
     "requests --request": {
         "request": ("object", "The request: a row of `request_breakdown`."),
-        "timeline": ("rows", "Everything that happened in it: table `request_timeline`."),
+        "timeline": ("rows", "Its events: table `request_timeline`."),
     },
     "plot": {
         "runs": _RUNS,
@@ -72,7 +72,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "verify": {
         "finding": ("string", "The finding's name."),
-        "culprit_text": ("string or null", "Who or what it blamed before the change."),
+        "culprit_text": ("string or null", "The culprit before the change."),
         "verdict": ("string", "`kept` or `not kept`."),
         "reason": ("string", "Why."),
         "predicted_s": ("number or null", "Predicted gain, seconds per step."),
@@ -84,7 +84,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "miss_s": ("number or null", "Measured minus predicted."),
         "remaining_s": (
             "number or null",
-            "What the finding still costs afterwards; null if it is gone.",
+            "Remaining recoverable time after the change; null if the finding no longer triggers.",
         ),
         "before_s": ("number", "Mean step before."),
         "after_s": ("number", "Mean step after."),
@@ -97,13 +97,13 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
             "rows",
             "One per training in the logs: label, log, launches_begin, metrics, and its tables.",
         ),
-        "logged_and_recorded?": ("rows", "With --run: each timer beside the span recorded of it."),
+        "logged_and_recorded?": ("rows", "With --run: each timer with its recorded span."),
         "problems": _PROBLEMS,
     },
     "tq": {"runs": _RUNS, "tables": _TABLES, "problems": _PROBLEMS},
     "memory": {
         "runs": _RUNS,
-        "findings": ("rows", "What the memory saver did and did not do: docs/memory-saver.md."),
+        "findings": ("rows", "Effects of the memory saver: docs/memory-saver.md."),
         "tables": _TABLES,
         "problems": _PROBLEMS,
     },
@@ -139,9 +139,9 @@ This page is generated from the code: `python -m verl_profiler.cli.json_format >
 
 - `format` is 1, of `diff` 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
 - Units are in the names: `_s` seconds, `_us` microseconds since 1970 or of a duration, `_bytes`, `_share` and `share` from 0 to 1, `_per_s` per second. `begin_us` and `end_us` are times of day, corrected between hosts.
-- `null`: not recorded, not known, or too few values for a quantile ([metrics](metrics.md)).
+- `null`: not recorded, unknown, or too few values for a quantile ([metrics](metrics.md)).
 - Rows of per-step tables have `run` and `step`; `validate` is true for validation.
-- Exit status: 0 done, 1 nothing to report (or a condition of `diff --fail-if` holds, or `verify` found no gain), 2 the command cannot be carried out as given, 3 an error in verl-profiler.
+- Exit status: 0 done, 1 nothing to report (or a `diff --fail-if` condition holds, or the verdict of `verify` is not `kept`), 2 the command cannot be run as given, 3 an error in verl-profiler.
 - `check --json` and `collect --json` print a list of rows.
 
 `python -c "from verl_profiler.cli.json_format import schema; print(schema('summary'))"` gives the JSON Schema (2020-12) of a command.
@@ -175,7 +175,7 @@ def schema(command: str) -> dict[str, Any]:
 
 
 def table_docs() -> dict[str, tuple[str, str]]:
-    """Return by table what it answers, and what a row is with its columns; from the analyses' docstrings."""
+    """Return the summary and the columns of each table, from the analyses' docstrings."""
     from verl_profiler.analysis import ANALYSES, overview, tools
     from verl_profiler.analysis.requests import request_timeline
 

@@ -260,7 +260,7 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
     from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 
     narrowed = {"function": args.function}
-    asked = (
+    analyses = (
         (tq_findings, narrowed),
         (tq_functions, narrowed),
         (tq_wall, narrowed),
@@ -272,8 +272,10 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
         (tq_traces, {"trace_id": args.trace}),
     )
     return {
-        ask.__name__: [row for each in sources for row in ask(each.tables, args.steps, **more)]
-        for ask, more in asked
+        analysis.__name__: [
+            row for each in sources for row in analysis(each.tables, args.steps, **more)
+        ]
+        for analysis, more in analyses
     }
 
 
