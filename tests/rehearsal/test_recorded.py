@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 from verl_profiler.analysis import critical_segments, step_durations, step_replays
-from verl_profiler.analysis.explain.what_if import UNCHANGED
+from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.reader import load
 

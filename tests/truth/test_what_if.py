@@ -11,11 +11,10 @@ from truth.test_critical_path import UNSHRUNK, steps
 
 from verl_profiler.analysis.explain.chains import Call
 from verl_profiler.analysis.explain.chains import Request as ModelRequest
+from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.explain.what_if import (
-    CHANGES,
-    UNCHANGED,
     chosen_steps,
     step_replays,
     what_if,

@@ -13,28 +13,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
 from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.explain.step_model import POLL_US, StepModel
+from verl_profiler.analysis.explain.step_rows import (
+    APART_US,
+    Rollout,
+    after_us,
+    among,
+    polls_of,
+    rollouts_of,
+    uneven_us,
+)
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engine_interval", "step_models"]
 
-# TransferQueue calls of the trainer that are further apart belong to different polls; a trainer
-# that polls does so for the first time within this time after it starts to wait.
-_APART_US = 50_000
 # Queueing for at least this share of the engine's time may come from a concurrency limit; the limit
 # is accepted if a replay with it ends within this share of the measured time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
-# Events of a rank that may contain collectives.
-_TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
-# Phases after `gen` that process the step's tokens.  The share of their time that is proportional to
-# tokens has this prior (mean and standard deviation), updated by steps with different token counts.
-_OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
+# The share of the phases after `gen` that is proportional to tokens has this prior (mean and standard
+# deviation), updated by steps with different token counts.
 _TOKEN_PART = (0.8, 0.25)
 _TOKEN_STEPS = 3
 
@@ -55,7 +58,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
     """Rebuild these steps, without unfinished ones."""
     if not steps:
         return []
-    within = _among(steps)
+    within = among(steps)
     wholes = tables.rows(
         f"""
         WITH timed AS (
@@ -74,13 +77,13 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
             w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
         FROM steps AS s LEFT JOIN timed AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
         LEFT JOIN syncs AS y USING (run, step)
-        WHERE s.finished AND s.{SYNCHRONOUS} AND {_among(steps, "s.step")} ORDER BY s.run, s.step
+        WHERE s.finished AND s.{SYNCHRONOUS} AND {among(steps, "s.step")} ORDER BY s.run, s.step
         """
     )
-    rollouts = _rollouts(tables, steps)
-    poll_times = _polls(tables, steps)
-    uneven = _uneven(tables, steps)
-    phases = _after_us(tables, steps)
+    rollouts = rollouts_of(tables, steps)
+    poll_times = polls_of(tables, steps)
+    uneven = uneven_us(tables, steps)
+    phases = after_us(tables, steps)
     runs = dict.fromkeys(run for run, _ in rollouts)
     prepared = {key: _by_replica(rollout.calls) for key, rollout in rollouts.items()}
     speeds = {
@@ -115,16 +118,6 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
     return [replace(m, after_token_us=after.get(m.run, (0.0, 0.0))) for m in models]
 
 
-def _after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Add up the phases of each step that process its tokens."""
-    names = ", ".join(f"'{name}'" for name in _OF_TOKENS)
-    rows = tables.rows(
-        "SELECT run, step, sum(duration_us) AS after_us FROM phases WHERE parent = 'step' "
-        f"AND NOT validate AND phase IN ({names}) AND {_among(steps)} GROUP BY run, step"
-    )
-    return {(row["run"], row["step"]): float(row["after_us"] or 0) for row in rows}
-
-
 def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Fit the time per token of the phases after `gen`, and its standard error.
 
@@ -148,14 +141,10 @@ def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]
     return min(max(both, 0.0), whole), (known + before) ** -0.5
 
 
-def _among(steps: Sequence[int], column: str = "step") -> str:
-    return f"{column} IN ({', '.join(str(int(step)) for step in steps)})"
-
-
 def _with_rollout(
     model: StepModel,
     whole: Mapping[str, Any],
-    rollout: _Rollout | None,
+    rollout: Rollout | None,
     groups: Mapping[str, Sequence[dict[str, Any]]],
     poll_times: Sequence[int],
 ) -> StepModel:
@@ -195,72 +184,6 @@ def _with_rollout(
     return with_requests(None)
 
 
-class _Rollout(NamedTuple):
-    """The table rows of one step."""
-
-    requests: list[dict[str, Any]]
-    calls: list[dict[str, Any]]
-    calls_of: dict[tuple[str, str], list[dict[str, Any]]]
-    tools_of: dict[tuple[str, str], list[dict[str, Any]]]
-
-
-def _rollouts(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], _Rollout]:
-    """Read requests, generate calls and tool calls, by step."""
-    own = f"NOT validate AND request_id IS NOT NULL AND {_among(steps)}"
-    rollouts: dict[tuple[str, int], _Rollout] = {}
-    for row in tables.rows(
-        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, "
-        "prompt_tokens, response_tokens, uid "
-        f"FROM requests WHERE finished AND {own} ORDER BY run, step, begin_us, name, request_id"
-    ):
-        key = row["run"], row["step"]
-        rollouts.setdefault(key, _Rollout([], [], {}, {})).requests.append(row)
-    for query in (
-        (
-            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
-            "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
-            "FROM engine_calls"
-        ),
-        (
-            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
-            "FROM tool_calls"
-        ),
-    ):
-        for row in tables.rows(
-            f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
-        ):
-            rollout = rollouts.get((row["run"], row["step"]))
-            if rollout is None:
-                continue
-            generates = "engine_name" in row
-            if generates:
-                rollout.calls.append(row)
-            of = rollout.calls_of if generates else rollout.tools_of
-            of.setdefault((row["name"], row["request_id"]), []).append(row)
-    return rollouts
-
-
-def _polls(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
-    """Find the trainer's polls: its first TransferQueue call after a pause."""
-    poll_times: dict[tuple[str, int], list[int]] = {}
-    for row in tables.rows(
-        f"""
-        WITH calls AS (
-            SELECT t.run, t.step, t.begin_us, p.begin_us AS wait_begin_us,
-                lag(t.end_us) OVER (PARTITION BY t.run, t.step ORDER BY t.begin_us) AS before_us
-            FROM transfers AS t JOIN phases AS p ON p.run = t.run AND p.step = t.step
-                AND p.name = t.name AND p.phase = 'sample_wait' AND p.parent = 'gen'
-                AND NOT p.validate AND t.begin_us BETWEEN p.begin_us AND p.end_us
-            WHERE t.role = 'trainer' AND {_among(steps, "t.step")}
-        )
-        SELECT run, step, begin_us FROM calls
-        WHERE before_us IS NULL OR begin_us - before_us > {_APART_US} ORDER BY run, step, begin_us
-        """
-    ):
-        poll_times.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
-    return poll_times
-
-
 def _polled(
     poll_times: Sequence[int], wait_begin: int | None, wait_end: int, last: int
 ) -> tuple[list[int], float]:
@@ -272,59 +195,12 @@ def _polled(
     found = [at for at in poll_times if at < wait_end]
     apart = [after - before for before, after in pairwise(found)]
     poll = median(apart) if apart else POLL_US
-    polls = found and wait_begin is not None and found[0] - wait_begin <= _APART_US
+    polls = found and wait_begin is not None and found[0] - wait_begin <= APART_US
     if polls and found[-1] >= last > found[-1] - 1.5 * poll:
         return found, poll
     if poll_times or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
         return [], poll
     return list(range(wait_end, wait_begin, -POLL_US))[::-1], poll
-
-
-def _uneven(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Sum up the excess of the slowest rank over the mean, over the phases of each step.
-
-    The time that a rank waits in collectives for ranks that start a batch later is not its own.
-    """
-    uneven: dict[tuple[str, int], float] = {}
-    for row in tables.rows(
-        f"""
-        WITH ranks AS (
-            SELECT p.run, p.step, p.phase, p.begin_us, r.event, r.name,
-                sum(r.duration_us) AS rank_us
-            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
-            WHERE p.parent = 'step' AND {_among(steps, "p.step")} GROUP BY ALL
-        ), passes AS (
-            SELECT p.run, p.step, p.begin_us, r.name, r.event, r.begin_us AS pass_us, r.duration_us,
-                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
-                    ORDER BY r.begin_us) AS place
-            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.event IN ({_TOGETHER}) AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
-            WHERE p.parent = 'step' AND {_among(steps, "p.step")}
-        ), waits AS (
-            SELECT run, step, begin_us, name, event, least(max(pass_us) OVER together - pass_us,
-                duration_us - min(duration_us) OVER together) AS wait_us
-            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, event, place)
-        ), waited AS (
-            -- Each event contains the next one, and so its waiting.
-            SELECT run, step, begin_us, name, max(wait_us) AS wait_us FROM (
-                SELECT run, step, begin_us, name, event, sum(wait_us) AS wait_us
-                FROM waits GROUP BY ALL) GROUP BY ALL
-        ), own AS (
-            SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
-            FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
-        ), events AS (
-            SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
-                max(own_us) - avg(own_us) AS uneven_us
-            FROM own GROUP BY run, step, phase, begin_us, event
-        )
-        SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
-        FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
-        """
-    ):
-        key = row["run"], row["step"]
-        uneven[key] = uneven.get(key, 0.0) + row["uneven_us"]
-    return uneven
 
 
 def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -375,7 +251,7 @@ def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
     return waited
 
 
-def _request(row: Mapping[str, Any], begin_us: int, rollout: _Rollout, *, queued: bool) -> Request:
+def _request(row: Mapping[str, Any], begin_us: int, rollout: Rollout, *, queued: bool) -> Request:
     """Build a request's chain; its durations add up to the measured one.
 
     `queued` keeps the queueing times as measured, instead of simulating them.

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["replica_speeds"]
+__all__ = ["SLOWER", "replica_speeds"]
+
+SLOWER = 1.2
+"""A replica is slower than the others if its time per token is higher by this factor."""
 
 # Minimum number of calls and minimum range of loads for a fit; number of calls at which a replica's
 # own line has the same weight as that of all replicas.

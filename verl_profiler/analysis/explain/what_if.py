@@ -1,48 +1,38 @@
 """Counterfactual step times: the steps replayed with one change.
 
-`CHANGES` lists the changes.  `step_model` replays each step unchanged and changed, in the same model, so
-that model errors common to both cancel.
+`step_model` replays each step unchanged and with each of `CHANGES`, in the same model, so that model
+errors common to both cancel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import is_
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.explain.chains import Request, Tools
+from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED, Change, measured_us
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
-from verl_profiler.reading.quantiles import interpolated, least_values
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
-    "CHANGES",
-    "UNCHANGED",
-    "Change",
     "averages",
     "chosen_steps",
     "replays_and_averages",
     "replays_of",
     "step_replays",
-    "tools_of_length",
     "what_if",
 ]
-
-UNCHANGED = "unchanged"
 
 # A replay of one generate call takes 10 to 20 microseconds, and there are a dozen replays.  Of a run
 # with more calls than this, every n-th step is replayed, at most this many.
 _CALLS = 10_000
 _STEPS = 40
 _LEVEL = 0.9
-# Minimum number of requests of a step for a 95th percentile.
-_ENOUGH = least_values(0.95)
 # Relative standard errors of the model: of the saving, and of the speedup from lower load, in addition
 # to the fitted slope's error.  Assumed; benchmarks/bench_simulated_engines.py measures their coverage.
 _MODEL_ERROR = 0.10
@@ -51,293 +41,6 @@ _LOAD_ERROR = 0.20
 # addition to the variation between their steps.
 _RUN_SPREAD = 0.15
 _NORMAL = 1.645
-# A replica is slower than the others if its time per token is higher by this factor.
-_SLOWER = 1.2
-
-
-@dataclass(frozen=True)
-class Change:
-    """One counterfactual change.
-
-    Args:
-        about: A short description.
-        requests: Transforms the requests of a step; receives the median duration of each tool.
-        polls: Whether the trainer still polls.
-        even: Whether to route generate calls to the least loaded replica.
-        max_concurrency: Concurrency limit of a replica; None as measured.
-        saved_us: The saving outside the rollout.
-        speeds: (a, b) of the replicas that change.
-        batches: Builds whole batches from a step and the others, instead of `requests`; the saving is
-            the mean over them.
-        beyond: Whether replicas run more concurrent calls than recorded: then the result has bounds.
-        least: Minimum number of requests in a step.
-    """
-
-    about: str
-    requests: (
-        Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
-    ) = None
-    polls: bool = True
-    even: bool = False
-    max_concurrency: Callable[[StepModel], int | None] | None = None
-    saved_us: Callable[[StepModel], float] = lambda _: 0.0
-    speeds: Callable[[StepModel], dict[str, tuple[float, float]]] | None = None
-    batches: Callable[[StepModel, Sequence[StepModel]], list[list[Request]]] | None = None
-    beyond: bool = False
-    least: int = 1
-
-
-def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
-    """Return the request with other stages; the same object if they are equal."""
-    changed = tuple(stages)
-    if len(changed) == len(request.stages) and all(map(is_, changed, request.stages)):
-        return request
-    return request._replace(stages=changed)
-
-
-def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
-    """Stop the slowest requests (at least one) at P95, or replace them with typical ones."""
-
-    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-        order = sorted(requests, key=lambda request: request.duration_us)
-        limit = interpolated([request.duration_us for request in order], 0.95)
-        slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
-        typical = order[(len(order) - 1) // 2]
-
-        def stopped(request: Request) -> Request:
-            cut = _cut(request.stages, limit)
-            if not refilled:
-                return request._replace(stages=cut)
-            # Stopped requests are not trained on.
-            return request._replace(
-                stages=(*cut, *typical.stages),
-                prompt_tokens=typical.prompt_tokens,
-                response_tokens=typical.response_tokens,
-                generated=0,
-            )
-
-        return [
-            stopped(request) if id(request) in slowest and request.duration_us > limit else request
-            for request in requests
-        ]
-
-    return change
-
-
-def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
-    """Truncate a chain at a time, by the measured durations.
-
-    A truncated call keeps the same share of each of its components.
-    """
-    kept: list[Stage] = []
-    for stage in stages:
-        if limit_us <= 0:
-            break
-        length = _measured_us(stage)
-        part = min(limit_us / length, 1.0) if length else 1.0
-        limit_us -= length
-        if part == 1.0:
-            kept.append(stage)
-        elif isinstance(stage, Call):
-            kept.append(
-                stage._replace(
-                    tokens=None if stage.tokens is None else round(stage.tokens * part),
-                    before_us=stage.before_us * part,
-                    fixed_us=stage.fixed_us * part,
-                    work=stage.work * part,
-                    after_us=stage.after_us * part,
-                    seen_us=length * part,
-                )
-            )
-        else:
-            kept.append(Work(length * part, own=False))
-    return tuple(kept)
-
-
-def _measured_us(stage: Stage) -> float:
-    return stage.seen_us if isinstance(stage, Call) else stage.length_us
-
-
-def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
-    """Set each tool call's duration to `length_of` its duration and its tool's median."""
-
-    def change(
-        _: StepModel, requests: Sequence[Request], medians: Mapping[str, float]
-    ) -> list[Request]:
-        def length(tool: str, measured: float) -> float:
-            return length_of(measured, medians.get(tool, measured))
-
-        def changed(stage: Stage) -> Stage:
-            return stage.changed(length) if isinstance(stage, Tools) else stage
-
-        return [_of_stages(request, map(changed, request.stages)) for request in requests]
-
-    return change
-
-
-def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
-    """Remove the last turn of the requests with the most turns."""
-    last = max((request.turns for request in model.requests), default=0) - 1
-    if last < 1:
-        return list(requests)
-    return [
-        _of_stages(request, (s for s in request.stages if isinstance(s, Work) or s.turn != last))
-        for request in requests
-    ]
-
-
-def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-    """Remove the time in the engine's queue from generate calls."""
-
-    def changed(stage: Stage) -> Stage:
-        if isinstance(stage, Call) and stage.queue_us:
-            return stage._replace(before_us=stage.before_us - stage.queue_us, queue_us=0.0)
-        return stage
-
-    return [_of_stages(request, map(changed, request.stages)) for request in requests]
-
-
-def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
-    """Set each worker's event-loop time to the mean over workers."""
-    loads: dict[str, float] = {}
-    for request in model.requests:
-        loads.setdefault(request.worker, 0.0)
-        loads[request.worker] += sum(
-            stage.length_us for stage in request.stages if isinstance(stage, Work) and stage.own
-        )
-    mean = fmean(loads.values())
-    return [
-        request._replace(
-            stages=tuple(
-                stage._replace(length_us=stage.length_us * mean / loads[request.worker])
-                if isinstance(stage, Work) and stage.own and loads[request.worker]
-                else stage
-                for stage in request.stages
-            )
-        )
-        for request in requests
-    ]
-
-
-def _shorter(share: float) -> Callable[..., list[Request]]:
-    """Scale the tokens of each generate call by a factor."""
-
-    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-        def changed(stage: Stage) -> Stage:
-            if not isinstance(stage, Call) or not stage.tokens or stage.replica is None:
-                return stage
-            return stage._replace(work=stage.work * share, tokens=round(stage.tokens * share))
-
-        return [_of_stages(request, map(changed, request.stages)) for request in requests]
-
-    return change
-
-
-def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
-    """Give slower replicas the line of the median one of the others."""
-    load = max(model.most_running / 2, 1.0)
-
-    def token_us(name: str) -> float:
-        a, b = model.slowness_of[name]
-        return a + b * load
-
-    speeds = {}
-    for name in model.slowness_of:
-        others = sorted((other for other in model.slowness_of if other != name), key=token_us)
-        if others:
-            middle = others[(len(others) - 1) // 2]
-            if token_us(name) >= _SLOWER * token_us(middle):
-                speeds[name] = model.slowness_of[middle]
-    return speeds
-
-
-def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
-    """Group a step's requests by prompt; with a single prompt, one group per request."""
-    names = [request.group for request in model.requests]
-    groups: list[Any] = list(dict.fromkeys(names))
-    if len(groups) < 2 or None in groups:
-        groups = names = list(range(len(model.requests)))
-    first = set(groups[0::2])
-    halves = ([], [])
-    for name, request in zip(names, model.requests, strict=True):
-        halves[name in first].append(request)
-    return [half for half in halves if half]
-
-
-def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request]]:
-    """Combine the requests of a step with those of another step of its run, or with its own.
-
-    Other steps are other samples: their longest request may be longer than the step's own.
-    """
-    own = [each for each in models if each.run == model.run and each.requests]
-    place = next((n for n, each in enumerate(own) if each is model), 0)
-    others = [own[place - 1], own[(place + 1) % len(own)]] if len(own) > 1 else own[:1]
-    return [[*model.requests, *other.requests] for other in others]
-
-
-# The changes, by name.
-CHANGES: dict[str, Change] = {
-    "no_polling": Change("notify the trainer when samples are ready", polls=False),
-    "slowest_1_percent": Change(
-        "stop the slowest 1 % of the requests at P95",
-        requests=_capped(0.01, refilled=False),
-        least=_ENOUGH,
-    ),
-    "slowest_1_percent_refilled": Change(
-        "replace the slowest 1 % with typical requests",
-        requests=_capped(0.01, refilled=True),
-        least=_ENOUGH,
-    ),
-    "slowest_5_percent": Change(
-        "stop the slowest 5 % of the requests at P95",
-        requests=_capped(0.05, refilled=False),
-        least=_ENOUGH,
-    ),
-    "slowest_5_percent_refilled": Change(
-        "replace the slowest 5 % with typical requests",
-        requests=_capped(0.05, refilled=True),
-        least=_ENOUGH,
-    ),
-    "tools_at_median": Change(
-        "cap every tool call at its tool's median", requests=tools_of_length(min)
-    ),
-    "tools_twice_as_fast": Change(
-        "halve every tool call",
-        requests=tools_of_length(lambda length, _: length / 2),
-    ),
-    "one_turn_fewer": Change(
-        "one turn fewer for requests with the most turns", requests=_one_turn_fewer
-    ),
-    "responses_a_quarter_shorter": Change("25 % shorter responses", requests=_shorter(0.75)),
-    "half_the_requests": Change("half as many prompts per step", batches=_halves),
-    "twice_the_requests": Change(
-        "twice as many prompts per step (load never seen)", batches=_doubled, beyond=True
-    ),
-    "replicas_equally_fast": Change(
-        "bring slower replicas up to the others' speed", speeds=_equally_fast
-    ),
-    "even_replicas": Change("route generate calls to the least loaded replica", even=True),
-    "even_workers": Change("balance work over the workers' event loops", requests=_even_workers),
-    "even_ranks": Change("balance the ranks in each phase", saved_us=lambda model: model.uneven_us),
-    "weights_twice_as_fast": Change(
-        "halve the weight sync", saved_us=lambda model: model.weights_us / 2
-    ),
-    "no_queue": Change(
-        "no engine queue (load never seen)",
-        requests=_without_queue,
-        max_concurrency=lambda model: len(model.requests) if model.max_concurrency else None,
-        beyond=True,
-    ),
-    "twice_the_slots": Change(
-        "double the engine's concurrency (never seen)",
-        max_concurrency=lambda model: 2 * model.max_concurrency if model.max_concurrency else None,
-        beyond=True,
-    ),
-    "half_the_slots": Change(
-        "halve the engine's concurrency",
-        max_concurrency=lambda model: max(model.most_running // 2, 1),
-    ),
-}
 
 
 def step_replays(tables: Tables, steps: Steps = None) -> Rows:
@@ -527,7 +230,7 @@ def _error_us(
 
 
 def _kept_us(request: Request) -> float:
-    return request.begin_us + sum(map(_measured_us, request.stages))
+    return request.begin_us + sum(map(measured_us, request.stages))
 
 
 def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str, Any]:

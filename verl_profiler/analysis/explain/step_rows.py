@@ -1,0 +1,146 @@
+"""The rows that step models are rebuilt from: requests and calls, the trainer's polls, phases, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["APART_US", "Rollout", "after_us", "among", "polls_of", "rollouts_of", "uneven_us"]
+
+# TransferQueue calls of the trainer that are further apart belong to different polls; a trainer
+# that polls does so for the first time within this time after it starts to wait.
+APART_US = 50_000
+# Events of a rank that may contain collectives.
+_TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
+# Phases after `gen` that process the step's tokens.
+_OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
+
+
+def after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Add up the phases of each step that process its tokens."""
+    names = ", ".join(f"'{name}'" for name in _OF_TOKENS)
+    rows = tables.rows(
+        "SELECT run, step, sum(duration_us) AS after_us FROM phases WHERE parent = 'step' "
+        f"AND NOT validate AND phase IN ({names}) AND {among(steps)} GROUP BY run, step"
+    )
+    return {(row["run"], row["step"]): float(row["after_us"] or 0) for row in rows}
+
+
+def among(steps: Sequence[int], column: str = "step") -> str:
+    """Return the SQL condition for these steps."""
+    return f"{column} IN ({', '.join(str(int(step)) for step in steps)})"
+
+
+class Rollout(NamedTuple):
+    """The table rows of one step."""
+
+    requests: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    calls_of: dict[tuple[str, str], list[dict[str, Any]]]
+    tools_of: dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def rollouts_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], Rollout]:
+    """Read requests, generate calls and tool calls, by step."""
+    own = f"NOT validate AND request_id IS NOT NULL AND {among(steps)}"
+    rollouts: dict[tuple[str, int], Rollout] = {}
+    for row in tables.rows(
+        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, "
+        "prompt_tokens, response_tokens, uid "
+        f"FROM requests WHERE finished AND {own} ORDER BY run, step, begin_us, name, request_id"
+    ):
+        key = row["run"], row["step"]
+        rollouts.setdefault(key, Rollout([], [], {}, {})).requests.append(row)
+    for query in (
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
+            "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
+            "FROM engine_calls"
+        ),
+        (
+            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
+            "FROM tool_calls"
+        ),
+    ):
+        for row in tables.rows(
+            f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
+        ):
+            rollout = rollouts.get((row["run"], row["step"]))
+            if rollout is None:
+                continue
+            generates = "engine_name" in row
+            if generates:
+                rollout.calls.append(row)
+            of = rollout.calls_of if generates else rollout.tools_of
+            of.setdefault((row["name"], row["request_id"]), []).append(row)
+    return rollouts
+
+
+def polls_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+    """Find the trainer's polls: its first TransferQueue call after a pause."""
+    poll_times: dict[tuple[str, int], list[int]] = {}
+    for row in tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT t.run, t.step, t.begin_us, p.begin_us AS wait_begin_us,
+                lag(t.end_us) OVER (PARTITION BY t.run, t.step ORDER BY t.begin_us) AS before_us
+            FROM transfers AS t JOIN phases AS p ON p.run = t.run AND p.step = t.step
+                AND p.name = t.name AND p.phase = 'sample_wait' AND p.parent = 'gen'
+                AND NOT p.validate AND t.begin_us BETWEEN p.begin_us AND p.end_us
+            WHERE t.role = 'trainer' AND {among(steps, "t.step")}
+        )
+        SELECT run, step, begin_us FROM calls
+        WHERE before_us IS NULL OR begin_us - before_us > {APART_US} ORDER BY run, step, begin_us
+        """
+    ):
+        poll_times.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
+    return poll_times
+
+
+def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Sum up the excess of the slowest rank over the mean, over the phases of each step.
+
+    The time that a rank waits in collectives for ranks that start a batch later is not its own.
+    """
+    uneven: dict[tuple[str, int], float] = {}
+    for row in tables.rows(
+        f"""
+        WITH ranks AS (
+            SELECT p.run, p.step, p.phase, p.begin_us, r.event, r.name,
+                sum(r.duration_us) AS rank_us
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {among(steps, "p.step")} GROUP BY ALL
+        ), passes AS (
+            SELECT p.run, p.step, p.begin_us, r.name, r.event, r.begin_us AS pass_us, r.duration_us,
+                row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
+                    ORDER BY r.begin_us) AS place
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.event IN ({_TOGETHER}) AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+            WHERE p.parent = 'step' AND {among(steps, "p.step")}
+        ), waits AS (
+            SELECT run, step, begin_us, name, event, least(max(pass_us) OVER together - pass_us,
+                duration_us - min(duration_us) OVER together) AS wait_us
+            FROM passes WINDOW together AS (PARTITION BY run, step, begin_us, event, place)
+        ), waited AS (
+            -- Each event contains the next one, and so its waiting.
+            SELECT run, step, begin_us, name, max(wait_us) AS wait_us FROM (
+                SELECT run, step, begin_us, name, event, sum(wait_us) AS wait_us
+                FROM waits GROUP BY ALL) GROUP BY ALL
+        ), own AS (
+            SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
+            FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
+        ), events AS (
+            SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
+                max(own_us) - avg(own_us) AS uneven_us
+            FROM own GROUP BY run, step, phase, begin_us, event
+        )
+        SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
+        FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
+        """
+    ):
+        key = row["run"], row["step"]
+        uneven[key] = uneven.get(key, 0.0) + row["uneven_us"]
+    return uneven
