@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from verl_profiler.capture.plan import NsightSettings
-from verl_profiler.cli import COMMANDS
+from verl_profiler.cli import COMMANDS, main
 from verl_profiler.events.vocabulary import EVENTS, FAMILIES
 from verl_profiler.launch.settings import MemorySaverSettings, Settings
 from verl_profiler.recording.carried import EventSettings
@@ -186,3 +186,16 @@ def test_the_other_examples_of_the_api_page_run(tmp_path, monkeypatch):
     lines = [file.read_text() for file in tmp_path.rglob("loader_*.jsonl")]
     assert len(blocks) == 4
     assert ['"read_file"' in line for line in lines] == [True]
+
+
+def test_the_readme_is_short_and_shows_what_summary_prints(capsys):
+    """Its excerpt is of the recorded rehearsal; other runs print other numbers in the same places."""
+    readme = (ROOT / "README.md").read_text()
+    excerpt = re.search(r"\n\n((?:    .*\n)+)\n## Use it", readme)[1]
+    assert 0 == main(["summary", str(ROOT / "tests/data/rehearsal_run.tar.gz"), "--no-cache"])
+    printed = iter(capsys.readouterr().out.splitlines())
+
+    assert all(line[4:] in printed for line in excerpt.splitlines())
+    assert len(excerpt.splitlines()) <= 16
+    assert len(readme.splitlines()) < 120
+    assert len(re.findall(r"^    make ", readme.split("\n## ")[0], re.MULTILINE)) == 2
