@@ -152,7 +152,7 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         )
         if value
     }
-    words = {"count": "slowest"}
+    flags = {"count": "slowest"}
     if args.name == _ALL:
         narrowing = {"worker", "validate"} & set(given)
         return {name: view for name, view in views.items() if narrowing <= view.takes}
@@ -167,7 +167,7 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         if option not in view.takes:
             others = [name for name, each in views.items() if option in each.takes]
             raise ReadingError(
-                f"{args.name} does not honor --{words.get(option, option)}.\n"
+                f"{args.name} does not honor --{flags.get(option, option)}.\n"
                 f"These do: {', '.join(others)}",
                 "option-not-heeded",
             )

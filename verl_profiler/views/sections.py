@@ -62,8 +62,9 @@ def document(
         log: The run in a console log, with what was found while the log was read.
 
     Returns:
-        A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `sections`, their titles; `steps` and
-        one table (`columns`, `rows`) per section; `timelines`; `log`.
+        A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `sections`, as
+        `page_sections` gives them; `steps` and the tables (`columns`, `rows`) of the sections;
+        `timelines`; `log`.
     """
     tables = run.tables
     with _explaining(tables, steps) as explained:
