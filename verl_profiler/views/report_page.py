@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
-from verl_profiler.render.html import digest, part, script_json, template, trusted
+from verl_profiler.render.html import digest, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
 
 __all__ = ["page"]
-
-_SCRIPTS = ("format.js", "table.js", "charts.js", "timeline.js", "request.js", "report.js")
 
 
 def page(document: Mapping[str, Any], *, made: str) -> str:
@@ -22,7 +20,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         made: When and by which version, for the foot of the page.
     """
     style = part("report.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(part, _SCRIPTS)) + "})();\n"
+    scripts = script("report")
     data = {**document, "colors": _colors(document)}
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
@@ -30,12 +28,12 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         findings=finding_texts(document["findings"]),
         made=made,
         style=trusted(style),
-        script=trusted(script),
+        script=trusted(scripts),
         data=trusted(script_json(data)),
         policy="; ".join(
             (
                 "default-src 'none'",
-                f"script-src '{digest(script)}'",
+                f"script-src '{digest(scripts)}'",
                 f"style-src '{digest(style)}'",
                 "img-src data:",
                 "base-uri 'none'",

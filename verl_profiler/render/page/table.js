@@ -1,103 +1,182 @@
 // Sortable tables.
 
+import {colorOf} from './data.js';
+import {element} from './dom.js';
+import {bytes, clean, missing, NONE, number, quantile, seconds, share} from './format.js';
+
+/**
+ * Of a column: `bar` draws the value beside it, `swatch` the color of the name, `show` writes the
+ * cell in place of the format.
+ * @template Row
+ * @typedef {object} ColumnOptions
+ * @property {string} [title]
+ * @property {boolean} [bar]
+ * @property {boolean} [swatch]
+ * @property {string | ((row: Row) => string)} [color] Of the bar.
+ * @property {(row: Row) => string} [show]
+ */
+
+/** @typedef {'s' | 'q' | 'share' | 'n' | 'bytes' | 'text'} Format */
+
+/**
+ * @template Row
+ * @typedef {[Extract<keyof Row, string>, label: string, Format, ColumnOptions<Row>?]} Column
+ */
+
+/**
+ * @template Row
+ * @typedef {object} TableOptions
+ * @property {string} caption
+ * @property {Row[]} rows
+ * @property {Column<NoInfer<Row>>[]} columns
+ * @property {number} [limit] Rows shown at first.
+ * @property {[key: Extract<keyof NoInfer<Row>, string>, descending: boolean]} [sort]
+ * @property {(row: NoInfer<Row>) => void} [onRow]
+ * @property {(row: NoInfer<Row>) => boolean} [selected]
+ * @property {(row: NoInfer<Row>) => string} [label] Read out for a row that can be chosen.
+ */
+
+/** @type {Record<Format, (value: any, row: object) => string>} */
 const FORMATS = {s: seconds, q: quantile, share, n: number, bytes, text: clean};
 
-// options: caption, columns ({key, label, format, title, bar, color}), rows, sort ([key, descending]),
-// limit, onRow(row), selected(row), label(row).
-function table(options) {
-  const {columns, rows, limit = 25, onRow} = options;
+/**
+ * @template {object} Row
+ * @param {TableOptions<Row>} options
+ */
+export function table(options) {
+  const {columns, rows, limit = 25} = options;
+  /** @type {[string | null, boolean]} */
   let [sortKey, descending] = options.sort || [null, false];
   let everything = false;
-  const most = {};
-  for (const column of columns) {
-    if (column.bar) most[column.key] = Math.max(...rows.map((row) => row[column.key] || 0), 1e-12);
-  }
   const body = element('tbody');
-  const more = element('button', {type: 'button', class: 'more', onclick: () => { everything = !everything; fill(); }});
-  const heads = columns.map((column) => {
-    const button = element('button', {type: 'button', title: column.title || null,
-      onclick: () => {
-        if (sortKey === column.key) descending = !descending;
-        else [sortKey, descending] = [column.key, !isText(column)];
-        fill();
-      }}, column.label);
-    return element('th', {scope: 'col', class: isText(column) ? 'text' : null}, button);
+  const more = element('button', {
+    type: 'button',
+    class: 'more',
+    onclick: () => {
+      everything = !everything;
+      update();
+    },
   });
+  const heads = columns.map(([key, label, format, {title = null} = {}]) => {
+    const sort = () => {
+      if (sortKey === key) descending = !descending;
+      else [sortKey, descending] = [key, format !== 'text'];
+      update();
+    };
+    const button = element('button', {type: 'button', title, onclick: sort}, label);
+    return element('th', {scope: 'col', class: format === 'text' ? 'text' : null}, button);
+  });
+  const cells = columns.map((column, place) => cellMaker(column, rows, place === 0));
 
-  function isText(column) { return column.format === 'text'; }
-
-  function sorted() {
-    if (sortKey === null) return rows;
-    const factor = descending ? -1 : 1;
-    return rows.slice().sort((one, other) => {
-      const a = one[sortKey], b = other[sortKey];
-      const missing = (a === null || a === undefined) - (b === null || b === undefined);
-      if (missing) return missing;
-      if (typeof a === 'string' || typeof b === 'string') {
-        return factor * String(a).localeCompare(String(b), 'en', {numeric: true});
-      }
-      return factor * ((a > b) - (a < b));
+  function update() {
+    heads.forEach((head, place) => {
+      const order = descending ? 'descending' : 'ascending';
+      if (columns[place][0] === sortKey) head.setAttribute('aria-sort', order);
+      else head.removeAttribute('aria-sort');
     });
+    const ordered = sortKey === null ? rows : sorted(rows, sortKey, descending);
+    const first = everything ? ordered : ordered.slice(0, limit);
+    body.replaceChildren(...first.map((row) => line(row)));
+    more.hidden = rows.length <= limit;
+    more.textContent = everything ? 'Show fewer' : `Show all ${number(rows.length)}`;
   }
 
-  function cell(row, column, first) {
-    const format = column.show || FORMATS[column.format || 'text'];
-    const shown = format(row[column.key], row);
-    const made = element(first ? 'th' : 'td', {scope: first ? 'row' : null, class: isText(column) ? 'text' : null});
-    if (column.bar && shown === NONE) made.className = 'no-bar';
-    if (column.bar && shown !== NONE) {
-      const bar = element('span', {class: 'bar', 'aria-hidden': 'true'});
-      const fill = element('span');
-      fill.style.width = 100 * Math.max(0, row[column.key] || 0) / most[column.key] + '%';
-      if (column.color) fill.style.background = typeof column.color === 'function' ? column.color(row) : column.color;
-      bar.append(fill);
-      made.append(element('span', {class: 'barred'}, element('span', {}, shown), bar));
-      return made;
-    }
-    if (column.swatch) {
-      const swatch = element('span', {class: 'swatch', 'aria-hidden': 'true'});
-      swatch.style.background = colorOf(row[column.key]);
-      made.append(swatch);
-    }
-    const content = isText(column) ? element('bdi', {}, shown) : shown;
-    if (isText(column) && String(shown).length > 24) made.title = shown;
-    made.append(content);
+  /** @param {Row} row */
+  function line(row) {
+    const made = element('tr', {}, ...cells.map((cell) => cell(row)));
+    if (options.onRow) choosable(made, row, options);
     return made;
   }
 
-  function fill() {
-    heads.forEach((head, place) => {
-      const chosen = columns[place].key === sortKey;
-      if (chosen) head.setAttribute('aria-sort', descending ? 'descending' : 'ascending');
-      else head.removeAttribute('aria-sort');
-    });
-    const shown = everything ? sorted() : sorted().slice(0, limit);
-    body.replaceChildren(...shown.map((row) => {
-      const made = element('tr', {}, columns.map((column, place) => cell(row, column, place === 0)));
-      if (onRow) {
-        made.classList.add('choice');
-        made.tabIndex = 0;
-        if (options.label) made.setAttribute('aria-label', options.label(row));
-        if (options.selected && options.selected(row)) made.setAttribute('aria-selected', 'true');
-        const choose = (event) => {
-          if (event.type === 'keydown' && event.key !== 'Enter' && event.key !== ' ') return;
-          event.preventDefault();
-          onRow(row);
-          for (const each of body.children) each.removeAttribute('aria-selected');
-          made.setAttribute('aria-selected', 'true');
-        };
-        made.addEventListener('click', choose);
-        made.addEventListener('keydown', choose);
-      }
-      return made;
-    }));
-    more.hidden = rows.length <= limit;
-    more.textContent = everything ? 'Show fewer' : 'Show all ' + number(rows.length);
-  }
+  update();
+  const head = element('thead', {}, element('tr', {}, heads));
+  const made = element('table', {}, element('caption', {}, options.caption), head, body);
+  const scroll = {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': options.caption};
+  return element('div', {class: 'table'}, element('div', scroll, made), more);
+}
 
-  fill();
-  const made = element('table', {}, element('caption', {}, options.caption),
-    element('thead', {}, element('tr', {}, heads)), body);
-  return element('div', {class: 'table'}, element('div', {class: 'scroll', tabindex: '0', role: 'region',
-    'aria-label': options.caption}, made), more);
+/**
+ * Make a row one that a click, Enter or the space bar chooses.
+ * @template Row
+ * @param {HTMLTableRowElement} made
+ * @param {Row} row
+ * @param {TableOptions<Row>} options
+ */
+function choosable(made, row, {onRow, label, selected}) {
+  made.classList.add('choice');
+  made.tabIndex = 0;
+  if (label) made.setAttribute('aria-label', label(row));
+  if (selected?.(row)) made.setAttribute('aria-selected', 'true');
+  /** @param {Event} event */
+  const choose = (event) => {
+    event.preventDefault();
+    onRow?.(row);
+    for (const each of made.parentElement?.children ?? []) each.removeAttribute('aria-selected');
+    made.setAttribute('aria-selected', 'true');
+  };
+  made.addEventListener('click', choose);
+  made.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' || event.key === ' ') choose(event);
+  });
+}
+
+/**
+ * Missing values last, numbers inside texts by their size.
+ * @template {object} Row
+ * @param {Row[]} rows
+ * @param {string} key
+ * @param {boolean} descending
+ */
+function sorted(rows, key, descending) {
+  const factor = descending ? -1 : 1;
+  /** @param {Row} row */
+  const cellOf = (row) => /** @type {Record<string, any>} */ (row)[key];
+  return rows.slice().sort((one, other) => {
+    const a = cellOf(one);
+    const b = cellOf(other);
+    const without = Number(missing(a)) - Number(missing(b));
+    if (without) return without;
+    if (typeof a === 'string' || typeof b === 'string') {
+      return factor * String(a).localeCompare(String(b), 'en', {numeric: true});
+    }
+    return factor * (Number(a > b) - Number(a < b));
+  });
+}
+
+/**
+ * @template {object} Row
+ * @param {Column<Row>} column
+ * @param {Row[]} rows
+ * @param {boolean} first
+ */
+function cellMaker([key, , format, {bar, swatch, color, show} = {}], rows, first) {
+  const isText = format === 'text';
+  /** @param {Row} row */
+  const cellOf = (row) => /** @type {any} */ (row[key]);
+  const most = bar ? Math.max(...rows.map((row) => cellOf(row) || 0), 1e-12) : 0;
+
+  return (/** @type {Row} */ row) => {
+    const shown = show ? show(row) : FORMATS[format](cellOf(row), row);
+    const made = element(first ? 'th' : 'td', {
+      scope: first ? 'row' : null,
+      class: isText ? 'text' : null,
+    });
+    if (bar && shown !== NONE) {
+      const filled = element('span');
+      filled.style.width = `${(100 * Math.max(0, cellOf(row) || 0)) / most}%`;
+      if (color) filled.style.background = typeof color === 'function' ? color(row) : color;
+      const drawn = element('span', {class: 'bar', 'aria-hidden': 'true'}, filled);
+      made.append(element('span', {class: 'barred'}, element('span', {}, shown), drawn));
+      return made;
+    }
+    if (bar) made.className = 'no-bar';
+    if (swatch) {
+      const square = element('span', {class: 'swatch', 'aria-hidden': 'true'});
+      square.style.background = colorOf(cellOf(row));
+      made.append(square);
+    }
+    if (isText && shown.length > 24) made.title = shown;
+    made.append(isText ? element('bdi', {}, shown) : shown);
+    return made;
+  };
 }

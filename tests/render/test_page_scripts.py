@@ -1,0 +1,99 @@
+"""The report page's scripts: modules become one script, and their types are the document's."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.reading.reader import load
+from verl_profiler.render import html
+from verl_profiler.views.sections import document
+
+DATA = Path(__file__).parents[1] / "data"
+TYPES = Path(html.__file__).with_name("page") / "document.d.ts"
+
+
+def test_a_module_is_a_function_after_those_that_it_imports(tmp_path, monkeypatch):
+    """Names that two modules use for themselves do not meet; types and comments stay behind."""
+    monkeypatch.setattr(html, "_PAGE", tmp_path)
+    (tmp_path / "top.js").write_text(
+        "// Top.\n\nimport {b} from './low.js';\nimport {\n  c,\n} from './middle.js';\n\n"
+        "/**\n * Of its own.\n * @returns {number}\n */\nfunction a() {\n  return b + c();\n}\n\na();\n"
+    )
+    (tmp_path / "middle.js").write_text(
+        "import {b} from './low.js';\n\nfunction a() {}\n\nexport function c() {\n  a();\n}\n"
+    )
+    (tmp_path / "low.js").write_text("export const b = /** @type {number} */ (1);\n")
+
+    assert (
+        "(() => {\n'use strict';\n"
+        "const $low = (() => {\nconst b = (1);\nreturn {b};\n})();\n"
+        "const $middle = (() => {\nconst {b} = $low;\n\nfunction a() {}\n\n"
+        "function c() {\na();\n}\nreturn {c};\n})();\n"
+        "const $top = (() => {\n\nconst {b} = $low;\nconst {\nc,\n} = $middle;\n\n"
+        "function a() {\nreturn b + c();\n}\n\na();\nreturn {};\n})();\n"
+        "})();\n"
+    ) == html.script("top")
+
+
+def test_a_tag_in_a_script_is_refused(tmp_path, monkeypatch):
+    """It could end the script element."""
+    monkeypatch.setattr(html, "_PAGE", tmp_path)
+    (tmp_path / "top.js").write_text("const a = '</script>';\n")
+
+    with pytest.raises(AssertionError, match=r"top\.js"):
+        html.script("top")
+
+
+def declared():
+    """Return, by interface of document.d.ts, the fields that are always there."""
+    text = re.sub(r"/\*\*.*?\*/|//[^\n]*", "", TYPES.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = {}
+    for name, bases, body in re.findall(
+        r"^interface (\w+)(?: extends ([\w, ]+))? \{(.*?)^\}", text, re.MULTILINE | re.DOTALL
+    ):
+        fields = {*re.findall(r"(\w+): [^;]+;", body)}
+        found[name] = fields.union(*(found[base] for base in re.findall(r"\w+", bases)))
+    tables = dict(re.findall(r"(\w+): (\w+);", text.split("interface Tables {")[1].split("}")[0]))
+    return {name: found[row] for name, row in tables.items()} | {
+        "steps": found["StepRow"],
+        "requests": found["DrawnRequest"],
+        "processes": found["ProcessRow"],
+    }
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """The documents of a run of requests and of one of traced TransferQueue calls."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.unpack_archive(DATA / "tq" / "run.tar.gz", folder)
+    made = []
+    for path in (DATA / "small_run", folder / "rehearsal"):
+        with load(path, cache=False) as run:
+            made.append(document(run))
+    return made
+
+
+def test_the_tables_have_the_columns_that_the_scripts_read(documents):
+    """`tsc` holds the scripts to the types, and this the types to the tables."""
+    columns = {}
+    for data in documents:
+        tables = {
+            **data,
+            "requests": data["timelines"]["requests"],
+            "processes": data["about"]["processes"],
+        }
+        for name, table in tables.items():
+            if isinstance(table, dict):
+                columns.setdefault(name, set()).update(table.get("columns", ()))
+    types = declared()
+    missing = {
+        name: fields - columns[name]
+        for name, fields in types.items()
+        if columns[name] and not fields <= columns[name]
+    }
+
+    assert {} == missing
+    empty = {name for name in types if not columns[name]}
+    assert empty == {"captures", "range_times", "top_kernels", "gpu_idle"}

@@ -1,0 +1,108 @@
+// Elements of the page, and the tip beside the pointer.
+
+/** @typedef {Node | string | null | undefined | Child[]} Child */
+
+/** @param {string} id */
+export function find(id) {
+  return document.getElementById(id);
+}
+
+/**
+ * An element that is there, whatever the run.
+ * @param {string} id
+ * @returns {HTMLElement}
+ */
+export function byId(id) {
+  return /** @type {HTMLElement} */ (find(id));
+}
+
+/**
+ * @param {Element} made
+ * @param {Child[]} children
+ */
+function fill(made, children) {
+  for (const child of children) {
+    if (Array.isArray(child)) fill(made, child);
+    else if (child !== null && child !== undefined) made.append(child);
+  }
+}
+
+/**
+ * Make an element; attributes that begin with "on" are listeners, null ones are left out.
+ * @template {keyof HTMLElementTagNameMap} Name
+ * @param {Name} name
+ * @param {Record<string, string | boolean | null | (() => void)>} [attributes]
+ * @param {Child[]} children
+ * @returns {HTMLElementTagNameMap[Name]}
+ */
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === 'function') made.addEventListener(key.slice(2), value);
+    else if (value === true) made.setAttribute(key, '');
+    else if (value !== false && value !== null) made.setAttribute(key, value);
+  }
+  fill(made, children);
+  return made;
+}
+
+/**
+ * @template {keyof SVGElementTagNameMap} Name
+ * @param {Name} name
+ * @param {Record<string, string | number | null>} [attributes]
+ * @param {Child[]} children
+ * @returns {SVGElementTagNameMap[Name]}
+ */
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS('http://www.w3.org/2000/svg', name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value !== null) made.setAttribute(key, String(value));
+  }
+  fill(made, children);
+  return made;
+}
+
+/**
+ * Whether dark or light text can be read on a color.
+ * @param {string} color #RRGGBB
+ */
+export function inkOn(color) {
+  const value = parseInt(color.slice(1), 16);
+  const light = 0.299 * (value >> 16) + 0.587 * ((value >> 8) & 255) + 0.114 * (value & 255);
+  return light > 140 ? '#1F2328' : '#FFFFFF';
+}
+
+const tip = byId('tip');
+
+/**
+ * Show lines of text beside the pointer; the first one stands out.
+ * @param {MouseEvent} event
+ * @param {MaybeText[]} lines
+ */
+export function showTip(event, lines) {
+  tip.replaceChildren(...lines.filter(Boolean).map((line) => element('div', {}, line)));
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const left = Math.min(event.clientX + 14, document.documentElement.clientWidth - box.width - 8);
+  let top = event.clientY + 16;
+  if (top + box.height > window.innerHeight - 8) top = event.clientY - box.height - 12;
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${Math.max(4, top)}px`;
+}
+
+export function hideTip() {
+  tip.hidden = true;
+}
+
+/**
+ * @template {HTMLElement | SVGElement} Kind
+ * @param {Kind} node
+ * @param {MaybeText[]} lines
+ */
+export function withTip(node, lines) {
+  node.addEventListener('pointermove', (event) =>
+    showTip(/** @type {PointerEvent} */ (event), lines),
+  );
+  node.addEventListener('pointerleave', hideTip);
+  return node;
+}

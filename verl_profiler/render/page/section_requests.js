@@ -1,0 +1,310 @@
+// Requests: what they spend their time on, the timeline, the search, one of them in detail.
+
+import {about, heading, note, nothing} from './blocks.js';
+import {legend, partsBar} from './charts.js';
+import {
+  ALL,
+  colorOf,
+  requests,
+  shown,
+  shownName,
+  shownStep,
+  steps,
+  timelines,
+  trainingRows,
+} from './data.js';
+import {byId, element, find} from './dom.js';
+import {clean, NONE, number, plural, seconds, shorten} from './format.js';
+import {requestLines, slowestOf} from './request.js';
+import {requestPanel} from './request_panel.js';
+import {table} from './table.js';
+import {Timeline} from './timeline.js';
+
+const {scenes} = timelines;
+
+/** @type {Timeline | null} */
+let timeline = null;
+/** @type {RequestRow | null} */
+let picked = null;
+
+/** @param {(step: number, keepScene: boolean) => void} choose */
+export function requestsSection(choose) {
+  if (!requests.length && !scenes.length) return nothing('requests', false, 'requests');
+  /** @type {HTMLSelectElement} */
+  const select = element(
+    'select',
+    {
+      id: 'scene',
+      onchange: () => {
+        const scene = scenes[Number(select.value)];
+        showScene(scene);
+        if (!scene.validate && scene.s !== shown.step) choose(scene.s, true);
+      },
+    },
+    scenes.map((scene, place) => element('option', {value: String(place)}, sceneName(scene))),
+  );
+  /**
+   * @param {string} label
+   * @param {string} text
+   * @param {() => void} onclick
+   */
+  const button = (label, text, onclick) =>
+    element('button', {type: 'button', 'aria-label': label, onclick}, text);
+  const search = element('input', {
+    type: 'search',
+    id: 'search',
+    placeholder: 'request id, sample, worker or agent',
+    autocomplete: 'off',
+    spellcheck: 'false',
+    oninput: fillRequests,
+  });
+  const all = number(timelines.of);
+  return [
+    about(
+      'One bar per request, in the row of the worker that ran it. ' +
+        (requests.length < timelines.of
+          ? `Drawn and listed are ${number(requests.length)} of ${all} requests: the slowest, ` +
+            'those that failed, and every n-th of the others. ' +
+            'All other numbers are of all requests.'
+          : `All ${all} requests are drawn and listed.`),
+    ),
+    element('div', {id: 'parts-of-requests'}),
+    heading('Timeline'),
+    element(
+      'div',
+      {class: 'tools'},
+      element('label', {for: 'scene'}, 'of'),
+      select,
+      button('Zoom in', '+', () => timeline?.zoom(0.5)),
+      button('Zoom out', '−', () => timeline?.zoom(2)),
+      button('Show everything', 'Reset', () => timeline?.reset()),
+      element(
+        'span',
+        {class: 'hint', id: 'timeline-keys'},
+        'click, then scroll to zoom · drag to pan · keys + − ← → Home · ↑ ↓ select',
+      ),
+    ),
+    element('p', {class: 'note', id: 'scene-note'}),
+    element('div', {id: 'timeline'}),
+    element('div', {id: 'timeline-legend'}),
+    element('p', {class: 'picked', id: 'picked'}),
+    heading('Find a request'),
+    element(
+      'div',
+      {class: 'tools'},
+      element('label', {for: 'search'}, 'Search'),
+      search,
+      element('span', {id: 'found', class: 'hint', role: 'status'}),
+    ),
+    element('div', {id: 'request-table'}),
+    element('div', {id: 'request-panel', 'aria-live': 'off'}),
+  ];
+}
+
+/** Draw the timeline of the slowest request, once the section is in the page. */
+export function startTimeline() {
+  if (!scenes.length) return;
+  const slowest = slowestOf((request) => request.scene !== null);
+  const scene = scenes[slowest?.scene ?? -1] ?? scenes.find((each) => !each.validate) ?? scenes[0];
+  timeline = new Timeline(byId('timeline'), scene, (request) => pick(request, 'timeline'));
+  showScene(scene);
+  if (slowest) pick(slowest, 'start');
+}
+
+export function redrawTimeline() {
+  timeline?.draw();
+}
+
+/** @param {boolean} keepScene Whether the timeline stays where it is. */
+export function followStep(keepScene) {
+  fillParts();
+  if (find('search')) fillRequests();
+  const {step} = shown;
+  if (timeline && !keepScene) {
+    const scene = scenes.find((each) => each.s === step && !each.validate);
+    showScene(scene ?? timeline.scene);
+  }
+  if (step !== ALL && (!picked || picked.s !== step || picked.validate)) {
+    const slowest = slowestOf((request) => request.s === step);
+    if (slowest) pick(slowest, 'step');
+  }
+}
+
+/** @param {Scene} scene */
+function sceneName(scene) {
+  const step = steps[scene.s];
+  const label = clean(step.label);
+  if (!scene.validate) return `step ${label}`;
+  return step.finished
+    ? `validation after step ${label}`
+    : `validation before the steps (${label})`;
+}
+
+/** @param {Scene} scene */
+function showScene(scene) {
+  if (!timeline) return;
+  const select = /** @type {HTMLSelectElement} */ (byId('scene'));
+  select.value = String(scenes.indexOf(scene));
+  timeline.show(scene);
+  byId('timeline-legend').replaceChildren(sceneLegend(timeline));
+  const drawn = timeline.order.length;
+  const notes = [];
+  if (drawn < scene.requests) {
+    notes.push(
+      `Drawn: ${number(drawn)} of ${number(scene.requests)} requests of ${sceneName(scene)}.`,
+    );
+  }
+  if (shown.step !== ALL && scene.s !== shown.step && !scene.validate) {
+    const {label, step} = shownStep();
+    notes.push(
+      `Step ${clean(label)} is not drawn in this file (${scenes.length} timelines are); ` +
+        `--steps ${step} draws it.`,
+    );
+  }
+  const line = byId('scene-note');
+  line.textContent = notes.join(' ');
+  line.hidden = !notes.length;
+}
+
+/** @param {Timeline} drawn */
+function sceneLegend({order, lanes}) {
+  const used = new Set();
+  for (const {spans} of order) {
+    for (let place = 0; place < spans.length; place += 4) {
+      used.add(timelines.names[spans[place]][0]);
+    }
+  }
+  /** @type {Record<string, string>} */
+  const short = {engine_call: 'engine', tool_call: 'tool', tool_execution: 'tool'};
+  /** @type {Map<string, string>} */
+  const names = new Map();
+  for (const [event, , , color] of timelines.names) {
+    const name = short[event] || event;
+    const hidden = event === 'turn' || event === 'server_acquire';
+    if (used.has(event) && !hidden && !names.has(name)) names.set(name, color);
+  }
+  if (order.length) names.set('other', colorOf('other'));
+  if (lanes.some((lane) => lane.lags?.length)) names.set('event loop stood still', 'var(--accent)');
+  return legend([...names].map(([name, color]) => ({name, color})));
+}
+
+/** Fill the table: with what a search finds in all steps, or with the step that is shown. */
+function fillRequests() {
+  const search = /** @type {HTMLInputElement} */ (byId('search'));
+  const wanted = search.value.trim().toLowerCase();
+  /** @param {RequestRow} request */
+  const matches = ({request_id, sample, name, agent, status}) =>
+    [request_id, sample, name, agent, status].some((value) =>
+      value?.toLowerCase().includes(wanted),
+    );
+  const all = shown.step === ALL;
+  const rows = requests.filter((request) =>
+    wanted ? matches(request) : !request.validate && (all || request.s === shown.step),
+  );
+  const listed =
+    requests.length < timelines.of ? `, among the ${number(requests.length)} listed` : '';
+  byId('found').textContent = wanted
+    ? `${plural(rows.length, 'match', 'matches')} in all steps${listed}`
+    : '';
+  byId('request-table').replaceChildren(
+    rows.length
+      ? requestTable(rows, wanted ? 'the search' : shownName(), all || wanted !== '')
+      : note(wanted ? 'No listed request matches.' : `No requests of ${shownName()} are listed.`),
+  );
+}
+
+/**
+ * @param {RequestRow[]} rows
+ * @param {string} name
+ * @param {boolean} ofSteps Whether they are of several steps.
+ */
+function requestTable(rows, name, ofSteps) {
+  /** @typedef {import('./table.js').Column<RequestRow>} Column */
+  /** @param {RequestRow} row */
+  const step = (row) => clean(steps[row.s].label) + (row.validate ? ' val' : '');
+  /** @param {RequestRow} row */
+  const sample = (row) => {
+    if (row.sample === null) return NONE;
+    return shorten(row.sample, 20) + (row.session === null ? '' : ` / ${shorten(row.session, 8)}`);
+  };
+  /** @type {Column[]} */
+  const stepColumns = ofSteps ? [['s', 'step', 'n', {show: step}]] : [];
+  /** @type {Column[]} */
+  const rewards = rows.some((row) => row.reward !== null) ? [['reward', 'reward', 'n']] : [];
+  /** @type {Column[]} */
+  const statuses = rows.some((row) => row.status !== null)
+    ? [['status', 'status', 'text', {show: (row) => clean(row.status ?? '')}]]
+    : [];
+  return table({
+    caption: `Requests of ${name}`,
+    rows,
+    limit: 12,
+    sort: ['duration_s', true],
+    onRow: (row) => pick(row, 'table'),
+    selected: (row) => row === picked,
+    label: (row) => `Request ${row.request_id}, ${seconds(row.duration_s)}`,
+    columns: [
+      ['request_id', 'request', 'text', {show: (row) => shorten(row.request_id ?? '(no id)', 40)}],
+      ...stepColumns,
+      ['sample', 'sample', 'text', {show: sample}],
+      ['name', 'worker', 'text', {show: (row) => shorten(row.name, 24)}],
+      ['duration_s', 'time', 's', {bar: true}],
+      ['engine_s', 'engine', 's'],
+      ['tool_s', 'tools', 's'],
+      ['other_s', 'other', 's', {title: 'What no event explains'}],
+      ['turns', 'turns', 'n'],
+      ['generated_tokens', 'tokens', 'n', {title: 'Generated tokens'}],
+      ...rewards,
+      ...statuses,
+    ],
+  });
+}
+
+function fillParts() {
+  const box = find('parts-of-requests');
+  if (!box) return;
+  const rows = trainingRows('request_parts');
+  if (!rows.length) {
+    box.replaceChildren();
+    return;
+  }
+  const parts = rows.filter((row) => row.total_s > 0);
+  box.replaceChildren(
+    heading(`What requests spend their time on, ${shownName()}`),
+    partsBar(parts.map((row) => ({name: row.part, value: row.total_s}))) || '',
+    table({
+      caption: 'Parts of request time',
+      rows,
+      limit: 12,
+      columns: [
+        ['part', 'part', 'text', {swatch: true}],
+        ['share', 'share', 'share'],
+        ['mean_s', 'mean per request', 's', {bar: true, color: (row) => colorOf(row.part)}],
+        ['total_s', 'all requests together', 's'],
+      ],
+    }),
+    note('The parts add up to the time of the requests; other is what no event explains.'),
+  );
+}
+
+/**
+ * Show a request in detail, and mark it in the timeline and in the table.
+ * @param {RequestRow} request
+ * @param {'start' | 'step' | 'table' | 'timeline'} from
+ */
+function pick(request, from) {
+  picked = request;
+  const scene = request.scene === null ? undefined : scenes[request.scene];
+  if (timeline && scene && timeline.scene !== scene) showScene(scene);
+  if (from !== 'timeline') timeline?.select(request);
+  byId('request-panel').replaceChildren(requestPanel(request));
+  const scroll = () => byId('panel').scrollIntoView({block: 'center', behavior: 'smooth'});
+  const lines = timeline ? requestLines(request).filter(Boolean) : [];
+  byId('picked').replaceChildren(
+    element('span', {}, lines.join(' · ')),
+    element('button', {type: 'button', onclick: scroll}, 'Breakdown ↓'),
+  );
+  if (from === 'timeline' || from === 'step') fillRequests();
+  const id = clean(request.request_id);
+  byId('status').textContent = `Selected request ${id}, ${seconds(request.duration_s)}`;
+}

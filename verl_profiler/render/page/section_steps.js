@@ -1,0 +1,276 @@
+// The steps, and what they waited for.
+
+import {about, heading, note, notesOf, nothing} from './blocks.js';
+import {partsBar} from './charts.js';
+import {
+  ALL,
+  colorOf,
+  several,
+  shown,
+  shownName,
+  shownRows,
+  shownStep,
+  steps,
+  tableOf,
+  trained,
+} from './data.js';
+import {clean, plural, seconds, share, shorten} from './format.js';
+import {stepChart} from './step_chart.js';
+import {table} from './table.js';
+
+/** @param {(step: number) => void} choose */
+export function stepsSection(choose) {
+  if (!trained.length) return nothing('steps', false, 'steps');
+  const start = steps.find((step) => step.step === 0 && !step.finished);
+  const charted = trained.filter((step) => step.step !== 0 || step.finished);
+  const phases = tableOf('step_phases').filter((row) => row.s !== ALL);
+  const validation = start?.validation_requests ? ' and validation' : '';
+  return [
+    about(
+      'Each step by the timers of verl’s trainer. Choose one here, and everything below shows it.',
+    ),
+    ...notesOf('steps'),
+    stepChart(charted, phases, shown.step, (step) => choose(step === shown.step ? ALL : step)),
+    table({
+      caption: 'Steps',
+      rows: trained,
+      limit: 20,
+      onRow: (row) => choose(row.s),
+      selected: (row) => row.s === shown.step,
+      label: (row) => `Show step ${row.label}`,
+      columns: [
+        ['label', 'step', 'text'],
+        ['duration_s', 'time', 's'],
+        ['gen_s', 'gen', 's', {title: 'The rollout, as the trainer sees it'}],
+        ['longest_phase', 'longest phase', 'text', {swatch: true}],
+        ['longest_share', 'its share', 'share'],
+        [
+          'unaccounted_s',
+          'unaccounted',
+          's',
+          {title: 'Time of the step that no timer of verl covers'},
+        ],
+        ['requests', 'requests', 'n'],
+        ['p50_s', 'P50', 's', {title: 'Half of the requests took at most so long'}],
+        ['p95_s', 'P95', 'q'],
+        ['max_s', 'slowest', 's'],
+        ['after_p80_s', 'tail', 'q', {title: 'From the end of 80 % of the requests to the last'}],
+        [
+          'poll_s',
+          'after last',
+          's',
+          {title: 'From the end of the last request to the end of gen'},
+        ],
+        [
+          'generated_tokens_per_s',
+          'generated tokens/s',
+          'n',
+          {title: 'Generated tokens of finished requests, by the length of the step'},
+        ],
+        [
+          'engine_tokens_per_s',
+          'engine tokens/s',
+          'n',
+          {title: 'Generated tokens of engine calls, by the time in which one was under way'},
+        ],
+      ],
+    }),
+    start?.seen_s
+      ? note(`Before the first step: ${seconds(start.seen_s)} of start-up${validation}.`)
+      : null,
+  ];
+}
+
+/** @type {Record<string, string>} */
+const REASONS = {
+  late: 'began later',
+  queued: 'queued',
+  long: 'long',
+  slow: 'slow per token',
+  tool: 'tools',
+  other: 'other',
+};
+
+export function pathSection() {
+  const rows = shownRows('critical_path');
+  if (!rows.length) {
+    return nothing('steps', tableOf('critical_path').length > 0, 'steps with an end');
+  }
+  const whole = shown.step === ALL;
+  /** @param {PathRow} row */
+  const color = (row) => colorOf(`path:${row.owner}`);
+  const parts = rows
+    .filter((row) => row.share >= 0.005)
+    .map((row) => ({name: row.owner, value: row.duration_s, color: color(row)}));
+  const rest = rows.filter((row) => row.share < 0.005);
+  if (rest.length) {
+    const value = rest.reduce((sum, row) => sum + row.duration_s, 0);
+    parts.push({name: 'the others', value, color: '#C9CED6'});
+  }
+  const unexplained = rows.find((row) => row.owner === 'unexplained');
+  return [
+    about(
+      `What ${whole ? 'the steps' : shownName()} waited for, moment by moment: each second has ` +
+        'one owner. Pale: the trainer’s phases. ' +
+        (unexplained ? `${share(unexplained.share)} is explained by no event.` : ''),
+    ),
+    partsBar(parts),
+    table({
+      caption: 'Critical path',
+      rows,
+      limit: 12,
+      columns: [
+        ['owner', 'owner', 'text'],
+        ['share', 'share', 'share'],
+        ['duration_s', whole ? 'all steps together' : 'time', 's', {bar: true, color}],
+        ['segments', 'stretches', 'n'],
+        ['longest_s', 'longest', 's'],
+        ['longest_what', 'in', 'text'],
+      ],
+    }),
+    ...whatIf(),
+    ...stragglers(),
+  ];
+}
+
+/**
+ * The replays of the step that is shown, or their means; a long run has them of some steps only.
+ */
+function whatIf() {
+  const means = tableOf('what_if');
+  if (!means.length) return [];
+  const abouts = new Map(means.map((row) => [row.what, row.about]));
+  const own =
+    shown.step === ALL
+      ? []
+      : shownRows('step_replays').map((row) => ({
+          ...row,
+          about: abouts.get(row.what) ?? row.what,
+          share: row.saved_s === null ? null : row.saved_s / row.duration_s,
+          low_s: row.least_s < row.most_s ? row.least_s : null,
+          high_s: row.least_s < row.most_s ? row.most_s : null,
+        }));
+  const rows = own.length ? own : means;
+  return [
+    heading('What if'),
+    note(
+      `${replayed(own)} “Earlier” is the gain without polling, which many steps come to on ` +
+        'average; gains are not additive. Where loads were never seen, “from” supposes that ' +
+        'replicas give no more tokens per second than they did, and “to” that more calls do not ' +
+        `slow each other down.${noise(means)}`,
+    ),
+    table({
+      caption: 'Replays',
+      rows: rows.filter((row) => row.what !== 'unchanged'),
+      limit: 20,
+      columns: [
+        ...(own.length ? [] : runColumn),
+        ['about', 'if', 'text'],
+        ['saved_s', 'saved', 's', {bar: true}],
+        ['share', 'of the step', 'share'],
+        ['earlier_s', 'earlier', 's'],
+        ['low_s', 'from', 's', {title: '90 % interval'}],
+        ['high_s', 'to', 's'],
+      ],
+    }),
+  ];
+}
+
+/**
+ * How well the steps are replayed unchanged.
+ * @param {StepReplayRow[]} own
+ */
+function replayed(own) {
+  const means = tableOf('what_if');
+  const unchanged = (own.length ? own : means).find((row) => row.what === 'unchanged');
+  const off = (/** @type {Num | undefined} */ value) => share(Math.abs(value ?? 0));
+  const error =
+    `is off by ${off(unchanged?.residual_share)}` +
+    (unchanged?.tokens_share == null
+      ? '.'
+      : `; with decoding predicted from tokens, by ${off(unchanged.tokens_share)}.`);
+  if (own.length) {
+    const step = `Step ${clean(shownStep().label)}, ${seconds(own[0].duration_s)}`;
+    return `${step}. Replayed unchanged, it ${error}`;
+  }
+  const [{steps: count, step_s}] = means;
+  return (
+    (shown.step === ALL ? '' : 'This step was not replayed. ') +
+    `Mean per step over ${plural(count, 'replayed step')} of ${seconds(step_s)}. ` +
+    `Replayed unchanged, the median step ${error}`
+  );
+}
+
+/** @param {WhatIfRow[]} means */
+function noise(means) {
+  const between = means.find((row) => row.between_runs_s !== null);
+  if (!between) return '';
+  return (
+    ` Two runs with the same settings differ by up to ${seconds(between.between_runs_s)} per ` +
+    'step, in nine of ten pairs: with one run each, smaller gains are not to be told from chance.'
+  );
+}
+
+/** @type {import('./table.js').Column<{run?: string}>[]} */
+const runColumn = several ? [['run', 'run', 'text']] : [];
+
+function stragglers() {
+  const rows = tableOf('stragglers').map((row) => ({
+    ...row,
+    who: row.kind === 'request' ? REASONS[row.who] || row.who : row.who,
+  }));
+  if (!rows.length) return [];
+  const requests = tableOf('straggler_requests').map((row) => ({
+    ...row,
+    because: REASONS[row.because] || row.because,
+  }));
+  return [
+    heading('Stragglers'),
+    note(
+      'Whoever is done waits for the last of its kind. That waiting, charged to those that are ' +
+        'not done yet; over all steps, whichever is chosen.',
+    ),
+    table({
+      caption: 'Stragglers',
+      rows,
+      limit: 12,
+      columns: [
+        ...runColumn,
+        ['kind', 'kind', 'text', {title: 'A phase: its ranks'}],
+        ['who', 'who, or why', 'text'],
+        ['blame_s', 'caused wait time', 's', {bar: true}],
+        ['share', 'of its kind', 'share'],
+        ['per_step_s', 'per step', 's'],
+        ['last', 'steps in which last', 'n'],
+        ['of_steps', 'of', 'n'],
+      ],
+    }),
+    requests.length
+      ? table({
+          caption: 'Requests that others waited for',
+          rows: requests,
+          limit: 6,
+          columns: [
+            ...runColumn,
+            [
+              'request_id',
+              'request',
+              'text',
+              {show: (row) => shorten(row.request_id ?? '(no id)', 16)},
+            ],
+            ['step', 'step', 'n'],
+            ['name', 'worker', 'text'],
+            ['blame_s', 'caused wait time', 's', {bar: true}],
+            ['behind_s', 'behind the median', 's'],
+            ['because', 'because', 'text'],
+            ['late_s', 'later', 's'],
+            ['queued_s', 'queued', 's'],
+            ['long_s', 'long', 's'],
+            ['slow_s', 'slow', 's'],
+            ['tool_s', 'tools', 's'],
+            ['other_s', 'other', 's'],
+          ],
+        })
+      : null,
+  ];
+}
