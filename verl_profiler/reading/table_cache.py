@@ -18,14 +18,10 @@ import duckdb
 from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
 from verl_profiler.reading.event_sql import AS_PARQUET, PART_COLUMNS
 from verl_profiler.reading.scans import listed, quoted, scan
-from verl_profiler.reading.tables.derivations import DERIVATIONS, from_rest
+from verl_profiler.reading.tables.derivations import fingerprint, from_rest
 from verl_profiler.reading.tables.schemas import SCHEMAS
 
 __all__ = ["EventPart", "Shelf", "event_parts", "parts_query"]
-
-
-# A table may be made from others: a change of any of them makes all again.
-_ALL_SQL = hashlib.sha256(json.dumps([DERIVATIONS, SCHEMAS]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ class Shelf:
         Raises:
             ReadingError: Its file cannot be written anywhere.
         """
-        identity = json.dumps([duckdb.__version__, _ALL_SQL, name, *made_from])
+        identity = json.dumps([duckdb.__version__, fingerprint(), name, *made_from])
         digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
         key = f"{name}-{digest}"
         kept = self._folders[0].find(key)

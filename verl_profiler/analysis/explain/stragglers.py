@@ -7,7 +7,7 @@ shares to those that have not finished; caused wait times (`blame`) add up to th
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.reading.tables.derivations import BLAME, SYNCHRONOUS
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS, blame
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["REASONS", "straggler_requests", "stragglers"]
@@ -83,7 +83,7 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             GROUP BY ALL
         ), charged AS (
             SELECT run, step, kind, who, place = many AND many > 1 AS last, blame_us
-            FROM ({BLAME.format(ends="others", group="run, step, kind, part")})
+            FROM ({blame("others", "run, step, kind, part")})
             UNION ALL
             SELECT run, step, 'request', because, last, blame_us FROM by_reason
             UNION ALL

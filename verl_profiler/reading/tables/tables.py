@@ -16,13 +16,13 @@ import duckdb
 
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.table_cache import Shelf, parts_query
-from verl_profiler.reading.tables.derivations import DERIVATIONS
+from verl_profiler.reading.tables.derivations import derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 
 __all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
 
+# `get_table_names` of duckdb 2.0 binds the query, which fails before its tables are made.
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
-
 
 # Made from about this many events at a time; the identity of a row has its step.
 _BY_STEPS = (
@@ -78,6 +78,7 @@ class Tables:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, shelf: Shelf | None = None) -> None:
         self.connection = connection
+        connection.execute(macros())
         self.shelf = shelf
         self._made: set[str] = set()
         self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
@@ -91,7 +92,7 @@ class Tables:
             tables: Rows by table name.  Tables that are not given are derived from `events`.
         """
         made = cls(duckdb.connect())
-        given = {**{name: () for name in SCHEMAS if name not in DERIVATIONS}, **(tables or {})}
+        given = {**{name: () for name in SCHEMAS if name not in derivations()}, **(tables or {})}
         for name, rows in given.items():
             made.put(name, rows)
         return made
@@ -148,7 +149,7 @@ class Tables:
 
     def make(self, *names: str) -> None:
         """Make these tables now, with those that they are made from."""
-        missing = [name for name in names if name in DERIVATIONS and name not in self._made]
+        missing = [name for name in names if name in derivations() and name not in self._made]
         if missing:
             # One at a time, also of several threads: each may need most of the memory.
             with self._making:
@@ -158,7 +159,7 @@ class Tables:
         for name in names:
             if name in self._made:
                 continue
-            query, kept = DERIVATIONS[name]
+            query, kept = derivations()[name]
             self.make(*_named(query))
             columns = ", ".join(
                 f'try_cast("{column}" AS {kind}) AS "{column}"'
@@ -210,7 +211,7 @@ class Tables:
         if self.shelf is not None:
             fields = f"({parts_query(self.shelf.of_steps(chunk.steps, chunk.without_step))})"
             around = parts_query(self.shelf.of_times(*chunk.around_us))
-            served = f"WITH event_fields AS ({around}) {DERIVATIONS['engine_requests'][0]}"
+            served = f"WITH event_fields AS ({around}) {derivations()['engine_requests'].query}"
         sources = (
             f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()})"
         )
@@ -292,4 +293,4 @@ class Tables:
 
 
 def _named(query: str) -> list[str]:
-    return [name for name in dict.fromkeys(_TABLE_NAME.findall(query)) if name in DERIVATIONS]
+    return [name for name in dict.fromkeys(_TABLE_NAME.findall(query)) if name in derivations()]

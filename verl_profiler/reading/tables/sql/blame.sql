@@ -1,0 +1,72 @@
+-- What a request's time after the step's first begin consists of, and the median request's.  Decoding
+-- is tokens times time per token; each of the two is charged with what it adds.
+CREATE TABLE request_blame AS
+WITH calls AS (
+    SELECT run, step, name, request_id, sum(duration_us) AS call_us,
+        sum(coalesce(engine_duration_us, duration_us) - coalesce(queue_us, 0)
+            - coalesce(prefill_us, 0)) AS decode_us,
+        sum(coalesce(prefill_us, 0)) AS prefill_us,
+        -- The first token is prefill's, where that is known.
+        sum(CASE WHEN prefill_us IS NULL THEN response_tokens
+            ELSE greatest(response_tokens - 1, 0) END) AS tokens
+    FROM engine_calls WHERE duration_us IS NOT NULL AND NOT validate GROUP BY ALL
+), stalls AS (
+    SELECT run, step, name, request_id, sum(stalled_us) AS stalled_us
+    FROM tool_calls WHERE stalled_us > 0 AND NOT validate GROUP BY ALL
+), begins AS (
+    SELECT run, step, min(begin_us) AS first_us
+    FROM requests WHERE finished AND NOT validate AND $synchronous GROUP BY run, step
+), parts AS MATERIALIZED (
+    SELECT r.run, r.step, r.name, r.request_id, r.sample, r.end_us,
+        r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
+        coalesce(c.call_us - c.decode_us - c.prefill_us, 0) AS queued_us,
+        coalesce(c.prefill_us, 0) AS prefill_us, coalesce(c.decode_us, 0) AS decode_us,
+        greatest(coalesce(c.tokens, 0), 1) AS tokens,
+        greatest(coalesce(r.tool_us, 0) - coalesce(g.stalled_us, 0), 0) AS tool_us
+    FROM requests AS r JOIN begins USING (run, step)
+    LEFT JOIN calls AS c USING (run, step, name, request_id)
+    LEFT JOIN stalls AS g USING (run, step, name, request_id)
+    WHERE r.finished AND NOT r.validate
+), typical AS (
+    SELECT run, step, median(whole_us) AS whole_us, median(late_us) AS late_us,
+        median(queued_us) AS queued_us, median(prefill_us) AS prefill_us,
+        median(tool_us) AS tool_us, median(tokens) AS tokens,
+        median(decode_us / tokens) AS token_us
+    FROM parts GROUP BY run, step
+), excess AS (
+    SELECT p.run, p.step, p.name, p.request_id, p.sample, p.end_us,
+        p.whole_us - t.whole_us AS behind_us, p.late_us - t.late_us AS late_us,
+        p.queued_us - t.queued_us AS queued_us,
+        p.prefill_us - t.prefill_us + (p.tokens - t.tokens) * t.token_us AS long_us,
+        p.tokens * (p.decode_us / p.tokens - t.token_us) AS slow_us,
+        p.tool_us - t.tool_us AS tool_us
+    FROM parts AS p JOIN typical AS t USING (run, step)
+), reasons AS (
+    SELECT *, behind_us - late_us - queued_us - long_us - slow_us - tool_us AS other_us
+    FROM excess
+), ends AS (
+    SELECT *, coalesce(request_id, name) AS who FROM reasons
+)
+SELECT run, step, name, request_id, sample, place, many, blame_us, behind_us, late_us, queued_us,
+    long_us, slow_us, tool_us, other_us,
+    CASE greatest(late_us, queued_us, long_us, slow_us, tool_us, other_us)
+        WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN long_us THEN 'long'
+        WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because
+FROM ($blame);
+
+-- A request's blame, as far as tools made it late, goes to its tools by the time of their calls.
+CREATE TABLE tool_blame AS
+WITH calls AS (
+    SELECT b.run, b.step, b.name, b.request_id, t.tool,
+        t.duration_us - coalesce(t.stalled_us, 0) AS duration_us, b.place = b.many AS last,
+        b.blame_us * least(b.tool_us / b.behind_us, 1) AS tool_blame_us
+    FROM request_blame AS b JOIN tool_calls AS t USING (run, step, name, request_id)
+    WHERE b.tool_us > 0 AND b.behind_us > 0 AND NOT t.validate AND t.duration_us IS NOT NULL
+), sums AS (
+    SELECT run, step, name, request_id, try_cast(sum(duration_us) AS BIGINT) AS all_us
+    FROM calls GROUP BY run, step, name, request_id
+)
+SELECT c.run, c.step, c.tool, bool_or(c.last) AS last,
+    sum(c.tool_blame_us * c.duration_us / nullif(all_us, 0)) AS blame_us
+FROM calls AS c JOIN sums USING (run, step, name, request_id)
+GROUP BY c.run, c.step, c.tool;

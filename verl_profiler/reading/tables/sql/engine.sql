@@ -1,0 +1,49 @@
+CREATE VIEW engine_requests AS
+SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.validate, e.status,
+    e.begin_us, e.end_us, e.duration_us,
+    e.prompt_tokens, e.response_tokens, e.cached_tokens, e.finish_reason,
+    micros(queue_s) AS queue_us,
+    micros(prefill_s) AS prefill_us,
+    micros(decode_s) AS decode_us,
+    micros(e2e_s) AS e2e_us,
+    e.weight_version
+FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
+WHERE e.event = 'engine_request' AND e.family = 'engine';
+
+-- One engine request id may stand for several calls (verl's full_determinism passes the request's
+-- own id every turn); then the server's interval that overlaps the client's most is its own.
+CREATE TABLE engine_calls AS
+WITH calls AS NOT MATERIALIZED (
+    SELECT run, step, name, validate, request_id, turn, status, error, begin_us, end_us,
+        duration_us, engine_request_id AS id, server, prompt_tokens, response_tokens, finish_reason
+    FROM event_fields WHERE event = 'engine_call' AND family = 'rollout'
+), served AS NOT MATERIALIZED (
+    SELECT run, engine_request_id AS id, name AS engine_name, replica,
+        begin_us AS engine_begin_us, end_us AS engine_end_us, duration_us AS engine_duration_us,
+        prompt_tokens AS engine_prompt_tokens, response_tokens AS engine_response_tokens,
+        finish_reason AS engine_finish_reason, cached_tokens, queue_us, prefill_us, decode_us,
+        weight_version
+    FROM engine_requests WHERE engine_request_id IS NOT NULL
+), repeated AS MATERIALIZED (
+    SELECT run, id FROM served GROUP BY run, id HAVING count(*) > 1
+), joined AS (
+    SELECT * FROM (SELECT * FROM calls ANTI JOIN repeated USING (run, id))
+    LEFT JOIN served USING (run, id)
+    UNION ALL BY NAME
+    SELECT * EXCLUDE (number) FROM (
+        SELECT DISTINCT ON (c.number) c.*, s.* EXCLUDE (run, id)
+        FROM (SELECT row_number() OVER () AS number, * FROM calls SEMI JOIN repeated USING (run, id))
+            AS c
+        LEFT JOIN served AS s ON s.run = c.run AND s.id = c.id
+            AND c.end_us > s.engine_begin_us AND s.engine_end_us > c.begin_us
+        ORDER BY c.number,
+            least(c.end_us, engine_end_us) - greatest(c.begin_us, engine_begin_us) DESC,
+            engine_begin_us
+    )
+)
+SELECT * REPLACE (
+        coalesce(prompt_tokens, engine_prompt_tokens) AS prompt_tokens,
+        coalesce(response_tokens, engine_response_tokens) AS response_tokens,
+        coalesce(finish_reason, engine_finish_reason) AS finish_reason
+    ), id AS engine_request_id, duration_us - engine_duration_us AS outside_us
+FROM joined;

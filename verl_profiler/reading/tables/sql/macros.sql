@@ -1,0 +1,17 @@
+-- What the derivations share.  Values of JSON objects come as text: one of another type is NULL, and
+-- so is a number beyond $number_limit, up to which integers are exact as DOUBLE.
+
+CREATE OR REPLACE MACRO integer_of(object, field) AS
+    CASE WHEN try_cast(object->>field AS BIGINT) BETWEEN -$number_limit AND $number_limit
+        THEN try_cast(object->>field AS BIGINT) END;
+
+CREATE OR REPLACE MACRO number_of(object, field) AS
+    CASE WHEN try_cast(object->>field AS DOUBLE) BETWEEN -$number_limit AND $number_limit
+        THEN try_cast(object->>field AS DOUBLE) END;
+
+-- A length of time, from seconds; NULL where it cannot be one.
+CREATE OR REPLACE MACRO micros(seconds) AS
+    CASE WHEN seconds BETWEEN 0 AND 1e9 THEN try_cast(round(seconds * 1e6) AS BIGINT) END;
+
+-- The values that an aggregate takes; FILTER takes twice as long (duckdb 2.0).
+CREATE OR REPLACE MACRO given(condition, value) AS CASE WHEN condition THEN value END;
