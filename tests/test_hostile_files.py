@@ -34,13 +34,14 @@ from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import reason_of
 from verl_profiler.exports.chrome_trace import ChromeTrace
-from verl_profiler.exports.guest_traces import read_guest, write_guest
 from verl_profiler.exports.perfetto import PerfettoTrace
+from verl_profiler.exports.tracks import write_foreign
 from verl_profiler.live.follow import Run
 from verl_profiler.live.screen import frame
 from verl_profiler.live.state import Live
 from verl_profiler.reading.formats import nsys_export
 from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.formats.registry import read_trace
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
@@ -261,7 +262,7 @@ def test_a_list_of_captures_is_an_ordinary_file(tmp_path, kind):
     problems = take_captures(Tables.of(), [("small", run)], tmp_path)
     assert "a.sqlite" in problems[0]
     with pytest.raises(ReadingError, match=r"a\.sqlite"):
-        read_guest(run / "nsight" / "a.sqlite")
+        read_trace(run / "nsight" / "a.sqlite")
 
 
 def test_a_capture_does_not_lead_elsewhere(tmp_path):
@@ -323,7 +324,7 @@ def test_any_value_in_an_export_of_nsys(tmp_path, first):
         take_captures(tables, [("small", run)], tmp_path)
         tables.rows("SELECT * FROM capture_ranges, capture_work")
         with contextlib.suppress(ReadingError):
-            write_guest(read_guest(path), tables, {}, PerfettoTrace(io.BytesIO(), 0))
+            write_foreign(read_trace(path), tables, {}, PerfettoTrace(io.BytesIO(), 0))
 
 
 @pytest.mark.parametrize("label", ["a\nb", "a\r\nb", 'x\r,"y', "\u2028"])
@@ -386,8 +387,8 @@ def test_any_value_in_a_trace_of_torch(tmp_path):
         path.write_text(text)
         for kind in (PerfettoTrace, ChromeTrace):
             with contextlib.suppress(ReadingError):
-                guest = read_guest(path)
-                write_guest(guest, tables, {}, kind(io.BytesIO(), 1))
+                guest = read_trace(path)
+                write_foreign(guest, tables, {}, kind(io.BytesIO(), 1))
 
 
 def test_every_event_of_a_trace_takes_any_value(tmp_path):
@@ -418,9 +419,9 @@ def test_every_event_of_a_trace_takes_any_value(tmp_path):
         + ",".join([*good, *texts])
         + "]}"
     )
-    guest = read_guest(path)
+    guest = read_trace(path)
     written = io.BytesIO()
-    write_guest(guest, Tables.of(), {}, PerfettoTrace(written, 1))
+    write_foreign(guest, Tables.of(), {}, PerfettoTrace(written, 1))
 
     assert guest.left_out > 100
     assert {"main", "9 2", "0 7"} <= guest.threads.keys()
@@ -438,7 +439,7 @@ def test_a_compressed_trace_does_not_fill_the_memory(tmp_path):
     tracemalloc.start()
     try:
         with pytest.raises(ReadingError, match="expands to more than"):
-            read_guest(path)
+            read_trace(path)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -12,7 +12,7 @@ from views.perfetto_reading import read_trace
 
 from verl_profiler.cli import export
 from verl_profiler.errors import ReadingError
-from verl_profiler.exports.guest_traces import read_guest
+from verl_profiler.reading.formats import registry
 
 DATA = Path(__file__).parent.parent / "data"
 SMALL = DATA / "small_run"
@@ -151,7 +151,7 @@ def test_what_is_no_trace_is_refused(tmp_path, content):
     path.write_bytes(content)
 
     with pytest.raises(ReadingError, match=r"bad\.json") as raised:
-        read_guest(path)
+        registry.read_trace(path)
     assert "bad-trace" == raised.value.slug
 
 

@@ -176,7 +176,7 @@ def test_a_run_and_a_log_are_shown_apart(log, capsys):
     [
         (["--function", "rolout"], "did you mean rollout?"),
         (["--steps", "9"], "step 9 is not in the data; it has 1 to 1"),
-        (["--export", "otel", "--serve", "9464"], "does not heed --serve"),
+        (["--export", "otel", "--serve", "9464"], "does not honor --serve"),
         (["--export", "jsonl", "--json"], "Leave them out"),
         (["--out", "x"], "Add --export"),
     ],

@@ -101,31 +101,31 @@ def write_timeline(
         ReadingError: The paths cannot be used.
     """
     from verl_profiler.exports.chrome_trace import ChromeTrace
-    from verl_profiler.exports.guest_traces import find_guests, read_guest, write_guest
     from verl_profiler.exports.perfetto import PerfettoTrace
-    from verl_profiler.exports.tracks import origin_ns, write_run
+    from verl_profiler.exports.tracks import origin_ns, write_foreign, write_run
+    from verl_profiler.reading.formats.registry import find_traces, read_trace
     from verl_profiler.reading.reader import load
 
     kind = ChromeTrace if chrome_json else PerfettoTrace
-    guests = [read_guest(path) for path in merge]
+    foreign = [read_trace(path) for path in merge]
     with load(list(runs), cache=cache) as opened:
         check_steps(opened, steps)
         first_ns = origin_ns(opened.tables, steps)
         if not first_ns:
             print_error("nothing to export:", *opened.problems)
             return False
-        for path in (path for each in runs for path in find_guests(each)):
+        for path in (path for each in runs for path in find_traces(each / "nsight")):
             try:
-                guests.append(read_guest(path, found=True))
+                foreign.append(read_trace(path, found=True))
             except ReadingError as error:
                 print_error(f"not merged: {error}")
         with replacing(target) as file, _packed(file, target) as stream:
             trace = kind(stream, first_ns)
             folders = write_run(opened.tables, steps, trace)
-            for guest in filter(None, guests):
-                write_guest(guest, opened.tables, folders, trace)
-                if guest.left_out:
-                    print_error(f"{guest.title}: {guest.left_out} implausible events were left out")
+            for each in filter(None, foreign):
+                write_foreign(each, opened.tables, folders, trace)
+                if each.left_out:
+                    print_error(f"{each.title}: {each.left_out} implausible events were left out")
             trace.close()
     return True
 

@@ -16,10 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, check_steps, is_run
+from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, check_steps
 from verl_profiler.cli.output import print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.formats.registry import is_run
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:

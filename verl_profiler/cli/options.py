@@ -23,12 +23,9 @@ __all__ = [
     "check_steps",
     "check_worker",
     "did_you_mean",
-    "is_run",
     "step_range",
 ]
 
-# File name suffixes of runs that are not directories.
-_RUN_SUFFIXES = (".jsonl", ".parquet", ".tar", ".tar.gz", ".tgz", ".tar.zst")
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 
@@ -44,7 +41,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs or console logs to read; `is_run` distinguishes them."""
+    """Declare the runs or console logs to read; `formats.registry.is_run` distinguishes them."""
     parser.add_argument(
         "paths",
         metavar="RUN|LOG",
@@ -52,11 +49,6 @@ def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory or archive of one, or console logs (also .gz); - for standard input",
     )
-
-
-def is_run(path: Path) -> bool:
-    """Return whether a path is a run directory, an archive of one or an event file, not a console log."""
-    return path.is_dir() or path.name.endswith(_RUN_SUFFIXES)
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:

@@ -19,13 +19,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
-from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean, is_run
+from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean
 from verl_profiler.cli.output import print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -34,10 +33,9 @@ from verl_profiler.views.tq_phrases import note_text
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Rows
-    from verl_profiler.reading.formats.tq_log import Note
-    from verl_profiler.reading.tables.tables import Tables
+    from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["Source", "add_arguments", "opened", "run"]
+__all__ = ["add_arguments", "run"]
 
 _PLOTS = ("tq_functions", "tq_over_time")
 
@@ -76,27 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tq_export.add_arguments(parser)
 
 
-@dataclass
-class Source:
-    """Runs, or logs read as one run.
-
-    Args:
-        tables: Their tables.
-        labels: The values of the column `run`.
-        problems: What is wrong with the files, in sentences.
-        notes: Data-quality warnings, in a language-neutral form.
-        counts: Number of `missing` and `unreadable` log lines, by label.
-        experiments: Experiment names of the runs, by label.
-    """
-
-    tables: Tables
-    labels: list[str]
-    problems: list[str] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    experiments: dict[str, str] = field(default_factory=dict)
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 0, or 1 if there is no TransferQueue data.
 
@@ -105,11 +82,13 @@ def run(args: argparse.Namespace) -> int:
     """
     form = tq_export.chosen(args)
 
+    from verl_profiler.reading.tq_sources import has_transfers, open_sources
+
     def reopen() -> contextlib.AbstractContextManager[list[Source]]:
-        return opened(args.paths, cache=not args.no_cache, utc_offset_s=args.utc_offset)
+        return open_sources(args.paths, cache=not args.no_cache, utc_offset_s=args.utc_offset)
 
     with reopen() as sources:
-        if not any(_known(source) for source in sources):
+        if not any(has_transfers(source) for source in sources):
             print_error(*_nothing(args.paths))
             return 1
         _check(sources, args)
@@ -125,45 +104,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_text(sources, tables, args.lang)
     return 0
-
-
-@contextlib.contextmanager
-def opened(
-    paths: list[Path], *, cache: bool = True, utc_offset_s: int = 0
-) -> Iterator[list[Source]]:
-    """Open runs and logs.
-
-    Args:
-        paths: Run directories, archives and event files; anything else is read as a log.
-        cache: Read and write the runs' caches.
-        utc_offset_s: UTC offset of the logs' timestamps.
-
-    Raises:
-        ReadingError: There is nothing to read at a path.
-    """
-    from verl_profiler.reading.formats.tq_log import Note, read_logs
-    from verl_profiler.reading.reader import load
-
-    runs = [path for path in paths if is_run(path)]
-    logs = [path for path in paths if path not in runs]
-    sources = []
-    with contextlib.ExitStack() as stack:
-        if runs:
-            loaded = stack.enter_context(load(runs, cache=cache))
-            named = {
-                label: str(launch["experiment"])
-                for label, launch in loaded.launches.items()
-                if launch.get("experiment")
-            }
-            sources.append(Source(loaded.tables, loaded.labels, loaded.problems, experiments=named))
-        if logs:
-            log = read_logs(logs, utc_offset_s=utc_offset_s)
-            lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
-            counts = {log.label: lost}
-            sources.append(Source(log.tables(), [log.label], log.problems, log.notes, counts))
-        if runs and logs:
-            sources[-1].notes.append(Note("both"))
-        yield sources
 
 
 def _offset(text: str) -> int:
@@ -206,13 +146,6 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
             print(visible(f"Wrote {path}"))
             written += 1
     return 0 if written else 1
-
-
-def _known(source: Source) -> bool:
-    return any(
-        source.tables.rows(f"SELECT 1 AS known FROM {name} LIMIT 1")
-        for name in ("tq_calls", "transfers")
-    )
 
 
 def _nothing(paths: list[Path]) -> tuple[str, str]:

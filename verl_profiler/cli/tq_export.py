@@ -1,4 +1,4 @@
-"""The part of `verl-profiler tq` that gives its numbers to other tools."""
+"""Export options of `verl-profiler tq`: Prometheus, OpenTelemetry, JSON lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
-    from verl_profiler.cli.tq import Source
+    from verl_profiler.reading.tq_sources import Source
 
 __all__ = ["add_arguments", "chosen", "export"]
 
 _LOOPBACK = "127.0.0.1"
-# Option → the export that heeds it.
-_HEEDED = {
+# Option → the export that honors it.
+_HONORED = {
     "serve": "prometheus",
     "allow_host": "prometheus",
     "endpoint": "otel",
@@ -34,7 +34,7 @@ _HEEDED = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of exports."""
-    group = parser.add_argument_group("export", "Give the numbers to other tools instead.")
+    group = parser.add_argument_group("export", "Export the numbers to other tools instead.")
     group.add_argument(
         "--export",
         choices=("prometheus", "otel", "jsonl"),
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-host",
         metavar="NAME",
         action="append",
-        help="prometheus: a name that scrapers use for this machine, beside addresses, localhost and "
+        help="prometheus: a name that scrapers use for this machine, besides addresses, localhost and "
         "its host name; may be given several times",
     )
     group.add_argument(
@@ -66,9 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--experiment", metavar="NAME", help="otel: RL-Insight's experiment (default: the run's)"
     )
-    group.add_argument(
-        "--index", metavar="NAME", help="jsonl: write what Elasticsearch's bulk interface wants"
-    )
+    group.add_argument("--index", metavar="NAME", help="jsonl: write for Elasticsearch's bulk API")
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -79,17 +77,17 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def chosen(args: argparse.Namespace) -> str | None:
-    """Return the export that is asked for; an option that only one heeds asks for it.
+    """Return the requested export; an option of only one export implies it.
 
     Raises:
         ReadingError: Options contradict each other.
     """
-    given = {name: form for name, form in _HEEDED.items() if getattr(args, name) is not None}
+    given = {name: form for name, form in _HONORED.items() if getattr(args, name) is not None}
     form = args.export or next(iter(given.values()), None)
-    for name, heeding in given.items():
-        if heeding != form:
+    for name, honoring in given.items():
+        if honoring != form:
             raise ReadingError(
-                f"--export {form} does not heed --{name.replace('_', '-')}; --export {heeding} does.",
+                f"--export {form} does not honor --{name.replace('_', '-')}; --export {honoring} does.",
                 "option-not-heeded",
             )
     if form is None and args.out is not None:
@@ -101,7 +99,7 @@ def chosen(args: argparse.Namespace) -> str | None:
         args.json or args.trace is not None or args.plot is not None or args.lang != "en"
     ):
         raise ReadingError(
-            "--json, --lang, --trace and --plot do not go with exports.\nLeave them out",
+            "--json, --lang, --trace and --plot cannot be combined with exports.\nLeave them out",
             "option-not-heeded",
         )
     if args.out is not None and (args.serve is not None or args.endpoint is not None):
@@ -117,7 +115,7 @@ def export(
     args: argparse.Namespace,
     reopen: Callable[[], AbstractContextManager[list[Source]]],
 ) -> int:
-    """Write, send or serve what was asked for.
+    """Write, send or serve the requested export.
 
     Args:
         sources: The open runs and logs.
@@ -237,7 +235,7 @@ def _prometheus(
 
 
 def _signature(paths: list[Path]) -> list[tuple[str, int, int]]:
-    """Return what changes when a run or log grows."""
+    """Return size and time of every file, which change when a run or log grows."""
     files = [
         file
         for path in paths

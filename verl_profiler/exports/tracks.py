@@ -29,9 +29,10 @@ from verl_profiler.exports.track_queries import (
     SPANS,
     UNFINISHED,
 )
+from verl_profiler.reading.formats.foreign_traces import ForeignTrace
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Folders", "Lanes", "Span", "Trace", "origin_ns", "write_run"]
+__all__ = ["Folders", "Lanes", "Span", "Trace", "origin_ns", "write_foreign", "write_run"]
 
 
 class Trace(Protocol):
@@ -210,3 +211,35 @@ def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trac
         for process, points in groupby(_fetched(tables, asked), itemgetter(0, 1)):
             track = trace.counter(counter, folders[process], unit)
             trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))
+
+
+def write_foreign(foreign: ForeignTrace, tables: Tables, folders: Folders, trace: Trace) -> None:
+    """Write another profiler's trace beside the process with its host and pid."""
+    folder = trace.folder(foreign.title, _home(foreign, tables, folders))
+    for thread, spans in sorted(foreign.threads.items()):
+        spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
+        placed = (
+            (
+                span.begin_ns,
+                span.end_ns,
+                (span.name, span.category, span.instant),
+                msgspec.json.encode(span.fields).decode(),
+                span.sources,
+                span.targets,
+            )
+            for span in spans
+        )
+        trace.write(Lanes(trace, folder, thread).place(placed))
+    for name, values in sorted(foreign.counters.items()):
+        track = trace.counter(name, folder, "")
+        trace.count(track, sorted(values))
+
+
+def _home(foreign: ForeignTrace, tables: Tables, folders: Folders) -> int:
+    """Return the folder of a trace's process; 0, the top, where there is not exactly one."""
+    rows = [
+        row
+        for row in tables.rows("SELECT run, name, host, pid FROM processes WHERE pid IS NOT NULL")
+        if row["pid"] in foreign.pids and foreign.host in (None, row["host"])
+    ]
+    return folders[rows[0]["run"], rows[0]["name"]] if len(rows) == 1 else 0

@@ -30,11 +30,12 @@ from verl_profiler.events.files import (
     reason_of,
     status_of_regular,
 )
+from verl_profiler.reading.formats.registry import suffixes
 
-__all__ = ["SUFFIXES", "unpack"]
+__all__ = ["unpack"]
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-_WANTED = (".json", ".jsonl", ".parquet")
+# Events, and the headers of a run.
+_WANTED = (".json", *suffixes("events", "parquet"))
 # Made by whoever read the run, and not to be believed.
 _CACHE = ".cache"
 # What the files may take of the disk that they are unpacked to.

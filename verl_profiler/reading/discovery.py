@@ -20,6 +20,7 @@ from verl_profiler.events.files import JSON_LIMIT_BYTES, is_regular, reason_of, 
 from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+from verl_profiler.reading.formats.registry import format_of, label_of
 
 __all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
 
@@ -140,13 +141,14 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
             raise ReadingError(
                 f"{path} cannot be read: {reason_of(error)}", "unreadable"
             ) from error
-        if path.name.endswith(archives.SUFFIXES):
+        form = format_of(path, "run")
+        if form == "archive":
             archives.unpack(path, scratch, problems)
             source = _directory(run_directory(scratch, path), problems)
-            source.label = _text(re.sub(r"(\.tar(\.gz|\.zst)?|\.tgz)$", "", path.name))
+            source.label = _text(label_of(path))
             source.whole = True
             return source
-        if path.suffix == ".parquet":
+        if form == "parquet":
             return Source(path.parent, _text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
     if _STEP_FOLDER.fullmatch(_resolved(path).name) and not _step_folders(path):

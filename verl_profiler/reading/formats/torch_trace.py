@@ -1,20 +1,17 @@
-"""Take traces of other profilers into a timeline: torch's (Chrome JSON) and exports of nsys (SQLite).
+"""Read Chrome JSON traces, as torch.profiler exports them, for a timeline.
 
-They are placed by the time of day that they carry, beside the process with their host and pid where
-there is one.
+Times become nanoseconds since 1970; any value may be missing or of another type.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import (
     UnusableFileError,
     cleaned_text,
@@ -22,13 +19,10 @@ from verl_profiler.events.files import (
     open_regular,
     reason_of,
 )
-from verl_profiler.exports.tracks import Folders, Lanes, Trace
-from verl_profiler.reading.formats import nsys_export
-from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.reading.formats.foreign_traces import ForeignSpan, ForeignTrace, unusable
 
-__all__ = ["find_guests", "read_guest", "write_guest"]
+__all__ = ["read"]
 
-_PATTERNS = ("*.json", "*.json.gz", "*.sqlite")
 # Microseconds since 1970 are larger than this, and times since a boot smaller.
 _TIME_OF_DAY_US = 10**14
 # Read whole; decoded, it takes several times as much.
@@ -39,71 +33,28 @@ _NAME_LIMIT = 4_096
 _DEPTH_LIMIT = 60
 
 
-@dataclass
-class GuestSpan:
-    """A span of another profiler; an instant where begin and end are the same and `instant`."""
-
-    begin_ns: int
-    end_ns: int
-    name: str
-    category: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    instant: bool = False
-    sources: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Guest:
-    """A trace of another profiler.
-
-    Args:
-        title: What its folder is called.
-        host: Where it was taken; None where it does not say.
-        pids: The processes in it.
-        threads: Spans by the name of their thread or stream.
-        counters: (time in ns, value) by name.
-        left_out: How many of its events were no events, or of times that cannot be.
-    """
-
-    title: str
-    host: str | None = None
-    pids: set[int] = field(default_factory=set)
-    threads: dict[str, list[GuestSpan]] = field(default_factory=dict)
-    counters: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    left_out: int = 0
-
-
-def find_guests(run: Path) -> list[Path]:
-    """Return the files in the `nsight` folder of a run that may be traces."""
-    folder = run / "nsight"
-    return sorted(path for pattern in _PATTERNS for path in folder.rglob(pattern))
-
-
-def read_guest(path: Path, *, found: bool = False) -> Guest | None:
+def read(path: Path, *, found: bool = False) -> ForeignTrace | None:
     """Read a trace.
 
     Args:
-        path: The file.
-        found: It was not named, only found: JSON of another kind is none of ours, and no fault.
+        path: The file, or its gzip.
+        found: The user did not name it: JSON of another kind is skipped, not an error.
 
     Returns:
         None for a file that was found and is no trace.
 
     Raises:
-        ReadingError: The file is neither a Chrome trace nor an export of nsys, or has no time of day.
+        ReadingError: The file is no Chrome trace, or has no absolute time.
     """
     try:
-        if path.suffix == ".sqlite":
-            return _nsys(path)
         text = _content(path)
         content = msgspec.json.decode(text)
         if found and b'"traceEvents"' not in text:
             return None
     except RecursionError:
-        raise _unusable(path, "cannot be read: it is nested too deeply") from None
+        raise unusable(path, "cannot be read: it is nested too deeply") from None
     except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _unusable(path, f"cannot be read: {reason_of(error)}") from error
+        raise unusable(path, f"cannot be read: {reason_of(error)}") from error
     return _chrome(path, content)
 
 
@@ -117,74 +68,42 @@ def _content(path: Path) -> bytes:
     return bytes(text)
 
 
-def write_guest(guest: Guest, tables: Tables, folders: Folders, trace: Trace) -> None:
-    """Write a trace beside the process that it is of."""
-    folder = trace.folder(guest.title, _home(guest, tables, folders))
-    for thread, spans in sorted(guest.threads.items()):
-        spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
-        placed = (
-            (
-                span.begin_ns,
-                span.end_ns,
-                (span.name, span.category, span.instant),
-                msgspec.json.encode(span.fields).decode(),
-                span.sources,
-                span.targets,
-            )
-            for span in spans
-        )
-        trace.write(Lanes(trace, folder, thread).place(placed))
-    for name, values in sorted(guest.counters.items()):
-        track = trace.counter(name, folder, "")
-        trace.count(track, sorted(values))
-
-
-def _home(guest: Guest, tables: Tables, folders: Folders) -> int:
-    """Return the folder of the process that a trace is of, or none where that is not certain."""
-    rows = [
-        row
-        for row in tables.rows("SELECT run, name, host, pid FROM processes WHERE pid IS NOT NULL")
-        if row["pid"] in guest.pids and guest.host in (None, row["host"])
-    ]
-    return folders[rows[0]["run"], rows[0]["name"]] if len(rows) == 1 else 0
-
-
-def _chrome(path: Path, content: Any) -> Guest:
+def _chrome(path: Path, content: Any) -> ForeignTrace:
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list) or not any(
         isinstance(event, dict) and "ph" in event for event in events
     ):
-        raise _unusable(path, "is not a trace as torch or nsys writes it: it has no events")
+        raise unusable(path, "is not a trace as torch or nsys writes it: it has no events")
     about: Mapping[str, Any] = content if isinstance(content, dict) else {}
     # Written by our own `--chrome-json`, or by torch since 2.4.
     base_ns = about.get("baseTimeNanoseconds")
     host = about.get("host_name")
     reading = _Chrome(
         path,
-        Guest(f"torch: {cleaned_text(path.name)}", host if isinstance(host, str) else None),
+        ForeignTrace(f"torch: {cleaned_text(path.name)}", host if isinstance(host, str) else None),
         base_ns if type(base_ns) is int and 0 <= base_ns <= _LAST_NS else 0,
     )
     known = [event for event in events if isinstance(event, dict)]
-    reading.guest.left_out = len(events) - len(known)
+    reading.trace.left_out = len(events) - len(known)
     for event in known:
         reading.name(event)
     for event in known:
         if not reading.take(event):
-            reading.guest.left_out += 1
+            reading.trace.left_out += 1
     reading.join()
-    return reading.guest
+    return reading.trace
 
 
 class _Chrome:
     """The events of a trace while they are read; any value may be missing or of another type."""
 
-    def __init__(self, path: Path, guest: Guest, base_ns: int) -> None:
-        self.guest = guest
+    def __init__(self, path: Path, trace: ForeignTrace, base_ns: int) -> None:
+        self.trace = trace
         self._path = path
         self._base_ns = base_ns
         self._names: dict[Any, str] = {}
-        self._begun: dict[Any, list[GuestSpan]] = {}
-        self._placed: dict[Any, GuestSpan] = {}
+        self._begun: dict[Any, list[ForeignSpan]] = {}
+        self._placed: dict[Any, ForeignSpan] = {}
         self._arrows: list[Mapping[str, Any]] = []
 
     def name(self, event: Mapping[str, Any]) -> None:
@@ -219,7 +138,7 @@ class _Chrome:
         if length_ns is None or begin_ns + length_ns > _LAST_NS:
             return False
         category = event.get("cat", "torch")
-        span = GuestSpan(
+        span = ForeignSpan(
             begin_ns,
             begin_ns + length_ns,
             _name(event.get("name")),
@@ -228,9 +147,9 @@ class _Chrome:
             instant=kind in ("i", "I"),
         )
         if type(event.get("pid")) is int:
-            self.guest.pids.add(event["pid"])
+            self.trace.pids.add(event["pid"])
         thread = self._names.get(place, f"{place[0]} {place[1]}")
-        self.guest.threads.setdefault(thread, []).append(span)
+        self.trace.threads.setdefault(thread, []).append(span)
         if not span.instant:
             self._placed[(*place, event["ts"])] = span
         if kind == "B":
@@ -239,7 +158,7 @@ class _Chrome:
 
     def join(self) -> None:
         """Give arrows to the spans that begin where the arrow does, if both of its ends are there."""
-        ends: dict[Any, dict[str, GuestSpan]] = {}
+        ends: dict[Any, dict[str, ForeignSpan]] = {}
         for arrow in self._arrows:
             span = self._placed.get((*_place(arrow), _key(arrow.get("ts"))))
             if span is not None:
@@ -258,7 +177,7 @@ class _Chrome:
         for key, value in fields.items():
             if _is_number(value):
                 name = f"{_name(event.get('name'))} {_name(key)}"
-                self.guest.counters.setdefault(name, []).append((time_ns, float(value)))
+                self.trace.counters.setdefault(name, []).append((time_ns, float(value)))
                 taken = True
         return taken
 
@@ -267,7 +186,7 @@ class _Chrome:
         if not _is_number(time_us):
             return None
         if not self._base_ns and 0 <= time_us < _TIME_OF_DAY_US:
-            raise _unusable(self._path, "does not say at what time of day it was taken")
+            raise unusable(self._path, "has no absolute time (time of day)")
         whole = int(time_us)
         time_ns = self._base_ns + whole * 1000 + round((time_us - whole) * 1000)
         return time_ns if 0 <= time_ns <= _LAST_NS else None
@@ -302,31 +221,4 @@ def _depth_of(value: Any, depth: int = 0) -> int:
     return max(
         (_depth_of(each, depth + 1) for each in inner if isinstance(each, (dict, list))),
         default=depth + 1,
-    )
-
-
-def _nsys(path: Path) -> Guest:
-    export = nsys_export.read(path)
-    if not export.dated:
-        raise _unusable(path, "does not say at what time of day it was taken")
-    guest = Guest(f"nsys: {path.name}")
-
-    def take(lane: str, pid: int, begin_ns: int, end_ns: int, name: Any, category: str) -> None:
-        guest.pids.add(pid)
-        span = GuestSpan(begin_ns, end_ns, str(name or "range"), category)
-        guest.threads.setdefault(lane, []).append(span)
-
-    for _domain, name, category, _payload, _kind, pid, tid, begin_ns, end_ns in export.ranges:
-        if end_ns is not None:
-            take(f"NVTX of thread {tid}", pid, begin_ns, end_ns, name, category or "nvtx")
-    for kind, name, gpu, stream, pid, _tid, _launch_ns, begin_ns, end_ns in export.work:
-        take(f"GPU {gpu}, stream {stream}", pid, begin_ns, end_ns, name, kind)
-    return guest
-
-
-def _unusable(path: Path, why: str) -> ReadingError:
-    return ReadingError(
-        f"{path} {why}.\nGive a trace that torch.profiler exported, or what "
-        "`nsys export --type sqlite` wrote",
-        "bad-trace",
     )

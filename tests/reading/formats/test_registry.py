@@ -1,0 +1,54 @@
+"""Each input format is stated once, and what reads it is there."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import verl_profiler
+from verl_profiler.reading.formats.registry import FORMATS, format_of, is_run, label_of
+
+PACKAGE = Path(verl_profiler.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "label"),
+    [
+        ("worker_0.jsonl", "events", "worker_0"),
+        ("events.parquet", "parquet", "events"),
+        ("my.run.tar.gz", "archive", "my.run"),
+        ("my-run.tgz", "archive", "my-run"),
+        ("my-run.tar.zst", "archive", "my-run"),
+        ("w.pt.trace.json.gz", "torch", "w.pt.trace"),
+        ("actor_0.step3.sqlite", "nsys", "actor_0.step3"),
+        ("training.log", "console", "training.log"),
+        ("training.log.1.gz", "console", "training.log.1.gz"),
+    ],
+)
+def test_a_name_has_one_format(name, form, label):
+    """Also with several dots, and of archives without their compression."""
+    path = Path(name)
+
+    assert (form, label) == (format_of(path), label_of(path))
+    assert (FORMATS[form].kind == "run") == is_run(path)
+
+
+def test_every_trace_format_has_a_reader():
+    """The registry imports it when a file is read."""
+    readers = [each.reader for each in FORMATS.values() if each.kind == "trace"]
+
+    assert readers
+    assert all(callable(importlib.import_module(reader).read) for reader in readers)
+
+
+def test_suffixes_of_runs_are_stated_in_the_registry_alone():
+    """Discovery, archives and commands ask it; a second list would fall behind."""
+    listed = re.compile(r"\(\s*\"\.(?:jsonl|parquet|tar|json)\",\s*\"\.")
+    files = [
+        *PACKAGE.glob("reading/**/*.py"),
+        *PACKAGE.glob("cli/*.py"),
+        *PACKAGE.glob("exports/*.py"),
+    ]
+
+    assert ["registry.py"] == [file.name for file in files if listed.search(file.read_text())]

@@ -1,0 +1,55 @@
+"""Traces of other profilers, as a timeline takes them: spans, counters, and where they were taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+
+__all__ = ["ForeignSpan", "ForeignTrace", "unusable"]
+
+
+@dataclass
+class ForeignSpan:
+    """A span of another profiler; an instant where begin and end are the same and `instant`."""
+
+    begin_ns: int
+    end_ns: int
+    name: str
+    category: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    instant: bool = False
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+
+@dataclass
+class ForeignTrace:
+    """A trace of another profiler.
+
+    Args:
+        title: What its folder is called.
+        host: Where it was taken; None where the file does not state it.
+        pids: The processes in it.
+        threads: Spans by the name of their thread or stream.
+        counters: (time in ns, value) by name.
+        left_out: How many of its events were no events, or of impossible times.
+    """
+
+    title: str
+    host: str | None = None
+    pids: set[int] = field(default_factory=set)
+    threads: dict[str, list[ForeignSpan]] = field(default_factory=dict)
+    counters: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    left_out: int = 0
+
+
+def unusable(path: Path, why: str) -> ReadingError:
+    """Return the error of a file that is no trace, or cannot be placed in time."""
+    return ReadingError(
+        f"{path} {why}.\nGive a trace that torch.profiler exported, or what "
+        "`nsys export --type sqlite` wrote",
+        "bad-trace",
+    )
