@@ -499,6 +499,9 @@ def test_only_one_module_opens_files_of_runs():
         ("tables", "duckdb.connect()"),
         ("reader", "duckdb.connect()"),
         ("html", "(_PAGE / name).read_text(encoding='utf-8')"),
+        ("derivations", "(_FOLDER / file).read_text(encoding='utf-8')"),
+        # The reader's, which is above.
+        ("tq_sources", "load(runs, cache=cache)"),
     }
 
 

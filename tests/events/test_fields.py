@@ -1,8 +1,10 @@
-"""docs/privacy.md has every field that is written, and is what the tables make."""
+"""The contract has every field that is written; docs/privacy.md and docs/events.md come from it."""
 
+import ast
 import dataclasses
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from verl_profiler import plugin
 from verl_profiler.capture import session
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.capture.record import CaptureRecord
-from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, page
+from verl_profiler.events import pages
+from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, fields_of
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.launch.settings import parse
 from verl_profiler.recording import recorder, run_directory
@@ -21,7 +24,19 @@ from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 
 ROOT = Path(__file__).parents[2]
-REHEARSAL = ROOT / "tests" / "data" / "rehearsal_run.tar.gz"
+# Real runs: a rehearsal, and one with TransferQueue tracing.
+RECORDED = [ROOT / "tests" / "data" / name for name in ("rehearsal_run.tar.gz", "tq/run.tar.gz")]
+# What puts fields into events: the probes, and what records without one.
+WRITERS = [
+    *(ROOT / "verl_profiler" / "probes").glob("*.py"),
+    *(
+        ROOT / "verl_profiler" / "recording" / f"{name}.py"
+        for name in ("api", "call", "context", "device_memory", "event_loop_lag", "memory_sampler")
+    ),
+    ROOT / "verl_profiler" / "transfer_queue" / "calls.py",
+]
+# Keys of dictionaries there that are no events' fields: sums by stage.
+NO_FIELDS = {"GET", "COMPUTE", "PUT"}
 
 
 def unknown(value, known, prefix=""):
@@ -40,29 +55,66 @@ def unknown(value, known, prefix=""):
     return found
 
 
-@pytest.fixture(scope="module")
-def recorded():
-    """The files of a recorded rehearsal: name and JSON objects."""
-    with tarfile.open(REHEARSAL) as archive:
+def keys_of(path):
+    """Yield the constant keys that a module's functions put into dictionaries."""
+    functions = (
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
+    for node in (node for function in functions for node in ast.walk(function)):
+        keys = []
+        if isinstance(node, ast.Dict):
+            keys = node.keys
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            keys = [node.slice]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
+            keys = [ast.Constant(keyword.arg) for keyword in node.keywords if keyword.arg]
+        for key in keys:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value
+
+
+@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: path.parent.name)
+def recorded(request):
+    """The files of a recorded run: name and JSON objects."""
+    with tarfile.open(request.param) as archive:
         members = [member for member in archive if member.isfile()]
         return {
             member.name: [json.loads(line) for line in archive.extractfile(member)]
             if member.name.endswith(".jsonl")
             else [json.load(archive.extractfile(member))]
             for member in members
+            if member.name.endswith((".jsonl", ".json"))
         }
 
 
-def test_the_page_is_what_the_tables_make():
-    """`python -m verl_profiler.events.fields > docs/privacy.md` writes it."""
-    assert page() == (ROOT / "docs" / "privacy.md").read_text()
+def test_every_key_that_probes_write_is_a_field():
+    """One that is missing has no type, no unit and no line in docs/privacy.md."""
+    written = {key: path.name for path in WRITERS for key in keys_of(path)}
+
+    assert {"untensored_fields", "begin_error_s", "tags"} <= written.keys()
+    assert {} == {
+        key: file for key, file in written.items() if key not in {*FIELDS, *IDENTITY, *NO_FIELDS}
+    }
 
 
-def test_every_field_of_the_vocabulary_has_a_row_and_every_row_an_event():
-    """A sentence, and no `|` in it, which would end the cell."""
-    named = {name for event in EVENTS.values() for name in event.fields} - IDENTITY.keys()
+def test_the_pages_come_from_the_tables(tmp_path):
+    """`python -m verl_profiler.events.pages docs` writes them."""
+    for name in ("privacy.md", "events.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path)
 
-    assert named == FIELDS.keys()
+    pages.write(tmp_path)
+
+    for name in ("privacy.md", "events.md"):
+        assert (ROOT / "docs" / name).read_text() == (tmp_path / name).read_text()
+
+
+def test_every_field_is_of_known_events():
+    """And has a sentence, with no `|` in it, which would end the cell."""
+    assert [] == [
+        name for name, field in FIELDS.items() if not field.events or {*field.events} - {*EVENTS}
+    ]
     for table in (LINE, IDENTITY, FIELDS, HEADER, RUN, CAPTURE):
         assert [] == [name for name, field in table.items() if "|" in field.doc or not field.doc]
 
@@ -87,7 +139,7 @@ def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
             elif "/processes/" in name:
                 found |= unknown(each, HEADER)
             else:
-                allowed = {*IDENTITY, *EVENTS[each["event"]].fields}
+                allowed = {*IDENTITY, *fields_of(each["event"])}
                 found |= each.keys() - LINE.keys()
                 found |= {(each["event"], key) for key in each.get("extra", {}).keys() - allowed}
 

@@ -1,18 +1,15 @@
-"""Every field that is recorded: type, unit and one sentence.  docs/privacy.md is made of these tables.
+"""Every field that is recorded: type, unit, events and one sentence.
 
-    python -m verl_profiler.events.fields > docs/privacy.md
-
-`events.vocabulary.EVENTS` has which events a field comes with.  Both halves may import this; it needs no other
-package.
+The reader's columns, the schemas of tables, docs/privacy.md and docs/events.md come from these tables
+(`events.pages`), and tests compare them with what is recorded.  Both halves may import this; it needs
+no other package.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_profiler.events.vocabulary import EVENTS
-
-__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "RUN", "Field", "page"]
+__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "RUN", "Field", "fields_of"]
 
 
 @dataclass(frozen=True)
@@ -23,31 +20,47 @@ class Field:
         type: As JSON has it: string, integer, number, boolean, list or object.
         unit: Of numbers; empty for counts, names and flags.
         doc: One sentence: what it is, and where it is from.
+        events: The events that have it; of `FIELDS` only.
+        column: Whether the reader makes a column of it; for fields of frequent events.
     """
 
     type: str
     unit: str
     doc: str
+    events: tuple[str, ...] = ()
+    column: bool = False
 
 
-def _text(doc: str) -> Field:
-    return Field("string", "", doc)
+def _text(doc: str, *events: str, column: bool = False) -> Field:
+    return Field("string", "", doc, events, column)
 
 
-def _count(doc: str) -> Field:
-    return Field("integer", "", doc)
+def _count(doc: str, *events: str, column: bool = False) -> Field:
+    return Field("integer", "", doc, events, column)
 
 
-def _flag(doc: str) -> Field:
-    return Field("boolean", "", doc)
+def _flag(doc: str, *events: str) -> Field:
+    return Field("boolean", "", doc, events)
 
 
-def _bytes(doc: str) -> Field:
-    return Field("integer", "bytes", doc)
+def _number(doc: str, *events: str, column: bool = False) -> Field:
+    return Field("number", "", doc, events, column)
 
 
-def _seconds(doc: str) -> Field:
-    return Field("number", "s", doc)
+def _object(doc: str, *events: str) -> Field:
+    return Field("object", "", doc, events)
+
+
+def _list(doc: str, *events: str) -> Field:
+    return Field("list", "", doc, events)
+
+
+def _bytes(doc: str, *events: str, column: bool = False) -> Field:
+    return Field("integer", "bytes", doc, events, column)
+
+
+def _seconds(doc: str, *events: str, column: bool = False) -> Field:
+    return Field("number", "s", doc, events, column)
 
 
 def _ns(doc: str) -> Field:
@@ -75,82 +88,211 @@ IDENTITY = {
     "error": _text("Name of the exception's type; never its message."),
 }
 
-# Keys of `extra` by name; `EVENTS` has the events.
+_TRACED = (
+    "tq_put",
+    "tq_get",
+    "tq_function",
+    "tq_function_get",
+    "tq_function_compute",
+    "tq_function_put",
+)
+
+# Keys of `extra` by name: what it is, and the events that have it.
 FIELDS = {
-    "agent": _text("Name of the agent loop, from the data set or the config."),
-    "allocated_bytes": _bytes("Device memory that torch's allocator has given out."),
-    "at": _text("Which of verl's memory checkpoints, in verl's words."),
-    "begin_error_s": _seconds("How far from its recorded begin the stall may have begun."),
-    "bytes": _bytes("Written to event files."),
-    "cached_tokens": _count("Prompt tokens that the engine had in its cache."),
-    "call": _text("Id of one call in all processes: random digits, pid and a number."),
-    "compute_s": _seconds("Time of the function's own work."),
-    "decode_s": _seconds("Time of decoding, as the engine reports it."),
-    "devices": _count("Devices of the process."),
-    "dropped": _count("Events that were dropped."),
-    "during": _text("What ran while the loop stood still: the probed event, else the function."),
-    "e2e_s": _seconds("Time in the engine, as the engine reports it."),
-    "engine_request_id": _text("Random id of one generate call, made by verl."),
-    "events": _count("Events that were written."),
-    "fields": _count("Number of fields of the samples; not their names."),
-    "file": _text("Base name of that function's file; never its folder or contents."),
-    "finish_reason": _text("Why generation ended: `stop`, `length`, …"),
-    "forward_only": _flag("Whether the pass has no backward."),
-    "func": _text("Name of the traced function."),
+    "agent": _text(
+        "Name of the agent loop, from the data set or the config.", "request", column=True
+    ),
+    "allocated_bytes": _bytes("Device memory that torch's allocator has given out.", "memory"),
+    "at": _text("Which of verl's memory checkpoints, in verl's words.", "memory"),
+    "begin_error_s": _seconds(
+        "How far from its recorded begin the stall may have begun.", "event_loop_lag"
+    ),
+    "bytes": _bytes("Written to event files.", "profiler_cost"),
+    "cached_tokens": _count(
+        "Prompt tokens that the engine had in its cache.", "engine_request", column=True
+    ),
+    "call": _text(
+        "Id of one call in all processes: random digits, pid and a number.",
+        *_TRACED,
+        column=True,
+    ),
+    "compute_s": _seconds("Time of the function's own work.", "reward_score", "tq_function"),
+    "decode_s": _seconds(
+        "Time of decoding, as the engine reports it.", "engine_request", column=True
+    ),
+    "devices": _count(
+        "Devices of the process.", "memory_release", "memory_resume", "memory_sample"
+    ),
+    "dropped": _count("Events that were dropped.", "profiler_cost"),
+    "during": _text(
+        "What ran while the loop stood still: the probed event, else the function.",
+        "event_loop_lag",
+        column=True,
+    ),
+    "e2e_s": _seconds(
+        "Time in the engine, as the engine reports it.", "engine_request", column=True
+    ),
+    "engine_request_id": _text(
+        "Random id of one generate call, made by verl.",
+        "engine_call",
+        "engine_request",
+        column=True,
+    ),
+    "events": _count("Events that were written.", "profiler_cost"),
+    "fields": _count(
+        "Number of fields of the samples; not their names.", "tq_put", "tq_get", column=True
+    ),
+    "file": _text(
+        "Base name of that function's file; never its folder or contents.", "event_loop_lag"
+    ),
+    "finish_reason": _text(
+        "Why generation ended: `stop`, `length`, …", "engine_call", "engine_request", column=True
+    ),
+    "forward_only": _flag("Whether the pass has no backward.", "forward_backward"),
+    "func": _text(
+        "Name of the traced function.",
+        *_TRACED,
+        column=True,
+    ),
     "function": _text(
-        "Module and name of the user's function that held the loop, where `during` is a probed call; never its arguments."
+        "Module and name of the user's function that held the loop, where `during` is a probed call; never its arguments.",
+        "event_loop_lag",
     ),
-    "generated_tokens": _count("Tokens of the response that the model generated; not the tokens."),
-    "get_s": _seconds("Time of getting data out of the queue."),
-    "host_used_after_bytes": _bytes("Host memory in use on the machine, after."),
-    "host_used_before_bytes": _bytes("Host memory in use on the machine, before."),
-    "host_used_bytes": _bytes("Host memory in use on the machine."),
-    "innermost": _text("Module and name of the innermost Python function that held the loop."),
-    "line": _count("Line of the file at which the function was seen first."),
-    "loop": _text("Name of the event loop's thread."),
-    "metrics": Field(
-        "object", "", "What verl logs for the step: names and numbers; texts are left out."
+    "generated_tokens": _count(
+        "Tokens of the response that the model generated; not the tokens.", "request", column=True
     ),
-    "model": _flag("Whether the model is moved."),
-    "of": _text("What the tokens are of: `response`, `tool`, …"),
-    "op": _text("Name of the client's operation."),
-    "optimizer": _flag("Whether the optimizer is moved."),
-    "partition": _text("Name of the queue's partition."),
-    "prefill_s": _seconds("Time of prefill, as the engine reports it."),
-    "prompt_tokens": _count("Length of the prompt in tokens; not the prompt."),
-    "put_s": _seconds("Time of putting results into the queue."),
-    "queue_s": _seconds("Time in the engine's queue, as the engine reports it."),
-    "reserved_bytes": _bytes("Device memory that torch's allocator holds."),
-    "response_tokens": _count("Length of the response in tokens; not the response."),
-    "reward": Field("number", "", "Score of the request."),
-    "rows": _count("Number of samples."),
-    "rss_after_bytes": _bytes("Host memory of the process, after."),
-    "rss_before_bytes": _bytes("Host memory of the process, before."),
-    "rss_bytes": _bytes("Host memory of the process."),
-    "samples": _count("Number of samples that were handed over."),
-    "score": Field("number", "", "What the reward function returned, if that is a number."),
-    "server": _text("Address or id of the chosen engine server: IP address and port with SGLang."),
-    "size_bytes": _bytes("Size of the data; not the data."),
-    "tags": Field("list", "", "What is released or resumed: `kv_cache`, `weights`, …"),
-    "tokens": _count("Number of tokens; not the tokens."),
-    "tool": _text("Name of the tool as the model wrote it; neither its arguments nor its result."),
-    "tool_calls": _count("Number of tool calls."),
-    "tool_tokens": _count("Tokens of the response that tools returned; not the tokens."),
-    "total_bytes": _bytes("Memory of the device, or of the devices together."),
-    "trace_id": _text("Random id that samples of one submitted batch have in common."),
-    "turns": _count("Number of turns of the request."),
-    "uid": _text("Random id of the prompt in its batch, made by verl."),
-    "untensored_fields": _count("Number of fields that are no tensors, whose size is not known."),
-    "used_after_bytes": _bytes("Device memory in use by all processes, after."),
-    "used_before_bytes": _bytes("Device memory in use by all processes, before."),
-    "used_bytes": _bytes("Device memory in use by all processes."),
-    "wait_s": _seconds("Time from the call of the reward worker until the function began."),
-    "waits": _flag("Whether the function waits for calls of the same data in other processes."),
-    "weight_version": _count("Version of the weights."),
-    "wrapper_cpu_s": _seconds("Time on a core inside wrappers."),
-    "wrapper_s": _seconds("Time inside wrappers."),
-    "writer_cpu_s": _seconds("Time on a core of the writer thread."),
-    "writer_s": _seconds("Time of the writer thread."),
+    "get_s": _seconds("Time of getting data out of the queue.", "tq_function"),
+    "host_used_after_bytes": _bytes(
+        "Host memory in use on the machine, after.", "memory_release", "memory_resume"
+    ),
+    "host_used_before_bytes": _bytes(
+        "Host memory in use on the machine, before.", "memory_release", "memory_resume"
+    ),
+    "host_used_bytes": _bytes("Host memory in use on the machine.", "memory_sample"),
+    "innermost": _text(
+        "Module and name of the innermost Python function that held the loop.", "event_loop_lag"
+    ),
+    "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
+    "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
+    "metrics": _object(
+        "What verl logs for the step: names and numbers; texts are left out.", "metrics"
+    ),
+    "model": _flag("Whether the model is moved.", "load", "offload"),
+    "of": _text("What the tokens are of: `response`, `tool`, …", "token_merge", column=True),
+    "op": _text("Name of the client's operation.", "tq_meta", column=True),
+    "optimizer": _flag("Whether the optimizer is moved.", "load", "offload"),
+    "partition": _text("Name of the queue's partition.", "tq_put", "tq_get", column=True),
+    "prefill_s": _seconds(
+        "Time of prefill, as the engine reports it.", "engine_request", column=True
+    ),
+    "prompt_tokens": _count(
+        "Length of the prompt in tokens; not the prompt.",
+        "request",
+        "engine_call",
+        "engine_request",
+        column=True,
+    ),
+    "put_s": _seconds("Time of putting results into the queue.", "tq_function"),
+    "queue_s": _seconds(
+        "Time in the engine's queue, as the engine reports it.", "engine_request", column=True
+    ),
+    "reserved_bytes": _bytes("Device memory that torch's allocator holds.", "memory"),
+    "response_tokens": _count(
+        "Length of the response in tokens; not the response.",
+        "request",
+        "engine_call",
+        "engine_request",
+        column=True,
+    ),
+    "reward": _number("Score of the request.", "request", column=True),
+    "rows": _count(
+        "Number of samples.", "tq_put", "tq_get", "tq_meta", "tq_clear", "tq_function", column=True
+    ),
+    "rss_after_bytes": _bytes(
+        "Host memory of the process, after.", "memory_release", "memory_resume"
+    ),
+    "rss_before_bytes": _bytes(
+        "Host memory of the process, before.", "memory_release", "memory_resume"
+    ),
+    "rss_bytes": _bytes("Host memory of the process.", "memory", "memory_sample"),
+    "samples": _count("Number of samples that were handed over.", "sample_wait"),
+    "score": _number(
+        "What the reward function returned, if that is a number.",
+        "reward",
+        "reward_score",
+        column=True,
+    ),
+    "server": _text(
+        "Address or id of the chosen engine server: IP address and port with SGLang.",
+        "server_acquire",
+        column=True,
+    ),
+    "size_bytes": _bytes("Size of the data; not the data.", "tq_put", "tq_get", column=True),
+    "tags": _list(
+        "What is released or resumed: `kv_cache`, `weights`, …", "memory_release", "memory_resume"
+    ),
+    "tokens": _count("Number of tokens; not the tokens.", "prompt_build", column=True),
+    "tool": _text(
+        "Name of the tool as the model wrote it; neither its arguments nor its result.",
+        "tool_call",
+        "event_loop_lag",
+        column=True,
+    ),
+    "tool_calls": _count(
+        "Number of tool calls.", "turn", "tool_parsing", "tool_execution", column=True
+    ),
+    "tool_tokens": _count(
+        "Tokens of the response that tools returned; not the tokens.", "request", column=True
+    ),
+    "total_bytes": _bytes(
+        "Memory of the device, or of the devices together.",
+        "memory_release",
+        "memory_resume",
+        "memory",
+        "memory_sample",
+    ),
+    "trace_id": _text(
+        "Random id that samples of one submitted batch have in common.",
+        *_TRACED,
+        column=True,
+    ),
+    "turns": _count("Number of turns of the request.", "request", column=True),
+    "uid": _text(
+        "Random id of the prompt in its batch, made by verl.",
+        "request_start",
+        "reward_score",
+        column=True,
+    ),
+    "untensored_fields": _count(
+        "Number of fields that are no tensors, whose size is not known.",
+        "tq_put",
+        "tq_get",
+        column=True,
+    ),
+    "used_after_bytes": _bytes(
+        "Device memory in use by all processes, after.", "memory_release", "memory_resume"
+    ),
+    "used_before_bytes": _bytes(
+        "Device memory in use by all processes, before.", "memory_release", "memory_resume"
+    ),
+    "used_bytes": _bytes("Device memory in use by all processes.", "memory", "memory_sample"),
+    "wait_s": _seconds(
+        "Time from the call of the reward worker until the function began.", "reward_score"
+    ),
+    "waits": _flag(
+        "Whether the function waits for calls of the same data in other processes.", "tq_function"
+    ),
+    "weight_version": _count(
+        "Version of the weights.",
+        "engine_request",
+        "update_weights",
+        "weight_transfer",
+        column=True,
+    ),
+    "wrapper_cpu_s": _seconds("Time on a core inside wrappers.", "profiler_cost"),
+    "wrapper_s": _seconds("Time inside wrappers.", "profiler_cost"),
+    "writer_cpu_s": _seconds("Time on a core of the writer thread.", "profiler_cost"),
+    "writer_s": _seconds("Time of the writer thread.", "profiler_cost"),
 }
 
 _CLOCK = {
@@ -273,89 +415,7 @@ CAPTURE = {
     "problem": _text("What is wrong with it; may hold paths."),
 }
 
-_BEGIN = """\
-# What is recorded
 
-<!-- Generated: python -m verl_profiler.events.fields > docs/privacy.md -->
-
-Everything that this package writes about a run, field by field.
-It records times, counts, sizes, names and ids.
-It does not record prompts, responses, token ids, tool arguments and results, samples, weights, gradients, or messages of exceptions that calls end with.
-All of it stays in the run directory; only the sums `tq/*` of `profiler.transfer_queue` go to the loggers configured in verl.
-
-Exceptions:
-
-- Events of your own code (`span`, `log_manager.log`) contain what your code passes, unmasked.
-- Reports of nsys and of the torch profiler contain what those tools record: command lines, environment variables, names of kernels and modules.
-- A tool's name is recorded as the model wrote it, and the reason why a probe is not installed may quote an exception, masked.
-- TransferQueue tracing prints lines to the console log.
-- Hydra writes the overrides of the command, unmasked, to its own output directory (`hydra.run.dir`, or `outputs/…/.hydra`).
-
-## Credentials
-
-The following is replaced by `***` before `run.json`, headers and the messages of `collect` are written, and again in the report:
-
-- values of keys that name a credential (`api_key`, `HF_TOKEN`, `--password`, `Authorization`, `cookie`, `client_secret`, …), in command lines, overrides, settings, variables, JSON and headers;
-- user information in URLs (`https://user:password@host`), and tokens and signatures among their parameters;
-- what follows `Bearer`, and keys of a known form (`hf_…`, `sk-…`, `ghp_…`, `AKIA…`, JSON web tokens, private keys);
-- the values of such variables of the driver's environment, wherever a shell has put them.
-
-Training keys that contain the same words stay readable: `max_tokens`, `eos_token`, `prompt_key`, `tokenizer`.
-A credential of no known form under an unrelated key is not recognized.
-
-`profiler.record_command=false` leaves out what is marked with ¹ below.
-A later `verl-profiler collect` then searches the run directory only; reports under `profiler.nsight.directory` are gathered at the end of the run itself.
-
-## Files
-
-| file | what |
-| --- | --- |
-| `run.json` | what was launched |
-| `processes/<name>.json` | one header per process |
-| `step_<N>/<name>.jsonl` | events |
-| `nsight/` | captures: journals, lists, and the tools' reports |
-| `.cache/` | made by reading commands: the same events as Parquet |
-
-File and folder modes follow the umask of the process; gathered reports are restricted to it.
-nsys clears the umask of the processes that it starts; the driver's is restored there.
-To make a run private, start it under `umask 077`.
-"""
-
-
-def page() -> str:
-    """Return docs/privacy.md."""
-    events: dict[str, list[str]] = {name: [] for name in FIELDS}
-    for event, known in EVENTS.items():
-        for name in known.fields:
-            if name in events:
-                events[name].append(f"`{event}`")
-    return "\n".join(
-        [
-            _BEGIN,
-            *_table("run.json", RUN),
-            *_table("processes/<name>.json", HEADER),
-            *_table("Lines of step_<N>/<name>.jsonl", LINE),
-            *_table("`extra` of any event", IDENTITY),
-            *_table("`extra` of events of this package", FIELDS, events),
-            *_table("nsight/captures.json, nsight/<capture>.json, nsight/journal/", CAPTURE),
-        ]
-    )
-
-
-def _table(
-    title: str, fields: dict[str, Field], events: dict[str, list[str]] | None = None
-) -> list[str]:
-    more = "" if events is None else " events |"
-    lines = [
-        f"## {title}\n",
-        f"| field | type | unit | what |{more}",
-        "| --- | --- | --- | --- |" + (" --- |" if more else ""),
-    ]
-    for name, field in fields.items():
-        last = "" if events is None else f" {', '.join(events[name])} |"
-        lines.append(f"| `{name}` | {field.type} | {field.unit} | {field.doc} |{last}")
-    return [*lines, ""]
-
-
-if __name__ == "__main__":
-    print(page(), end="")
+def fields_of(event: str) -> tuple[str, ...]:
+    """Return the keys of `extra` that an event has besides the identity."""
+    return tuple(name for name, field in FIELDS.items() if event in field.events)

@@ -74,41 +74,14 @@ class Event:
         family: The probe family that records it; `profiler` for the profiler's own accounts.
         parent: The event that contains it, or None at the top.
         doc: One sentence for docs/events.md.
-        fields: What `extra` may hold beside the identity (`request_id`, `turn`, `validate`,
-            `sample`, `session`, `status`, `error`); the unit is in the name.
         instant: True when the line has no `duration_sec`.
     """
 
     family: str
     parent: str | None
     doc: str
-    fields: tuple[str, ...] = ()
     instant: bool = False
 
-
-# Of the devices of the process (all processes on them together), of the process, of its machine.
-_MOVE_FIELDS = (
-    "tags",
-    "used_before_bytes",
-    "used_after_bytes",
-    "total_bytes",
-    "devices",
-    "rss_before_bytes",
-    "rss_after_bytes",
-    "host_used_before_bytes",
-    "host_used_after_bytes",
-)
-
-_TRANSFER_FIELDS = (
-    "size_bytes",
-    "rows",
-    "fields",
-    "untensored_fields",
-    "partition",
-    "trace_id",
-    "call",
-    "func",
-)
 
 EVENTS: dict[str, Event] = {
     # trainer
@@ -120,7 +93,7 @@ EVENTS: dict[str, Event] = {
     },
     "testing": Event("trainer", None, "Validation between steps, verl's `timing_s/testing`."),
     "init": Event("trainer", None, "Start-up: workers, engines and models are made."),
-    "validation": Event("trainer", None, "One pass over the validation set.", ("validate",)),
+    "validation": Event("trainer", None, "One pass over the validation set."),
     "prepare_step": Event(
         "trainer", "step", "The trainer reads the next batch and hands it to the agent loops."
     ),
@@ -130,98 +103,63 @@ EVENTS: dict[str, Event] = {
         "trainer",
         "gen",
         "The trainer waits in the replay buffer for finished samples.",
-        ("samples",),
     ),
     "sleep_replicas": Event("trainer", "gen", "The trainer puts the engines to sleep."),
-    "metrics": Event(
-        "trainer", None, "The numbers that verl logs for a step.", ("metrics",), instant=True
-    ),
+    "metrics": Event("trainer", None, "The numbers that verl logs for a step.", instant=True),
     # rollout: one request is one agent-loop run of one sample
     "request_start": Event(
         "rollout",
         None,
         "An agent loop begins; its `request` line comes when it ends.",
-        ("uid",),
         instant=True,
     ),
     "request": Event(
         "rollout",
         None,
         "One agent-loop run of one sample, from its start until its result is stored.",
-        (
-            "agent",
-            "turns",
-            "prompt_tokens",
-            "response_tokens",
-            "generated_tokens",
-            "tool_tokens",
-            "reward",
-        ),
     ),
     "agent_loop": Event("rollout", "request", "The conversation: all turns of the request."),
-    "prompt_build": Event("rollout", "agent_loop", "The first prompt is tokenized.", ("tokens",)),
+    "prompt_build": Event("rollout", "agent_loop", "The first prompt is tokenized."),
     "turn": Event(
         "rollout",
         "agent_loop",
         "One assistant turn: an engine call and the tool calls it asks for.",
-        ("tool_calls",),
     ),
     "engine_call": Event(
         "rollout",
         "turn",
         "One generate call as the agent loop sees it, with transport and queueing.",
-        ("engine_request_id", "prompt_tokens", "response_tokens", "finish_reason"),
     ),
-    "server_acquire": Event(
-        "rollout", "engine_call", "The load balancer chooses a replica.", ("server",)
-    ),
-    "token_merge": Event(
-        "rollout", "turn", "New tokens are merged into the conversation.", ("of",)
-    ),
-    "tool_parsing": Event(
-        "rollout", "turn", "Tool calls are read from the response.", ("tool_calls",)
-    ),
+    "server_acquire": Event("rollout", "engine_call", "The load balancer chooses a replica."),
+    "token_merge": Event("rollout", "turn", "New tokens are merged into the conversation."),
+    "tool_parsing": Event("rollout", "turn", "Tool calls are read from the response."),
     "tool_execution": Event(
-        "rollout", "turn", "All tool calls of a turn, first begin to last end.", ("tool_calls",)
+        "rollout", "turn", "All tool calls of a turn, first begin to last end."
     ),
-    "tool_call": Event("rollout", "tool_execution", "One execution of one tool.", ("tool",)),
+    "tool_call": Event("rollout", "tool_execution", "One execution of one tool."),
     "postprocess": Event(
-        "rollout", "request", "The result is scored, made into tensors and stored.", ()
+        "rollout", "request", "The result is scored, made into tensors and stored."
     ),
     "reward": Event(
         "rollout",
         "postprocess",
         "The reward of one request, as the agent loop waits for it; in the trainer's files, "
         "`timing_s/reward`.",
-        ("score",),
     ),
     # reward workers
     "reward_score": Event(
         "reward",
         "reward",
         "A reward worker scores a sample: it waits for a thread, and runs the reward function.",
-        ("uid", "score", "wait_s", "compute_s"),
     ),
     # engine servers
     "engine_request": Event(
         "engine",
         "engine_call",
         "One generate call inside the engine server.",
-        (
-            "engine_request_id",
-            "prompt_tokens",
-            "response_tokens",
-            "finish_reason",
-            "cached_tokens",
-            "queue_s",
-            "prefill_s",
-            "decode_s",
-            "e2e_s",
-            "weight_version",
-        ),
     ),
-    "memory_release": Event("weights", None, "An engine gives memory back.", _MOVE_FIELDS),
-    "memory_resume": Event("weights", None, "An engine takes memory again.", _MOVE_FIELDS),
+    "memory_release": Event("weights", None, "An engine gives memory back."),
+    "memory_resume": Event("weights", None, "An engine takes memory again."),
     # trainer workers
     "update_actor": Event(
         "workers", None, "One rank's actor update; in the trainer's files, `timing_s/update_actor`."
@@ -233,37 +171,26 @@ EVENTS: dict[str, Event] = {
     "train_mini_batch": Event("workers", "update_actor", "The mini-batches of one update."),
     "train_batch": Event("workers", "train_mini_batch", "One mini-batch."),
     "infer_batch": Event("workers", "compute_log_prob", "A forward pass over a batch."),
-    "forward_backward": Event(
-        "workers", "train_batch", "Forward and, when training, backward.", ("forward_only",)
-    ),
+    "forward_backward": Event("workers", "train_batch", "Forward and, when training, backward."),
     "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
-    "load": Event(
-        "workers", None, "Model or optimizer goes to the device.", ("model", "optimizer")
-    ),
-    "offload": Event(
-        "workers", None, "Model or optimizer goes to host memory.", ("model", "optimizer")
-    ),
+    "load": Event("workers", None, "Model or optimizer goes to the device."),
+    "offload": Event("workers", None, "Model or optimizer goes to host memory."),
     "update_weights": Event(
         "weights",
         None,
         "One rank's part of the weight sync; in the trainer's files, `timing_s/update_weights`.",
-        ("weight_version",),
     ),
-    "weight_transfer": Event(
-        "weights", "update_weights", "The weights go from trainer to engine.", ("weight_version",)
-    ),
+    "weight_transfer": Event("weights", "update_weights", "The weights go from trainer to engine."),
     "memory": Event(
         "memory",
         None,
         "Device memory at one of verl's own checkpoints.",
-        ("at", "allocated_bytes", "reserved_bytes", "used_bytes", "total_bytes", "rss_bytes"),
         instant=True,
     ),
     "memory_sample": Event(
         "memory",
         None,
         "Memory at regular times (`profiler.memory_saver.sample_interval_s`).",
-        ("used_bytes", "total_bytes", "devices", "rss_bytes", "host_used_bytes"),
         instant=True,
     ),
     # TransferQueue client
@@ -271,26 +198,21 @@ EVENTS: dict[str, Event] = {
         "transfer_queue",
         None,
         "Data goes into the queue.",
-        _TRANSFER_FIELDS,
     ),
     "tq_get": Event(
         "transfer_queue",
         None,
         "Data comes out of the queue.",
-        _TRANSFER_FIELDS,
     ),
-    "tq_meta": Event("transfer_queue", None, "A question to the controller.", ("op", "rows")),
-    "tq_clear": Event("transfer_queue", None, "Samples are removed.", ("rows",)),
+    "tq_meta": Event("transfer_queue", None, "A question to the controller."),
+    "tq_clear": Event("transfer_queue", None, "Samples are removed."),
     "tq_function": Event(
         "transfer_queue",
         None,
         "One call of a traced function, with its time by stage.",
-        ("func", "call", "trace_id", "rows", "get_s", "compute_s", "put_s", "waits"),
     ),
     **{
-        f"tq_function_{stage}": Event(
-            "transfer_queue", "tq_function", doc, ("func", "call", "trace_id")
-        )
+        f"tq_function_{stage}": Event("transfer_queue", "tq_function", doc)
         for stage, doc in (
             ("get", "The function's data comes out of the queue."),
             ("compute", "The function's own work."),
@@ -302,22 +224,12 @@ EVENTS: dict[str, Event] = {
         "event_loop",
         None,
         "The event loop did not run: from its last sign of life until an overdue timer ran.",
-        ("loop", "during", "function", "innermost", "file", "line", "tool", "begin_error_s"),
     ),
     # the profiler itself
     "profiler_cost": Event(
         "profiler",
         None,
         "What the profiler did in this process and step since its last such line.",
-        (
-            "events",
-            "bytes",
-            "dropped",
-            "wrapper_s",
-            "wrapper_cpu_s",
-            "writer_s",
-            "writer_cpu_s",
-        ),
         instant=True,
     ),
 }
