@@ -24,7 +24,6 @@ __all__ = [
 ]
 
 PERCENTILES = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9)
-
 # Beyond this many requests the curve has a point per this part of them, and every one of the last.
 _POINTS, _LAST = 1000, 100
 _TURN_PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")

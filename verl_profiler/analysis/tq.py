@@ -88,6 +88,8 @@ def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = 
         ORDER BY run, total_us DESC NULLS LAST, coalesce(get_us, 0) + coalesce(put_us, 0) DESC, func
         """
     )
+    if not rows:
+        return []
     wall = {(row["run"], row["func"]): row for row in tq_wall(tables, steps, function=function)}
     return [{**wall[row["run"], row["func"]], **row} for row in rows]
 

@@ -16,16 +16,24 @@ _ENOUGH_CALLS = 10
 _SMALL_BYTES = 1 << 20
 
 
-def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+def tq_findings(
+    tables: Tables,
+    steps: Steps = None,
+    *,
+    function: str | None = None,
+    functions: Rows | None = None,
+) -> Rows:
     """Compare functions and transfers with the guide's bounds.
+
+    `functions` are the rows of `tq_functions` for the same steps and function, where they are known.
 
     Returns:
         One row per finding, most important first (of high overheads, the one that takes most time):
-        run, finding (`overhead`, `unstable`,
-        `low_throughput`, `small_transfers`, `failed`), func or event, value, threshold, and the numbers
-        that it rests on, of `tq_functions`, `tq_steps` and `tq_throughput`.
+        run, finding (`overhead`, `unstable`, `low_throughput`, `small_transfers`, `failed`), func or
+        event, value, threshold, and the numbers that it rests on, of `tq_functions`, `tq_steps` and `tq_throughput`.
     """
-    functions = tq_functions(tables, steps, function=function)
+    if functions is None:
+        functions = tq_functions(tables, steps, function=function)
     rates = tq_throughput(tables, steps, function=function)
     wholes: dict[str, float] = {}
     for row in functions:

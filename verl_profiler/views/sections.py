@@ -114,9 +114,11 @@ def document(
         # They speak of all steps together.
         data[name] = frame(rows, drop=() if several else ("run",))
     data["findings"] = ranked
-    data["tq_functions"] = frame(tq_functions(tables, steps)[:_FUNCTIONS], drop=("run",))
+    functions = tq_functions(tables, steps)
+    data["tq_functions"] = frame(functions[:_FUNCTIONS], drop=("run",))
     data["tq_findings"] = [
-        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+        short_text("; ".join(finding_lines(row)), 400)
+        for row in tq_findings(tables, steps, functions=functions)
     ]
     lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
