@@ -72,7 +72,7 @@ def test_every_part_of_a_step_is_there(capsys):
         "unaccounted",
         "requests ",
         "turns ",
-        "their time",
+        "components",
         "tail ",
         "slowest ",
         "engine ",

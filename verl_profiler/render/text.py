@@ -308,7 +308,7 @@ def _request_lines(
         if part["share"] is not None and part["share"] >= 0.001
     ]
     if shares:
-        result.append(_fact("their time", ", ".join(shares)))
+        result.append(_fact("components", ", ".join(shares)))
     tail = _of(tables["step_tail"], row)
     if tail:
         part = 95 if tail[0]["requests"] >= _MANY else 80
@@ -387,7 +387,7 @@ def _tool_lines(
         failed = f", {tool['failed']} failed" if tool["failed"] else ""
         text = (
             f"{tool['tool']}: {counted(tool['calls'], 'call')}{failed}, {seconds(tool['total_s'])} "
-            f"in all, {_quantiles(tool, 'p50', 'p95', 'max')}"
+            f"in total, {_quantiles(tool, 'p50', 'p95', 'max')}"
         )
         lines.append(_fact("" if position else "tools", text))
     if len(tools) > 5:
@@ -403,7 +403,7 @@ def _worker_lines(row: Mapping[str, Any], tables: Mapping[str, Rows]) -> list[st
         result.append(
             _fact(
                 "workers",
-                f"{slowest['name']} was last: done after {seconds(slowest['busy_s'])}, "
+                f"{slowest['name']} finished last, after {seconds(slowest['busy_s'])}, "
                 f"{seconds(slowest['behind_s'])} after the median of {len(workers)}",
             )
         )
@@ -456,7 +456,7 @@ def _other_lines(
         slow = max(transfers, key=lambda each: each["max_s"] or 0)
         calls = sum(each["calls"] for each in transfers)
         text = (
-            f"{counted(calls, 'call')}, {size(moved)}, {seconds(spent)} in all callers together; "
+            f"{counted(calls, 'call')}, {size(moved)}, {seconds(spent)} summed over callers; "
             f"longest {slow['event']} in {slow['role']} {seconds(slow['max_s'])}"
         )
         result.append(_fact("TransferQueue", text))
