@@ -39,7 +39,7 @@ def runs():
         FIGURES.clear()
 
 
-def sheets_of(run, name, **chosen):
+def data_of(run, name, **chosen):
     choice = Choice(run=run.labels[0], **chosen)
     return VIEWS[name].analysis(run.tables, choice), choice
 
@@ -53,8 +53,8 @@ def drawn(run, name, **chosen):
     """Return the figure of a run, drawn once."""
     key = run.labels[0], name, repr(chosen)
     if key not in FIGURES:
-        sheets, choice = sheets_of(run, name, **chosen)
-        FIGURES[key] = VIEWS[name].figure(sheets, choice)
+        data, choice = data_of(run, name, **chosen)
+        FIGURES[key] = VIEWS[name].figure(data, choice)
     return FIGURES[key]
 
 
@@ -155,18 +155,18 @@ def test_values_begin_at_zero(name, runs):
 def test_no_rows_are_no_chart(name):
     """An empty chart would look like an answer; the message says why there is none."""
     choice = Choice(run="empty", steps=(3, 4), validate=True)
-    sheets = VIEWS[name].analysis(Tables.of({}), choice)
+    data = VIEWS[name].analysis(Tables.of({}), choice)
 
     with pytest.raises(NothingToDraw, match="empty, steps 3 to 4, validation: no "):
-        VIEWS[name].figure(sheets, choice)
+        VIEWS[name].figure(data, choice)
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_plot_is_named_after_its_first_table(name, runs):
     """The same name in the list, in the numbers and on the file."""
-    sheets, _ = sheets_of(runs["small"], name)
+    data, _ = data_of(runs["small"], name)
 
-    assert name == next(iter(sheets))
+    assert name == next(iter(data))
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -191,19 +191,19 @@ def test_every_column_is_described_and_every_description_has_a_column(name, runs
 
 def test_replays_without_gains_are_no_chart(runs):
     """A run without generate calls has nothing that a change would save."""
-    sheets, choice = sheets_of(runs["traced"], "what_if")
+    data, choice = data_of(runs["traced"], "what_if")
 
-    assert {None} == {row["expected_s"] for row in sheets["what_if"]}
+    assert {None} == {row["expected_s"] for row in data["what_if"]}
     with pytest.raises(NothingToDraw, match="no change could be replayed"):
-        VIEWS["what_if"].figure(sheets, choice)
+        VIEWS["what_if"].figure(data, choice)
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
 def test_the_same_numbers_give_the_same_file(form, tmp_path, runs):
     """Files can be compared and cached."""
-    sheets, choice = sheets_of(runs["small"], "rollout_tail")
+    data, choice = data_of(runs["small"], "rollout_tail")
     for name in ("a", "b"):
-        save(VIEWS["rollout_tail"].figure(sheets, choice), tmp_path / name, form)
+        save(VIEWS["rollout_tail"].figure(data, choice), tmp_path / name, form)
 
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -261,10 +261,10 @@ def test_hostile_names_are_only_text(tmp_path):
 
 def test_the_slowest_are_drawn_from_the_top(runs):
     """As long as the request, with its id, in the order of the table."""
-    sheets, choice = sheets_of(runs["small"], "slowest_requests", count=5)
-    figure = VIEWS["slowest_requests"].figure(sheets, choice)
+    data, choice = data_of(runs["small"], "slowest_requests", count=5)
+    figure = VIEWS["slowest_requests"].figure(data, choice)
 
-    rows = sheets["slowest_requests"]
+    rows = data["slowest_requests"]
     axes = figure.axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert [row["request_id"][:8] for row in rows] == [name[:8] for name in names]
@@ -321,8 +321,8 @@ def workers_title(events):
         for phase in sorted(phases)
         for same in [[row for row in rows if row["phase"] == phase]]
     ]
-    sheets = {"worker_phases": rows, "worker_balance": balance}
-    return VIEWS["worker_phases"].figure(sheets, Choice(run="r")).texts[0].get_text()
+    data = {"worker_phases": rows, "worker_balance": balance}
+    return VIEWS["worker_phases"].figure(data, Choice(run="r")).texts[0].get_text()
 
 
 def test_who_waits_longest_at_the_barrier_is_not_called_the_slowest():

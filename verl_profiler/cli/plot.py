@@ -190,10 +190,9 @@ def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
     }
 
 
-def _of_run(sheets: Mapping[str, Rows], label: str) -> dict[str, Rows]:
+def _of_run(data: Mapping[str, Rows], label: str) -> dict[str, Rows]:
     return {
-        name: [row for row in rows if row.get("run", label) == label]
-        for name, rows in sheets.items()
+        name: [row for row in rows if row.get("run", label) == label] for name, rows in data.items()
     }
 
 
@@ -207,10 +206,10 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
     refuse_overwriting_any(paths.values(), force=args.force)
     written = 0
     for name, plot in chosen.items():
-        sheets = plot.analysis(opened.tables, next(iter(choices.values())))
+        data = plot.analysis(opened.tables, next(iter(choices.values())))
         for label, choice in choices.items():
             try:
-                figure = plot.figure(_of_run(sheets, label), choice)
+                figure = plot.figure(_of_run(data, label), choice)
             except NothingToDraw as reason:
                 print_error(f"verl-profiler plot: {name}: nothing to draw: {reason}")
                 continue
@@ -265,7 +264,7 @@ def _numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) 
 
 def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, View]) -> bool:
     """Print which plots have no numbers; return True when none has any."""
-    empty = [name for name, sheets in numbers.items() if not next(iter(sheets.values()))]
+    empty = [name for name, data in numbers.items() if not next(iter(data.values()))]
     for name in empty:
         print_error(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}")
     return len(empty) == len(numbers)
@@ -296,7 +295,7 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
 
 def _write_csv(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     numbers = _numbers(opened, chosen, args)
-    tables = {table: rows for sheets in numbers.values() for table, rows in sheets.items() if rows}
+    tables = {table: rows for data in numbers.values() for table, rows in data.items() if rows}
     out: Path | None = args.out
     if out is None:
         # A terminal takes one table: the plot's own.

@@ -130,14 +130,14 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
         plot = VIEWS[name]
         for source, label in ((each, label) for each in sources for label in each.labels):
             choice = Choice(run=label, steps=args.steps)
-            sheets = {
+            data = {
                 table: [row for row in rows if row["run"] == label]
                 for table, rows in plot.analysis(source.tables, choice).items()
             }
             path = args.plot / f"{f'{label}-' if several else ''}{name}.png"
             refuse_overwriting(path, force=args.force)
             try:
-                figure = plot.figure(sheets, choice)
+                figure = plot.figure(data, choice)
             except NothingToDraw as reason:
                 print_error(f"verl-profiler tq: {name}: nothing to draw: {reason}")
                 continue

@@ -27,7 +27,7 @@ from verl_profiler.views.timing_axes import (
     step_line,
     step_times,
 )
-from verl_profiler.views.view import NothingToDraw, Sheets, known
+from verl_profiler.views.view import DataTables, NothingToDraw, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,13 +58,13 @@ class Picture:
     """A picture of one logged run.
 
     Args:
-        sheets: Gives the rows by name; the first must have some.
+        data: Gives the rows by name; the first must have some.
         draw: Draws them.
         empty: What the log lacks when there are none.
     """
 
-    sheets: Callable[[LoggedRun], dict[str, Rows]]
-    draw: Callable[[Sheets, str], Figure]
+    data: Callable[[LoggedRun], dict[str, Rows]]
+    draw: Callable[[DataTables, str], Figure]
     empty: str
 
     def figure(self, run: LoggedRun) -> Figure:
@@ -73,15 +73,15 @@ class Picture:
         Raises:
             NothingToDraw: The log has no numbers for this picture.
         """
-        sheets = self.sheets(run)
-        if not next(iter(sheets.values())):
+        data = self.data(run)
+        if not next(iter(data.values())):
             raise NothingToDraw(self.empty)
         with settings():
-            return self.draw(sheets, run.label)
+            return self.draw(data, run.label)
 
 
-def _breakdown(sheets: Sheets, label: str) -> Figure:
-    phases, steps = sheets["phases"], sheets["steps"]
+def _breakdown(data: DataTables, label: str) -> Figure:
+    phases, steps = data["phases"], data["steps"]
     inside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
     outside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "outside")
     apart = sorted({row["phase"] for row in phases if row["place"] == "overlapping"})
@@ -122,8 +122,8 @@ def _breakdown(sheets: Sheets, label: str) -> Figure:
     return figure
 
 
-def _per_token(sheets: Sheets, label: str) -> Figure:
-    rows, steps = sheets["per_token"], sheets["steps"]
+def _per_token(data: DataTables, label: str) -> Figure:
+    rows, steps = data["per_token"], data["steps"]
     series = _series(rows, "timer", "ms_per_token")
     responses = {row["timer"] for row in rows if row["tokens"] == "response"}
     middles = {name: statistics.median(values.values()) for name, values in series.items()}
@@ -148,8 +148,8 @@ def _per_token(sheets: Sheets, label: str) -> Figure:
     return figure
 
 
-def _throughput(sheets: Sheets, label: str) -> Figure:
-    steps = sheets["steps"]
+def _throughput(data: DataTables, label: str) -> Figure:
+    steps = data["steps"]
     each = _column(steps, "tokens_per_s_per_gpu")
     job = _column(steps, "tokens_per_s")
     times = _column(steps, "step_s")
@@ -184,8 +184,8 @@ def _throughput(sheets: Sheets, label: str) -> Figure:
     return figure
 
 
-def _comparison(sheets: Sheets, label: str) -> Figure:
-    phases, steps = sheets["phases"], sheets["steps"]
+def _comparison(data: DataTables, label: str) -> Figure:
+    phases, steps = data["phases"], data["steps"]
     series = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
     total = sum(row["step_s"] or 0 for row in steps) or 1.0
     chosen = {
@@ -199,7 +199,7 @@ def _comparison(sheets: Sheets, label: str) -> Figure:
     return _times(
         f"{most} takes {seconds(means[most])} on average",
         chosen,
-        sheets["steps"],
+        data["steps"],
         label,
         notes=[
             f"Others than {', '.join(_COMPARED[:3])} are shown from {share(_COMPARED_SHARE)} of the time on."
@@ -207,8 +207,8 @@ def _comparison(sheets: Sheets, label: str) -> Figure:
     )
 
 
-def _generation(sheets: Sheets, label: str) -> Figure:
-    rows = sheets["generation"]
+def _generation(data: DataTables, label: str) -> Figure:
+    rows = data["generation"]
     series = _series(rows, "timer", "duration_s")
     inside = any(row["inside"] for row in rows)
     ordered = {name: series[name] for name in sorted(series, key=_generation_order)}
@@ -219,7 +219,7 @@ def _generation(sheets: Sheets, label: str) -> Figure:
     notes = [_CHILDREN if inside else "This log has no timers inside gen."]
     if "old_log_prob" in ordered:
         notes.append("old_log_prob is the pass that follows gen, not a part of it.")
-    return _times(title, ordered, sheets["steps"], label, notes=notes, style=_generation_style)
+    return _times(title, ordered, data["steps"], label, notes=notes, style=_generation_style)
 
 
 def _times(

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Choice",
+    "DataTables",
     "NothingToDraw",
     "Section",
-    "Sheets",
     "View",
     "asking",
     "column",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
-Sheets = Mapping[str, Rows]
+DataTables = Mapping[str, Rows]
 
 
 class NothingToDraw(Exception):  # noqa: N818
@@ -114,7 +114,7 @@ class View:
     question: str
     analysis: Callable[[Tables, Choice], dict[str, Rows]]
     columns: Mapping[str, str]
-    draw: Callable[[Sheets, Choice], Figure]
+    draw: Callable[[DataTables, Choice], Figure]
     empty: str
     section: str | Section | None
     shows: str
@@ -123,7 +123,7 @@ class View:
     takes: frozenset[str] = field(default_factory=frozenset)
     example: str = ""
 
-    def figure(self, sheets: Sheets, choice: Choice) -> Figure:
+    def figure(self, data: DataTables, choice: Choice) -> Figure:
         """Draw the rows of one run.
 
         Raises:
@@ -131,10 +131,10 @@ class View:
         """
         from verl_profiler.render.figure import settings
 
-        if not next(iter(sheets.values()), []):
+        if not next(iter(data.values()), []):
             raise NothingToDraw(f"{choice.text()}: {self.empty}")
         with settings():
-            return self.draw(sheets, choice)
+            return self.draw(data, choice)
 
 
 def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[str, Rows]]:

@@ -13,7 +13,7 @@ from verl_profiler.render.axes import bars, percent, step_stack, time_unit, valu
 from verl_profiler.render.colors import ACCENT, INK, MUTED, owner_color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, NothingToDraw, Sheets, View, asking, column
+from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +25,8 @@ _SMALL = 0.005
 _SMALL_COLOR = "#E4E7EB"
 
 
-def _path(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["critical_path"]
+def _path(data: DataTables, choice: Choice) -> Figure:
+    rows = data["critical_path"]
     steps = sorted({row["step"] for row in rows})
     sums: dict[str, float] = {}
     for row in rows:
@@ -62,11 +62,11 @@ def _path(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-def _what_if(sheets: Sheets, choice: Choice) -> Figure:
-    replays = [row for row in sheets["what_if"] if row["expected_s"] is not None]
+def _what_if(data: DataTables, choice: Choice) -> Figure:
+    replays = [row for row in data["what_if"] if row["expected_s"] is not None]
     if not replays:
         raise NothingToDraw(f"{choice.text()}: no change could be replayed there.")
-    (unchanged,) = (row for row in sheets["what_if"] if row["what"] == UNCHANGED)
+    (unchanged,) = (row for row in data["what_if"] if row["what"] == UNCHANGED)
     best = max(replays, key=lambda row: row["expected_s"])
     figure, (axes,) = sheet(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
@@ -125,8 +125,8 @@ def _straggler_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     }
 
 
-def _stragglers(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["stragglers"]
+def _stragglers(data: DataTables, choice: Choice) -> Figure:
+    rows = data["stragglers"]
     kinds = dict.fromkeys(row["kind"] for row in rows)
     worst = [
         max((r for r in rows if r["kind"] == kind), key=lambda r: r["blame_s"]) for kind in kinds

@@ -23,7 +23,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +42,8 @@ _WORDS = {
 }
 
 
-def _parts(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["engine_parts"]
+def _parts(data: DataTables, choice: Choice) -> Figure:
+    rows = data["engine_parts"]
     steps = sorted({row["step"] for row in rows})
     totals = {
         part: sum(row["total_s"] for row in rows if row["part"] == part)
@@ -126,10 +126,10 @@ def _parts(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-def _tokens(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["token_rates"]
-    replicas = sheets["replica_token_rates"]
-    requests = [row for row in sheets["request_token_rates"] if row["rate_p50"] is not None]
+def _tokens(data: DataTables, choice: Choice) -> Figure:
+    rows = data["token_rates"]
+    replicas = data["replica_token_rates"]
+    requests = [row for row in data["request_token_rates"] if row["rate_p50"] is not None]
     rates = known(rows, "engine_tokens_per_s")
     tokens = sum(known(rows, "generated_tokens"))
     title = f"{tokens:,} generated tokens"

@@ -10,7 +10,7 @@ from verl_profiler.render.axes import legend, patch, value_axis
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import size
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +31,8 @@ _COLORS = (
 )
 
 
-def _memory(sheets: Sheets, choice: Choice) -> Figure:
-    rows, spans = sheets["memory_over_time"], sheets["phase_spans"]
+def _memory(data: DataTables, choice: Choice) -> Figure:
+    rows, spans = data["memory_over_time"], data["phase_spans"]
     device = bool(known(rows, "used_bytes"))
     keys = ["used_bytes", "rss_bytes"] if device else ["rss_bytes"]
     keys = [key for key in keys if known(rows, key)]

@@ -19,7 +19,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import counted, lag_weight, seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,8 @@ _BARS = 20
 _DESIGNED = "#B9C2CC"
 
 
-def _suspects(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["loop_suspects"]
+def _suspects(data: DataTables, choice: Choice) -> Figure:
+    rows = data["loop_suspects"]
     suspects = [row for row in rows if not row["by_design"]]
     if suspects:
         worst = max(suspects, key=lag_weight)
@@ -95,8 +95,8 @@ def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) ->
     return len({loop for other, loop, _ in keys if other == name}) > 1
 
 
-def _cost(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["profiler_cost"]
+def _cost(data: DataTables, choice: Choice) -> Figure:
+    rows = data["profiler_cost"]
     shares = known(rows, "share")
     dropped = sum(known(rows, "dropped"))
     if shares:

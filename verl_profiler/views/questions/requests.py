@@ -25,7 +25,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import plain, sheet, short, tint
 from verl_profiler.render.text import counted, seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, column
+from verl_profiler.views.view import Choice, DataTables, View, column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,9 +44,9 @@ def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     }
 
 
-def _cdf(sheets: Sheets, choice: Choice) -> Figure:
-    curve = sheets["request_duration_cdf"]
-    marks = sheets["request_percentiles"]
+def _cdf(data: DataTables, choice: Choice) -> Figure:
+    curve = data["request_duration_cdf"]
+    marks = data["request_percentiles"]
     pooled = [row for row in curve if row["step"] is None]
     overall = [row for row in marks if row["step"] is None]
     steps = sorted({row["step"] for row in curve if row["step"] is not None})
@@ -180,9 +180,9 @@ def _slowest_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {"slowest_requests": finished, "counts": counts}
 
 
-def _slowest(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["slowest_requests"]
-    counts = sheets["counts"][0]
+def _slowest(data: DataTables, choice: Choice) -> Figure:
+    rows = data["slowest_requests"]
+    counts = data["counts"][0]
     worst = rows[0]
     divided = all(row["queue_s"] is not None for row in rows if row["engine_s"])
     parts = [

@@ -9,7 +9,7 @@ from verl_profiler.render.axes import percent, step_lines, step_stack, time_unit
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column
+from verl_profiler.views.view import Choice, DataTables, View, asking, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,8 +19,8 @@ __all__ = ["VIEWS"]
 _PANELS = 6
 
 
-def _flights(sheets: Sheets, choice: Choice) -> Figure:
-    tails = sheets["rollout_tail"]
+def _flights(data: DataTables, choice: Choice) -> Figure:
+    tails = data["rollout_tail"]
     shown = sorted(tails, key=lambda row: (-row["rollout_s"], row["step"]))[:_PANELS]
     shown.sort(key=lambda row: row["step"])
     worst = max(shown, key=lambda row: row["tail80_s"])
@@ -39,7 +39,7 @@ def _flights(sheets: Sheets, choice: Choice) -> Figure:
             "which no request was in flight."
         ),
     ]
-    points = [row for row in sheets["requests_in_flight"] if row["merged"] > 1]
+    points = [row for row in data["requests_in_flight"] if row["merged"] > 1]
     if points:
         notes.append(
             "Rollouts with more than 2,000 changes are drawn in 2,000 spans of time, each from its "
@@ -58,7 +58,7 @@ def _flights(sheets: Sheets, choice: Choice) -> Figure:
     longest = max(row["rollout_s"] for row in shown)
     factor, unit = time_unit(longest)
     for axes, tail in zip(panels, shown, strict=False):
-        rows = [row for row in sheets["requests_in_flight"] if row["step"] == tail["step"]]
+        rows = [row for row in data["requests_in_flight"] if row["step"] == tail["step"]]
         at = column(rows, "at_s", factor)
         axes.fill_between(
             at,
@@ -84,8 +84,8 @@ def _flights(sheets: Sheets, choice: Choice) -> Figure:
     return figure
 
 
-def _tails(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["rollout_tail"]
+def _tails(data: DataTables, choice: Choice) -> Figure:
+    rows = data["rollout_tail"]
     total = sum(row["rollout_s"] for row in rows)
     title = (
         f"{share(sum(row['tail80_s'] for row in rows) / total if total else 0)} of all rollout time "

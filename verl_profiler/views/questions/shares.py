@@ -11,7 +11,7 @@ from verl_profiler.render.axes import colored_bars, percent, step_lines, value_a
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking
+from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,10 +30,10 @@ _ROLES = ("trainer", "agent_loop", "engine", "actor", "critic", "ref", "reward")
 _LINES = 7
 
 
-def _shares(sheets: Sheets, choice: Choice) -> Figure:
-    rows = [row for row in sheets["event_shares"] if row["event"] not in _NOT_DRAWN]
+def _shares(data: DataTables, choice: Choice) -> Figure:
+    rows = [row for row in data["event_shares"] if row["event"] not in _NOT_DRAWN]
     if not rows:
-        rows = list(sheets["event_shares"])
+        rows = list(data["event_shares"])
     present = {row["role"] for row in rows}
     roles = [role for role in _ROLES if role in present]
     roles += sorted(present - set(roles))
@@ -103,8 +103,8 @@ def _repeats(events: list[str], event: str) -> int:
 _BARS = 12
 
 
-def _exclusive(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["exclusive_times"]
+def _exclusive(data: DataTables, choice: Choice) -> Figure:
+    rows = data["exclusive_times"]
     scopes = list(dict.fromkeys(row["scope"] for row in rows))
     scopes.sort(key=lambda scope: ({"step": 0, "requests": 1}.get(scope, 2), scope))
     sums: dict[tuple[str, str], list[float]] = {}

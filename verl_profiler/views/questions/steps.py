@@ -18,7 +18,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,8 +29,8 @@ _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _NAMED_UNUSUAL = 6
 
 
-def _durations(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["step_durations"]
+def _durations(data: DataTables, choice: Choice) -> Figure:
+    rows = data["step_durations"]
     finished = [row for row in rows if row["finished"]]
     notes = []
     if finished:
@@ -55,7 +55,7 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
             f" and {len(unusual) - _NAMED_UNUSUAL} more" if len(unusual) > _NAMED_UNUSUAL else ""
         )
     figure, (axes,) = sheet(
-        _duration_title(rows, sheets["step_trend"]), about, size=(11, 5.2), notes=notes
+        _duration_title(rows, data["step_trend"]), about, size=(11, 5.2), notes=notes
     )
     steps = [row["step"] for row in rows]
     names = [
@@ -82,7 +82,7 @@ def _durations(sheets: Sheets, choice: Choice) -> Figure:
         f"time [{unit}]",
         hatched={"validation": "////", "between steps, other": "////"},
     )
-    for trend in sheets["step_trend"]:
+    for trend in data["step_trend"]:
         if trend["measure"] == "gen" and len(rows) >= 5:
             middle, slope = trend["median_s"], trend["slope_s_per_step"]
             center = (steps[0] + steps[-1]) / 2
@@ -128,8 +128,8 @@ def _duration_title(rows: Rows, trends: Rows) -> str:
     return title
 
 
-def _validation(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["validation_times"]
+def _validation(data: DataTables, choice: Choice) -> Figure:
+    rows = data["validation_times"]
     requests = sum(row["requests"] for row in rows)
     timed = known(rows, "testing_s") or known(rows, "rollout_s")
     title = f"{len(rows)} validation{'s' if len(rows) > 1 else ''}"

@@ -18,7 +18,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import counted, seconds, share
-from verl_profiler.views.view import Choice, Section, Sheets, View, asking, column, known, marks
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +28,8 @@ __all__ = ["VIEWS"]
 _TOOLS = 20
 
 
-def _tools(sheets: Sheets, choice: Choice) -> Figure:
-    every = sheets["tool_latencies"]
+def _tools(data: DataTables, choice: Choice) -> Figure:
+    every = data["tool_latencies"]
     rows = every[:_TOOLS]
     most = rows[0]
     failed = sum(row["failed"] for row in every)
@@ -107,8 +107,8 @@ _REWARD_COLORS = {
 }
 
 
-def _rewards(sheets: Sheets, choice: Choice) -> Figure:
-    times, scores = sheets["reward_times"], sheets["rewards"]
+def _rewards(data: DataTables, choice: Choice) -> Figure:
+    times, scores = data["reward_times"], data["rewards"]
     steps = sorted({row["step"] for row in times})
     parts = [part for part in _REWARD_COLORS if any(row["part"] == part for row in times)]
     waits = [row for row in times if row["part"] == ("reward" if "reward" in parts else parts[0])]

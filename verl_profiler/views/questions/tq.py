@@ -22,7 +22,7 @@ from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import counted, seconds, share
 from verl_profiler.views.tq_text import rate
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +34,8 @@ _FUNCTIONS = 16
 _PARTS = 60
 
 
-def _functions(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["tq_functions"]
+def _functions(data: DataTables, choice: Choice) -> Figure:
+    rows = data["tq_functions"]
     timed = [row for row in rows if row["overhead_share"] is not None]
     busy = [row for row in timed if not row["waits"]] or timed
     most = max(busy, key=lambda row: row["overhead_share"], default=None)
@@ -97,8 +97,8 @@ def _stage_sums(rows: Rows) -> list[float]:
     return [sum(row[f"{stage}_mean_s"] or 0 for stage in TQ_STAGES) for row in rows]
 
 
-def _over_time(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["tq_over_time"]
+def _over_time(data: DataTables, choice: Choice) -> Figure:
+    rows = data["tq_over_time"]
     rated = [row for row in rows if row["mib_per_s"] is not None]
     loaded = [row for row in rows if row["overhead_share"] is not None]
     sentences = []

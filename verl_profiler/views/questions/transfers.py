@@ -21,7 +21,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import counted, seconds, share, size
-from verl_profiler.views.view import Choice, Sheets, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +38,8 @@ _EVENT_COLORS = {
 _ROLES = 6
 
 
-def _transfers(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["transfer_rates"]
+def _transfers(data: DataTables, choice: Choice) -> Figure:
+    rows = data["transfer_rates"]
     steps = sorted({row["step"] for row in rows})
     moved = sum(known(rows, "size_bytes"))
     calls = sum(row["calls"] for row in rows)
@@ -100,9 +100,9 @@ def _transfers(sheets: Sheets, choice: Choice) -> Figure:
     texts = []
     for key in shown:
         mine = [row for row in rows if (row["role"], row["event"]) == key]
-        data = sum(row["size_bytes"] or 0 for row in mine)
+        own = sum(row["size_bytes"] or 0 for row in mine)
         number = counted(sum(row["calls"] for row in mine), "call")
-        texts.append(f"{number}, {size(data)}" if data else number)
+        texts.append(f"{number}, {size(own)}" if own else number)
     bar_texts(axes, lengths, texts, f"time of all callers together [{unit}]", room=1.45)
     more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
     axes.set_title(f"time in calls{more}")
@@ -118,8 +118,8 @@ _WEIGHT_LINES = (
 )
 
 
-def _weights(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["weight_sync"]
+def _weights(data: DataTables, choice: Choice) -> Figure:
+    rows = data["weight_sync"]
     wholes = known(rows, "trainer_s") or known(rows, "slowest_rank_s")
     title = f"A weight sync takes {seconds(sum(wholes) / len(wholes))}"
     if len(wholes) > 1:
@@ -157,8 +157,8 @@ _KINDS = (
 )
 
 
-def _memory(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["memory_phases"]
+def _memory(data: DataTables, choice: Choice) -> Figure:
+    rows = data["memory_phases"]
 
     def measure(row: dict) -> float:
         return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0

@@ -18,7 +18,7 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, Sheets, View, column, marks
+from verl_profiler.views.view import Choice, DataTables, View, column, marks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +32,8 @@ def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {"turn_times": [row for row in rows if row["turns"]]}
 
 
-def _turn_times(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["turn_times"]
+def _turn_times(data: DataTables, choice: Choice) -> Figure:
+    rows = data["turn_times"]
     total = sum(row["turns"] for row in rows)
     unfinished = sum(row["unfinished"] for row in rows)
     title = _turn_title(rows)
@@ -116,8 +116,8 @@ def _turns_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {"turns_per_request": [row for row in rows if row["validate"] == choice.validate]}
 
 
-def _turns(sheets: Sheets, choice: Choice) -> Figure:
-    rows = sheets["turns_per_request"]
+def _turns(data: DataTables, choice: Choice) -> Figure:
+    rows = data["turns_per_request"]
     requests = sum(row["requests"] for row in rows)
     counts = sorted({row["turns"] for row in rows})
     steps = sorted({row["step"] for row in rows})

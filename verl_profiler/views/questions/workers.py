@@ -10,7 +10,7 @@ from verl_profiler.render.axes import bar_texts, bars, colorbar, legend, step_ax
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import colormap, sheet, short
 from verl_profiler.render.text import seconds
-from verl_profiler.views.view import Choice, Sheets, View, asking
+from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["VIEWS"]
 
 
-def _workers(sheets: Sheets, choice: Choice) -> Figure:
-    rows = [row for row in sheets["worker_phases"] if row["step"]] or sheets["worker_phases"]
+def _workers(data: DataTables, choice: Choice) -> Figure:
+    rows = [row for row in data["worker_phases"] if row["step"]] or data["worker_phases"]
     steps = sorted({row["step"] for row in rows})
     # The barrier of the original logger is itself waiting: who spends most there waits most.
     balance = [
         row
-        for row in sheets["worker_balance"]
+        for row in data["worker_balance"]
         if row["step"] in set(steps) and row["phase"] != "barrier_wait"
     ]
     title = _worker_title(balance, len(steps))
