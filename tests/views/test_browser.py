@@ -21,7 +21,7 @@ pytestmark = [
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 # Neither captures nor a console log are in the run.
-SECTIONS = [name for name in page_sections.SECTIONS if name not in ("captures", "log")]
+SECTIONS = [name for name in page_sections.SECTIONS if name not in ("captures", "log", "spans")]
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",
     "quotes": "\"'`><svg onload=alert(2)>",
@@ -184,6 +184,103 @@ def test_dragging_pans(browser, small):
 
     assert after[0] < before[0]
     assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+
+
+def test_letters_zoom_and_pan_as_in_other_trace_viewers(browser, small):
+    """W and S zoom, A and D pan, in either case."""
+    browser.open(small)
+    browser.evaluate(f"{CANVAS}.focus()")
+    home = view(browser)
+    browser.press("w", "w")
+    zoomed = view(browser)
+    browser.press("D", "D")
+    panned = view(browser)
+    browser.press("a", "a")
+
+    assert zoomed[1] - zoomed[0] == pytest.approx((home[1] - home[0]) * 0.6)
+    assert panned[0] > zoomed[0]
+    assert zoomed == pytest.approx(view(browser))
+    browser.press("s", "s")
+    assert home == pytest.approx(view(browser))
+
+
+def test_a_drag_with_shift_measures_and_zooms(browser, small):
+    """The length is shown meanwhile, and the stretch fills the timeline afterwards."""
+    browser.open(small)
+    left, top, width, _ = place(browser, ".lane-canvas")
+    before = view(browser)
+    x, y = left + width / 2, max(top, 60) + 60
+    browser.mouse("mouseMoved", x, y)
+    browser.mouse("mousePressed", x, y, button="left", clickCount=1, modifiers=8)
+    browser.mouse("mouseMoved", x + 100, y, button="left", buttons=1, modifiers=8)
+    shown = browser.evaluate(
+        "[document.querySelector('.ruler').hidden, document.querySelector('.ruler').textContent]"
+    )
+    browser.mouse("mouseReleased", x + 100, y, button="left", clickCount=1, modifiers=8)
+    browser.settle()
+    after = view(browser)
+
+    assert shown[0] is False
+    length = after[1] - after[0]
+    number, unit = shown[1].split()
+    assert length == pytest.approx(float(number) * {"s": 1, "ms": 1e-3}[unit], rel=0.01)
+    assert before[0] < after[0] < after[1] < before[1]
+    assert browser.evaluate("document.querySelector('.ruler').hidden")
+
+
+def test_a_link_leads_to_a_step_and_a_request(browser, small):
+    """What is selected is in the address, and survives a reload."""
+    browser.open(small)
+    assert browser.evaluate("location.hash") == ""
+    browser.evaluate(f"{CANVAS}.focus()")
+    browser.press("ArrowDown")
+    picked = browser.evaluate("location.hash")
+    request = picked.split("request=")[1]
+    choose_step(browser, "2")
+    second = browser.evaluate("location.hash")
+    assert "step=2" in second
+
+    browser.open(small)
+    browser.call("Page.navigate", url=f"{small.resolve().as_uri()}#step=1&request={request[:8]}")
+    browser.call("Page.reload")
+    browser.wait("document.readyState === 'complete' && document.documentElement.dataset.ready")
+    browser.settle()
+
+    assert request in text(browser, "#panel h3")
+    assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
+
+
+def test_the_search_finds_who_called_a_tool(browser, small):
+    """By the tool's name."""
+    calls = [
+        json.loads(line)
+        for path in sorted(SMALL.glob("step_*/worker_*.jsonl"))
+        for line in path.read_text().splitlines()
+        if '"tool_call"' in line
+    ]
+    callers = {
+        (call["step"], call["extra"]["request_id"])
+        for call in calls
+        if call["extra"]["tool"] == "search"
+    }
+    browser.open(small)
+    browser.evaluate(
+        "(() => { const box = document.getElementById('search'); box.value = 'search'; "
+        "box.dispatchEvent(new Event('input')); })()"
+    )
+    browser.settle()
+
+    assert text(browser, "#found").startswith(f"{len(callers)} match")
+
+
+def test_the_timeline_is_the_second_thing_on_the_page(browser, small):
+    """After the steps, and first in its section."""
+    browser.open(small)
+    order = browser.evaluate(
+        "[...document.querySelectorAll('#steps, #timeline, #path, #parts-of-requests')].map(e => e.id)"
+    )
+
+    assert order == ["steps", "timeline", "parts-of-requests", "path"]
 
 
 def test_a_click_on_a_bar_selects_its_request(browser, small):

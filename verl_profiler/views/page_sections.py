@@ -20,6 +20,12 @@ _LAID_OUT = (
         "after the last request",
     ),
     Section(
+        "requests",
+        "Timeline and requests",
+        "the timeline of a step; what requests spend their time on; every request with its turns",
+        link="Timeline",
+    ),
+    Section(
         "path",
         "Critical path",
         "what each second of the steps waited for; what a change would save, from replays; "
@@ -32,11 +38,6 @@ _LAID_OUT = (
         "a long flat end of the curve, or a thin right side of the requests in flight, means that "
         "a few requests keep the engines waiting. Engine calls are divided into queue, prefill, "
         "decode, and time outside the engine",
-    ),
-    Section(
-        "requests",
-        "Requests",
-        "what requests spend their time on; the timeline of a step; every request with its turns",
     ),
     Section(
         "turns",

@@ -1,10 +1,18 @@
 // The page: its sections, the step that they show, and its theme.
 
-import {ALL, DATA, shown, shownName, trained} from './data.js';
+import {ALL, DATA, requests, shown, shownName, steps, trained} from './data.js';
 import {byId, element} from './dom.js';
 import {clean, plural} from './format.js';
 import {capturesSection} from './section_captures.js';
-import {followStep, redrawTimeline, requestsSection, startTimeline} from './section_requests.js';
+import {
+  followStep,
+  onPicked,
+  pickedRequest,
+  pickRequest,
+  redrawTimeline,
+  requestsSection,
+  startTimeline,
+} from './section_requests.js';
 import {rolloutSection, toolsSection, turnsSection, validationSection} from './section_rollout.js';
 import {
   costSection,
@@ -42,6 +50,10 @@ const MAKERS = {
 // Sections that are the same for every step.
 const FIXED = ['requests', 'validation', 'problems', 'launch'];
 
+let started = false;
+/** Whether a person has selected a request. */
+let chosen = false;
+
 const select = /** @type {HTMLSelectElement} */ (byId('step'));
 const previous = /** @type {HTMLButtonElement} */ (byId('previous'));
 const next = /** @type {HTMLButtonElement} */ (byId('next'));
@@ -70,6 +82,7 @@ function choose(step, keepScene = false) {
   for (const each of sections) if (!FIXED.includes(each.name)) fill(each);
   followStep(keepScene);
   byId('status').textContent = `Showing ${shownName()}`;
+  remember();
   if (!section || !label) return;
   // What had the focus was made anew.
   /** @type {NodeListOf<HTMLElement>} */
@@ -115,7 +128,7 @@ function startTheme() {
 function fillHead() {
   const {about, problems} = DATA;
   const training = new Map(about.launches[0]?.training ?? []);
-  const {requests, validation_requests: validated, missed} = about;
+  const {requests: count, validation_requests: validated, missed} = about;
   const devices = training.has('n_gpus_per_node')
     ? `${training.get('nnodes')} × ${training.get('n_gpus_per_node')} devices`
     : null;
@@ -123,7 +136,7 @@ function fillHead() {
     training.get('model'),
     training.get('rollout'),
     devices,
-    plural(requests, 'request'),
+    plural(count, 'request'),
     validated ? plural(validated, 'validation request') : null,
     plural(about.events, 'event'),
   ];
@@ -135,6 +148,39 @@ function fillHead() {
   const link = element('a', {href: '#problems'}, 'what that means for these numbers');
   byId('warning').append(`${gaps.join(', ')}: `, link);
   byId('warning').hidden = false;
+}
+
+/** Keep the step and the request in the address, so that a link leads to them. */
+function remember() {
+  if (!started) return;
+  const words = [];
+  if (shown.step !== ALL) words.push(`step=${encodeURIComponent(stepLabel(shown.step))}`);
+  const id = pickedRequest()?.request_id;
+  if (id && chosen) words.push(`request=${encodeURIComponent(id)}`);
+  history.replaceState(null, '', words.length ? `#${words.join('&')}` : location.pathname);
+}
+
+/** @param {number} step */
+function stepLabel(step) {
+  return clean(steps[step].label);
+}
+
+/** Show what the address names: `#step=3&request=1f7a7a0f`; a request by the start of its id. */
+function follow() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const label = words.get('step');
+  const id = words.get('request');
+  const step = trained.find((each) => clean(each.label) === label);
+  const request = id
+    ? requests.find(
+        (each) => each.request_id?.startsWith(id) && (label === null || each.s === step?.s),
+      )
+    : undefined;
+  if (step) choose(step.s);
+  if (request) {
+    pickRequest(request);
+    byId('requests').scrollIntoView();
+  }
 }
 
 function start() {
@@ -156,6 +202,13 @@ function start() {
   startTimeline();
   choose(ALL);
   startTheme();
+  follow();
+  started = true;
+  onPicked(() => {
+    chosen = true;
+    remember();
+  });
+  window.addEventListener('hashchange', follow);
   document.documentElement.dataset.ready = 'true';
 }
 

@@ -15,7 +15,7 @@ import {
 } from './data.js';
 import {byId, element, find} from './dom.js';
 import {clean, NONE, number, plural, seconds, shorten} from './format.js';
-import {requestLines, slowestOf} from './request.js';
+import {requestLines, slowestOf, spansOf} from './request.js';
 import {requestPanel} from './request_panel.js';
 import {table} from './table.js';
 import {Timeline} from './timeline.js';
@@ -53,7 +53,7 @@ export function requestsSection(choose) {
   const search = element('input', {
     type: 'search',
     id: 'search',
-    placeholder: 'request id, sample, worker or agent',
+    placeholder: 'request id, sample, worker, agent or tool',
     autocomplete: 'off',
     spellcheck: 'false',
     oninput: fillRequests,
@@ -68,8 +68,6 @@ export function requestsSection(choose) {
             'All other numbers are of all requests.'
           : `All ${all} requests are drawn and listed.`),
     ),
-    element('div', {id: 'parts-of-requests'}),
-    heading('Timeline'),
     element(
       'div',
       {class: 'tools'},
@@ -81,13 +79,14 @@ export function requestsSection(choose) {
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
-        'click, then scroll to zoom · drag to pan · keys + − ← → Home · ↑ ↓ select',
+        'click, then scroll to zoom · drag to pan · shift-drag to measure and zoom · keys W A S D, + − ← → Home · ↑ ↓ select',
       ),
     ),
     element('p', {class: 'note', id: 'scene-note'}),
     element('div', {id: 'timeline'}),
     element('div', {id: 'timeline-legend'}),
     element('p', {class: 'picked', id: 'picked'}),
+    element('div', {id: 'parts-of-requests'}),
     heading('Find a request'),
     element(
       'div',
@@ -99,6 +98,23 @@ export function requestsSection(choose) {
     element('div', {id: 'request-table'}),
     element('div', {id: 'request-panel', 'aria-live': 'off'}),
   ];
+}
+
+/** @type {() => void} */
+let onPickedByPerson = () => {};
+
+/** @param {() => void} action What to do when a person selects a request. */
+export function onPicked(action) {
+  onPickedByPerson = action;
+}
+
+export function pickedRequest() {
+  return picked;
+}
+
+/** @param {RequestRow} request */
+export function pickRequest(request) {
+  pick(request, 'link');
 }
 
 /** Draw the timeline of the slowest request, once the section is in the page. */
@@ -188,15 +204,25 @@ function sceneLegend({order, lanes}) {
   return legend([...names].map(([name, color]) => ({name, color})));
 }
 
+/**
+ * Names of the tools that a request called.
+ * @param {RequestRow} request
+ */
+function toolsOf(request) {
+  return spansOf(request)
+    .filter(({event}) => event === 'tool_call')
+    .map(({tool}) => tool ?? '');
+}
+
 /** Fill the table: with what a search finds in all steps, or with the step that is shown. */
 function fillRequests() {
   const search = /** @type {HTMLInputElement} */ (byId('search'));
   const wanted = search.value.trim().toLowerCase();
   /** @param {RequestRow} request */
-  const matches = ({request_id, sample, name, agent, status}) =>
-    [request_id, sample, name, agent, status].some((value) =>
-      value?.toLowerCase().includes(wanted),
-    );
+  const matches = (request) =>
+    [request.request_id, request.sample, request.name, request.agent, request.status].some(
+      (value) => value?.toLowerCase().includes(wanted),
+    ) || toolsOf(request).some((tool) => tool.toLowerCase().includes(wanted));
   const all = shown.step === ALL;
   const rows = requests.filter((request) =>
     wanted ? matches(request) : !request.validate && (all || request.s === shown.step),
@@ -290,7 +316,7 @@ function fillParts() {
 /**
  * Show a request in detail, and mark it in the timeline and in the table.
  * @param {RequestRow} request
- * @param {'start' | 'step' | 'table' | 'timeline'} from
+ * @param {'start' | 'step' | 'table' | 'timeline' | 'link'} from
  */
 function pick(request, from) {
   picked = request;
@@ -304,7 +330,8 @@ function pick(request, from) {
     element('span', {}, lines.join(' · ')),
     element('button', {type: 'button', onclick: scroll}, 'Breakdown ↓'),
   );
-  if (from === 'timeline' || from === 'step') fillRequests();
+  if (from === 'timeline' || from === 'step' || from === 'link') fillRequests();
   const id = clean(request.request_id);
   byId('status').textContent = `Selected request ${id}, ${seconds(request.duration_s)}`;
+  if (from !== 'start' && from !== 'step') onPickedByPerson();
 }

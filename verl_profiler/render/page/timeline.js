@@ -2,11 +2,16 @@
 
 import {timelines} from './data.js';
 import {element, hideTip, showTip} from './dom.js';
+import {seconds} from './format.js';
 import {requestLines} from './request.js';
 import {placeLanes} from './timeline_lanes.js';
 import {Painter} from './timeline_painter.js';
 
-/** @typedef {{x: number, y: number, view: number[], top: number, moved: boolean}} Drag */
+/**
+ * @typedef {{
+ *   x: number, y: number, view: number[], top: number, moved: boolean, measure: boolean,
+ * }} Drag
+ */
 
 export class Timeline {
   /**
@@ -24,7 +29,8 @@ export class Timeline {
       'aria-roledescription': 'timeline',
       'aria-describedby': 'timeline-keys',
     });
-    this.lanesBox = element('div', {class: 'lanes'}, this.canvas);
+    this.ruler = element('div', {class: 'ruler', hidden: ''});
+    this.lanesBox = element('div', {class: 'lanes'}, this.canvas, this.ruler);
     box.append(element('div', {class: 'frame'}, axis, this.lanesBox));
     this.painter = new Painter(axis, this.canvas);
     /** @type {RequestRow | null} */
@@ -198,12 +204,54 @@ export class Timeline {
     const down = event.clientY - drag.y;
     if (Math.abs(by) + Math.abs(down) > 3) drag.moved = true;
     if (!drag.moved) return;
-    this.canvas.classList.add('dragged');
     hideTip();
+    if (drag.measure) {
+      this.measure(event, drag);
+      return;
+    }
+    this.canvas.classList.add('dragged');
     const [from, to] = drag.view;
     const scale = (to - from) / this.painter.room;
     this.look(from - by * scale, to - by * scale);
     if (event.pointerType === 'mouse') this.lanesBox.scrollTop = drag.top - down;
+  }
+
+  /**
+   * Both ends of what is measured, in time.
+   * @param {MouseEvent} event
+   * @param {Drag} drag
+   */
+  measured(event, drag) {
+    const left = this.canvas.getBoundingClientRect().left;
+    const at = [drag.x, event.clientX].sort((a, b) => a - b);
+    return at.map((x) => this.painter.timeAt(Math.max(x - left, this.painter.gutter)));
+  }
+
+  /**
+   * Show the length of the stretch between where the drag began and the pointer.
+   * @param {MouseEvent} event
+   * @param {Drag} drag
+   */
+  measure(event, drag) {
+    const [from, to] = this.measured(event, drag);
+    const left = this.canvas.getBoundingClientRect().left;
+    const [first, last] = [drag.x, event.clientX].sort((a, b) => a - b);
+    const begin = Math.max(first - left, this.painter.gutter);
+    this.ruler.hidden = false;
+    this.ruler.textContent = seconds((to - from) * timelines.unit_s);
+    this.ruler.style.left = `${begin}px`;
+    this.ruler.style.width = `${Math.max(last - left - begin, 0)}px`;
+    this.ruler.style.height = `${this.height}px`;
+  }
+
+  /**
+   * @param {MouseEvent} event
+   * @param {Drag} drag
+   */
+  lookAtMeasured(event, drag) {
+    this.ruler.hidden = true;
+    const [from, to] = this.measured(event, drag);
+    if (drag.moved && to > from) this.look(from, to);
   }
 
   listenToPointer() {
@@ -213,7 +261,8 @@ export class Timeline {
     canvas.addEventListener('pointerdown', (event) => {
       if (event.button !== 0) return;
       const {clientX: x, clientY: y} = event;
-      drag = {x, y, view: this.view, top: this.lanesBox.scrollTop, moved: false};
+      const measure = event.shiftKey;
+      drag = {x, y, view: this.view, top: this.lanesBox.scrollTop, moved: false, measure};
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener('pointermove', (event) => {
@@ -222,11 +271,13 @@ export class Timeline {
     });
     canvas.addEventListener('pointerup', (event) => {
       canvas.classList.remove('dragged');
+      if (drag?.measure) this.lookAtMeasured(event, drag);
       const request = drag && !drag.moved ? this.boxAt(event)?.request : null;
       if (request) this.pick(request);
       drag = null;
     });
     canvas.addEventListener('pointercancel', () => {
+      this.ruler.hidden = true;
       drag = null;
     });
     canvas.addEventListener('pointerleave', hideTip);
@@ -256,6 +307,10 @@ export class Timeline {
       '=': () => this.zoom(0.6),
       '-': () => this.zoom(1 / 0.6),
       _: () => this.zoom(1 / 0.6),
+      w: () => this.zoom(0.6),
+      s: () => this.zoom(1 / 0.6),
+      a: () => this.pan(-0.15),
+      d: () => this.pan(0.15),
       ArrowLeft: () => this.pan(-0.15),
       ArrowRight: () => this.pan(0.15),
       Home: () => this.reset(),
@@ -263,7 +318,7 @@ export class Timeline {
       ArrowDown: () => this.move(1),
     };
     this.canvas.addEventListener('keydown', (event) => {
-      const action = keys[event.key];
+      const action = keys[event.key] ?? keys[event.key.toLowerCase()];
       if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();
       action();

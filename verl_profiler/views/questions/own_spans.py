@@ -1,0 +1,76 @@
+"""The view of the spans that the user's own code records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler.analysis.overview import own_spans
+from verl_profiler.render.axes import bar_texts, bars, time_unit
+from verl_profiler.render.colors import ACCENT
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, quantile_texts, seconds
+from verl_profiler.views.view import Choice, Section, Sheets, View, asking, column
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
+
+_SPANS = 20
+
+
+def _draw(sheets: Sheets, choice: Choice) -> Figure:
+    every = sheets["own_spans"]
+    rows = every[:_SPANS]
+    most = rows[0]
+    about = f"{choice.text()}: {counted(sum(row['calls'] for row in every), 'call')}"
+    if len(every) > len(rows):
+        about += f"; the {len(rows)} spans with the most time of {len(every)}"
+    figure, panels = sheet(
+        f"{short(most['event'], 40)} takes {seconds(most['total_s'])} in all its calls",
+        about,
+        size=(9.5, max(2.6, 1.8 + 0.3 * len(rows))),
+    )
+    axes = panels[0]
+    factor, unit = time_unit(max(row["total_s"] for row in rows))
+    names = [short(row["event"], 30) for row in rows]
+    lengths = bars(axes, names, [("", column(rows, "total_s", factor), ACCENT)])
+    texts = [
+        f"{counted(row['calls'], 'call')}, P50 {quantile_texts(row, 'p50', 'max')[0]}, "
+        f"max {seconds(row['max_s'])}" + (f", {row['failed']:,} failed" if row["failed"] else "")
+        for row in rows
+    ]
+    bar_texts(axes, lengths, texts, f"time of all calls together [{unit}]", room=1.7)
+    return figure
+
+
+VIEWS = (
+    View(
+        name="own_spans",
+        question="How long do the spans of your own code take, and which of them is the longest?",
+        analysis=asking(own_spans),
+        columns={
+            "event": "name given to `span`",
+            "slowest_step": "step of the longest call",
+            "roles": "roles of the processes that recorded it",
+        },
+        draw=_draw,
+        empty="no span of your own code was recorded there; see docs/api.md.",
+        section=Section(
+            "spans", "Your own spans", "what the code that you instrumented with `span` takes"
+        ),
+        shows="""
+            A row per name, most time first: the time of all its calls, how many, the median and
+            the longest call.
+        """,
+        conclude="""
+            - A long span inside a tool or a reward function is the part of it to look at.
+            - A rare long call beside a short median: a timeout, a cold start, a retry.
+        """,
+        limits="""
+            Concurrent calls count each in the time of all calls; nested spans count in both.
+            Validation is included. Sources: events whose name is not one of the profiler's own,
+            and spans of the trainer that are no phase of the step.
+        """,
+    ),
+)
