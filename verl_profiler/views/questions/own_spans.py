@@ -9,7 +9,7 @@ from verl_profiler.render.axes import bar_texts, bars, time_unit
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import counted, quantile_texts, seconds
-from verl_profiler.views.view import Choice, Section, Sheets, View, asking, column
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,8 +19,8 @@ __all__ = ["VIEWS"]
 _SPANS = 20
 
 
-def _draw(sheets: Sheets, choice: Choice) -> Figure:
-    every = sheets["own_spans"]
+def _draw(data: DataTables, choice: Choice) -> Figure:
+    every = data["own_spans"]
     rows = every[:_SPANS]
     most = rows[0]
     about = f"{choice.text()}: {counted(sum(row['calls'] for row in every), 'call')}"
