@@ -7,22 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.render.colors import GRID, MUTED
-from verl_profiler.render.figure import colormap, plain, tint
+from verl_profiler.render.figure import plain, tint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
 __all__ = [
     "Line",
     "bar_texts",
     "bars",
-    "colorbar",
     "colored_bars",
     "end_labels",
     "legend",
-    "patch",
     "percent",
     "percentile_marks",
     "stack",
@@ -305,49 +301,6 @@ def percentile_marks(
             markeredgewidth=1.6 if longest else 0.3,
             label=(name if longest else name.upper()) if labeled else None,
         )
-
-
-def colorbar(
-    figure: Figure,
-    axes: Axes,
-    ends: tuple[float, float],
-    label: str,
-    *,
-    bins: int,
-    white: bool = False,
-    **place: Any,
-) -> Any:
-    """Add a scale of colors to a panel and return how values are placed on it.
-
-    Args:
-        figure: The figure.
-        axes: The panel.
-        ends: The lowest and the highest value.
-        label: Of the scale, with its unit.
-        bins: At most so many intervals; without white, marks are whole numbers.
-        white: The lowest value is white.
-        place: For `Figure.colorbar`.
-    """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    scale = Normalize(*ends)
-    figure.colorbar(
-        ScalarMappable(scale, colormap(white=white)),
-        ax=axes,
-        label=label,
-        ticks=MaxNLocator(nbins=bins, integer=not white),
-        **place,
-    )
-    return scale
-
-
-def patch(code: Any, label: str, alpha: float | None = None) -> Patch:
-    """Return an entry of a legend."""
-    from matplotlib.patches import Patch
-
-    return Patch(color=code, alpha=alpha, label=label)
 
 
 def legend(axes: Axes, *, title: str | None = None, reverse: bool = False) -> None:

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 __all__ = [
     "FORMATS",
     "check_installed",
+    "colorbar",
     "colormap",
+    "patch",
     "plain",
     "save",
     "settings",
@@ -104,6 +107,49 @@ def check_installed() -> None:
                 f"plots need {name}, which is not installed.\npip install 'verl-profiler[plots]'",
                 "missing-extra",
             ) from error
+
+
+def colorbar(
+    figure: Figure,
+    axes: Axes,
+    ends: tuple[float, float],
+    label: str,
+    *,
+    bins: int,
+    white: bool = False,
+    **place: Any,
+) -> Any:
+    """Add a scale of colors to a panel and return how values are placed on it.
+
+    Args:
+        figure: The figure.
+        axes: The panel.
+        ends: The lowest and the highest value.
+        label: Of the scale, with its unit.
+        bins: At most so many intervals; without white, marks are whole numbers.
+        white: The lowest value is white.
+        place: For `Figure.colorbar`.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    scale = Normalize(*ends)
+    figure.colorbar(
+        ScalarMappable(scale, colormap(white=white)),
+        ax=axes,
+        label=label,
+        ticks=MaxNLocator(nbins=bins, integer=not white),
+        **place,
+    )
+    return scale
+
+
+def patch(code: Any, label: str, alpha: float | None = None) -> Patch:
+    """Return an entry of a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=code, alpha=alpha, label=label)
 
 
 def settings() -> Any:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.memory import memory_over_time, phase_spans
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.axes import legend, patch, value_axis
+from verl_profiler.render.axes import legend, value_axis
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.render.text import size
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 

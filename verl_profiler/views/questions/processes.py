@@ -9,7 +9,6 @@ from verl_profiler.analysis.profiler import profiler_cost
 from verl_profiler.render.axes import (
     bar_texts,
     colored_bars,
-    patch,
     percent,
     stack,
     step_axis,
@@ -17,7 +16,7 @@ from verl_profiler.render.axes import (
     value_axis,
 )
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.render.text import counted, lag_weight, seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 

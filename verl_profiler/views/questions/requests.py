@@ -15,7 +15,6 @@ from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.axes import (
     bar_texts,
     bars,
-    colorbar,
     legend,
     percent,
     step_lines,
@@ -23,7 +22,7 @@ from verl_profiler.render.axes import (
     value_axis,
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
-from verl_profiler.render.figure import plain, sheet, short, tint
+from verl_profiler.render.figure import colorbar, plain, sheet, short, tint
 from verl_profiler.render.text import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, column
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.workers import worker_balance, worker_phases
-from verl_profiler.render.axes import bar_texts, bars, colorbar, legend, step_axis, time_unit
+from verl_profiler.render.axes import bar_texts, bars, legend, step_axis, time_unit
 from verl_profiler.render.colors import color
-from verl_profiler.render.figure import colormap, sheet, short
+from verl_profiler.render.figure import colorbar, colormap, sheet, short
 from verl_profiler.render.text import seconds
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
