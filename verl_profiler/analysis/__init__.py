@@ -30,6 +30,7 @@ from verl_profiler.analysis.memory import (
     release_effects,
     sleep_times,
 )
+from verl_profiler.analysis.overview import own_spans, request_totals
 from verl_profiler.analysis.profiler import clock_agreement, profiler_cost
 from verl_profiler.analysis.requests import (
     request_breakdown,
@@ -93,6 +94,7 @@ __all__ = [
     "memory_peaks",
     "memory_phases",
     "memory_timeline",
+    "own_spans",
     "phase_spans",
     "profiler_cost",
     "range_times",
@@ -107,6 +109,7 @@ __all__ = [
     "request_timeline",
     "request_times",
     "request_token_rates",
+    "request_totals",
     "requests_in_flight",
     "reward_times",
     "rewards",
@@ -151,6 +154,7 @@ ANALYSES = {
         step_trend,
         validation_times,
         event_shares,
+        own_spans,
         exclusive_times,
         critical_segments,
         critical_path,
@@ -159,6 +163,7 @@ ANALYSES = {
         stragglers,
         straggler_requests,
         request_times,
+        request_totals,
         request_parts,
         request_duration_cdf,
         request_percentiles,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_profiler.analysis.requests import summed_requests
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
@@ -59,16 +60,9 @@ def request_totals(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        SELECT run, requests, unfinished, failed, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s,
-            q[3] / 1e6 AS p99_s, max_us / 1e6 AS max_s, mean_turns, generated_tokens
-        FROM (
-            SELECT run, count(*) AS requests, count(*) FILTER (NOT finished) AS unfinished,
-                count(*) FILTER (status IN ('error', 'cancelled')) AS failed,
-                {quantiles("duration_us", 0.5, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
-                avg(turns) FILTER (finished) AS mean_turns,
-                try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens
-            FROM requests WHERE NOT validate AND {in_steps(steps)} GROUP BY run
-        ) ORDER BY run
+        SELECT run, requests, unfinished, failed, q[1] / 1e6 AS p50_s, q[4] / 1e6 AS p95_s,
+            q[5] / 1e6 AS p99_s, max_us / 1e6 AS max_s, mean_turns, generated_tokens
+        FROM ({summed_requests("run", f"NOT validate AND {in_steps(steps)}")}) ORDER BY run
         """
     )
 
