@@ -397,8 +397,8 @@ RUN = {
 
 # nsight/captures.json, nsight/<capture>.json and nsight/journal/*.jsonl.
 CAPTURE = {
-    "capture": _count("In the journal: which of the process's captures."),
-    "number": _count("The same, from 1."),
+    "capture": _count("In the journal: `number`."),
+    "number": _count("Number of the capture in its process, from 1."),
     "role": _text("Role of the process."),
     "rank": _count("Its rank."),
     "host": _text("Host name."),

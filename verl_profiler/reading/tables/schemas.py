@@ -1,49 +1,32 @@
-"""The columns of every table that a run is read into; docs/reading.md says what they mean.
+"""The columns of every table that a run is read into; docs/reading.md explains the tables.
 
-Times are microseconds since 1970 in UTC (`begin_us`, `end_us`), lengths are microseconds
-(`duration_us`).  What was not recorded is NULL, never 0.
+    python -m verl_profiler.reading.tables.schemas > docs/tables.md
+
+A column that is a field of the event files has its type, unit and sentence from `events.fields`;
+`DERIVED` describes the others.  Times are microseconds since 1970 in UTC (`begin_us`, `end_us`),
+lengths are microseconds (`duration_us`).  What was not recorded is NULL, never 0.
 """
 
 from __future__ import annotations
 
-__all__ = ["COUNT_LIMIT", "FIELDS", "NUMBER_LIMIT", "REQUEST_PARTS", "SCHEMAS", "TQ_STAGES"]
+from verl_profiler.events.fields import CAPTURE, HEADER, IDENTITY, LINE, Field
+from verl_profiler.events.fields import FIELDS as RECORDED
 
-_IDENTITY = {
-    "run": "VARCHAR",
-    "step": "INTEGER",
-    "name": "VARCHAR",
-    "validate": "BOOLEAN",
-    "request_id": "VARCHAR",
-}
-_BY_RANK = {
-    "run": "VARCHAR",
-    "step": "INTEGER",
-    "name": "VARCHAR",
-    "role": "VARCHAR",
-    "rank": "INTEGER",
-}
-_INTERVAL = {"begin_us": "BIGINT", "end_us": "BIGINT", "duration_us": "BIGINT"}
-
-# A report of nsys, whose it is, and the step that it was made in.
-_OF_REPORT = {
-    "run": "VARCHAR",
-    "step": "INTEGER",
-    "name": "VARCHAR",
-    "file": "VARCHAR",
-    "host": "VARCHAR",
-}
-
-_MEMORY_READING = {
-    f"{what}_bytes": "BIGINT" for what in ("allocated", "reserved", "used", "total", "rss")
-}
-
-# Which traced call of which function: `sampled` is how many calls each recorded one stands for.
-_TRACED = {"func": "VARCHAR", "trace_id": "VARCHAR", "call": "VARCHAR", "sampled": "INTEGER"}
+__all__ = [
+    "COLUMNS",
+    "COUNT_LIMIT",
+    "FIELDS",
+    "NUMBER_LIMIT",
+    "REQUEST_PARTS",
+    "SCHEMAS",
+    "TQ_STAGES",
+    "page",
+]
 
 # What a function that TransferQueue feeds does, in this order.
 TQ_STAGES = ("get", "compute", "put")
 
-# The parts of a request's time, in the order in which people read them; with `other_us` minus
+# The components of a request's time, in the order in which people read them; with `other_us` minus
 # `overlap_us` they add up to `duration_us`.
 REQUEST_PARTS = (
     "prompt_build",
@@ -55,449 +38,295 @@ REQUEST_PARTS = (
     "reward",
 )
 
-# What `extra` holds in the events that there are many of; in `event_fields` each has a column, and
-# `rest` is all of `extra` where it holds anything else.
-FIELDS = {
-    **dict.fromkeys(
-        (
-            "agent",
-            "uid",
-            "tool",
-            "of",
-            "server",
-            "engine_request_id",
-            "finish_reason",
-            "weight_version",
-            "op",
-            "partition",
-            "loop",
-            "during",
-            "func",
-            "trace_id",
-            "call",
-        ),
-        "VARCHAR",
-    ),
-    **dict.fromkeys(
-        (
-            "turns",
-            "tool_calls",
-            "tokens",
-            "prompt_tokens",
-            "response_tokens",
-            "generated_tokens",
-            "tool_tokens",
-            "cached_tokens",
-            "size_bytes",
-            "rows",
-            "fields",
-            "untensored_fields",
-            "sampled",
-        ),
-        "BIGINT",
-    ),
-    **dict.fromkeys(("reward", "score", "queue_s", "prefill_s", "decode_s", "e2e_s"), "DOUBLE"),
-}
-
 # Integers up to here are exact as DOUBLE; nothing that is measured comes near it.
 NUMBER_LIMIT = 1 << 53
 # Of steps and turns: sums and differences of two fit into INTEGER.
 COUNT_LIMIT = 1 << 30
 
-_EVENTS = {
-    "run": "VARCHAR",
-    "name": "VARCHAR",
-    "role": "VARCHAR",
-    "rank": "INTEGER",
-    "host": "VARCHAR",
-    "pid": "INTEGER",
-    "step": "INTEGER",
-    "event": "VARCHAR",
-    "family": "VARCHAR",
-    **_INTERVAL,
-    "request_id": "VARCHAR",
-    "turn": "INTEGER",
-    "validate": "BOOLEAN",
-    "sample": "VARCHAR",
-    "session": "VARCHAR",
-    "status": "VARCHAR",
-    "error": "VARCHAR",
-    "workid": "VARCHAR",
-    "recorded": "VARCHAR",
-    "extra": "JSON",
+
+def _text(doc: str) -> Field:
+    return Field("string", "", doc)
+
+
+def _count(doc: str) -> Field:
+    return Field("integer", "", doc)
+
+
+def _flag(doc: str) -> Field:
+    return Field("boolean", "", doc)
+
+
+def _number(doc: str) -> Field:
+    return Field("number", "", doc)
+
+
+def _object(doc: str) -> Field:
+    return Field("object", "", doc)
+
+
+def _us(doc: str) -> Field:
+    return Field("integer", "us", doc)
+
+
+def _real_us(doc: str) -> Field:
+    return Field("number", "us", doc)
+
+
+def _ns(doc: str) -> Field:
+    return Field("integer", "ns", doc)
+
+
+def _seconds(doc: str) -> Field:
+    return Field("number", "s", doc)
+
+
+# Columns that are no fields of the files, or not in the same form.
+DERIVED = {
+    "run": _text("Label of the run."),
+    "family": _text("Category of the event (docs/events.md)."),
+    "begin_us": _us("Start, since 1970 in UTC."),
+    "end_us": _us("End, since 1970 in UTC."),
+    "duration_us": _us("Length."),
+    "recorded": _text("Name of the event in its file, where that differs from `event`."),
+    "rest": _object("All of `extra`, where it holds more than the columns."),
+    "sampled": _count("How many calls the recorded one represents."),
+    "of_requests": _count("Events that have a request id."),
+    "boot_id": _text("The kernel's random id of the host's boot."),
+    "clock_shared": _flag("Whether the anchor is the driver's."),
+    "uncertainty_ns": _ns("How far the anchor's two clock samples may be apart."),
+    "shift_us": _us("Added to the recorded times."),
+    "drift": _number("Clock drift that is corrected, per microsecond after `drift_from_us`."),
+    "drift_from_us": _us("From when the drift is corrected, since 1970."),
+    "clock_bound_us": _us("Largest error of the corrected times; NULL where nothing was compared."),
+    "clock_residual_us": _us("Largest distance of a clock comparison from the correction."),
+    "recorded_events": _count("Events in the process's files."),
+    "write_errors": _count("Writes that failed."),
+    "has_header": _flag("Whether the process's header was read."),
+    "header": _object("The whole header."),
+    "finished": _flag("Whether it ended."),
+    "endings": _count("How often the request ended; more than once where its id was used again."),
+    "last_us": _us("When it was last seen, since 1970."),
+    "prompt_build_us": _us("Tokenizing the first prompt."),
+    "engine_us": _us("Generate calls."),
+    "tool_us": _us("Tool calls."),
+    "tool_parsing_us": _us("Reading tool calls from responses."),
+    "token_merge_us": _us("Merging new tokens into the conversation."),
+    "postprocess_us": _us("Post-processing without the reward."),
+    "reward_us": _us("Reward."),
+    "other_us": _us("Not explained by any event."),
+    "overlap_us": _us("By how much the components exceed the whole."),
+    "engine_calls": _count("Number of generate calls."),
+    "stalled_us": _us("Of it, event-loop stalls that other requests caused."),
+    "queue_us": _us("In the engine's queue."),
+    "prefill_us": _us("Prefill."),
+    "decode_us": _us("Decoding."),
+    "e2e_us": _us("In the engine, as the engine reports it."),
+    "engine_name": _text("Process of the engine server."),
+    "engine_begin_us": _us("Start in the engine server, since 1970."),
+    "engine_end_us": _us("End in the engine server, since 1970."),
+    "engine_duration_us": _us("Length in the engine server."),
+    "outside_us": _us("Client overhead: the call without the engine server's part."),
+    "phase": _text("Timer of the trainer."),
+    "parent": _text("The timer that contains it."),
+    "self_us": _us("Length without the timers inside."),
+    "phases_us": _us("Sum of the step's phases."),
+    "unaccounted_us": _us("Step without its phases."),
+    "requests": _count("Training requests."),
+    "unfinished_requests": _count("Training requests that did not end."),
+    "validation_requests": _count("Requests of validation."),
+    "generated_tokens_per_s": _number("Generated tokens per second of the step."),
+    "in_step": _flag("Whether `gen` is inside a recorded step."),
+    "gens": _count("Number of `gen` intervals."),
+    "later": _count("Requests that ended after their own step's `gen`."),
+    "trainer": _text("Process of the trainer."),
+    "gen_begin_us": _us("Start of `gen`, since 1970."),
+    "gen_end_us": _us("End of `gen`, since 1970."),
+    "wait_end_us": _us("When the trainer noticed the end of the rollout, since 1970."),
+    "place": _count("Rank by end within the step, from 1."),
+    "many": _count("Requests in the step."),
+    "blame_us": _real_us("Caused wait time."),
+    "behind_us": _real_us("How much later than the median request it ended."),
+    "late_us": _real_us("Of that, because it began later."),
+    "queued_us": _real_us("Of that, in queues and transport."),
+    "long_us": _real_us("Of that, because of more tokens."),
+    "slow_us": _real_us("Of that, because of slower tokens."),
+    "because": _text("The largest component of `behind_us`."),
+    "last": _flag("Whether it was among the last."),
+    "source": _text("Where the row is from."),
+    "stage": _text("Stage of the call."),
+    "estimated": _flag("Whether stages are computed from percentages."),
+    "get_us": _us("Getting data out of the queue."),
+    "compute_us": _us("The function's own work."),
+    "put_us": _us("Putting results into the queue."),
+    "more": _object("Fields without a column."),
+    "wait_us": _us("Until the reward function began."),
+    "at_us": _us("When memory was read, since 1970."),
+    "begin_error_us": _us("How far from `begin_us` the stall may have begun."),
+    "domain": _text("NVTX domain."),
+    "category": _text("NVTX category."),
+    "payload": _count("NVTX payload."),
+    "kind": _text("Kind of range or GPU work."),
+    "tid": _count("Thread id."),
+    "kernel": _text("Name of the kernel."),
+    "gpu": _text("Name of the device."),
+    "stream": _count("CUDA stream."),
+    "launch_ns": _ns("When it was launched, since 1970."),
 }
 
-SCHEMAS: dict[str, dict[str, str]] = {
-    "events": _EVENTS,
-    "event_fields": {
-        **{column: kind for column, kind in _EVENTS.items() if column != "extra"},
-        **FIELDS,
-        "rest": "JSON",
-    },
-    "event_counts": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "role": "VARCHAR",
-        "family": "VARCHAR",
-        "event": "VARCHAR",
-        "events": "BIGINT",
-        "of_requests": "BIGINT",
-        "begin_us": "BIGINT",
-        "end_us": "BIGINT",
-    },
-    "processes": {
-        "run": "VARCHAR",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
-        "replica": "INTEGER",
-        "host": "VARCHAR",
-        "ip": "VARCHAR",
-        "pid": "BIGINT",
-        "ppid": "BIGINT",
-        "actor_name": "VARCHAR",
-        "actor_class": "VARCHAR",
-        "python": "VARCHAR",
-        "boot_id": "VARCHAR",
-        "clock_shared": "BOOLEAN",
-        "uncertainty_ns": "BIGINT",
-        "shift_us": "BIGINT",
-        "drift": "DOUBLE",
-        "drift_from_us": "BIGINT",
-        "clock_bound_us": "BIGINT",
-        "clock_residual_us": "BIGINT",
-        "recorded_events": "BIGINT",
-        "size_bytes": "BIGINT",
-        "dropped": "BIGINT",
-        "write_errors": "BIGINT",
-        "wrapper_s": "DOUBLE",
-        "writer_s": "DOUBLE",
-        "started": "VARCHAR",
-        "updated": "VARCHAR",
-        "ended": "VARCHAR",
-        "end_reason": "VARCHAR",
-        "has_header": "BOOLEAN",
-        "header": "JSON",
-    },
-    "requests": {
-        **_IDENTITY,
-        "rank": "INTEGER",
-        "sample": "VARCHAR",
-        "session": "VARCHAR",
-        "agent": "VARCHAR",
-        "uid": "VARCHAR",
-        "status": "VARCHAR",
-        "error": "VARCHAR",
-        "finished": "BOOLEAN",
-        "endings": "BIGINT",
-        **_INTERVAL,
-        "last_us": "BIGINT",
-        "turns": "INTEGER",
-        "tool_calls": "BIGINT",
-        "prompt_tokens": "BIGINT",
-        "response_tokens": "BIGINT",
-        "generated_tokens": "BIGINT",
-        "tool_tokens": "BIGINT",
-        "reward": "DOUBLE",
-        **{f"{part}_us": "BIGINT" for part in REQUEST_PARTS},
-        "other_us": "BIGINT",
-        "overlap_us": "BIGINT",
-    },
-    "turns": {
-        **_IDENTITY,
-        "turn": "INTEGER",
-        "finished": "BOOLEAN",
-        **_INTERVAL,
-        "engine_calls": "BIGINT",
-        "tool_calls": "BIGINT",
-        "prompt_tokens": "BIGINT",
-        "response_tokens": "BIGINT",
-        "engine_us": "BIGINT",
-        "tool_us": "BIGINT",
-        "tool_parsing_us": "BIGINT",
-        "token_merge_us": "BIGINT",
-        "other_us": "BIGINT",
-    },
-    "tool_calls": {
-        **_IDENTITY,
-        "turn": "INTEGER",
-        "tool": "VARCHAR",
-        "status": "VARCHAR",
-        "error": "VARCHAR",
-        "stalled_us": "BIGINT",
-        **_INTERVAL,
-    },
-    "engine_requests": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "replica": "INTEGER",
-        "engine_request_id": "VARCHAR",
-        "request_id": "VARCHAR",
-        "validate": "BOOLEAN",
-        "status": "VARCHAR",
-        **_INTERVAL,
-        "prompt_tokens": "BIGINT",
-        "response_tokens": "BIGINT",
-        "cached_tokens": "BIGINT",
-        "finish_reason": "VARCHAR",
-        "queue_us": "BIGINT",
-        "prefill_us": "BIGINT",
-        "decode_us": "BIGINT",
-        "e2e_us": "BIGINT",
-        "weight_version": "VARCHAR",
-    },
-    "engine_calls": {
-        **_IDENTITY,
-        "turn": "INTEGER",
-        "engine_request_id": "VARCHAR",
-        "server": "VARCHAR",
-        "status": "VARCHAR",
-        "error": "VARCHAR",
-        **_INTERVAL,
-        "prompt_tokens": "BIGINT",
-        "response_tokens": "BIGINT",
-        "finish_reason": "VARCHAR",
-        "engine_name": "VARCHAR",
-        "replica": "INTEGER",
-        "engine_begin_us": "BIGINT",
-        "engine_end_us": "BIGINT",
-        "engine_duration_us": "BIGINT",
-        "cached_tokens": "BIGINT",
-        "queue_us": "BIGINT",
-        "prefill_us": "BIGINT",
-        "decode_us": "BIGINT",
-        "outside_us": "BIGINT",
-        "weight_version": "VARCHAR",
-    },
-    "phases": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "rank": "INTEGER",
-        "phase": "VARCHAR",
-        "parent": "VARCHAR",
-        "validate": "BOOLEAN",
-        **_INTERVAL,
-        "self_us": "BIGINT",
-    },
-    "steps": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "finished": "BOOLEAN",
-        **_INTERVAL,
-        "phases_us": "BIGINT",
-        "unaccounted_us": "BIGINT",
-        "requests": "BIGINT",
-        "unfinished_requests": "BIGINT",
-        "validation_requests": "BIGINT",
-        "generated_tokens": "BIGINT",
-        "tool_tokens": "BIGINT",
-        "generated_tokens_per_s": "DOUBLE",
-    },
-    "gens": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "in_step": "BOOLEAN",
-        "gens": "BIGINT",
-        **_INTERVAL,
-    },
-    "asynchronous": {"run": "VARCHAR", "requests": "BIGINT", "later": "BIGINT"},
-    "last_requests": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "trainer": "VARCHAR",
-        "gen_begin_us": "BIGINT",
-        "gen_end_us": "BIGINT",
-        "wait_end_us": "BIGINT",
-        "name": "VARCHAR",
-        "request_id": "VARCHAR",
-        "begin_us": "BIGINT",
-        "end_us": "BIGINT",
-    },
-    "request_blame": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "request_id": "VARCHAR",
-        "sample": "VARCHAR",
-        "place": "BIGINT",
-        "many": "BIGINT",
-        "blame_us": "DOUBLE",
-        "behind_us": "DOUBLE",
-        **{
-            f"{reason}_us": "DOUBLE"
-            for reason in ("late", "queued", "long", "slow", "tool", "other")
-        },
-        "because": "VARCHAR",
-    },
-    "tool_blame": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "tool": "VARCHAR",
-        "last": "BOOLEAN",
-        "blame_us": "DOUBLE",
-    },
-    "rank_spans": {
-        **_BY_RANK,
-        "event": "VARCHAR",
-        "family": "VARCHAR",
-        "status": "VARCHAR",
-        **_INTERVAL,
-    },
-    "transfers": {
-        **_IDENTITY,
-        "role": "VARCHAR",
-        "event": "VARCHAR",
-        "op": "VARCHAR",
-        "partition": "VARCHAR",
-        "status": "VARCHAR",
-        **_INTERVAL,
-        "size_bytes": "BIGINT",
-        "rows": "BIGINT",
-        **_TRACED,
-    },
-    "tq_calls": {
-        **_IDENTITY,
-        "role": "VARCHAR",
-        **_TRACED,
-        "source": "VARCHAR",
-        "stage": "VARCHAR",
-        "status": "VARCHAR",
-        "finished": "BOOLEAN",
-        "estimated": "BOOLEAN",
-        **_INTERVAL,
-        **{f"{stage}_us": "BIGINT" for stage in TQ_STAGES},
-        "waits": "BOOLEAN",
-        "rows": "BIGINT",
-        "more": "JSON",
-    },
-    "tq_stages": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "func": "VARCHAR",
-        "call": "VARCHAR",
-        "stage": "VARCHAR",
-        **_INTERVAL,
-    },
-    "reward_scores": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "request_id": "VARCHAR",
-        "uid": "VARCHAR",
-        "session": "VARCHAR",
-        "validate": "BOOLEAN",
-        "status": "VARCHAR",
-        **_INTERVAL,
-        "score": "DOUBLE",
-        "wait_us": "BIGINT",
-        "compute_us": "BIGINT",
-    },
-    "memory": {
-        **_BY_RANK,
-        "end_us": "BIGINT",
-        "at": "VARCHAR",
-        **_MEMORY_READING,
-    },
-    "memory_moves": {
-        **_BY_RANK,
-        "event": "VARCHAR",
-        "source": "VARCHAR",
-        "tags": "VARCHAR",
-        "status": "VARCHAR",
-        **_INTERVAL,
-        "total_bytes": "BIGINT",
-        **{
-            f"{what}_{when}_bytes": "BIGINT"
-            for what in ("used", "rss", "host_used")
-            for when in ("before", "after")
-        },
-    },
-    "memory_readings": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "phase": "VARCHAR",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
-        "at_us": "BIGINT",
-        "source": "VARCHAR",
-        "at": "VARCHAR",
-        **_MEMORY_READING,
-        "host_used_bytes": "BIGINT",
-    },
-    "lags": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "loop": "VARCHAR",
-        "during": "VARCHAR",
-        "function": "VARCHAR",
-        "innermost": "VARCHAR",
-        "file": "VARCHAR",
-        "line": "INTEGER",
-        "tool": "VARCHAR",
-        "request_id": "VARCHAR",
-        "turn": "INTEGER",
-        "begin_error_us": "BIGINT",
-        **_INTERVAL,
-    },
-    "costs": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "events": "BIGINT",
-        "size_bytes": "BIGINT",
-        "dropped": "BIGINT",
-        "wrapper_s": "DOUBLE",
-        "wrapper_cpu_s": "DOUBLE",
-        "writer_s": "DOUBLE",
-        "writer_cpu_s": "DOUBLE",
-    },
-    "captures": {
-        "run": "VARCHAR",
-        "step": "INTEGER",
-        "name": "VARCHAR",
-        "role": "VARCHAR",
-        "rank": "INTEGER",
-        "host": "VARCHAR",
-        "pid": "BIGINT",
-        "task": "VARCHAR",
-        "number": "INTEGER",
-        "tool": "VARCHAR",
-        "file": "VARCHAR",
-        "size_bytes": "BIGINT",
-        "begin_ns": "BIGINT",
-        "end_ns": "BIGINT",
-        "problem": "VARCHAR",
-    },
-    "capture_ranges": {
-        **_OF_REPORT,
-        "domain": "VARCHAR",
-        "event": "VARCHAR",
-        "category": "VARCHAR",
-        "payload": "BIGINT",
-        "kind": "VARCHAR",
-        "pid": "BIGINT",
-        "tid": "BIGINT",
-        "begin_ns": "BIGINT",
-        "end_ns": "BIGINT",
-    },
-    "capture_work": {
-        **_OF_REPORT,
-        "kind": "VARCHAR",
-        "kernel": "VARCHAR",
-        "gpu": "VARCHAR",
-        "stream": "BIGINT",
-        "pid": "BIGINT",
-        "tid": "BIGINT",
-        "launch_ns": "BIGINT",
-        "begin_ns": "BIGINT",
-        "end_ns": "BIGINT",
-    },
+_TYPES = {
+    "string": "VARCHAR",
+    "integer": "BIGINT",
+    "number": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "object": "JSON",
+    "list": "JSON",
 }
+# Columns of other types: small numbers, and what may be a number or text.
+_TYPES_BY_NAME = {
+    **dict.fromkeys(("rank", "step", "turn", "replica", "number", "line"), "INTEGER"),
+    **dict.fromkeys(("sample", "session", "workid", "weight_version", "tags"), "VARCHAR"),
+}
+
+
+def _type(name: str, field: Field) -> str:
+    return _TYPES_BY_NAME.get(name, _TYPES[field.type])
+
+
+# The fields of events that have columns in `event_fields`, where `rest` is all of `extra` if it holds
+# anything else.
+FIELDS = {
+    **{name: _type(name, field) for name, field in RECORDED.items() if field.column},
+    # Only in console logs today.
+    "sampled": "BIGINT",
+}
+
+_INTERVAL = "begin_us end_us duration_us"
+_REQUEST = "run step name validate request_id"
+_RANK = "run step name role rank"
+# A report of nsys, its process and host, and the step that it was made in.
+_REPORT = "run step name file host"
+_LINES = (
+    f"run name role rank host pid:INTEGER step event family {_INTERVAL} request_id turn "
+    "validate sample session status error workid recorded"
+)
+# The columns by table; a type stands behind a colon where the table's differs.
+_TABLES = {
+    "events": f"{_LINES} extra",
+    "event_fields": f"{_LINES} {' '.join(FIELDS)} rest",
+    "event_counts": "run step role family event events of_requests begin_us end_us",
+    "processes": (
+        "run name role rank replica host ip pid ppid actor_name actor_class python boot_id "
+        "clock_shared uncertainty_ns shift_us drift drift_from_us clock_bound_us "
+        "clock_residual_us recorded_events size_bytes dropped write_errors wrapper_s writer_s "
+        "started updated ended end_reason has_header header"
+    ),
+    "requests": (
+        f"{_REQUEST} rank sample session agent uid status error finished endings {_INTERVAL} "
+        "last_us turns:INTEGER tool_calls prompt_tokens response_tokens generated_tokens "
+        "tool_tokens reward prompt_build_us engine_us tool_us tool_parsing_us token_merge_us "
+        "postprocess_us reward_us other_us overlap_us"
+    ),
+    "turns": (
+        f"{_REQUEST} turn finished {_INTERVAL} engine_calls tool_calls prompt_tokens "
+        "response_tokens engine_us tool_us tool_parsing_us token_merge_us other_us"
+    ),
+    "tool_calls": f"{_REQUEST} turn tool status error stalled_us {_INTERVAL}",
+    "engine_requests": (
+        f"run step name replica engine_request_id request_id validate status {_INTERVAL} "
+        "prompt_tokens response_tokens cached_tokens finish_reason queue_us prefill_us decode_us "
+        "e2e_us weight_version"
+    ),
+    "engine_calls": (
+        f"{_REQUEST} turn engine_request_id server status error {_INTERVAL} prompt_tokens "
+        "response_tokens finish_reason engine_name replica engine_begin_us engine_end_us "
+        "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version"
+    ),
+    "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",
+    "steps": (
+        f"run step finished {_INTERVAL} phases_us unaccounted_us requests unfinished_requests "
+        "validation_requests generated_tokens tool_tokens generated_tokens_per_s"
+    ),
+    "gens": f"run step name in_step gens {_INTERVAL}",
+    "asynchronous": "run requests later",
+    "last_requests": (
+        "run step trainer gen_begin_us gen_end_us wait_end_us name request_id begin_us end_us"
+    ),
+    "request_blame": (
+        "run step name request_id sample place many blame_us behind_us late_us queued_us long_us "
+        "slow_us tool_us:DOUBLE other_us:DOUBLE because"
+    ),
+    "tool_blame": "run step tool last blame_us",
+    "rank_spans": f"{_RANK} event family status {_INTERVAL}",
+    "transfers": (
+        f"{_REQUEST} role event op partition status {_INTERVAL} size_bytes rows func trace_id call "
+        "sampled:INTEGER"
+    ),
+    "tq_calls": (
+        f"{_REQUEST} role func trace_id call sampled:INTEGER source stage status finished "
+        f"estimated {_INTERVAL} get_us compute_us put_us waits rows more"
+    ),
+    "tq_stages": f"run step name func call stage {_INTERVAL}",
+    "reward_scores": (
+        f"run step name request_id uid session validate status {_INTERVAL} score wait_us compute_us"
+    ),
+    "memory": (
+        f"{_RANK} end_us at allocated_bytes reserved_bytes used_bytes total_bytes rss_bytes"
+    ),
+    "memory_moves": (
+        f"{_RANK} event source tags status {_INTERVAL} total_bytes used_before_bytes "
+        "used_after_bytes rss_before_bytes rss_after_bytes host_used_before_bytes "
+        "host_used_after_bytes"
+    ),
+    "memory_readings": (
+        "run step phase name role rank at_us source at allocated_bytes reserved_bytes used_bytes "
+        "total_bytes rss_bytes host_used_bytes"
+    ),
+    "lags": (
+        "run step name role loop during function innermost file line tool request_id turn "
+        f"begin_error_us {_INTERVAL}"
+    ),
+    "costs": (
+        "run step name role events size_bytes dropped wrapper_s wrapper_cpu_s writer_s writer_cpu_s"
+    ),
+    "captures": (f"{_RANK} host pid task number tool file size_bytes begin_ns end_ns problem"),
+    "capture_ranges": f"{_REPORT} domain event category payload kind pid tid begin_ns end_ns",
+    "capture_work": f"{_REPORT} kind kernel gpu stream pid tid launch_ns begin_ns end_ns",
+}
+
+
+def _columns(table: str) -> dict[str, tuple[str, Field]]:
+    known = {**CAPTURE, **HEADER, **RECORDED, **IDENTITY, **LINE, **DERIVED}
+    if table.startswith("capture"):
+        known |= CAPTURE
+    columns = {}
+    for column in _TABLES[table].split():
+        name, _, kind = column.partition(":")
+        columns[name] = (kind or _type(name, known[name]), known[name])
+    return columns
+
+
+# Table → column → its type in duckdb, and what it is.
+COLUMNS = {table: _columns(table) for table in _TABLES}
+SCHEMAS = {
+    table: {name: kind for name, (kind, _) in columns.items()} for table, columns in COLUMNS.items()
+}
+
+
+def page() -> str:
+    """Return docs/tables.md."""
+    lines = [
+        "# Columns of all tables\n",
+        "<!-- Generated: python -m verl_profiler.reading.tables.schemas > docs/tables.md -->\n",
+        "[reading.md](reading.md) explains the tables.  NULL means not recorded.",
+    ]
+    for table, columns in COLUMNS.items():
+        lines += [f"\n## {table}\n", "| column | type | unit | what |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| `{name}` | {kind} | {field.unit} | {field.doc} |"
+            for name, (kind, field) in columns.items()
+        ]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,46 @@
+"""The schemas of tables take what they state about fields from the contract."""
+
+import re
+from pathlib import Path
+
+from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE
+from verl_profiler.reading.tables import schemas
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_field_of_the_contract_is_described_again():
+    """Two sentences about one field would drift apart; a capture's `source` is another thing."""
+    repeated = schemas.DERIVED.keys() & {*FIELDS, *IDENTITY, *LINE, *HEADER, *CAPTURE}
+
+    assert repeated == {"source"}
+
+
+def test_every_description_is_of_a_column():
+    """One without a table is left over from a column that is gone."""
+    columns = {name for table in schemas.SCHEMAS.values() for name in table}
+
+    assert set() == schemas.DERIVED.keys() - columns
+
+
+def test_the_unit_in_a_column_is_the_unit_of_its_row():
+    """`_us`, `_ns`, `_s` and `_bytes`; rates are no times."""
+    for table, columns in schemas.COLUMNS.items():
+        for name, (kind, field) in columns.items():
+            match = re.search(r"(?<!_per)_(us|ns|s|bytes)$", name)
+            assert field.unit == (match[1] if match else ""), (table, name)
+            assert kind in ("BIGINT", "DOUBLE") if match else True, (table, name)
+            assert field.doc.endswith((".", "…")), (table, name)
+
+
+def test_every_frequent_field_has_a_column_of_its_type():
+    """The reader's columns are those that the contract marks."""
+    marked = {name for name, field in FIELDS.items() if field.column}
+
+    assert marked | {"sampled"} == schemas.FIELDS.keys()
+    assert schemas.FIELDS.keys() <= schemas.SCHEMAS["event_fields"].keys()
+
+
+def test_the_page_comes_from_the_columns():
+    """`python -m verl_profiler.reading.tables.schemas > docs/tables.md` writes it."""
+    assert schemas.page() == (ROOT / "docs" / "tables.md").read_text()
