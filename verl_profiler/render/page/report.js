@@ -143,9 +143,9 @@ function fillHead() {
   byId('facts').textContent = facts.filter(Boolean).map(clean).join(' · ');
   const gaps = [];
   if (problems.length) gaps.push(`${plural(problems.length, 'problem')} found while reading`);
-  if (missed.length) gaps.push(`${plural(missed.length, 'probe')} not placed`);
+  if (missed.length) gaps.push(`${plural(missed.length, 'probe')} not installed`);
   if (!gaps.length) return;
-  const link = element('a', {href: '#problems'}, 'what that means for these numbers');
+  const link = element('a', {href: '#problems'}, 'details');
   byId('warning').append(`${gaps.join(', ')}: `, link);
   byId('warning').hidden = false;
 }

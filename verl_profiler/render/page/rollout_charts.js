@@ -16,7 +16,7 @@ import {element, svg, withTip} from './dom.js';
 import {number, plural, seconds, ticks} from './format.js';
 
 /**
- * The part of requests that took at most so long.
+ * Cumulative share of requests by duration.
  * @param {CdfRow[]} rows
  * @param {number} chosen
  */
@@ -26,8 +26,7 @@ export function cdfChart(rows, chosen) {
   /** @param {number} part */
   const quantileAt = (part) => main.quantiles_s[fractions.indexOf(part)];
   const most = quantileAt(1) * 1.02 || 1;
-  const label =
-    'Part of the requests that took at most so long; half took at most ' + seconds(quantileAt(0.5));
+  const label = 'Cumulative share of requests by duration; median ' + seconds(quantileAt(0.5));
   return drawn((width) => {
     const left = 46;
     const right = width - 14;
@@ -109,7 +108,7 @@ export function flightChart(row, step) {
       chart.append(svg('line', {x1: x(at), x2: x(at), y1, y2: bottom, class: 'mark'}));
       chart.append(textAt(x(at) - 6, y1 + 10, name, 'end', 'ink halo'));
     });
-    const title = `from ${seconds(row.begin_s)} after the begin of the step`;
+    const title = `from ${seconds(row.begin_s)} after step start`;
     chart.append(svg('title', {}, title));
     return chart;
   }, label);

@@ -200,7 +200,7 @@ function sceneLegend({order, lanes}) {
     if (used.has(event) && !hidden && !names.has(name)) names.set(name, color);
   }
   if (order.length) names.set('other', colorOf('other'));
-  if (lanes.some((lane) => lane.lags?.length)) names.set('event loop stood still', 'var(--accent)');
+  if (lanes.some((lane) => lane.lags?.length)) names.set('event-loop stall', 'var(--accent)');
   return legend([...names].map(([name, color]) => ({name, color})));
 }
 
@@ -277,7 +277,7 @@ function requestTable(rows, name, ofSteps) {
       ['duration_s', 'time', 's', {bar: true}],
       ['engine_s', 'engine', 's'],
       ['tool_s', 'tools', 's'],
-      ['other_s', 'other', 's', {title: 'What no event explains'}],
+      ['other_s', 'other', 's', {title: 'Unattributed time'}],
       ['turns', 'turns', 'n'],
       ['generated_tokens', 'tokens', 'n', {title: 'Generated tokens'}],
       ...rewards,
@@ -296,20 +296,20 @@ function fillParts() {
   }
   const parts = rows.filter((row) => row.total_s > 0);
   box.replaceChildren(
-    heading(`What requests spend their time on, ${shownName()}`),
+    heading(`Request time by component, ${shownName()}`),
     partsBar(parts.map((row) => ({name: row.part, value: row.total_s}))) || '',
     table({
-      caption: 'Parts of request time',
+      caption: 'Request time by component',
       rows,
       limit: 12,
       columns: [
-        ['part', 'part', 'text', {swatch: true}],
+        ['part', 'component', 'text', {swatch: true}],
         ['share', 'share', 'share'],
         ['mean_s', 'mean per request', 's', {bar: true, color: (row) => colorOf(row.part)}],
         ['total_s', 'all requests together', 's'],
       ],
     }),
-    note('The parts add up to the time of the requests; other is what no event explains.'),
+    note('Components add up to the request time; “other” is unattributed.'),
   );
 }
 

@@ -32,14 +32,14 @@ export function rolloutSection() {
     return nothing('rollout', ever, 'training requests');
   }
   const step = /** @type {StepRow | undefined} */ (drawnStep());
-  const unfinished = times.unfinished ? `, ${number(times.unfinished)} without an end` : '';
+  const unfinished = times.unfinished ? `, ${number(times.unfinished)} unfinished` : '';
   const failed = times.failed ? `, ${number(times.failed)} failed` : '';
   const counted = `${plural(times.requests, 'request')} in ${shownName()}${unfinished}${failed}.`;
   return [
     about([counted, ...(step ? tailOf(step) : [])].join(' ')),
     element('div', {class: 'columns'}, durations(), step ? inFlight(step) : null),
     times.p50_s === null
-      ? note('None of them has an end, so there are no durations.')
+      ? note('None of them finished, so there are no durations.')
       : table({
           caption: 'Percentiles of request durations',
           rows: [times],
@@ -87,7 +87,7 @@ function durations() {
     {},
     heading(`Request durations, ${shownName()}`),
     cdfChart(rows, shown.step),
-    rows.length > 2 ? note(`Part of the requests that took at most so long. Gray: ${gray}`) : null,
+    rows.length > 2 ? note(`Cumulative share of requests by duration. Gray: ${gray}`) : null,
   );
 }
 
@@ -102,9 +102,9 @@ function inFlight(step) {
     heading(`Requests in flight, step ${clean(step.label)}${longest}`),
     flightChart(flight, step),
     note(
-      `At most ${number(flight.most)} at once, ${number(flight.mean)} on average: ` +
-        `${share(1 - flight.mean / flight.most)} of the room is empty (bubble ratio). ` +
-        'Shown is the highest count in each 1/160 of the time.',
+      `Max concurrency ${number(flight.most)}, mean ${number(flight.mean)}: ` +
+        `${share(1 - flight.mean / flight.most)} of slots idle (bubble ratio). ` +
+        'Each point is the maximum in 1/160 of the time.',
     ),
   );
 }
@@ -145,7 +145,7 @@ export function turnsSection() {
   const name = shownName();
   return [
     about(
-      'A turn is one engine call and the tool calls that it asks for; turns count from 0. ' +
+      'A turn is one engine call and the tool calls that it requests; turns are numbered from 0. ' +
         `${name[0].toUpperCase()}${name.slice(1)}.`,
     ),
     element(
@@ -155,7 +155,7 @@ export function turnsSection() {
       element(
         'div',
         {},
-        heading('How many turns requests took'),
+        heading('Turns per request'),
         table({
           caption: 'Turns per request',
           rows: trainingRows('turns_per_request'),
@@ -197,7 +197,7 @@ export function toolsSection() {
   const total = rows.reduce((sum, row) => sum + row.total_s, 0);
   return [
     about(
-      `${plural(calls, 'tool call')} in ${shownName()}, ${seconds(total)} together` +
+      `${plural(calls, 'tool call')} in ${shownName()}, ${seconds(total)} in total` +
         `${failed ? `; ${plural(failed, 'call')} failed` : ''}.`,
     ),
     table({
@@ -226,7 +226,7 @@ export function validationSection() {
   if (!rows.length) return nothing('validation', false, 'validation requests');
   const tools = tableOf('tool_times').filter((row) => row.validate && row.s === ALL);
   return [
-    about('Validation runs between the steps and is in none of the numbers above.'),
+    about('Validation runs between steps and is not included in the numbers above.'),
     table({
       caption: 'Validation',
       rows,
@@ -235,7 +235,7 @@ export function validationSection() {
         ['label', 'after step', 'text'],
         ['testing_s', 'time', 's', {bar: true}],
         ['requests', 'requests', 'n'],
-        ['unfinished', 'without an end', 'n'],
+        ['unfinished', 'unfinished', 'n'],
         ['p50_s', 'P50', 's'],
         ['p95_s', 'P95', 'q'],
         ['max_s', 'slowest', 's'],

@@ -10,12 +10,12 @@ import {table} from './table.js';
 export function logSection(log) {
   const rows = unpack(log.differences).filter((row) => row.s === shown.step);
   const open = rows.filter((row) => !row.explained).length;
-  let found = 'The log and the recording have nothing in common here.';
+  let found = 'No timer is in both the log and the recording.';
   if (open) found = `${plural(open, 'difference')} without a known reason.`;
   else if (rows.length) found = 'Every difference has a known reason.';
   return [
     about(
-      `What verl printed (${clean(log.label)}) beside the spans that were recorded, ` +
+      `Timers that verl logged (${clean(log.label)}) compared with recorded spans, ` +
         `${shownName()}. ${found}`,
     ),
     rows.length
@@ -31,9 +31,9 @@ export function logSection(log) {
           ],
         })
       : null,
-    heading('The timers of the log, all steps'),
+    heading('Logged timers, all steps'),
     table({
-      caption: 'Statistics of the log’s timers',
+      caption: 'Statistics of logged timers',
       rows: unpack(log.timers),
       limit: 16,
       columns: [
@@ -55,7 +55,7 @@ const SERVING = ['agent_loop', 'engine', 'reward', 'trainer'];
 
 export function stallsSection() {
   const rows = shownRows('loop_lags');
-  if (!rows.length) return nothing('lags', tableOf('loop_lags').length > 0, 'event-loop lags');
+  if (!rows.length) return nothing('lags', tableOf('loop_lags').length > 0, 'event-loop stalls');
   // Trainer workers compute inside their loops.
   const computing = new Set(DATA.computing);
   const serving = (/** @type {StallsRow} */ row) => Number(SERVING.includes(row.role));
@@ -67,23 +67,24 @@ export function stallsSection() {
   const columns = [
     ['name', 'process', 'text'],
     ['loop', 'loop', 'text'],
-    ['lags', 'lags', 'n'],
+    ['lags', 'stalls', 'n'],
     ['max_s', 'longest', 's', {bar: true}],
     ['total_s', 'all', 's'],
   ];
   const title =
-    `Trainer workers (${workers.length}): ` + 'they compute inside their loops, which is no fault';
-  const caption = 'Event-loop lags of trainer workers';
+    `Trainer workers (${workers.length}): ` +
+    'they compute inside their event loops, which is expected';
+  const caption = 'Event-loop stalls of trainer workers';
   return [
     about(
-      'While an event loop stands still, everything that awaits in it looks slow, and is not. ' +
+      'While an event loop is stalled, everything that awaits in it looks slow. ' +
         (others.length
-          ? `Worst: ${clean(others[0].name)}, ${seconds(others[0].max_s)} at once.`
-          : `None did in ${shownName()}.`),
+          ? `Worst: ${clean(others[0].name)}, longest stall ${seconds(others[0].max_s)}.`
+          : `No stalls in ${shownName()}.`),
     ),
     others.length
       ? table({
-          caption: 'Event-loop lags by process',
+          caption: 'Event-loop stalls by process',
           rows: others,
           limit: 12,
           sort: ['max_s', true],
@@ -105,21 +106,21 @@ export function stallsSection() {
 function longestStalls() {
   const rows = labeledRows('longest_lags');
   if (!rows.length) return [];
-  const title = 'The call that held the loop, where it is known';
+  const title = 'The call that blocked the loop, where known';
   /** @type {import('./table.js').Column<LongestStallRow>[]} */
   const during = [['during', 'in', 'text', {title}]];
   return [
-    heading('The longest'),
+    heading('Longest stalls'),
     table({
-      caption: 'The longest event-loop lags',
+      caption: 'Longest event-loop stalls',
       rows,
       limit: 8,
       columns: [
         ['label', 'step', 'text'],
         ['name', 'process', 'text'],
-        ['duration_s', 'stood still', 's', {bar: true}],
+        ['duration_s', 'stall', 's', {bar: true}],
         ...(rows.some((row) => row.during !== null) ? during : []),
-        ['at_s', 'after the begin of the step', 's'],
+        ['at_s', 'after step start', 's'],
       ],
     }),
   ];
@@ -141,15 +142,15 @@ export function problemsSection() {
   return [
     about(
       problems.length
-        ? 'What makes these numbers less than the truth.'
-        : 'None were found in the files.',
+        ? 'Data-quality warnings: these numbers may be incomplete.'
+        : 'No data-quality problems were found.',
     ),
     problems.length ? list(problems.slice(0, 12)) : null,
     problems.length > 12 ? element('details', {}, more, list(problems.slice(12))) : null,
-    missed.length ? heading('Probes that were not placed') : null,
+    missed.length ? heading('Probes not installed') : null,
     missed.length
       ? table({
-          caption: 'Probes that were not placed',
+          caption: 'Probes not installed',
           limit: 10,
           rows: missed.map(([probe, reason, where]) => ({probe, reason, where})),
           columns: [
@@ -176,7 +177,7 @@ export function costSection() {
       (worst
         ? `At most ${share(worst.share)} of a step: ${seconds(worst.dearest_s)} of ` +
           `${clean(worst.dearest)}’s time in step ${clean(worst.label)}. `
-        : '') + `${number(DATA.about.events)} events in all. Writing runs in a thread of its own.`,
+        : '') + `${number(DATA.about.events)} events in total. A background thread writes them.`,
     ),
     table({
       caption: 'Profiler cost',

@@ -51,7 +51,7 @@ export function stepsSection(choose) {
           {title: 'Time of the step that no timer of verl covers'},
         ],
         ['requests', 'requests', 'n'],
-        ['p50_s', 'P50', 's', {title: 'Half of the requests took at most so long'}],
+        ['p50_s', 'P50', 's', {title: 'Median request duration'}],
         ['p95_s', 'P95', 'q'],
         ['max_s', 'slowest', 's'],
         ['after_p80_s', 'tail', 'q', {title: 'From the end of 80 % of the requests to the last'}],
@@ -65,7 +65,7 @@ export function stepsSection(choose) {
           'generated_tokens_per_s',
           'generated tokens/s',
           'n',
-          {title: 'Generated tokens of finished requests, by the length of the step'},
+          {title: 'Generated tokens of finished requests, divided by the step duration'},
         ],
         [
           'engine_tokens_per_s',
@@ -83,7 +83,7 @@ export function stepsSection(choose) {
 
 /** @type {Record<string, string>} */
 const REASONS = {
-  late: 'began later',
+  late: 'started late',
   queued: 'queued',
   long: 'long',
   slow: 'slow per token',
@@ -105,14 +105,14 @@ export function pathSection() {
   const rest = rows.filter((row) => row.share < 0.005);
   if (rest.length) {
     const value = rest.reduce((sum, row) => sum + row.duration_s, 0);
-    parts.push({name: 'the others', value, color: '#C9CED6'});
+    parts.push({name: 'others', value, color: '#C9CED6'});
   }
   const unexplained = rows.find((row) => row.owner === 'unexplained');
   return [
     about(
-      `What ${whole ? 'the steps' : shownName()} waited for, moment by moment: each second has ` +
-        'one owner. Pale: the trainer’s phases. ' +
-        (unexplained ? `${share(unexplained.share)} is explained by no event.` : ''),
+      `What ${whole ? 'the steps' : shownName()} waited for, with every second attributed ` +
+        'to one cause. Pale: phases of the trainer. ' +
+        (unexplained ? `${share(unexplained.share)} unattributed.` : ''),
     ),
     partsBar(parts),
     table({
@@ -120,10 +120,10 @@ export function pathSection() {
       rows,
       limit: 12,
       columns: [
-        ['owner', 'owner', 'text'],
+        ['owner', 'cause', 'text'],
         ['share', 'share', 'share'],
         ['duration_s', whole ? 'all steps together' : 'time', 's', {bar: true, color}],
-        ['segments', 'stretches', 'n'],
+        ['segments', 'segments', 'n'],
         ['longest_s', 'longest', 's'],
         ['longest_what', 'in', 'text'],
       ],
@@ -207,7 +207,7 @@ function noise(means) {
   if (!between) return '';
   return (
     ` Two runs with the same settings differ by up to ${seconds(between.between_runs_s)} per ` +
-    'step, in nine of ten pairs: with one run each, smaller gains are not to be told from chance.'
+    'step, in nine of ten pairs: with one run each, smaller gains cannot be distinguished from noise.'
   );
 }
 
@@ -227,8 +227,8 @@ function stragglers() {
   return [
     heading('Stragglers'),
     note(
-      'Whoever is done waits for the last of its kind. That waiting, charged to those that are ' +
-        'not done yet; over all steps, whichever is chosen.',
+      'Wait time that those still running cause to those of their kind that have finished, ' +
+        'over all steps.',
     ),
     table({
       caption: 'Stragglers',
@@ -247,7 +247,7 @@ function stragglers() {
     }),
     requests.length
       ? table({
-          caption: 'Requests that others waited for',
+          caption: 'Straggler requests',
           rows: requests,
           limit: 6,
           columns: [

@@ -27,7 +27,7 @@ function lastWorkers() {
   const [[name, count]] = [...times].sort((a, b) => b[1] - a[1]);
   return [
     about(
-      'The last agent-loop worker of each step; the others had nothing to do while it worked. ' +
+      'The last agent-loop worker of each step; the others were idle meanwhile. ' +
         `${clean(name)} was the last in ${count} of ${plural(rows.length, 'step')}.`,
     ),
     table({
@@ -106,10 +106,7 @@ function ranks() {
     return [...(DATA.notes.ranks ? notesOf('ranks') : none), ...notKept()];
   }
   return [
-    note(
-      'All ranks wait for the slowest where the work ends together; waiting is what they lose, ' +
-        'all ranks added up.',
-    ),
+    note('All ranks wait for the slowest; waiting is the idle time of all ranks together.'),
     table({
       caption: 'Balance of ranks',
       rows,
@@ -189,10 +186,10 @@ function tracedFunctions() {
         ['compute_share', 'compute', 'share'],
         ['put_share', 'put', 'share'],
         ['overhead_share', 'get and put', 'share'],
-        ['wall_share', 'on the clock', 'share'],
+        ['wall_share', 'wall clock', 'share'],
       ],
     }),
-    note('Calls of one process at the same time count each; on the clock, a moment counts once.'),
+    note('Concurrent calls of a process count separately; wall-clock time counts once.'),
   ];
 }
 
@@ -212,7 +209,7 @@ function weightSyncs() {
     `; the longest sync took ${seconds(slowest.trainer_s)} ` + `(step ${clean(slowest.label)})`;
   return [
     about(
-      'The weights go from the trainer into the engines once a step' +
+      'Weights are synced from the trainer to the engines once per step' +
         `${slowest.trainer_s === null ? '' : longest}.`,
     ),
     table({
@@ -310,9 +307,9 @@ function memoryByPhase() {
 
 function memoryPeaks() {
   const rows = shownRows('memory_peaks');
-  const title = heading('Device memory at its fullest');
+  const title = heading('Peak device memory');
   if (!rows.length) {
-    const none = [note(`No readings in ${shownName()}.`)];
+    const none = [note(`No samples in ${shownName()}.`)];
     return [title, ...(DATA.notes.memory ? notesOf('memory') : none)];
   }
   return [

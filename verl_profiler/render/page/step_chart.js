@@ -139,7 +139,9 @@ export function stepChart(steps, phases, chosen, onStep) {
  */
 function tipOf(step, phase) {
   return [
-    phase.phase === 'unaccounted' ? 'unaccounted: no timer of verl covers it' : clean(phase.phase),
+    phase.phase === 'unaccounted'
+      ? 'unaccounted: not covered by any verl timer'
+      : clean(phase.phase),
     `${seconds(phase.duration_s)} · ${share(phase.share)} of step ${clean(step.label)}`,
   ];
 }

@@ -336,7 +336,7 @@ export class Painter {
       this.context.fillStyle = this.paint.accent;
       this.context.fillRect(left, y, Math.max(right - left, 1), 3);
       const lines = [
-        `The event loop stood still ${seconds(length * UNIT)}`,
+        `Event-loop stall, ${seconds(length * UNIT)}`,
         during ? `in ${clean(during)}` : null,
         clean(lane.name),
       ];
