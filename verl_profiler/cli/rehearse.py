@@ -166,7 +166,7 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
     except KeyboardInterrupt:
         clock.print("interrupted; stopping the trainer and its child processes")
         children.interrupt(INTERRUPT_GRACE_S)
-        clock.say(f"console log and events so far: {_short(Path(file.name).parent)}")
+        clock.print(f"console log and events so far: {_short(Path(file.name).parent)}")
         raise
     finally:
         children.end()

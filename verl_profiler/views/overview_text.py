@@ -69,7 +69,7 @@ def _changes(findings: Rows, found: Mapping[str, Rows], problems: Sequence[str],
         if finished < 1 or any("trains asynchronously" in problem for problem in problems):
             return ""
         return paint("No single change is worth 3 % of a step.", _BOLD)
-    texts = finding_texts(findings)
+    texts = finding_texts([dict(row) for row in findings])
     lines = [paint("What to change first (gains per step, not additive)", _BOLD)]
     for number, text in enumerate(texts[:_FINDINGS], 1):
         wrapped = textwrap.wrap(
