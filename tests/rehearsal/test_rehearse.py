@@ -129,5 +129,6 @@ def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, command_environmen
 
     assert 130 == status
     assert "interrupted" in rest
+    assert "console log and events so far: " in rest
     assert len(started) > 3
     assert set() == living & set(started)
