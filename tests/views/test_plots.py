@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
+from verl_profiler.analysis.steps import step_times
 from verl_profiler.render import colors
 from verl_profiler.render.figure import save, settings
 from verl_profiler.render.text import _other_lines
@@ -224,6 +225,31 @@ def test_a_part_has_the_same_color_in_every_plot(runs):
     for label, codes in seen.items():
         known = colors.PART_COLORS.get(label) or colors.PHASE_COLORS[label]
         assert {known.upper()} == codes, label
+
+
+def test_a_steps_bar_is_as_long_as_the_step(runs):
+    """Validation after it is drawn below zero, and is no part of it."""
+    data = VIEWS["step_durations"].analysis(runs["small"].tables, Choice())
+    figure = VIEWS["step_durations"].figure(data, Choice())
+    above, below = {}, {}
+    for bars in figure.axes[0].containers:
+        for bar in bars.patches:
+            side = above if bar.get_height() >= 0 else below
+            step = round(bar.get_x() + bar.get_width() / 2)
+            side[step] = side.get(step, 0) + bar.get_height()
+
+    steps = step_times(runs["small"].tables)
+    lengths = {row["step"]: row["duration_s"] for row in steps if row["finished"]}
+    assert above == pytest.approx(lengths, rel=2e-3)
+    (validated,) = [row for row in data["step_durations"] if row["testing_s"]]
+    assert -below[validated["step"]] >= validated["testing_s"] * 0.999
+
+
+def test_lines_of_one_panel_differ_in_color(runs):
+    """Also where one event contains the other and takes as long."""
+    for axes in drawn(runs["small"], "event_shares").axes:
+        colors_of = [to_hex(line.get_color()) for line in axes.get_lines() if line.get_clip_on()]
+        assert len(colors_of) == len(set(colors_of)), axes.get_title()
 
 
 def test_hostile_names_are_only_text(tmp_path):

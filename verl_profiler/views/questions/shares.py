@@ -75,7 +75,7 @@ def _shares(data: DataTables, choice: Choice) -> Figure:
                 [row for row in rows if (row["role"], row["event"]) == (role, event)],
                 "share",
                 event,
-                color(event),
+                _shaded(color(event), _repeats(events[:place], event)),
                 ("-", "--", ":")[_repeats(events[:place], event) % 3],
             )
             for place, event in enumerate(events[:_LINES])
@@ -93,6 +93,12 @@ def _shares(data: DataTables, choice: Choice) -> Figure:
     for axes in panels[len(roles) :]:
         axes.set_visible(False)
     return figure
+
+
+def _shaded(code: str, repeats: int) -> str:
+    """Darken the color of an event whose color others have already: their lines may coincide."""
+    part = max(1 - 0.45 * repeats, 0.1)
+    return "#" + "".join(f"{round(int(code[at : at + 2], 16) * part):02X}" for at in (1, 3, 5))
 
 
 def _repeats(events: list[str], event: str) -> int:

@@ -9,6 +9,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
 from verl_profiler.render.axes import (
     legend,
+    stack,
     step_axis,
     step_lines,
     step_stack,
@@ -36,7 +37,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
     if finished:
         notes.append(
             "training: rewards, log-probabilities, values, advantages and updates. "
-            "Hatched: after the step, before the next one (validation is verl's testing)."
+            "Below zero, hatched: after the step, before the next one (validation is verl's testing)."
         )
         if len(finished) < len(rows):
             notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")
@@ -64,24 +65,30 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
         ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
         ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
         ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
-        ("validation", "testing_s", PHASE_COLORS["testing"]),
-        ("between steps, other", "between_other_s", "#EDEDED"),
         ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
     ]
-    heights = [sum(row[key] or 0 for _, key, _ in names) for row in rows]
-    factor, unit = time_unit(max(heights))
-    shown = [
-        (name, column(rows, key, factor), code)
-        for name, key, code in names
-        if sum(row[key] or 0 for row in rows) > 0.001 * sum(heights)
+    between = [
+        ("validation", "testing_s", PHASE_COLORS["testing"]),
+        ("between steps, other", "between_other_s", "#EDEDED"),
     ]
+    heights = [sum(row[key] or 0 for _, key, _ in (*names, *between)) for row in rows]
+    factor, unit = time_unit(max(heights))
+
+    def shown(parts: list[tuple[str, str, str]], sign: int) -> list[tuple[str, list[float], str]]:
+        return [
+            (name, column(rows, key, sign * factor), code)
+            for name, key, code in parts
+            if sum(row[key] or 0 for row in rows) > 0.001 * sum(heights)
+        ]
+
+    # A step is as long as its bar; what follows it is no part of it.
+    hatches = {name: "////" for name, _, _ in between}
+    lows = stack(axes, steps, shown(between, -1), hatched=hatches)
     tops = step_stack(
-        axes,
-        steps,
-        shown,
-        f"time [{unit}]",
-        hatched={"validation": "////", "between steps, other": "////"},
+        axes, steps, shown(names, 1), f"time [{unit}]", form=lambda value: f"{abs(value):,.10g}"
     )
+    if any(lows):
+        axes.axhline(0, color=INK, linewidth=0.8)
     for trend in data["step_trend"]:
         if trend["measure"] == "gen" and len(rows) >= 5:
             middle, slope = trend["median_s"], trend["slope_s_per_step"]
@@ -97,7 +104,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
     for row, top in zip(rows, tops, strict=True):
         if row["unusual"]:
             axes.plot([row["step"]], [top + max(tops) * 0.02], "v", color=ACCENT, markersize=5)
-    axes.set_ylim(0, max(tops) * 1.06)
+    axes.set_ylim(min(lows) * 1.15, max(tops) * 1.06)
     legend(axes, reverse=True)
     return figure
 
@@ -225,7 +232,7 @@ VIEWS = (
         empty="no step has a rollout there.",
         section="steps",
         shows="""
-            One bar per step. Hatched, above the step: what lies between it and the next one.
+            One bar per step. Hatched, below zero: what lies between it and the next one.
             The dashed line is the trend of `gen`, the median slope of all pairs of steps, which
             single steps do not move. Triangles mark unusual steps. A missing step is a gap in
             the axis, and the time across it is not counted as between steps.
