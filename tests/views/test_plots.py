@@ -388,3 +388,22 @@ def test_the_plot_and_the_summary_name_the_same_loop():
 
     assert any("event loop of worker_0" in each.get_text() for each in figure.findobj(Text))
     assert "worker_0 stalled" in text
+
+
+def test_small_transfers_are_not_graded(runs):
+    """Of a few kilobytes each, the rate is that of the call, not of the network."""
+    figure = drawn(runs["rehearsed"], "tq_over_time")
+    title = next(text.get_text() for text in figure.texts if text.get_text())
+
+    assert re.match(r"Transfers of \d+(\.\d)? kB on average are too small to grade", title)
+
+
+def test_the_weight_sync_of_start_up_is_not_drawn(runs):
+    """So the mean in the title is of all that is drawn; the note has it."""
+    figure = drawn(runs["rehearsed"], "weight_sync")
+    lines = [line for line in figure.axes[0].get_lines() if line.get_clip_on()]
+
+    assert {step for line in lines for step in line.get_xdata()} == {1, 2}
+    assert any(
+        "Not drawn: the sync of start-up, 2.26 s" in text.get_text() for text in figure.texts
+    )

@@ -6,14 +6,14 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq import FAIR_MIB_S, tq_functions, tq_throughput
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["HIGH_OVERHEAD", "UNSTABLE", "tq_findings"]
+__all__ = ["HIGH_OVERHEAD", "SMALL_BYTES", "UNSTABLE", "tq_findings"]
 
 HIGH_OVERHEAD = 0.30
 # The guide names no number: the standard deviation of a stage over its mean, of this many calls.
 UNSTABLE = 0.5
 _ENOUGH_CALLS = 10
 # Below this size a call's fixed costs, not the bandwidth, decide how fast it looks.
-_SMALL_BYTES = 1 << 20
+SMALL_BYTES = 1 << 20
 
 
 def tq_findings(
@@ -123,7 +123,7 @@ def _worst_step(tables: Tables, steps: Steps, row: dict) -> dict:
 
 
 def _of_rates(row: dict) -> dict:
-    small = row["mean_bytes"] < _SMALL_BYTES
+    small = row["mean_bytes"] < SMALL_BYTES
     keys = ("calls", "size_bytes", "mean_bytes", "mib_per_s", "p5_mib_per_s", "p50_s", "poor_share")
     return {
         "run": row["run"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
-from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD
+from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD, SMALL_BYTES
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.axes import (
     bar_texts,
@@ -20,7 +20,7 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, seconds, share
+from verl_profiler.render.text import counted, seconds, share, size
 from verl_profiler.views.tq_text import rate
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
@@ -105,8 +105,13 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
     if rated:
         slow = sum(row["speed"] == "poor" for row in rated)
         slowest = min(rated, key=lambda row: row["mib_per_s"])
+        mean_bytes = sum(row["size_bytes"] for row in rated) / sum(
+            row["transfers"] for row in rated
+        )
         sentences.append(
-            f"{slow} of {len(rated)} parts of the run move less than {FAIR_MIB_S} MB/s; the slowest "
+            f"Transfers of {size(mean_bytes)} on average are too small to grade their throughput"
+            if mean_bytes < SMALL_BYTES
+            else f"{slow} of {len(rated)} parts of the run move less than {FAIR_MIB_S} MB/s; the slowest "
             f"{rate(slowest['mib_per_s'])} MB/s, {seconds(slowest['begin_s'])} after the first call"
         )
     if loaded:

@@ -119,7 +119,9 @@ _WEIGHT_LINES = (
 
 
 def _weights(data: DataTables, choice: Choice) -> Figure:
-    rows = data["weight_sync"]
+    # At start-up, before the first step, engines and buffers are made in the sync.
+    first = [row for row in data["weight_sync"] if row["step"] == 0]
+    rows = [row for row in data["weight_sync"] if row["step"] != 0] or first
     wholes = known(rows, "trainer_s") or known(rows, "slowest_rank_s")
     title = f"A weight sync takes {seconds(sum(wholes) / len(wholes))}"
     if len(wholes) > 1:
@@ -128,11 +130,15 @@ def _weights(data: DataTables, choice: Choice) -> Figure:
     if both:
         part = sum(row["transfer_s"] for row in both) / sum(row["trainer_s"] for row in both)
         title += f"; {share(part)} of it is the transfer itself"
+    notes = ["Ranks and memory: the slowest process. They overlap, and do not add up to the sync."]
+    if first and rows is not first:
+        length = first[0]["trainer_s"] or first[0]["slowest_rank_s"]
+        notes.append(f"Not drawn: the sync of start-up, {seconds(length)}.")
     figure, (axes,) = sheet(
         title,
-        f"{choice.text()}: {len(rows)} steps with a sync",
+        f"{choice.text()}: {counted(len(rows), 'step')} with a sync",
         size=(10.5, 4.8),
-        notes="Ranks and memory: the slowest process. They overlap, and do not add up to the sync.",
+        notes=notes,
     )
     steps = [row["step"] for row in rows]
     longest = max(
