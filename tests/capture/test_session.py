@@ -38,7 +38,7 @@ def captured(carried, tmp_path):
             msgspec.structs.replace(carried, capture_plan=plan.encode()),
             lambda: Identity("agent_loop", 0),
         )
-        recorder.active().identity = Identity("agent_loop", 0)
+        recorder.active()._writer.identity = Identity("agent_loop", 0)
         return plan
 
     yield begin

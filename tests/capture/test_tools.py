@@ -173,7 +173,7 @@ def test_a_third_tool_needs_no_other_module(toy, carried, tmp_path):
         msgspec.structs.replace(carried, capture_plan=plan.encode()),
         lambda: Identity("agent_loop", 0),
     )
-    recorder.active().identity = Identity("agent_loop", 0)
+    recorder.active()._writer.identity = Identity("agent_loop", 0)
     session.start(None, 2)
     session.stop()
     recorder.stop()

@@ -47,10 +47,10 @@ FORMATS = {
     "events": InputFormat("run", (".jsonl",)),
     "parquet": InputFormat("run", (".parquet",)),
     "archive": InputFormat("run", (".tar", ".tar.gz", ".tgz", ".tar.zst")),
-    "torch": InputFormat(
+    "torch_trace": InputFormat(
         "trace", (".json", ".json.gz"), "verl_profiler.reading.formats.torch_trace"
     ),
-    "nsys": InputFormat("trace", (".sqlite",), "verl_profiler.reading.formats.nsys_trace"),
+    "nsys_export": InputFormat("trace", (".sqlite",), "verl_profiler.reading.formats.nsys_trace"),
     "console": InputFormat("log", ()),
 }
 
@@ -112,5 +112,5 @@ def read_trace(path: Path, *, found: bool = False) -> ForeignTrace | None:
         ReadingError: The file is no trace of a known format, or has no absolute time.
     """
     name = format_of(path, "trace")
-    reader = FORMATS["torch" if name == "console" else name].reader
+    reader = FORMATS["torch_trace" if name == "console" else name].reader
     return importlib.import_module(reader).read(path, found=found)
