@@ -15,7 +15,7 @@ from verl_profiler.capture.actor_placement import hook_creation
 from verl_profiler.capture.plan import Plan, RoleCapture
 
 STAND_IN = """#!/bin/bash
-# Writes its words down, then runs the program as nsys would.
+# Logs its arguments, then runs the program as nsys would.
 echo "$@" >> {log}
 [ "$1" = --version ] && {{ echo "NVIDIA Nsight Systems version 2025.1"; exit 0; }}
 shift
@@ -38,7 +38,7 @@ def make_plan(folder):
 
 
 class Seen:
-    """What an actor says of itself."""
+    """Reports how its process was started."""
 
     def watched(self):
         """Whether the stand-in started this process, and with which interpreter."""
@@ -49,7 +49,7 @@ class TaskRunner(Seen):
     """Makes the others, as verl's TaskRunner does."""
 
     def make(self, folder):
-        """Return who of the children is watched."""
+        """Return which children run under the stand-in."""
         hook_creation(make_plan(folder))
         engine = ray.remote(Seen)
         handles = {
@@ -66,11 +66,11 @@ class TaskRunner(Seen):
         found = {name: ray.get(handle.watched.remote()) for name, handle in handles.items()}
         task = ray.remote(lambda: (bool(os.environ.get("WATCHED")), sys.executable))
         found["task"] = ray.get(task.remote())
-        # As the trainer tells the actors that it may have lost.
-        told = {}
+        # As the trainer calls actors that it may have lost.
+        reached = {}
         for role, rank, reference in actor_placement.captured_actors:
-            told[f"{role} {rank}"] = ray.get(reference().__ray_call__.remote(_pid)) is not None
-        return found, told
+            reached[f"{role} {rank}"] = ray.get(reference().__ray_call__.remote(_pid)) is not None
+        return found, reached
 
 
 def _pid(_instance):
@@ -78,7 +78,7 @@ def _pid(_instance):
 
 
 def main(folder):
-    """Print, as one line of JSON, who was watched and what the node said."""
+    """Print, as one line of JSON, which processes ran under nsys, and the node's problems."""
     folder = Path(folder)
     tools = folder / "bin"
     tools.mkdir()
@@ -95,8 +95,8 @@ def main(folder):
     hook_creation(plan, lambda: True)
     runner = ray.remote(TaskRunner).remote()
     found = {"trainer": ray.get(runner.watched.remote(), timeout=120)}
-    children, told = ray.get(runner.make.remote(str(folder)), timeout=200)
-    print(json.dumps({"watched": {**found, **children}, "told": told, "problems": problems}))
+    children, reached = ray.get(runner.make.remote(str(folder)), timeout=200)
+    print(json.dumps({"watched": {**found, **children}, "reached": reached, "problems": problems}))
     ray.shutdown()
 
 

@@ -67,24 +67,24 @@ class TaskRunner:
 
 
 def start_node(folder, host, address=None, path=None):
-    """Start a node with a host name and a disk of its own; without `address` the head, on this disk."""
-    words = [RAY, "start", "--block", "--num-cpus=2", "--disable-usage-stats"]
-    words += ["--object-store-memory=80000000", "--include-log-monitor=false"]
+    """Start a node with its own host name and disk; without `address` the head, on this disk."""
+    argv = [RAY, "start", "--block", "--num-cpus=2", "--disable-usage-stats"]
+    argv += ["--object-store-memory=80000000", "--include-log-monitor=false"]
     if address is None:
-        words += ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
+        argv += ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
     else:
         disk = f"hostname {host}; mount -t tmpfs none {folder}/logs"
-        words = [
+        argv = [
             "unshare",
             "-mu",
             "bash",
             "-c",
-            f"{disk}; exec {' '.join(words)} --address={address}",
+            f"{disk}; exec {' '.join(argv)} --address={address}",
         ]
     # It ends with the namespace that this program runs in.
     with (folder / f"{host}.log").open("w") as log:
         subprocess.Popen(
-            words, stdout=log, stderr=log, env={**os.environ, "PATH": path or os.environ["PATH"]}
+            argv, stdout=log, stderr=log, env={**os.environ, "PATH": path or os.environ["PATH"]}
         )
 
 
@@ -109,7 +109,7 @@ def wait_for(count):
 
 
 def config(folder, address):
-    """Return what main_ppo would have, as far as captures ask for it."""
+    """Return the part of main_ppo's config that captures need."""
     return OmegaConf.create(
         {
             "trainer": {"profile_steps": list(STEPS), "nnodes": 2, "n_gpus_per_node": 1},
@@ -125,7 +125,7 @@ def config(folder, address):
 
 
 def drive(folder):
-    """Run, and print what was gathered and what the check said of the third node."""
+    """Run, and print what was gathered and the check's message about the third node."""
     found = {}
     (folder / "logs").mkdir()
     os.environ.update({"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"})

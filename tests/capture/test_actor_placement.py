@@ -1,4 +1,4 @@
-"""Who is started under nsys: each actor has its own answer, whatever its parent has."""
+"""Which actors start under nsys: each has its own entry, whatever its parent has."""
 
 import json
 import os
@@ -53,23 +53,23 @@ def test_nothing_changes_where_nothing_is_inherited(monkeypatch):
 
 
 def test_verls_own_wrapping_is_replaced():
-    """It wraps every rank of a worker group, the ones that were not chosen too."""
-    asked = RuntimeEnv(nsight={"trace": "cuda"}, env_vars={"RANK": "1"})
-    made = runtime_env_for(PLAN, None, asked)
+    """It wraps every rank of a worker group, also those that were not chosen."""
+    given = RuntimeEnv(nsight={"trace": "cuda"}, env_vars={"RANK": "1"})
+    made = runtime_env_for(PLAN, None, given)
 
     assert made["_nsight"] is None
     assert {"RANK": "1"} == made["env_vars"]
 
 
-def test_what_else_was_asked_for_stays():
+def test_other_entries_stay():
     """For example the user's own variables."""
     made = runtime_env_for(PLAN, PLAN.of("tq_storage", None), {"env_vars": {"PATH": "/mine"}})
 
     assert "/mine" == made["env_vars"]["PATH"]
 
 
-def test_a_run_whose_check_failed_tells_its_children():
-    """So that no process waits for a tool that is not there."""
+def test_a_failed_check_is_passed_on_to_children():
+    """So that no process waits for a tool that is missing."""
     made = runtime_env_for(PLAN, None, None, off=True)
 
     assert {CAPTURES_OFF: "1"} == made["env_vars"]

@@ -1,4 +1,4 @@
-"""Captures on real Ray clusters: who runs under nsys, and what arrives from a second node."""
+"""Captures on real Ray clusters: what runs under nsys, and what arrives from a second node."""
 
 import json
 import os
@@ -35,10 +35,10 @@ def run_driver(name, folder, *before, environment=None):
     return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
-def test_each_process_has_its_own_answer(tmp_path):
-    """The controller and the rank that was chosen; nobody by inheritance; all with one Python.
+def test_only_chosen_processes_run_under_nsys(tmp_path):
+    """The controller and the chosen rank; no process by inheritance; all with one Python.
 
-    nsys is a stand-in that writes its words down.
+    nsys is a stand-in that logs its arguments.
     """
     seen, _ = run_driver("captures_cluster.py", tmp_path)
 
@@ -52,31 +52,31 @@ def test_each_process_has_its_own_answer(tmp_path):
     } == {name: watched for name, (watched, _) in seen["watched"].items()}
     folders = {Path(python).parent for _, python in seen["watched"].values()}
     assert {Path(sys.executable).parent} == folders
-    assert {"engine 1": True} == seen["told"]
+    assert {"engine 1": True} == seen["reached"]
     # The check tries the options too; it finds nothing wrong but nvtx, if that is missing.
     assert all("nvtx is not installed" in problem for node in seen["problems"] for problem in node)
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-    (engine,) = [words for words in calls if f"{tmp_path}/raw/engine_%h_%p" in words]
+    (engine,) = [argv for argv in calls if f"{tmp_path}/raw/engine_%h_%p" in argv]
     assert {"--capture-range=nvtx", "--trace=nvtx", "-o", "python"} <= set(engine)
 
 
 @pytest.fixture
 def namespaces():
-    """Words before a command that has mounts and processes of its own, and takes them with it."""
-    words = NAMESPACES if os.geteuid() == 0 else ["unshare", "-r", *NAMESPACES[1:]]
+    """The start of a command line that runs in its own mount and process namespaces."""
+    argv = NAMESPACES if os.geteuid() == 0 else ["unshare", "-r", *NAMESPACES[1:]]
     try:
-        done = subprocess.run([*words, "unshare", "-mu", "true"], capture_output=True, check=False)
+        done = subprocess.run([*argv, "unshare", "-mu", "true"], capture_output=True, check=False)
     except OSError as error:
         pytest.skip(f"no namespaces: {error}")
     if done.returncode:
         pytest.skip(f"no namespaces: {done.stderr.decode().strip()}")
-    return words
+    return argv
 
 
-def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_named(
+def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_reported(
     nsys, namespaces, tmp_path
 ):
-    """Nodes with host names and disks of their own, and a real nsys on two of the three."""
+    """Nodes with their own host names and disks, and a real nsys on two of the three."""
     # Ray's sockets have no room for a long path.
     with tempfile.TemporaryDirectory(prefix="nodes-") as folder:
         found, printed = run_driver("captures_nodes.py", folder, *namespaces, environment=nsys)
@@ -97,5 +97,5 @@ def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_named(
     assert {True} == set(found["in_use"])
     assert "node-three: nsys is not on the PATH" in found["refused"]
     assert "node-two" not in found["refused"]
-    # `collect --ray` brought back what had been taken away here.
+    # `collect --ray` restored what had been deleted here.
     assert (0, True) == (found["status"], found["back"])

@@ -65,7 +65,7 @@ def files(run):
 
 
 def test_reports_are_named_by_role_rank_and_step(run):
-    """nsys only counts them; the journal says which step the k-th one is of."""
+    """nsys only numbers them; the journal has the step of the k-th one."""
     journal(run, 2, 5)
     report(run, "actor_h1_11.1.nsys-rep")
     report(run, "actor_h1_11.2.nsys-rep")
@@ -279,20 +279,20 @@ def test_a_report_that_is_being_written_stays_in_its_place(run):
 
 
 def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
-    """A report of another node whose nsys was still writing at the first look."""
+    """A report of another node whose nsys was still writing at the first poll."""
     monkeypatch.setattr(gather, "_POLL_S", 0.01)
     journal(run, 2)
-    looks = []
+    polls = []
 
     def fetch(_left_s):
-        looks.append(1)
-        if len(looks) == 3:
+        polls.append(1)
+        if len(polls) == 3:
             report(run, "actor_h1_11.1.nsys-rep")
         return False
 
     (found,) = collect(run, patience_s=60, fetch=fetch)
 
-    assert ("actor_0.step2.nsys-rep", 3) == (found.file, len(looks))
+    assert ("actor_0.step2.nsys-rep", 3) == (found.file, len(polls))
 
 
 def test_a_placed_report_is_not_fetched_again(run, monkeypatch):
@@ -300,15 +300,17 @@ def test_a_placed_report_is_not_fetched_again(run, monkeypatch):
     journal(run, 2)
     report(run, "actor_h1_11.1.nsys-rep")
     collect(run)
-    asked = {}
+    requested = {}
     monkeypatch.setattr(
-        node_copy.Nodes, "fetch", lambda _self, folders, _left_s: asked.update(folders)
+        node_copy.Nodes, "fetch", lambda _self, folders, _left_s: requested.update(folders)
     )
     fetch = gather.Fetch(run)
     fetch(1.0)
 
-    assert {"actor_h1_11.1.nsys-rep": 6} == asked[run / "nsight" / "raw"]
-    assert {"actor_h1_11.1.nsys-rep", "actor_h1_11.jsonl"} == set(asked[run / "nsight" / "journal"])
+    assert {"actor_h1_11.1.nsys-rep": 6} == requested[run / "nsight" / "raw"]
+    assert {"actor_h1_11.1.nsys-rep", "actor_h1_11.jsonl"} == set(
+        requested[run / "nsight" / "journal"]
+    )
     assert [] == fetch.account()
 
 

@@ -53,7 +53,7 @@ def test_every_problem_has_its_fix(changes, text):
 
 
 def test_silent_ranges_matter_only_to_captures_that_wait_for_one():
-    """On CUDA the captures are made all the same."""
+    """On CUDA the captures are made in any case."""
     assert [] == problems_of({**GOOD, "silent": True}, plan(waits_for="cudaProfilerApi"))
 
 

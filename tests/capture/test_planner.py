@@ -1,4 +1,4 @@
-"""The plan: who is captured, with which options of nsys, and how often."""
+"""The plan: which processes are captured, with which nsys options, and how often."""
 
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def test_the_controller_waits_for_our_range():
 
 
 def test_without_cuda_everyone_waits_for_our_range():
-    """`cudaProfilerApi` would give no report at all there, and nsys would not say so."""
+    """`cudaProfilerApi` would give no report there, without any message."""
     options = plan(trainer__device="cpu").roles["actor"].options
 
     assert "nvtx" == options["capture-range"]
@@ -114,7 +114,7 @@ def test_without_cuda_everyone_waits_for_our_range():
 
 
 def test_roles_are_chosen_one_by_one():
-    """verl wraps the controller and all ranks of its workers, and nobody else."""
+    """verl alone captures the controller and all ranks of its workers, and no other process."""
     chosen = settings(roles={"trainer": False, "engine": [1], "agent_loop": True})
 
     assert {"actor": (0, 1), "agent_loop": None, "engine": (1,)} == {
@@ -137,7 +137,7 @@ def test_colocated_groups_share_the_actors_processes():
 
 
 def test_options_of_a_role_win_over_those_of_all_and_over_verls():
-    """Booleans become the words that nsys takes, and null leaves the option out."""
+    """Booleans become true and false in lower case, and null removes the option."""
     chosen = settings(
         options={"all": {"trace": "nvtx"}, "workers": {"trace": "osrt", "stats": True}}
     )
@@ -175,7 +175,7 @@ def test_options_of_a_role_win_over_those_of_all_and_over_verls():
         (Capture((1,), {"critic": None}, True), {"algorithm__adv_estimator": "gae"}, "actor", 7),
     ],
 )
-def test_the_captures_are_counted_that_will_happen(capture, changes, role, count):
+def test_captures_are_counted_in_advance(capture, changes, role, count):
     """nsys ends after so many: one too few loses captures, one too many delays the reports."""
     assert count == captures_per_process(config(**changes), capture, role)
 
@@ -193,7 +193,7 @@ def test_the_captures_are_counted_that_will_happen(capture, changes, role, count
     ],
 )
 def test_what_ray_would_break_is_refused_before_training(nsight, slug):
-    """Ray joins the words for a shell, and adds its own -o."""
+    """Ray joins the options for a shell, and adds its own -o."""
     with pytest.raises(ConfigError) as caught:
         plan(settings(**nsight))
 
@@ -209,8 +209,8 @@ def test_the_torch_profiler_writes_into_the_run_directory():
     assert {} == found.roles["actor"].options
 
 
-def test_another_tool_of_verls_is_left_to_verl():
-    """Its keys are translated, and that is all."""
+def test_a_tool_that_only_verl_supports_has_no_plan():
+    """Its keys are translated, and verl does the rest."""
     assert plan(global_profiler__tool="npu") is None
 
 
@@ -231,11 +231,11 @@ def test_runs_do_not_share_a_folder_on_the_nodes():
         ({}, WORKERS, True, ["one-per-step"]),
     ],
 )
-def test_what_does_not_come_as_asked_is_said(changes, ranks, discrete, slugs):
+def test_what_is_not_captured_as_requested_is_a_warning(changes, ranks, discrete, slugs):
     """Before training, and by the dry run."""
     made = config(**changes)
     capture = Capture((1, 2), ranks, discrete)
     plan = make_plan(made, capture, NsightSettings(), RUN)
-    said = [remark.rpartition("(")[2].rstrip(")") for remark in remarks(made, capture, plan)]
+    found = [remark.rpartition("(")[2].rstrip(")") for remark in remarks(made, capture, plan)]
 
-    assert slugs == said
+    assert slugs == found

@@ -55,7 +55,7 @@ def test_keys_become_verls_own_settings():
 
 
 def test_verl_never_sees_our_keys():
-    """Its dataclasses refuse what they do not know."""
+    """Its dataclasses reject unknown keys."""
     made = config(
         actor_rollout_ref__actor__profile_ranks=[0],
         actor_rollout_ref__actor__profile_ranks_all=False,
@@ -101,7 +101,7 @@ def test_without_steps_nothing_is_captured():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "text"),
     [
         ({"trainer__profile_steps": [0]}, "counted from 1"),
         ({"trainer__profile_steps": 3}, "trainer.profile_steps is 3"),
@@ -123,12 +123,12 @@ def test_without_steps_nothing_is_captured():
         ),
     ],
 )
-def test_a_wrong_key_ends_the_run_before_training(changes, says):
+def test_a_wrong_key_ends_the_run_before_training(changes, text):
     """With the value and what it may be."""
     with pytest.raises(ConfigError, match="capture-keys") as caught:
         translate(config(**changes))
 
-    assert says in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(

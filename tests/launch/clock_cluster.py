@@ -39,7 +39,7 @@ exec "$@"
 
 @ray.remote(num_cpus=0)
 class AgentLoopWorker:
-    """Named as verl's, so that the plugin knows its role; it never imports verl."""
+    """Named as verl's, so that the plugin detects its role; it never imports verl."""
 
     async def work(self, ahead_ns):
         """Record spans that say when they began by the driver's clock."""

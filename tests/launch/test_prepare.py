@@ -4,6 +4,7 @@ import os
 import sys
 import types
 
+import msgspec
 import pytest
 
 from verl_profiler.capture import actor_placement
@@ -11,14 +12,16 @@ from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
+from verl_profiler.launch.settings import parse
 from verl_profiler.recording import recorder, run_directory
+from verl_profiler.recording.clock import take_anchor
 
 omegaconf = pytest.importorskip("omegaconf")
 
 
 @pytest.fixture
 def ray(monkeypatch):
-    """A Ray of one node that starts when it is asked to, or fails to."""
+    """A Ray of one node that starts, or fails to."""
     module = types.ModuleType("ray")
     module.failure = None
 
@@ -57,8 +60,8 @@ def test_a_run_whose_ray_did_not_start_leaves_no_directory(ray, prepare):
     assert not directory.exists()
 
 
-def test_each_run_of_a_driver_is_started_or_not_for_itself(ray, prepare):
-    """The first one's Ray says nothing about the second."""
+def test_a_second_run_of_a_driver_may_fail_to_start(ray, prepare):
+    """Although the first one's Ray started."""
     first = prepare()
     ray.init()
     launch.end(failed=False)
@@ -68,7 +71,7 @@ def test_each_run_of_a_driver_is_started_or_not_for_itself(ray, prepare):
     assert (True, False) == (first.exists(), second.exists())
 
 
-def test_preparing_twice_is_the_last_one(ray, prepare, tmp_path):
+def test_preparing_twice_keeps_the_last_run(ray, prepare, tmp_path):
     """For example in a notebook; the first run's directory stays, closed."""
     directories = [prepare(), prepare()]
 
@@ -78,7 +81,7 @@ def test_preparing_twice_is_the_last_one(ray, prepare, tmp_path):
 
 
 def test_a_run_that_is_not_recorded_ends_the_recording_before_it(ray, prepare, tmp_path):
-    """Its events would else lie in the directory of another run."""
+    """Otherwise its events would be in the directory of another run."""
     prepare()
     node = {"output_dir": str(tmp_path / "run"), "events": {"enabled": False}}
     launch.prepare(omegaconf.OmegaConf.create({"profiler": node}))
@@ -88,7 +91,7 @@ def test_a_run_that_is_not_recorded_ends_the_recording_before_it(ray, prepare, t
 
 
 def test_a_failing_end_raises_nothing(ray, prepare, monkeypatch, capsys):
-    """Training has ended; its result may not depend on us."""
+    """Training has ended, and keeps its result."""
     prepare()
 
     def fail(_directory):
@@ -114,6 +117,24 @@ def plan(name):
     options = {"trace": name}
     roles = {"engine": RoleCapture(None, options)}
     return Plan("nsys", (1,), False, "/raw", "/journal", "error", roles)
+
+
+@pytest.mark.parametrize(
+    ("requested", "tool", "carried"),
+    [
+        ("on", None, "on"),
+        ("auto", None, "off"),
+        ("auto", "nsys", "auto"),
+        ("auto", "torch", "off"),
+        ("off", "nsys", "off"),
+    ],
+)
+def test_processes_open_ranges_where_the_tool_records_them(requested, tool, carried, tmp_path):
+    """`on` also without captures, for an nsys that the user starts."""
+    settings = parse({"output_dir": "x", "nsight": {"nvtx": requested}})
+    made = tool and msgspec.structs.replace(plan("x"), tool=tool)
+
+    assert carried == launch._carried(settings, tmp_path, take_anchor(), made).nvtx
 
 
 class Handle:

@@ -240,4 +240,4 @@ def _is_int(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return lists of OmegaConf as lists."""
-    return list(value) if hasattr(value, "_iter_ex") or isinstance(value, tuple) else value
+    return list(value) if OmegaConf.is_list(value) or isinstance(value, tuple) else value
