@@ -59,6 +59,8 @@ def test_a_signal_leaves_no_scratch_files(number, run, tmp_path):
         env={**os.environ, "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Under nohup it would be ignored, and stay so.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509
     )
     # Whatever guards stdout: what is printed comes through at once.
     assert b"reading\n" == child.stdout.readline()
