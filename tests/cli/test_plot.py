@@ -60,14 +60,15 @@ def test_a_file_is_not_overwritten_without_force(tmp_path):
 
 
 def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
-    """A CPU run has no device memory, and this one traced no function; all others are there."""
+    """A CPU run has no device memory, and this one traced no function and has no spans of a user; all others are there."""
     assert 0 == run("all", REHEARSED, "--out", tmp_path)
 
     printed = capsys.readouterr()
-    assert len(VIEWS) - 3 == len(list(tmp_path.glob("*.png")))
+    assert len(VIEWS) - 4 == len(list(tmp_path.glob("*.png")))
     assert "memory_phases: nothing to draw" in printed.err
     assert "tq_functions: nothing to draw" in printed.err
-    assert 3 == printed.err.count("nothing to draw")
+    assert "own_spans: nothing to draw" in printed.err
+    assert 4 == printed.err.count("nothing to draw")
 
 
 def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
@@ -180,7 +181,7 @@ def test_the_list_says_what_each_plot_answers(capsys):
     assert 0 == run("--list")
 
     lines = capsys.readouterr().out.splitlines()
-    assert 26 == len(lines)
+    assert len(VIEWS) == len(lines)
     assert all(line.endswith("?") for line in lines)
 
 
