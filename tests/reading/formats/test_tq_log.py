@@ -140,7 +140,7 @@ def test_a_call_that_never_ended_is_counted_with_its_last_line(tmp_path):
         (row["finished"], row["stage"]) for row in log.calls
     ]
     assert ["unfinished"] == kinds(log)
-    assert "1 calls of generate have no end" in note_text(log.notes[0])
+    assert "1 calls of generate did not end" in note_text(log.notes[0])
 
 
 def test_concurrent_calls_of_one_process_are_told_apart(tmp_path):
