@@ -316,7 +316,7 @@ def test_a_key_of_the_command_wins_over_the_preset_and_it_is_said(became):
     variables = config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
 
     assert 0.6 == config["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
-    assert "of the option gives way" in case["err"]
+    assert "of the option is overridden by" in case["err"]
     assert {"TMS_INIT_ENABLE_CPU_BACKUP", "VERL_PROFILER_SETTINGS"} == set(variables)
 
 
