@@ -12,7 +12,7 @@ SMALL, REHEARSED = DATA / "small_run", DATA / "rehearsal_run.tar.gz"
 
 
 def run(*words):
-    return main(["verify", *map(str, words)])
+    return main(["verify", *map(str, words), "--no-cache"])
 
 
 def test_the_same_run_twice_kept_nothing(capsys):
