@@ -65,4 +65,4 @@ def test_diff_compares_a_name_that_a_condition_asks_for(tmp_path):
 
     _, printed = call("diff", run, run, "--no-cache", "--fail-if", "own_worker_0_7.count > 5")
 
-    assert "passed: own_worker_0_7.count > 5" in printed
+    assert "passed: own_worker_0_7.count at most 5" in printed
