@@ -2,7 +2,9 @@
 
 import collections
 import itertools
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,15 +30,33 @@ DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
 
 
+def with_own_spans(folder):
+    """Copy the generated run, with spans of a user's own in its turns."""
+    shutil.copytree(DATA / "small_run", folder, ignore=shutil.ignore_patterns(".cache"))
+    for path in folder.glob("step_*/worker_0.jsonl"):
+        lines = path.read_text().splitlines()
+        turns = [json.loads(line) for line in lines if '"event":"turn"' in line]
+        for number, turn in enumerate(turns):
+            names = ("database_lookup", "rerank") if number % 3 else ("rerank",)
+            for name in names:
+                lines.append(
+                    json.dumps({**turn, "event": name, "duration_sec": 0.01 * (number + 1)})
+                )
+        path.write_text("\n".join(lines) + "\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
-def runs():
-    """A generated run, one of the rehearsal, and what one with TransferQueue tracing left."""
+def runs(tmp_path_factory):
+    """A generated run, one of the rehearsal, what one with TransferQueue tracing left, and own spans."""
+    own = with_own_spans(tmp_path_factory.mktemp("own") / "spanned_run")
     with (
+        load(own, cache=False) as spanned,
         load(DATA / "small_run", cache=False) as small,
         load(DATA / "rehearsal_run.tar.gz", cache=False) as rehearsed,
         load(DATA / "tq" / "run.tar.gz", cache=False) as traced,
     ):
-        yield {"small": small, "rehearsed": rehearsed, "traced": traced}
+        yield {"small": small, "rehearsed": rehearsed, "traced": traced, "spanned": spanned}
         FIGURES.clear()
 
 
@@ -46,7 +66,7 @@ def data_of(run, name, **chosen):
 
 
 # Plots that only some runs have data for.
-ONLY = {"tq_functions": "traced"}
+ONLY = {"tq_functions": "traced", "own_spans": "spanned"}
 FIGURES = {}
 
 
