@@ -1,7 +1,7 @@
-"""What nsys saw: ranges and the GPU work that they launched, kernels, and how long GPUs were idle.
+"""nsys captures: ranges and the GPU work that they launched, kernels, and GPU idle time.
 
-Only captured processes and steps are in these tables.  A GPU that another process used meanwhile
-looks idle, unless that process was captured too.
+The tables hold only captured processes and steps.  A GPU that another process used meanwhile
+appears idle, unless that process was captured too.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["gpu_idle", "range_times", "span_kernels", "top_kernels"]
 
-# The range that nsys waited for.
+# The range that starts and ends a capture.
 _CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
-# Adds `launches` and `gpu_ns` to the rows of a CTE `asked`, which are ranges.  A plain call's range
-# holds what its thread launched; one of a coroutine what its process launched.  Running sums and two
-# look-ups per range: comparing every range with every launch would take hours.
+# Adds `launches` and `gpu_ns` to the ranges of a CTE `selected`.  A plain call's range gets what its
+# thread launched, a coroutine's range what its process launched.  Running sums and two lookups per
+# range: comparing every range with every launch would take hours.
 _LAUNCHED = """
     launched AS (
         SELECT run, file, pid, -1 AS place, launch_ns, end_ns - begin_ns AS work_ns
@@ -29,7 +29,7 @@ _LAUNCHED = """
         FROM launched
         WINDOW so_far AS (PARTITION BY run, file, pid, place ORDER BY launch_ns)
     ), placed AS (
-        SELECT *, CASE kind WHEN 'push' THEN tid ELSE -1 END AS place FROM asked
+        SELECT *, CASE kind WHEN 'push' THEN tid ELSE -1 END AS place FROM selected
     ), measured AS (
         SELECT r.*, (coalesce(e.launches, 0) - coalesce(b.launches, 0))::BIGINT AS launches,
             coalesce(e.gpu_ns, 0) - coalesce(b.gpu_ns, 0) AS gpu_ns
@@ -40,7 +40,7 @@ _LAUNCHED = """
             AND r.place = b.place AND r.begin_ns > b.launch_ns
     )
 """
-# How far a range may begin from its event, and the width of the slots that they are looked up by.
+# Largest distance between the begins of a range and its event, and the width of the lookup slots.
 _APART_US = 2000
 
 
@@ -49,13 +49,12 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run, step, process, domain and event, most time first: ranges, total_s, max_s,
-        launches, gpu_s (time of the kernels, graphs and copies launched inside, wherever they ran
-        on the time axis).  Ranges of coroutines overlap, so their times and their work may count
-        the same moment more than once.
+        launches, gpu_s (time of the kernels, graphs and copies launched inside, whenever they ran).
+        Ranges of coroutines overlap, so their times and work are not additive.
     """
     return tables.rows(
         f"""
-        WITH asked AS (
+        WITH selected AS (
             SELECT * FROM capture_ranges
             WHERE end_ns IS NOT NULL AND NOT {_CAPTURE} AND {in_steps(steps)}
         ), {_LAUNCHED}
@@ -70,11 +69,11 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
-    """Join the ranges of our domain with the events that they stand for.
+    """Join the ranges of the domain `verl_profiler` with their events.
 
     Returns:
         One row per event: run, step, name, event, request_id, turn, duration_s, launches, gpu_s.
-        A range belongs to the event of its process and name that begins next to it, within 2 ms.
+        A range is joined with the closest event of its process and name within 2 ms.
     """
     return tables.rows(
         f"""
@@ -84,7 +83,7 @@ def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
                 AND {in_steps(steps)}
         ), slots AS (
             SELECT *, begin_us // {_APART_US} + unnest([-1, 0, 1]) AS slot FROM ranges
-        ), asked AS (
+        ), selected AS (
             SELECT r.* EXCLUDE (slot), e.request_id, e.turn, e.duration_us, e.step AS event_step
             FROM slots AS r JOIN event_fields AS e
                 ON e.run = r.run AND e.name = r.name AND e.event = r.event
@@ -102,10 +101,10 @@ def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def top_kernels(tables: Tables, steps: Steps = None) -> Rows:
-    """List what the GPUs spent their time on.
+    """List the kernels with the most GPU time.
 
     Returns:
-        The 20 longest per run, step and process: kernel, kind, launches, total_s, max_s, share (of
+        The top 20 per run, step and process: kernel, kind, launches, total_s, max_s, share (of
         all GPU work of that process in the step).
     """
     return tables.rows(
@@ -122,12 +121,12 @@ def top_kernels(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def gpu_idle(tables: Tables, steps: Steps = None) -> Rows:
-    """Say how long each captured GPU had nothing to do, over the capture and during `gen`.
+    """Measure how long each captured GPU was idle, over the capture and during `gen`.
 
     Returns:
-        One row per run, step, host and GPU: processes (whose work is known), captured_s, busy_s,
-        idle_share, gen_s, gen_busy_s, gen_idle_share (None where the trainer's `gen` of the step
-        is not known or lies outside the capture).
+        One row per run, step, host and GPU: processes (those captured), captured_s, busy_s,
+        idle_share, gen_s, gen_busy_s, gen_idle_share (None if the trainer's `gen` of the step
+        was not recorded or is outside the capture).
     """
     return tables.rows(
         f"""

@@ -62,7 +62,7 @@ def remarks(config: Any, capture: Capture, plan: Plan) -> list[str]:
     Args:
         config: verl's config, translated.
         capture: What `verl_keys.translate` returned.
-        plan: What `make_plan` made of it.
+        plan: What `make_plan` returned.
     """
     found = []
     others = [role for role in plan.roles if role not in ROLES["workers"]]

@@ -253,7 +253,7 @@ def _probes() -> list[Finding]:
             if state == "missing" and not probe.optional
         ]
         absent = [name for name in names if name not in found]
-        says = f"{len(found)} of {len(names)} probes would be placed"
+        says = f"{len(found)} of {len(names)} probes would be installed"
         details = [f"{probe.name}: this version has no {target}" for probe, target in moved]
         details += [
             f"{name}: its module is not installed"
@@ -274,7 +274,9 @@ def _memory() -> Finding:
     if saver is None and _version("sglang") is not None:
         details.append("torch-memory-saver is not installed: SGLang needs it on GPUs")
     if driver is None:
-        details.append("nvidia-ml-py is not installed: what an engine server frees is not measured")
+        details.append(
+            "nvidia-ml-py is not installed: memory freed by engine servers is not measured"
+        )
     variable = expandable_segments(os.environ)
     if variable is not None:
         details.append(
@@ -350,18 +352,11 @@ def examine_cluster() -> list[Finding]:
         report = ray.get(probe.options(scheduling_strategy=place).remote(), timeout=120)
         node_name = f"node {node['NodeManagerHostname']}"
         good = bool(report["installed"] and report["hooked"] and report["environment"])
-        found = [f"{name} {path or 'not on PATH'}" for name, path in report["programs"].items()]
-        says = (
-            ", ".join(
-                [
-                    "settings arrive",
-                    f"plugin {'loads' if report['hooked'] else 'does not load'}",
-                    *found,
-                ]
-            )
-            if report["environment"]
-            else f"{SETTINGS} would not arrive"
-        )
+        says = f"{SETTINGS} would not arrive"
+        if report["environment"]:
+            loads = "loads" if report["hooked"] else "does not load"
+            found = [f"{name} {path or 'not on PATH'}" for name, path in report["programs"].items()]
+            says = ", ".join(["settings arrive", f"plugin {loads}", *found])
         mend = "" if good else f"Install verl-profiler for {report['python']} on that node."
         findings.append(Finding(node_name, good, says, mend))
     ray.shutdown()

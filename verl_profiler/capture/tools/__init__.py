@@ -81,7 +81,7 @@ class Tool(abc.ABC):
         name: Its value in settings, journals and `captures.json`; also the name of its module.
         title: Its name in sentences.
         suffix: How the names of its reports end.
-        unfinished_suffixes: How the names of files end from which it still makes a report.
+        unfinished_suffixes: How the names of files end that it will still turn into a report.
         program: The program that must be on the PATH of each node; None if it needs none.
         records_ranges: Whether NVTX ranges appear in its reports.
         finishes_late: Whether a report may be finished after its capture has ended.
@@ -199,7 +199,7 @@ class Tool(abc.ABC):
     def unclaimed_reports(
         self, raw: Path, captures: list[CaptureRecord]
     ) -> Iterator[tuple[Path, CaptureRecord]]:
-        """Yield reports that no journal lists, with what their names tell.
+        """Yield reports that no journal lists, with the facts in their names.
 
         Args:
             raw: Where the tool wrote.

@@ -1,7 +1,7 @@
 """The torch profiler: runs inside the process and writes one Chrome trace per capture.
 
-verl's workers and SGLang's schedulers profile themselves when verl is told to; their traces have no
-journal, so they are recognized by their names.
+verl's workers and SGLang's schedulers profile themselves with verl's own settings; their traces have no
+journal, so they are identified by their names.
 """
 
 from __future__ import annotations
