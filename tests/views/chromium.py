@@ -98,8 +98,9 @@ class Chromium:
                 return answer["result"]
             self._note(answer)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
+    def open(self, path: Path, width: int = 1280, height: int = 900, fragment: str = "") -> None:
         """Open a file and wait until the report is drawn."""
+        address = path.resolve().as_uri() + (f"#{fragment}" if fragment else "")
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -108,25 +109,37 @@ class Chromium:
         self.call("Page.navigate", url="about:blank")
         self.wait("document.URL === 'about:blank'")
         self.requests.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=address)
         self.wait(
-            f"document.URL === {json.dumps(path.resolve().as_uri())} && document.documentElement "
-            "&& document.documentElement.dataset.ready === 'true'"
+            f"document.URL.split('#')[0] === {json.dumps(path.resolve().as_uri())} "
+            "&& document.documentElement && document.documentElement.dataset.ready === 'true'"
         )
         self.settle()
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression; promises are awaited."""
+        return self._evaluate(expression, awaited=True)
+
+    def _evaluate(self, expression: str, awaited: bool) -> Any:
         answer = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=awaited
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def reload(self) -> None:
+        """Reload the report and wait until it is drawn again."""
+        self.evaluate("window.loadedBefore = true")
+        self.call("Page.reload")
+        # Until the new document is there, the old one answers, which is complete as well.
+        self.wait("!window.loadedBefore && document.documentElement?.dataset.ready === 'true'")
+        self.settle()
+
     def wait(self, expression: str) -> None:
         """Wait until an expression is true."""
         deadline = time.monotonic() + self._timeout_s
-        while not self.evaluate(f"Boolean({expression})"):
+        # A promise that is awaited while the page is replaced is an error of the protocol.
+        while not self._evaluate(f"Boolean({expression})", awaited=False):
             assert time.monotonic() < deadline, f"never true: {expression}; {self.messages}"
 
     def settle(self) -> None:
