@@ -241,8 +241,8 @@ def test_a_link_leads_to_a_step_and_a_request(browser, small):
     assert "step=2" in second
 
     browser.open(small, fragment=f"step=1&request={request[:8]}")
-    for load in (lambda: None, browser.reload):
-        load()
+    for arrive in (lambda: None, browser.reload):
+        arrive()
         assert request in text(browser, "#panel h3")
         assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
 
