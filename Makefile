@@ -44,6 +44,7 @@ lint: $(VENV)/installed-dev $(PAGE_CHECKS)/installed
 	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/eslint -c $(PAGE_CHECKS)/eslint.config.js $(SCRIPTS)
 	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/prettier --config tests/js/prettier.json \
 		--log-level warn --check $(SCRIPTS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 ifneq ($(TEST_FLAGS),)
 test: $(INSTALLED) lint

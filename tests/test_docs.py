@@ -2,10 +2,12 @@
 
 import ast
 import re
+import tarfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from console_blocks import replayed
 
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.cli import COMMANDS, main
@@ -192,3 +194,70 @@ def test_the_readme_is_short_and_shows_what_summary_prints(capsys):
     assert len(excerpt.splitlines()) <= 16
     assert len(readme.splitlines()) < 120
     assert len(re.findall(r"^    make ", readme.split("\n## ")[0], re.MULTILINE)) == 2
+
+
+def code_of(page):
+    """Return a page's code: fenced blocks and indented lines, without the comments of shell lines."""
+    text = page.read_text()
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^    (\S.*)$", re.sub(r"(?ms)^```.*?^```$", "", text), re.MULTILINE)
+    shell = [*(block for language, block in fenced if language == "bash"), *indented]
+    other = [block for language, block in fenced if language != "bash"]
+    return [re.sub(r"(?m) +# .*$", "", block) for block in shell], other
+
+
+TRANSLATIONS = [
+    ROOT / name for name in ("README.zh.md", "docs/transfer-queue.zh.md", "docs/tutorial.zh.md")
+]
+
+
+@pytest.mark.parametrize("translation", TRANSLATIONS, ids=lambda page: page.name)
+def test_a_translation_has_the_code_the_headings_and_the_tables_of_its_original(translation):
+    """So that neither is changed alone."""
+    original = translation.with_name(translation.name.replace(".zh.md", ".md"))
+    pages = [page.read_text() for page in (original, translation)]
+    outside = [re.sub(r"(?ms)^```.*?^```$", "", text) for text in pages]
+    headings, rows = (
+        [re.findall(pattern, text, re.MULTILINE) for text in outside]
+        for pattern in (r"^#+ ", r"^(?=\|)")
+    )
+
+    assert code_of(original) == code_of(translation)
+    assert headings[0] == headings[1]
+    assert len(rows[0]) == len(rows[1])
+    assert f"]({translation.name})" in pages[0]
+    assert f"]({original.name})" in pages[1]
+
+
+@pytest.mark.parametrize("page", ["tutorial.md"])
+def test_the_sessions_of_a_page_are_those_of_the_shipped_runs(page):
+    """After a change of an output: `python tests/console_blocks.py docs/tutorial.md examples/tutorial`."""
+    pytest.importorskip("duckdb")
+    file = ROOT / "docs" / page
+
+    assert replayed(file, ROOT / "examples/tutorial") == file.read_text()
+
+
+def test_the_tutorial_shows_the_fix_that_was_recorded():
+    """Its excerpt is of the tool in the folder."""
+    fixed = (ROOT / "examples/tutorial/fixed/tools.py").read_text()
+    (excerpt,) = python_blocks("docs/tutorial.md")
+
+    assert all(line in fixed.splitlines() for line in excerpt.splitlines())
+
+
+def test_the_recorded_runs_are_small_and_of_no_machine():
+    """No path of the machine that they were recorded on, and no report or cache."""
+    archives = sorted((ROOT / "examples/tutorial").glob("*.tar.gz"))
+    assert ["after.tar.gz", "before.tar.gz", "fixed.tar.gz"] == [file.name for file in archives]
+    assert sum(file.stat().st_size for file in archives) < 1_000_000
+    for file in archives:
+        with tarfile.open(file) as archive:
+            for member in archive:
+                assert re.fullmatch(
+                    r"\w+(/(run.json|(processes|step_\d+)(/[\w.-]+)?))?", member.name
+                )
+                if member.isfile():
+                    assert not re.search(
+                        rb"/(?:work|root|home)/", archive.extractfile(member).read()
+                    )

@@ -89,12 +89,12 @@ def privacy() -> str:
     return "\n".join(
         [
             _BEGIN,
-            *_table("run.json", RUN),
-            *_table("processes/<name>.json", HEADER),
-            *_table("Lines of step_<N>/<name>.jsonl", LINE),
+            *_table("`run.json`", RUN),
+            *_table("`processes/<name>.json`", HEADER),
+            *_table("Lines of `step_<N>/<name>.jsonl`", LINE),
             *_table("`extra` of any event", IDENTITY),
             *_table("`extra` of events of this package", FIELDS, events=True),
-            *_table("nsight/captures.json, nsight/<capture>.json, nsight/journal/", CAPTURE),
+            *_table("`nsight/captures.json`, `nsight/<capture>.json`, `nsight/journal/`", CAPTURE),
         ]
     )
 

@@ -1,0 +1,203 @@
+"""Blocks of code in the pages can be pasted: shell, YAML, Python, Hydra overrides, commands."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from verl_profiler import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HOW_TO = sorted((ROOT / "docs/how-to").glob("*.md"))
+# `…` stands for the rest of a command; a sourced file and a variable of the page's text are the reader's.
+SHELLCHECK = ("--shell=bash", "--exclude=SC1091,SC2154")
+
+
+def blocks(page, language):
+    """Return the fenced blocks of a language, without the indentation of their list items."""
+    fence = rf"^( *)```{language}\n(.*?)^ *```$"
+    found = re.findall(fence, page.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(text) for _, text in found]
+
+
+def cases(pages, language):
+    return [
+        pytest.param(text, id=f"{page.stem}-{number}")
+        for page in pages
+        for number, text in enumerate(blocks(page, language), 1)
+    ]
+
+
+def shell_lines(page):
+    """Yield the command lines of a page's shell blocks and of its indented blocks."""
+    text = page.read_text()
+    indented = re.findall(
+        r"(?:^    \S.*\n)+", re.sub(r"(?ms)^ *```.*?^ *```$", "", text), re.MULTILINE
+    )
+    for block in [*blocks(page, "bash"), *map(textwrap.dedent, indented)]:
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def argvs(page):
+    """Yield the arguments of each `verl-profiler` command of a page."""
+    for line in shell_lines(page):
+        if "verl-profiler " not in line or "[-" in line:
+            continue
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("|&;<>"):
+                if words[:1] == ["verl-profiler"]:
+                    yield [each for each in words[1:] if each != "…"]
+                words = []
+            else:
+                words.append(word)
+
+
+@pytest.mark.parametrize("script", cases(HOW_TO, "bash"))
+def test_shell_blocks_of_the_how_to_pages_pass_shellcheck(script):
+    """No syntax error, no unquoted variable."""
+    shellcheck = shutil.which(
+        "shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(
+        [shellcheck, *SHELLCHECK, "-"], input=script, capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (done.returncode, done.stdout)
+
+
+@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
+def test_the_shell_can_parse_the_how_to_pages(page):
+    """Also where shellcheck is not installed."""
+    for script in blocks(page, "bash"):
+        done = subprocess.run(
+            ["bash", "-n"], input=script, capture_output=True, text=True, check=False
+        )
+        assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_command_line_accepts_every_command_of_the_pages(page):
+    """Its options exist."""
+    refused = []
+    for argv in argvs(page):
+        try:
+            cli._parser().parse_args(argv)
+        except SystemExit as end:
+            if end.code:
+                refused.append(argv)
+
+    assert [] == refused
+
+
+def test_commands_are_found_in_the_pages():
+    """So the test above can fail."""
+    found = [argv[0] for page in PAGES for argv in argvs(page) if argv]
+
+    assert {*cli.COMMANDS} <= {*found}
+
+
+@pytest.mark.parametrize("text", cases(PAGES, "yaml"))
+def test_yaml_blocks_are_yaml(text):
+    """As every parser of YAML reads them."""
+    yaml = pytest.importorskip("yaml")
+
+    assert yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("text", cases(PAGES, "python"))
+def test_python_blocks_are_python(text):
+    """Those of the how-to pages too."""
+    compile(text, "block", "exec")
+
+
+def test_the_rayjob_has_the_package_and_the_volume_everywhere():
+    """One image, one claim, as many pods with GPUs as `trainer.nnodes`."""
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load(blocks(ROOT / "docs/how-to/kubernetes.md", "yaml")[0])["spec"]
+    cluster = job["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    pods = [group["template"]["spec"] for group in groups]
+    containers = [container for pod in pods for container in pod["containers"]]
+    nodes = 1 + sum(group["replicas"] for group in groups[1:])
+    gpus = containers[0]["resources"]["limits"]["nvidia.com/gpu"]
+    mount = containers[0]["volumeMounts"][0]["mountPath"]
+
+    assert 1 == len({container["image"] for container in containers})
+    assert 1 == len(
+        {json.dumps([pod["volumes"], pod["containers"][0]["volumeMounts"]]) for pod in pods}
+    )
+    assert f"trainer.nnodes={nodes} trainer.n_gpus_per_node={gpus}" in job["entrypoint"]
+    assert f"profiler.output_dir={mount}/" in job["entrypoint"]
+
+
+def trainer_commands():
+    """Yield the overrides of each `main_ppo` command of the how-to pages, variables filled in."""
+    yaml = pytest.importorskip("yaml")
+    for page in HOW_TO:
+        lines = list(shell_lines(page))
+        for text in blocks(page, "yaml"):
+            read = yaml.safe_load(text)
+            if isinstance(read, dict) and "spec" in read:
+                lines.append(read["spec"]["entrypoint"])
+        for line in lines:
+            if "verl.trainer.main_ppo" in line or "train.sh" in line:
+                after = re.split(r"main_ppo|train\.sh", line)[1]
+                words = shlex.split(re.sub(r"\$\{?\w+\}?", "1", after), comments=True)
+                yield page.stem, [word for word in words if "=" in word]
+
+
+@pytest.mark.verl
+def test_the_overrides_of_the_how_to_pages_compose():
+    """With verl's own config and this package's option."""
+    hydra = pytest.importorskip("hydra")
+    pytest.importorskip("verl")
+    found = dict(trainer_commands())
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        for overrides in found.values():
+            config = hydra.compose("ppo_trainer", overrides=overrides)
+            assert "events" in config.profiler
+
+    assert {"multi-node", "slurm", "docker", "kubernetes", "agent-loops", "tracking"} <= {*found}
+
+
+@pytest.fixture
+def recorded_run(tmp_path, monkeypatch):
+    """The recorded rehearsal at the place that the pages name, and the command on PATH."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with tarfile.open(ROOT / "tests/data/rehearsal_run.tar.gz") as archive:
+        archive.extractall(tmp_path / "logs", filter="data")
+    (folder,) = (tmp_path / "logs").iterdir()
+    folder.rename(tmp_path / "logs/my-run")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("number", "client"), [(0, "wandb"), (1, "tensorboard")])
+def test_reports_reach_the_real_clients(recorded_run, monkeypatch, number, client):
+    """Offline, with the code of the page."""
+    pytest.importorskip(client)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    script = blocks(ROOT / "docs/how-to/tracking.md", "python")[number]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    written = b"".join(
+        file.read_bytes() for file in recorded_run.glob(f"{client}/**/*") if file.is_file()
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert b"profile/validation_s" in written
