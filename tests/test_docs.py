@@ -206,9 +206,7 @@ def code_of(page):
     return [re.sub(r"(?m) +# .*$", "", block) for block in shell], other
 
 
-TRANSLATIONS = [
-    ROOT / name for name in ("README.zh.md", "docs/transfer-queue.zh.md", "docs/tutorial.zh.md")
-]
+TRANSLATIONS = sorted([*ROOT.glob("*.zh.md"), *ROOT.glob("docs/*.zh.md")])
 
 
 @pytest.mark.parametrize("translation", TRANSLATIONS, ids=lambda page: page.name)
