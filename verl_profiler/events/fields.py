@@ -99,14 +99,35 @@ _TRACED = (
 
 # Keys of `extra` by name: what it is, and the events that have it.
 FIELDS = {
+    "aborted": _count("Requests in the engine server when it was told to abort.", "engine_abort"),
+    "aborted_tokens": _count(
+        "Tokens of the response that attempts made which were then aborted; verl keeps them.",
+        "engine_call",
+        column=True,
+    ),
     "agent": _text(
         "Name of the agent loop, from the data set or the config.", "request", column=True
     ),
     "allocated_bytes": _bytes("Device memory that torch's allocator has given out.", "memory"),
     "at": _text("Which of verl's memory checkpoints, in verl's words.", "memory"),
+    "attempt": _count(
+        "Number of the attempt of a generate call, from 0; of a pause, that of the attempt before.",
+        "engine_attempt",
+        "parked",
+        "server_acquire",
+        column=True,
+    ),
+    "attempts": _count(
+        "Attempts of the generate call, or of all of a request; only if one was aborted.",
+        "engine_call",
+        "request",
+        column=True,
+    ),
+    "backend": _text("Name of the checkpoint engine.", "weight_sync"),
     "begin_error_s": _seconds(
         "How far from its recorded begin the stall may have begun.", "event_loop_lag"
     ),
+    "bucket": _count("Number of the bucket in its transfer, from 0.", "weight_bucket"),
     "bytes": _bytes("Written to event files.", "profiler_cost"),
     "cached_tokens": _count(
         "Prompt tokens that the engine had in its cache.", "engine_request", column=True
@@ -116,14 +137,27 @@ FIELDS = {
         *_TRACED,
         column=True,
     ),
+    "capacity": _count(
+        "How many prompts the queue holds at most; absent if unlimited.", "queue_depth"
+    ),
     "compute_s": _seconds("Time of the function's own work.", "reward_score", "tq_function"),
+    "consumed_step": _count(
+        "verl's global step that trained on the sample.", "sample_consumed", column=True
+    ),
     "decode_s": _seconds(
         "Time of decoding, as the engine reports it.", "engine_request", column=True
     ),
     "devices": _count(
-        "Devices of the process.", "memory_release", "memory_resume", "memory_sample"
+        "Devices of the process, or of a pool's replicas together.",
+        "memory_release",
+        "memory_resume",
+        "memory_sample",
+        "replica_pool",
     ),
     "dropped": _count("Events that were dropped.", "profiler_cost"),
+    "dropped_step": _count(
+        "verl's global step during which the samples were dropped.", "sample_dropped"
+    ),
     "during": _text(
         "What ran while the loop stood still: the probed event, else the function.",
         "event_loop_lag",
@@ -135,18 +169,25 @@ FIELDS = {
     "engine_request_id": _text(
         "Random id of one generate call, made by verl.",
         "engine_call",
+        "engine_attempt",
         "engine_request",
+        "engine_parked",
         column=True,
     ),
     "events": _count("Events that were written.", "profiler_cost"),
     "fields": _count(
         "Number of fields of the samples; not their names.", "tq_put", "tq_get", column=True
     ),
+    "failed": _count("Prompts of which a request failed.", "queue_depth"),
     "file": _text(
         "Base name of that function's file; never its folder or contents.", "event_loop_lag"
     ),
     "finish_reason": _text(
-        "Why generation ended: `stop`, `length`, …", "engine_call", "engine_request", column=True
+        "Why generation ended: `stop`, `length`, `abort`, …; an engine server names aborts only.",
+        "engine_call",
+        "engine_attempt",
+        "engine_request",
+        column=True,
     ),
     "forward_only": _flag("Whether the pass has no backward.", "forward_backward"),
     "func": _text(
@@ -174,34 +215,111 @@ FIELDS = {
     ),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
+    "max_weight_version": _count(
+        "Newest version of the weights that made tokens of it.",
+        "request",
+        "engine_call",
+        "sample_consumed",
+        "sample_dropped",
+        column=True,
+    ),
     "metrics": _object(
         "What verl logs for the step: names and numbers; texts are left out.", "metrics"
+    ),
+    "min_weight_version": _count(
+        "Oldest version of the weights that made tokens of it.",
+        "request",
+        "engine_call",
+        "sample_consumed",
+        "sample_dropped",
+        column=True,
+    ),
+    "mini_batch": _count(
+        "Which sampling of the step took it, from 0; only where a step samples several times.",
+        "sample_consumed",
+        column=True,
     ),
     "model": _flag("Whether the model is moved.", "load", "offload"),
     "of": _text("What the tokens are of: `response`, `tool`, …", "token_merge", column=True),
     "op": _text("Name of the client's operation.", "tq_meta", column=True),
     "optimizer": _flag("Whether the optimizer is moved.", "load", "offload"),
+    "output": _count(
+        "Number of the agent loop's output, from 0; only for the second and later ones.",
+        "sample_consumed",
+        column=True,
+    ),
     "partition": _text("Name of the queue's partition.", "tq_put", "tq_get", column=True),
+    "pending": _count("Prompts whose requests have not begun.", "queue_depth"),
+    "pool": _text(
+        "Which replicas: `hybrid` (on the trainer's devices), `standalone` or `colocated`.",
+        "replica_pool",
+        "weight_sync",
+        "pool_switch",
+        "replicas_join",
+        "replicas_leave",
+        "abort_replicas",
+        "resume_replicas",
+        "sleep_replicas",
+    ),
     "prefill_s": _seconds(
         "Time of prefill, as the engine reports it.", "engine_request", column=True
     ),
     "prompt_tokens": _count(
-        "Length of the prompt in tokens; not the prompt.",
+        "Length of the prompt in tokens, of a later attempt with what was generated; not the prompt.",
         "request",
         "engine_call",
+        "engine_attempt",
         "engine_request",
+        "sample_consumed",
         column=True,
     ),
+    "prompts": _count("Number of prompts.", "dispatch"),
     "put_s": _seconds("Time of putting results into the queue.", "tq_function"),
+    "queue": _text("Which queue: `replay_buffer` or `message_queue`.", "queue_depth"),
     "queue_s": _seconds(
         "Time in the engine's queue, as the engine reports it.", "engine_request", column=True
     ),
+    "ready": _count("Prompts whose requests have all ended.", "queue_depth"),
+    "reason": _text(
+        "Why: of a dispatch `step`, `warm_up`, `refill` or `reissue`; of dropped samples `stale`, "
+        "`filtered`, `failed` or `surplus`; of replicas what they are stopped or resumed for, "
+        "`weight_sync`, `switch_to_trainer`, `switch_to_rollout`, or the trainer's hook: `init_end`, "
+        "`step_begin`, `sample_end`, `step_end`, `validate_begin`, `switch_wait`.",
+        "dispatch",
+        "sample_dropped",
+        "pool_switch",
+        "replicas_join",
+        "replicas_leave",
+        "abort_replicas",
+        "resume_replicas",
+        "sleep_replicas",
+        "weight_sync",
+    ),
+    "reject": _flag(
+        "Whether requests that come during the pause fail at once instead of waiting.",
+        "abort_replicas",
+        "engine_abort",
+    ),
+    "replicas": _list(
+        "Ranks of the replicas.",
+        "replica_pool",
+        "weight_sync",
+        "pool_switch",
+        "replicas_join",
+        "replicas_leave",
+        "abort_replicas",
+        "resume_replicas",
+        "sleep_replicas",
+    ),
     "reserved_bytes": _bytes("Device memory that torch's allocator holds.", "memory"),
     "response_tokens": _count(
-        "Length of the response in tokens; not the response.",
+        "Length of the response in tokens, of dropped samples together; not the response.",
         "request",
         "engine_call",
+        "engine_attempt",
         "engine_request",
+        "sample_consumed",
+        "sample_dropped",
         column=True,
     ),
     "reward": _number("Score of the request.", "request", column=True),
@@ -215,22 +333,35 @@ FIELDS = {
         "Host memory of the process, before.", "memory_release", "memory_resume"
     ),
     "rss_bytes": _bytes("Host memory of the process.", "memory", "memory_sample"),
-    "samples": _count("Number of samples that were handed over.", "sample_wait"),
+    "running": _count("Prompts whose requests run.", "queue_depth"),
+    "samples": _count(
+        "Number of samples that were handed over, or dropped.", "sample_wait", "sample_dropped"
+    ),
     "score": _number(
         "What the reward function returned, if that is a number.",
         "reward",
         "reward_score",
         column=True,
     ),
+    "sender": _flag("Whether the process sends the bucket.", "weight_bucket"),
     "server": _text(
         "Address or id of the chosen engine server: IP address and port with SGLang.",
         "server_acquire",
         column=True,
     ),
-    "size_bytes": _bytes("Size of the data; not the data.", "tq_put", "tq_get", column=True),
+    "size_bytes": _bytes(
+        "Size of the data; not the data.",
+        "tq_put",
+        "tq_get",
+        "weight_receive",
+        "weight_bucket",
+        column=True,
+    ),
     "tags": _list(
         "What is released or resumed: `kv_cache`, `weights`, …", "memory_release", "memory_resume"
     ),
+    "tensors": _count("Number of tensors.", "weight_receive"),
+    "to": _text("Where replicas go: `rollout` or `trainer`.", "pool_switch"),
     "tokens": _count("Number of tokens; not the tokens.", "prompt_build", column=True),
     "tool": _text(
         "Name of the tool as the model wrote it; neither its arguments nor its result.",
@@ -251,6 +382,13 @@ FIELDS = {
         "memory",
         "memory_sample",
     ),
+    "trainer_devices": _count("Devices of the trainer's ranks.", "replica_pool"),
+    "trainer_version": _count(
+        "Version of the weights that the trainer had last given to the replicas.",
+        "sample_consumed",
+        "sample_dropped",
+        column=True,
+    ),
     "trace_id": _text(
         "Random id that samples of one submitted batch have in common.",
         *_TRACED,
@@ -258,8 +396,11 @@ FIELDS = {
     ),
     "turns": _count("Number of turns of the request.", "request", column=True),
     "uid": _text(
-        "Random id of the prompt in its batch, made by verl.",
+        "Random id of the prompt in its batch, made by verl; with `session` it names a sample.",
+        "request",
         "request_start",
+        "sample_consumed",
+        "sample_dropped",
         "reward_score",
         column=True,
     ),
@@ -282,9 +423,14 @@ FIELDS = {
     "waits": _flag(
         "Whether the function waits for calls of the same data in other processes.", "tq_function"
     ),
+    "wanted": _count("Prompts that the trainer waits for.", "sampleable_wait"),
     "weight_version": _count(
-        "Version of the weights.",
+        "Version of the weights: verl's global step after which they were synced.",
+        "dispatch",
+        "engine_attempt",
         "engine_request",
+        "weight_sync",
+        "weight_receive",
         "update_weights",
         "weight_transfer",
         column=True,
@@ -387,6 +533,15 @@ RUN = {
     "training.nnodes": _count("Nodes."),
     "training.n_gpus_per_node": _count("GPUs of each."),
     "training.use_v1": _flag("Which of verl's trainers."),
+    "training.trainer_mode": _text("`trainer.v1.trainer_mode`."),
+    "training.asynchronous.*": Field(
+        "object",
+        "",
+        "Of an asynchronous trainer: `num_warmup_batches`, `parameter_sync_step`, `enable_switch`, "
+        "`max_off_policy_threshold`, `max_off_policy_strategy`, `hybrid_engine`, "
+        "`checkpoint_engine`, and the standalone replicas' `rollout_nnodes` and "
+        "`rollout_n_gpus_per_node`.",
+    ),
     "training.project_name": _text("`trainer.project_name`."),
     "training.experiment_name": _text("`trainer.experiment_name`."),
     "training.memory.*": Field(

@@ -105,6 +105,61 @@ EVENTS: dict[str, Event] = {
         "The trainer waits in the replay buffer for finished samples.",
     ),
     "sleep_replicas": Event("trainer", "gen", "The trainer puts the engines to sleep."),
+    # asynchronous trainers: what becomes of a sample, and of the replicas
+    "dispatch": Event(
+        "trainer",
+        "prepare_step",
+        "The trainer hands prompts to the agent loops; not of validation.",
+    ),
+    "sample_consumed": Event(
+        "trainer",
+        None,
+        "The replay buffer gave a sample to the trainer; `step` is the step that dispatched it.",
+        instant=True,
+    ),
+    "sample_dropped": Event(
+        "trainer",
+        None,
+        "The replay buffer removed all samples of a prompt untrained; `step` is the step that "
+        "dispatched it.",
+        instant=True,
+    ),
+    "queue_depth": Event(
+        "trainer",
+        None,
+        "Prompts in the replay buffer by state, at each poll that found other numbers.",
+        instant=True,
+    ),
+    "sampleable_wait": Event(
+        "trainer", "sample_wait", "The trainer polls until enough prompts are ready."
+    ),
+    "switch_wait": Event(
+        "trainer",
+        "prepare_step",
+        "The trainer's `timing_s/switch_wait`: its replicas generate until enough prompts are ready.",
+    ),
+    "switch_to_trainer": Event(
+        "trainer",
+        "step",
+        "The trainer's `timing_s/switch_to_trainer`, with its `pool_switch` inside.",
+    ),
+    "switch_to_rollout": Event(
+        "trainer",
+        "step",
+        "The trainer's `timing_s/switch_to_rollout`, with its `pool_switch` inside.",
+    ),
+    "pool_switch": Event(
+        "trainer", None, "Hybrid replicas go from training to generating, or back."
+    ),
+    "replica_pool": Event(
+        "trainer", None, "Replicas that are synced together, and their devices.", instant=True
+    ),
+    "replicas_join": Event("trainer", None, "The load balancer gets replicas."),
+    "replicas_leave": Event("trainer", None, "The load balancer gives up replicas."),
+    "abort_replicas": Event(
+        "trainer", None, "The trainer aborts all requests of replicas; they stay paused."
+    ),
+    "resume_replicas": Event("trainer", None, "The trainer lets paused replicas generate again."),
     "metrics": Event("trainer", None, "The numbers that verl logs for a step.", instant=True),
     # rollout: one request is one agent-loop run of one sample
     "request_start": Event(
@@ -129,6 +184,14 @@ EVENTS: dict[str, Event] = {
         "rollout",
         "turn",
         "One generate call as the agent loop sees it, with transport and queueing.",
+    ),
+    "engine_attempt": Event(
+        "rollout",
+        "engine_call",
+        "One attempt of a generate call that was aborted; a call without any is its only attempt.",
+    ),
+    "parked": Event(
+        "rollout", "engine_call", "The pause of an aborted generate call before its next attempt."
     ),
     "server_acquire": Event("rollout", "engine_call", "The load balancer chooses a replica."),
     "token_merge": Event("rollout", "turn", "New tokens are merged into the conversation."),
@@ -158,6 +221,15 @@ EVENTS: dict[str, Event] = {
         "engine_call",
         "One generate call inside the engine server.",
     ),
+    "engine_parked": Event(
+        "engine",
+        "engine_request",
+        "A request waits in a paused engine server for the end of the pause.",
+    ),
+    "engine_abort": Event(
+        "engine", None, "An engine server aborts its requests; it stays paused from here on."
+    ),
+    "engine_resume": Event("engine", None, "A paused engine server accepts requests again."),
     "memory_release": Event("weights", None, "An engine gives memory back."),
     "memory_resume": Event("weights", None, "An engine takes memory again."),
     # trainer workers
@@ -181,6 +253,25 @@ EVENTS: dict[str, Event] = {
         "One rank's part of the weight sync; in the trainer's files, `timing_s/update_weights`.",
     ),
     "weight_transfer": Event("weights", "update_weights", "The weights go from trainer to engine."),
+    "weight_sync": Event(
+        "weights",
+        None,
+        "The trainer brings the weights to a pool of replicas, from abort to resume.",
+    ),
+    "weight_group": Event(
+        "weights", "weight_sync", "Senders and receivers form the group of a checkpoint engine."
+    ),
+    "weight_send": Event(
+        "weights", "update_weights", "A trainer's rank sends the weights by a checkpoint engine."
+    ),
+    "weight_receive": Event(
+        "weights",
+        "update_weights",
+        "A replica's rank gets the weights by a checkpoint engine and hands them to its engine.",
+    ),
+    "weight_bucket": Event(
+        "weights", "weight_send", "One bucket of a checkpoint engine, in a sender or in a receiver."
+    ),
     "memory": Event(
         "memory",
         None,

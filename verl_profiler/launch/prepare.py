@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,10 +228,32 @@ def _training(config: Any) -> dict[str, Any]:
         "nnodes": pick("trainer.nnodes"),
         "n_gpus_per_node": pick("trainer.n_gpus_per_node"),
         "use_v1": pick("trainer.use_v1"),
+        "trainer_mode": pick("trainer.v1.trainer_mode"),
+        "asynchronous": _asynchronous(pick),
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
         "memory": translate.facts(config),
     }
+
+
+def _asynchronous(pick: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the settings of an asynchronous trainer that explain its waits; empty for others."""
+    mode = pick("trainer.v1.trainer_mode")
+    if mode is None or mode == "sync" or pick("trainer.use_v1") is False:
+        return {}
+    rollout, sampler = "actor_rollout_ref.rollout", "trainer.v1.sampler"
+    found = {
+        "num_warmup_batches": pick(f"trainer.v1.{mode}.num_warmup_batches"),
+        "parameter_sync_step": pick(f"trainer.v1.{mode}.parameter_sync_step"),
+        "enable_switch": pick(f"trainer.v1.{mode}.hybrid_rollout.enable_switch"),
+        "max_off_policy_threshold": pick(f"{sampler}.max_off_policy_threshold"),
+        "max_off_policy_strategy": pick(f"{sampler}.max_off_policy_strategy"),
+        "hybrid_engine": pick("actor_rollout_ref.hybrid_engine"),
+        "checkpoint_engine": pick(f"{rollout}.checkpoint_engine.backend"),
+        "rollout_nnodes": pick(f"{rollout}.nnodes"),
+        "rollout_n_gpus_per_node": pick(f"{rollout}.n_gpus_per_node"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:
