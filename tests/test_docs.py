@@ -133,7 +133,7 @@ def test_every_command_is_in_the_readme(command):
     assert f"verl-profiler {command}" in (ROOT / "README.md").read_text()
 
 
-LEFT = ("logs", "outputs", "build", "dist")
+LEFT = ("logs", "outputs", "build", "dist", "site")
 
 
 def test_the_project_speaks_of_itself_alone():
