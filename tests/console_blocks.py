@@ -39,11 +39,13 @@ def _output(command: str, place: Path) -> str:
     Raises:
         RuntimeError: It failed; a page shows a failure as `command; echo "exit status $?"`.
     """
+    # The width and the colors of whoever runs this are not the page's.
+    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "FORCE_COLOR")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=place,
-        env={**os.environ, "PATH": path},
+        env={**kept, "PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
