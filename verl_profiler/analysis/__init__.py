@@ -18,6 +18,7 @@ from verl_profiler.analysis.engine import (
 )
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
+from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import step_replays, what_if
 from verl_profiler.analysis.memory import (
@@ -79,6 +80,7 @@ __all__ = [
     "SUMMARY",
     "Rows",
     "Steps",
+    "bubble_ledger",
     "clock_agreement",
     "critical_path",
     "engine_parts",
@@ -158,6 +160,7 @@ ANALYSES = {
         exclusive_times,
         critical_segments,
         critical_path,
+        bubble_ledger,
         step_replays,
         what_if,
         stragglers,
@@ -224,7 +227,7 @@ ANALYSES = {
 }
 
 # Those that say why a step took as long as it did, and what would have helped.
-EXPLANATIONS = ("critical_path", "what_if", "stragglers", "straggler_requests")
+EXPLANATIONS = ("critical_path", "bubble_ledger", "what_if", "stragglers", "straggler_requests")
 
 # Those that the summary and the report show.
 SUMMARY = (

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         found = explanations(opened.tables, args.steps)
         problems = opened.problems
         finished = opened.rows("SELECT 1 FROM steps WHERE finished LIMIT 1")
-    if not found["critical_segments"]:
+    if not found["bubble_ledger"]:
         why_not = "no step can be analyzed" if finished else "no step finished"
         print_error(f"nothing to report: {why_not}", *problems)
         return 1

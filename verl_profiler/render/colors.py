@@ -11,6 +11,7 @@ import zlib
 
 __all__ = [
     "ACCENT",
+    "ACCOUNT_COLORS",
     "ENGINE_COLORS",
     "GRID",
     "INK",
@@ -19,6 +20,7 @@ __all__ = [
     "PART_COLORS",
     "PHASE_COLORS",
     "TQ_COLORS",
+    "account_color",
     "color",
     "is_known",
     "owner_color",
@@ -87,6 +89,22 @@ OWNER_COLORS: dict[str, str] = {
     "unexplained": _REST,
 }
 
+# Accounts of the bubble ledger.
+ACCOUNT_COLORS: dict[str, str] = {
+    "training": "#D55E00",
+    "generating": "#0072B2",
+    "generating_unconsumed": "#56B4E9",
+    "generating_aborted": "#CC79A7",
+    "generating_dropped": "#5E3267",
+    "waiting_for_samples": "#F0E442",
+    "rollout_idle": "#E69F00",
+    "staleness_limit": "#8B0000",
+    "weight_sync": "#009E73",
+    "mode_switch": "#9966FF",
+    "overhead": "#222222",
+    "unattributed": _REST,
+}
+
 # Other names of the same work, or of work inside it.
 _SAME = {
     "agent_loop": "engine",
@@ -132,6 +150,11 @@ def color(name: str) -> str:
         if known in family:
             return family[known]
     return _SPARE[zlib.crc32(name.encode("utf-8", "replace")) % len(_SPARE)]
+
+
+def account_color(name: str) -> str:
+    """Return the color of an account of the bubble ledger."""
+    return ACCOUNT_COLORS[name]
 
 
 def owner_color(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from verl_profiler.render.text import align, of_which, quantile_texts, seconds, share
 from verl_profiler.render.visible import visible
 from verl_profiler.views.findings import finding_texts
+from verl_profiler.views.ledger_text import ledger_line
 
 __all__ = ["overview_text"]
 
@@ -34,7 +35,7 @@ def overview_text(
     """Return a run's overview.
 
     Args:
-        found: Rows by name: step_times, phase_totals, request_totals, request_parts, slowest_requests,
+        found: Rows by name: bubble_ledger, step_times, phase_totals, request_totals, request_parts, slowest_requests,
             tool_latencies, own_spans, profiler_cost.
         about: `runs` (labels) and `events` (how many).
         findings: Rows of `views.findings.findings`.
@@ -102,6 +103,7 @@ def _details(found: Mapping[str, Rows]) -> str:
     lines += [
         visible(f"{label:<12}{text}")
         for label, text in (
+            ("devices", ledger_line(found["bubble_ledger"])),
             ("requests", _requests(found)),
             ("slowest", _slowest(found)),
             ("tools", _tools(found["tool_latencies"])),

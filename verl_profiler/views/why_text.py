@@ -10,6 +10,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import align, seconds, share
 from verl_profiler.render.visible import visible
 from verl_profiler.views.findings import finding_list
+from verl_profiler.views.ledger_text import ledger_text
 
 __all__ = ["why"]
 
@@ -28,17 +29,20 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `critical_path`, `critical_segments`, `what_if`, `step_replays`,
-            `stragglers` and `straggler_requests`, by name.
+        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `what_if`,
+            `step_replays`, `stragglers` and `straggler_requests`, by name; of an asynchronous run,
+            only those of `bubble_ledger` and `stragglers`.
         ranked: The rows of `findings`.
     """
     blocks = []
-    runs = list(dict.fromkeys(row["run"] for row in found["critical_path"]))
+    runs = list(dict.fromkeys(row["run"] for row in found["bubble_ledger"]))
     for run in runs:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
-        blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
+        if own["critical_path"]:
+            blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
+        blocks.append(ledger_text(own["bubble_ledger"]))
         blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
     return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"

@@ -13,6 +13,7 @@ from verl_profiler.analysis.explain.fixes import (
     overrides_of,
     values_of,
 )
+from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import replays_and_averages
@@ -30,7 +31,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests and culprits, by name; steady_path: critical_path without the warm-up,
+        straggler_requests, culprits and bubble_ledger, by name; steady_path: critical_path without the warm-up,
         which what_if, stragglers and culprits also leave out; and findings, see `ranked`, whose
         overrides contain values of the run.
     """
@@ -51,6 +52,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "stragglers": stragglers(tables, steady),
         "straggler_requests": straggler_requests(tables, steps),
         "culprits": culprits(tables, lasting, steady),
+        "bubble_ledger": bubble_ledger(tables, steps),
     }
     found["findings"] = ranked(found)
     names = names_in(each for row in found["findings"] for each in row["overrides"])

@@ -284,6 +284,11 @@ class Tables:
         names = [column[0] for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
+    def arrays(self, query: str) -> dict[str, Any]:
+        """Run a query over the tables and return its columns as NumPy arrays, for many rows."""
+        self.make(*_named(query))
+        return self.connection.execute(query).fetchnumpy()
+
     def row(
         self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from verl_profiler.views.questions import (
     critical_path,
+    devices,
     engines,
     memory,
     own_spans,
@@ -35,6 +36,7 @@ VIEWS: dict[str, View] = {
     for topic in (
         steps,
         critical_path,
+        devices,
         shares,
         rollouts,
         workers,

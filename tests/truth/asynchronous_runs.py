@@ -1,0 +1,307 @@
+"""Asynchronous runs made up millisecond by millisecond, whose ledger is counted along the way.
+
+A trainer and replicas, on devices of their own or on the same ones, run a queue of samples.  The truth
+is summed up here while the clock advances, and shares no code with the analyses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_profiler.events.vocabulary import EVENTS
+
+__all__ = ["Call", "Plan", "Sample", "Simulation", "events_of"]
+
+MS = 1_000
+EPOCH = 1_795_228_400_000_000
+
+
+def _stages(number: int) -> tuple[int, ...]:
+    return 300 + 70 * (number % 5), 90, 200 + 40 * (number % 3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run; lengths are milliseconds.
+
+    Args:
+        ahead: Samples that are dispatched before the first step, beyond what a step consumes.
+        stages: Of sample n: generate calls (first, third, …) and tool calls in turn.
+        stale: Samples that the trainer drops instead of consuming; each is replaced.
+        redo: Whether a call that was aborted begins anew; otherwise it continues.
+        separate: Whether the replicas, of one device each, have devices of their own.
+    """
+
+    steps: int = 4
+    batch: int = 4
+    ahead: int = 4
+    replicas: int = 2
+    trainer_devices: int = 2
+    train_ms: int = 900
+    sync_ms: int = 120
+    look_ms: int = 7
+    stages: Callable[[int], tuple[int, ...]] = _stages
+    stale: frozenset[int] = frozenset()
+    redo: bool = False
+    separate: bool = True
+
+
+@dataclass
+class Call:
+    """One attempt of a generate call: when it was served, and what it cost by step."""
+
+    turn: int
+    attempt: int
+    begin: int
+    end: int | None = None
+    aborted: bool = False
+    seconds: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Sample:
+    """One request."""
+
+    number: int
+    step: int
+    begin: int
+    replica: int
+    lengths: tuple[int, ...]
+    stage: int = 0
+    done: int = 0
+    attempt: int = 0
+    calls: list[Call] = field(default_factory=list)
+    tools: list[tuple[int, int, int]] = field(default_factory=list)
+    stage_begin: int = 0
+    end: int | None = None
+    fate: str = "unconsumed"
+    taken: int = 0
+    consumed_step: int | None = None
+
+    @property
+    def calls_engine(self) -> bool:
+        return self.end is None and self.stage % 2 == 0
+
+    @property
+    def call(self) -> Call | None:
+        """The attempt that is being served."""
+        last = self.calls[-1] if self.calls else None
+        return last if last is not None and last.end is None else None
+
+
+class Simulation:
+    """One run: `seconds` by (pool, step, account), `timers` of the trainer, and the samples."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.pool = "rollout" if plan.separate else "shared"
+        self.samples: list[Sample] = []
+        self.timers: list[tuple[str, int, int, int]] = []
+        self.seconds: dict[tuple[str, int, str], float] = {}
+        self.now = 0
+        self.step = 1
+        self.serves = True
+        self._dispatch(plan.ahead)
+        for self.step in range(1, plan.steps + 1):
+            self._run_step()
+        for sample in self.samples:
+            for call in sample.calls:
+                wasted = call.aborted and plan.redo
+                account = "generating_aborted" if wasted else _ACCOUNTS[sample.fate]
+                for step, seconds in call.seconds.items():
+                    self._add(self.pool, step, account, seconds)
+
+    def _run_step(self) -> None:
+        begin = self.now
+        self._dispatch(self.plan.batch)
+        self._serve(True)
+        while not self._sampled():
+            self._pass(self.plan.look_ms, "waiting_for_samples")
+        self._note("gen", begin)
+        self._serve(self.plan.separate)
+        for phase, share in (("old_log_prob", 3), ("update_actor", 6)):
+            trained = self.now
+            self._pass(self.plan.train_ms * share // 9, "training")
+            self._note(phase, trained)
+        synced = self.now
+        self._serve(False)
+        self._pass(self.plan.sync_ms, "weight_sync")
+        self._note("update_weights", synced)
+        self._note("step", begin)
+
+    def _note(self, event: str, begin: int) -> None:
+        self.timers.append((event, self.step, begin, self.now))
+
+    def _dispatch(self, count: int) -> None:
+        for _ in range(count):
+            number = len(self.samples)
+            replica = number % self.plan.replicas
+            lengths = self.plan.stages(number)
+            self.samples.append(Sample(number, self.step, self.now, replica, lengths))
+        self._serve(self.serves)
+
+    def _serve(self, serves: bool) -> None:
+        """Let the replicas begin or end all calls that wait for them."""
+        self.serves = serves
+        for sample in self.samples:
+            if not sample.calls_engine:
+                continue
+            if serves and sample.call is None:
+                sample.calls.append(Call(sample.stage // 2, sample.attempt, self.now))
+            elif not serves and sample.call is not None:
+                call = sample.calls[-1]
+                call.end, call.aborted = self.now, True
+                sample.attempt += 1
+                if self.plan.redo:
+                    sample.done = 0
+
+    def _sampled(self) -> bool:
+        """Look for finished samples, drop stale ones, and consume the oldest."""
+        done = [s for s in self.samples if s.end is not None and s.fate == "unconsumed"]
+        for sample in done:
+            if sample.number in self.plan.stale:
+                sample.fate, sample.taken = "dropped", self.now
+                self._dispatch(1)
+        ready = [s for s in done if s.fate == "unconsumed"][: self.plan.batch]
+        if len(ready) < self.plan.batch:
+            return False
+        for sample in ready:
+            sample.fate, sample.consumed_step, sample.taken = "consumed", self.step, self.now
+        return True
+
+    def _add(self, pool: str, step: int, account: str, seconds: float) -> None:
+        key = (pool, step, account)
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+
+    def _pass(self, length: int, trainer: str) -> None:
+        for _ in range(length):
+            self._account(trainer)
+            self._advance()
+
+    def _account(self, trainer: str) -> None:
+        """Charge the next millisecond of every device."""
+        plan = self.plan
+        if plan.separate:
+            self._add("trainer", self.step, trainer, plan.trainer_devices / 1000)
+        open_ = any(sample.end is None for sample in self.samples)
+        for replica in range(plan.replicas):
+            devices = 1.0 if plan.separate else plan.trainer_devices / plan.replicas
+            calls = [s.call for s in self.samples if s.replica == replica and s.call is not None]
+            for call in calls:
+                share = devices / len(calls) / 1000
+                call.seconds[self.step] = call.seconds.get(self.step, 0.0) + share
+            if calls:
+                continue
+            account = trainer
+            if plan.separate and trainer != "weight_sync":
+                account = "rollout_idle" if open_ else "staleness_limit"
+            self._add(self.pool, self.step, account, devices / 1000)
+
+    def _advance(self) -> None:
+        self.now += 1
+        for sample in self.samples:
+            if sample.end is not None or (sample.calls_engine and sample.call is None):
+                continue
+            sample.done += 1
+            if sample.done == sample.lengths[sample.stage]:
+                self._end_stage(sample)
+
+    def _end_stage(self, sample: Sample) -> None:
+        if sample.calls_engine:
+            sample.calls[-1].end = self.now
+        else:
+            sample.tools.append((sample.stage // 2, sample.stage_begin, self.now))
+        sample.stage, sample.done, sample.attempt = sample.stage + 1, 0, 0
+        sample.stage_begin = self.now
+        if sample.stage == len(sample.lengths):
+            sample.end = self.now
+        elif sample.calls_engine and self.serves:
+            sample.calls.append(Call(sample.stage // 2, 0, self.now))
+
+
+_ACCOUNTS = {
+    "consumed": "generating",
+    "dropped": "generating_dropped",
+    "unconsumed": "generating_unconsumed",
+}
+
+
+def events_of(run: Simulation) -> list[dict[str, Any]]:
+    """Return the events that verl would have left of this run."""
+    events: list[dict[str, Any]] = []
+
+    def span(name: str, event: str, step: int, begin: int, end: int | None, **more: Any) -> None:
+        role, _, rank = name.rpartition("_")
+        own = ("request_id", "turn", "status", "session")
+        known = {key: more.pop(key) for key in own if key in more}
+        events.append(
+            {
+                "run": "made",
+                "name": name,
+                "role": "agent_loop" if role == "worker" else role,
+                "rank": int(rank),
+                "host": "one",
+                "step": step,
+                "event": event,
+                "family": "trainer" if role == "trainer" else EVENTS[event].family,
+                "begin_us": EPOCH + begin * MS,
+                "end_us": EPOCH + (begin if end is None else end) * MS,
+                "duration_us": None if end is None else (end - begin) * MS,
+                "validate": False,
+                **known,
+                "extra": more or None,
+            }
+        )
+
+    plan = run.plan
+    if plan.separate:
+        replicas = list(range(plan.replicas))
+        pool = {"pool": "standalone", "replicas": replicas, "devices": plan.replicas}
+        span("trainer_0", "replica_pool", 0, 0, None, **pool)
+    for event, step, begin, end in run.timers:
+        span("trainer_0", event, step, begin, end)
+        if event == "update_actor":
+            for rank in range(plan.trainer_devices):
+                span(f"actor_{rank}", event, step, begin, end)
+    for sample in run.samples:
+        _write_sample(run, sample, span)
+    return events
+
+
+def _write_sample(run: Simulation, sample: Sample, span: Callable[..., None]) -> None:
+    who = {"request_id": f"q{sample.number:04d}", "session": "0"}
+    uid = {"uid": f"u{sample.number:04d}"}
+    step = sample.step
+    for call in sample.calls:
+        end = run.now if call.end is None else call.end
+        tokens = 0 if call.aborted and run.plan.redo else end - call.begin
+        ids = {
+            "engine_request_id": f"{who['request_id']}-{call.turn}-{call.attempt}",
+            "finish_reason": "abort" if call.aborted else "stop",
+            "response_tokens": tokens,
+        }
+        span(f"engine_{sample.replica}", "engine_request", step, call.begin, end, **ids)
+        if call.aborted or call.attempt:
+            span(
+                "worker_0", "engine_attempt", step, call.begin, end,
+                **who, turn=call.turn, attempt=call.attempt, **ids,
+            )  # fmt: skip
+        elif call.end is not None:
+            span("worker_0", "engine_call", step, call.begin, end, **who, turn=call.turn, **ids)
+    for turn in sorted({call.turn for call in sample.calls if call.attempt}):
+        tries = [call for call in sample.calls if call.turn == turn]
+        if tries[-1].end is not None and not tries[-1].aborted:
+            begin, end = tries[0].begin, tries[-1].end
+            span("worker_0", "engine_call", step, begin, end, **who, turn=turn, attempts=len(tries))
+    for turn, begin, end in sample.tools:
+        span("worker_0", "tool_call", step, begin, end, **who, turn=turn, tool="t")
+    span("worker_0", "request_start", step, sample.begin, None, **who, **uid)
+    if sample.end is not None:
+        span("worker_0", "request", step, sample.begin, sample.end, **who, **uid)
+    if sample.fate == "consumed":
+        taken = {"session": "0", "consumed_step": sample.consumed_step}
+        span("trainer_0", "sample_consumed", step, sample.taken, None, **uid, **taken)
+    elif sample.fate == "dropped":
+        span("trainer_0", "sample_dropped", step, sample.taken, None, **uid, reason="stale")

@@ -1,0 +1,105 @@
+"""The bubble ledger: against runs whose device time is counted while they are made, and conservation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from truth.asynchronous_runs import Plan, Simulation, events_of
+from truth.synthetic import events_of as synchronous_events
+from truth.synthetic import tables_of
+from truth.test_culprits import healthy
+
+from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
+from verl_profiler.analysis.explain.ledger import bubble_ledger
+
+PLANS = {
+    "synchronous": Plan(separate=False, ahead=0),
+    "shared": Plan(separate=False),
+    "shared, redone": Plan(separate=False, redo=True, train_ms=450),
+    "separate": Plan(),
+    "separate, trainer bound": Plan(train_ms=2700),
+    "separate, some dropped": Plan(stale=frozenset({2, 5, 9})),
+    "separate, redone": Plan(redo=True, train_ms=450, replicas=3, batch=5),
+    "synchronous, three replicas": Plan(separate=False, ahead=0, replicas=3, batch=7),
+}
+
+
+def counted(rows):
+    """Sum up the rows by pool, step and account."""
+    return {(row["pool"], row["step"], row["account"]): row["device_s"] for row in rows}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def test_the_ledger_is_what_the_devices_did(plan):
+    """To a microsecond per account."""
+    run = Simulation(plan)
+
+    assert counted(bubble_ledger(tables_of(events_of(run)))) == pytest.approx(
+        {key: seconds for key, seconds in run.seconds.items() if seconds}, abs=1e-6
+    )
+
+
+def test_validation_and_checkpoints_are_overhead():
+    """Whatever their timers contain; the accounts of a step add up to the devices' time."""
+    steps = [replace(healthy(number), testing_us=700_000, save_us=90_000) for number in (1, 2, 3)]
+    events, truths = synchronous_events(*steps)
+    tested = [each for each in events if each["event"] == "testing"]
+    events += [{**each, "event": "gen", "begin_us": each["begin_us"] + 10} for each in tested]
+    rows = bubble_ledger(tables_of(events))
+
+    for number, (step, truth) in enumerate(zip(steps, truths, strict=True), 1):
+        mine = {row["account"]: row["device_s"] for row in rows if row["step"] == number}
+        pause_us = step.pause_us * (number < 3)
+        whole_us = truth.duration_us + step.testing_us + pause_us
+        ranks = len(step.phases[0].ranks_us)
+        assert sum(mine.values()) == pytest.approx(ranks * whole_us / 1e6)
+        assert mine["overhead"] == pytest.approx(ranks * (700_000 + 90_000) / 1e6)
+        assert mine["weight_sync"] == pytest.approx(ranks * truth.owners["update_weights"] / 1e6)
+    assert sum(row["share"] for row in rows) == pytest.approx(3)
+
+
+SPANS = st.lists(
+    st.builds(
+        lambda begin, length, state: Span(begin, begin + length, state),
+        st.integers(0, 1000),
+        st.integers(0, 400),
+        st.sampled_from("abc"),
+    ),
+    max_size=12,
+)
+
+
+@given(SPANS)
+def test_the_innermost_of_nested_spans(spans):
+    """Looked at microsecond by microsecond: of the open ones, that which began last, then the shortest."""
+    found = innermost(spans)
+
+    for time in range(0, 1450, 7):
+        open_ = [s for s in spans if s.begin_us <= time < s.end_us]
+        shown = [s.state for s in found if s.begin_us <= time < s.end_us]
+        if not open_:
+            assert shown == []
+            continue
+        begin = max(s.begin_us for s in open_)
+        end = min(s.end_us for s in open_ if s.begin_us == begin)
+        assert len(shown) == 1
+        assert shown[0] in {s.state for s in open_ if (s.begin_us, s.end_us) == (begin, end)}
+
+
+@settings(max_examples=50)
+@given(SPANS, SPANS, st.floats(0.5, 16), st.sets(st.sampled_from("abc")))
+def test_no_device_time_is_lost(states, calls, devices, yields):
+    """Whatever overlaps: the accounts of a window add up to its length times the devices."""
+    by_state = {
+        state: tuple(
+            np.array([s[end] for s in calls if s.state == state], np.int64) for end in (0, 1)
+        )
+        for state in "abc"
+    }
+    group = Group(devices, innermost(states), by_state, frozenset(yields))
+    windows = [(0, 300), (300, 301), (500, 1600)]
+
+    for (begin, end), found in zip(windows, integrate(windows, [group]), strict=True):
+        assert sum(found.values()) == pytest.approx(devices * (end - begin) / 1e6)

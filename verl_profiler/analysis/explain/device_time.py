@@ -1,0 +1,162 @@
+"""Integrates what devices did over time: each moment of each device has one account.
+
+A device group is one replica's devices, or the devices of a pool without replicas.  What it does at a
+moment follows from the trainer's state, from its own state (paused, switched) and from its running
+calls, whose time is divided evenly among them.  Nothing here depends on names of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Group", "Span", "Times", "innermost", "integrate"]
+
+Times = NDArray[np.int64]
+
+
+class Span(NamedTuple):
+    """Something that has a state from one time to another, in microseconds."""
+
+    begin_us: int
+    end_us: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that are always in the same state.
+
+    Args:
+        devices: How many.
+        states: What they do when they run no calls, without overlaps and in order.
+        calls: What they run, any number at a time: begins and ends, in any order, by the state that
+            each stands for.
+        yields: The states in which running calls count, instead of the state.  None: in all.
+        otherwise: The state outside of all `states`.
+    """
+
+    devices: float
+    states: Sequence[Span] = ()
+    calls: Mapping[str, tuple[Times, Times]] = field(default_factory=dict)
+    yields: frozenset[str] | None = None
+    otherwise: str = "unattributed"
+
+
+@dataclass
+class _Steps:
+    """A state over time: `states[i]` from `begins[i]` to the next."""
+
+    begins: Times
+    states: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def at(self, times: Times) -> NDArray[np.int64]:
+        return self.states[np.searchsorted(self.begins, times, "right") - 1]
+
+
+def innermost(spans: Iterable[Span]) -> list[Span]:
+    """Return who is innermost at each time: spans without overlaps, in order.
+
+    Of spans that overlap without containing each other, the one that began later counts.
+    """
+    found: list[Span] = []
+    open_: list[Span] = []
+    now = 0
+
+    def until(time_us: int) -> None:
+        nonlocal now
+        while open_:
+            top = open_[-1]
+            end = min(top.end_us, time_us)
+            if end > now:
+                if found and found[-1].state == top.state and found[-1].end_us == now:
+                    found[-1] = Span(found[-1].begin_us, end, top.state)
+                else:
+                    found.append(Span(now, end, top.state))
+                now = end
+            if top.end_us > time_us:
+                return
+            open_.pop()
+
+    for span in sorted(spans, key=lambda each: (each.begin_us, -each.end_us)):
+        until(span.begin_us)
+        now = span.begin_us
+        if span.end_us > span.begin_us:
+            open_.append(span)
+    until(max((span.end_us for span in open_), default=0))
+    return found
+
+
+def integrate(
+    windows: Sequence[tuple[int, int]], groups: Iterable[Group]
+) -> list[Mapping[str, float]]:
+    """Return the device-seconds of each state or call, for each window.
+
+    Args:
+        windows: Begin and end in microseconds, without overlaps and in order.
+        groups: Of one pool.
+
+    Returns:
+        For each window, seconds by state; they add up to its length times the devices.
+    """
+    found: list[dict[str, float]] = [{} for _ in windows]
+    for group in groups:
+        _integrate(windows, group, found)
+    return found
+
+
+def _integrate(
+    windows: Sequence[tuple[int, int]], group: Group, found: list[dict[str, float]]
+) -> None:
+    states = [group.otherwise, *(span.state for span in group.states), *group.calls]
+    number = {state: place for place, state in enumerate(dict.fromkeys(states))}
+    shown = _steps(group.states, number, number[group.otherwise])
+    begins = {name: np.sort(begins) for name, (begins, _) in group.calls.items()}
+    ends = {name: np.sort(ends) for name, (_, ends) in group.calls.items()}
+    bounds = np.array([time for window in windows for time in window], np.int64)
+    edges = np.unique(np.concatenate([bounds, shown.begins[1:], *begins.values(), *ends.values()]))
+    if len(edges) < 2:
+        return
+    times, lengths = edges[:-1], np.diff(edges) / 1e6 * group.devices
+    firsts = np.array([begin for begin, _ in windows], np.int64)
+    lasts = np.array([end for _, end in windows], np.int64)
+    window = np.searchsorted(firsts, times, "right") - 1
+    inside = (window >= 0) & (times < lasts[window])
+    state = shown.at(times)
+    running = {
+        name: np.searchsorted(begins[name], times, "right")
+        - np.searchsorted(ends[name], times, "right")
+        for name in begins
+    }
+    total = sum(running.values(), np.zeros(len(times), np.int64))
+    calls = inside & (total > 0)
+    if group.yields is not None:
+        calls &= np.isin(state, [number[name] for name in group.yields if name in number])
+    sums = np.zeros((len(windows), len(number)))
+    still = inside & ~calls
+    np.add.at(sums, (window[still], state[still]), lengths[still])
+    for name, count in running.items():
+        spent = lengths[calls] * count[calls] / total[calls]
+        np.add.at(sums[:, number[name]], window[calls], spent)
+    for place, row in enumerate(sums):
+        for name, at in number.items():
+            if row[at]:
+                found[place][name] = found[place].get(name, 0.0) + float(row[at])
+
+
+def _steps(spans: Sequence[Span], number: Mapping[str, int], otherwise: int) -> _Steps:
+    """Return spans in order as steps; what lies between them is `otherwise`."""
+    begins, states = [np.iinfo(np.int64).min], [otherwise]
+    for span in spans:
+        if begins[-1] == span.begin_us:
+            states[-1] = number[span.state]
+        else:
+            begins.append(span.begin_us)
+            states.append(number[span.state])
+        begins.append(span.end_us)
+        states.append(otherwise)
+    return _Steps(np.array(begins, np.int64), np.array(states, np.int64))

@@ -1,0 +1,304 @@
+"""The bubble ledger: device-seconds of each pool and step, each in exactly one account.
+
+It holds for synchronous and asynchronous runs alike, because it follows devices and not requests.
+A device is where the trainer works, or where a replica serves generate calls, or both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from verl_profiler.analysis.explain.device_time import Group, Span, Times, innermost, integrate
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["ACCOUNTS", "POOLS", "USEFUL", "bubble_ledger"]
+
+# What each account is, in the order in which people read them.
+ACCOUNTS = {
+    "training": "log-probabilities, values, advantages, updates, rewards in the trainer",
+    "generating": "generate calls of samples that were consumed",
+    "generating_unconsumed": "generate calls of samples that no recorded step consumed",
+    "generating_aborted": "generate calls whose tokens an abort discarded; prefill repeated after one",
+    "generating_dropped": "generate calls of samples that were dropped",
+    "waiting_for_samples": "the trainer waits for samples, and the devices run no calls",
+    "rollout_idle": "a replica without calls, while requests run tools, rewards or other replicas",
+    "staleness_limit": "a replica without calls, because no more samples are dispatched",
+    "weight_sync": "weight sync",
+    "mode_switch": "engines are put to sleep, woken or switched between pools",
+    "overhead": "start-up, validation, checkpoints, captures",
+    "unattributed": "no event explains it",
+}
+
+# What the devices are for.
+USEFUL = ("training", "generating")
+
+POOLS = {
+    "shared": "shared by trainer and rollout",
+    "trainer": "of the trainer",
+    "rollout": "of the rollout",
+}
+
+# The account of the trainer's timers; all others are training.
+_TIMERS = {
+    **dict.fromkeys(("step", "prepare_step", "dispatch"), "unattributed"),
+    **dict.fromkeys(
+        ("gen", "sample_wait", "sampleable_wait", "switch_wait"), "waiting_for_samples"
+    ),
+    **dict.fromkeys(
+        ("sleep_replicas", "switch_to_rollout", "switch_to_trainer", "pool_switch"), "mode_switch"
+    ),
+    **dict.fromkeys(("update_weights", "weight_sync"), "weight_sync"),
+    **dict.fromkeys(
+        ("init", "testing", "validation", "save_checkpoint", "start_profile", "stop_profile"),
+        "overhead",
+    ),
+}
+# Parts of the timers around them.
+_INSIDE = frozenset({"replicas_join", "replicas_leave", "abort_replicas", "resume_replicas"})
+# In these states of the trainer, devices that it shares with replicas run calls.
+_SHARED = frozenset({"waiting_for_samples", "unattributed"})
+# In these states of a replica with devices of its own, it runs calls.
+_SEPARATE = frozenset({"rollout_idle", "staleness_limit"})
+
+_NEVER = 1 << 62
+
+# Of one replica: begins and ends of its calls by account.
+_Calls = Mapping[str, tuple[Times, Times]]
+
+
+def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
+    """Charge the time of all devices to accounts, for each step from its begin to the next one's.
+
+    The devices of a pool are those that the trainer noted, or else as many as it has ranks; a
+    replica has an equal part of them. Generate calls that a replica runs at the same time share its
+    devices' time evenly. What a sample became is known from the step that consumed it; in runs
+    without that, all generate calls are `generating`.
+
+    Returns:
+        One row per run, step, pool and account, in the order of `ACCOUNTS`: pool (`shared`:
+        trainer and replicas on the same devices; `trainer`; `rollout`), devices, device_s
+        (device-seconds), share (of the pool's time in that step). The accounts of a pool and step
+        add up to devices times the step's time.
+    """
+    rows: Rows = []
+    timers = _by_run(tables, _TIMED)
+    syncs = _by_run(tables, _SYNCS)
+    calls = _calls(tables)
+    pools = _pools(tables)
+    ranks = {row["run"]: row["ranks"] for row in tables.rows(_RANKS)}
+    for run, spans in _windows(tables, steps).items():
+        windows = [(begin, end) for _, begin, end in spans]
+        trainer = innermost(_states(timers[run]))
+        replicas = calls.get(run, {})
+        own, devices = pools.get(run, ({}, 0.0))
+        apart = {name: served for name, served in replicas.items() if own.get(name)}
+        shared = {name: served for name, served in replicas.items() if name not in apart}
+        trained = float(ranks.get(run) or len(shared) or 1)
+        groups = [
+            Group(trained / len(shared), trainer, served, _SHARED) for served in shared.values()
+        ] or [Group(trained, trainer)]
+        pool = "shared" if shared or not apart else "trainer"
+        found = integrate(windows, groups)
+        rows += _rows(run, pool, trained, spans, found)
+        if apart:
+            states = _without_trainer(tables, run, windows, syncs[run], trainer)
+            groups = [
+                Group(devices / len(apart), states, served, _SEPARATE, "rollout_idle")
+                for served in apart.values()
+            ]
+            rows += _rows(run, "rollout", devices, spans, integrate(windows, groups))
+    return rows
+
+
+def _states(timers: Rows) -> Iterator[Span]:
+    """Give the account of each timer, in order; what happens inside of validation is overhead."""
+    whole_us = 0
+    for row in timers:
+        if row["end_us"] <= whole_us or row["phase"] in _INSIDE:
+            continue
+        account = _TIMERS.get(row["phase"], "training")
+        if account == "overhead":
+            whole_us = row["end_us"]
+        yield Span(row["begin_us"], row["end_us"], account)
+
+
+def _without_trainer(
+    tables: Tables,
+    run: str,
+    windows: list[tuple[int, int]],
+    syncs: Rows,
+    trainer: list[Span],
+) -> list[Span]:
+    """Return what replicas with devices of their own do without calls, other than `rollout_idle`."""
+    synced = [Span(row["begin_us"], row["end_us"], "weight_sync") for row in syncs] or [
+        span for span in trainer if span.state == "weight_sync"
+    ]
+    return innermost([*_nothing_open(tables, run, windows), *synced])
+
+
+def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> Iterator[Span]:
+    """Give the times in which no request is open."""
+    open_ = tables.arrays(
+        f"SELECT begin_us, coalesce(end_us, {_NEVER}) AS end_us FROM requests "
+        f"WHERE run = {_quoted(run)} AND begin_us IS NOT NULL ORDER BY begin_us"
+    )
+    first, last = windows[0][0], windows[-1][1]
+    begins = np.append(open_["begin_us"], last)
+    ends = np.maximum.accumulate(np.insert(open_["end_us"], 0, first))
+    for place in np.flatnonzero(begins > ends):
+        yield Span(int(ends[place]), int(begins[place]), "staleness_limit")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int, int]]]:
+    """Return step, begin and end by run: from a step's begin to the next one's.
+
+    The last one ends with its last timer, of validation for example.
+    """
+    found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for row in tables.rows(
+        f"""
+        WITH timed AS (SELECT run, step, max(end_us) AS last_us FROM phases GROUP BY run, step)
+        SELECT * FROM (
+            SELECT run, step, begin_us, greatest(end_us, coalesce(lead(begin_us) OVER (
+                PARTITION BY run ORDER BY begin_us), last_us)) AS end_us
+            FROM steps JOIN timed USING (run, step) WHERE finished
+        ) WHERE {in_steps(steps)} ORDER BY run, begin_us
+        """
+    ):
+        found[row["run"]].append((row["step"], row["begin_us"], row["end_us"]))
+    return found
+
+
+def _pools(tables: Tables) -> dict[str, tuple[dict[str, bool], float]]:
+    """Return by run: which replicas have devices of their own, by process; and how many devices."""
+    found: dict[str, tuple[dict[str, bool], float]] = {}
+    for row in tables.rows(_STANDALONE):
+        own, devices = found.get(row["run"], ({}, 0.0))
+        own[row["name"]] = True
+        found[row["run"]] = own, max(devices, float(row["devices"] or 0))
+    return found
+
+
+def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:
+    """Return begins and ends of the generate calls by run, replica and account."""
+    found: dict[str, dict[str, dict[str, tuple[Times, Times]]]] = defaultdict(dict)
+    charged = (
+        f"SELECT *, dense_rank() OVER (ORDER BY run, replica, account) AS number FROM ({_CALLS})"
+    )
+    groups = tables.rows(f"SELECT DISTINCT run, replica, account, number FROM ({charged})")
+    calls = tables.arrays(f"SELECT number, begin_us, end_us FROM ({charged}) ORDER BY number")
+    numbers = calls["number"]
+    for group in groups:
+        own = slice(*np.searchsorted(numbers, (group["number"], group["number"] + 1)))
+        replicas = found[group["run"]].setdefault(group["replica"], {})
+        replicas[group["account"]] = calls["begin_us"][own], calls["end_us"][own]
+    return dict(found)
+
+
+def _by_run(tables: Tables, query: str) -> dict[str, Rows]:
+    found: dict[str, Rows] = defaultdict(list)
+    for row in tables.rows(query):
+        found[row["run"]].append(row)
+    return found
+
+
+def _rows(
+    run: str,
+    pool: str,
+    devices: float,
+    windows: Iterable[tuple[int, int, int]],
+    found: Iterable[Mapping[str, float]],
+) -> Rows:
+    return [
+        {
+            "run": run,
+            "step": step,
+            "pool": pool,
+            "account": account,
+            "devices": devices,
+            "device_s": seconds[account],
+            "share": seconds[account] / sum(seconds.values()),
+        }
+        for (step, _, _), seconds in zip(windows, found, strict=True)
+        for account in ACCOUNTS
+        if seconds.get(account)
+    ]
+
+
+# The timers of the process that runs the steps.
+_TIMED = """
+SELECT p.run, p.phase, p.begin_us, p.end_us FROM phases AS p JOIN (
+    SELECT run, arg_max(name, spent) AS name FROM (
+        SELECT run, name, sum(duration_us) AS spent FROM phases WHERE phase = 'step'
+        GROUP BY run, name
+    ) GROUP BY run
+) AS t USING (run, name)
+ORDER BY p.begin_us, p.end_us DESC
+"""
+_SYNCS = """
+SELECT run, begin_us, end_us FROM event_fields
+WHERE event = 'weight_sync' AND duration_us IS NOT NULL AND rest->>'$.pool' = 'standalone'
+"""
+_RANKS = """
+SELECT run, count(DISTINCT rank) AS ranks FROM processes WHERE role = 'actor' GROUP BY run
+"""
+# Replicas with devices of their own, and how many devices these are together.
+_STANDALONE = """
+SELECT p.run, p.name, pool.devices FROM processes AS p JOIN (
+    SELECT run, integer_of(rest, 'devices') AS devices,
+        unnest(from_json(rest->'$.replicas', '["BIGINT"]')) AS replica
+    FROM event_fields WHERE event = 'replica_pool' AND rest->>'$.pool' = 'standalone'
+) AS pool ON pool.run = p.run AND pool.replica = p.replica
+WHERE p.role = 'engine'
+"""
+# An aborted attempt that returned no tokens is lost; the next one repeats the prefill of all others.
+_CALLS = """
+WITH attempts AS MATERIALIZED (
+    SELECT run, engine_request_id AS id, request_id, turn, validate, server, begin_us, end_us,
+        attempt, finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
+    FROM event_fields WHERE event = 'engine_attempt'
+), calls AS (
+    SELECT run, id, request_id, validate, server, begin_us, end_us, attempt, lost FROM attempts
+    UNION ALL
+    SELECT c.run, engine_request_id, c.request_id, c.validate, server, c.begin_us, c.end_us, 0, false
+    FROM engine_calls AS c
+    ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
+), served AS (
+    SELECT s.run, s.name AS replica, s.begin_us, s.end_us, s.validate OR c.validate AS validate,
+        c.request_id, c.lost,
+        CASE WHEN c.attempt > 0 THEN coalesce(queue_us, 0) + prefill_us END AS repeated_us
+    FROM engine_requests AS s LEFT JOIN (
+        SELECT DISTINCT ON (run, id) * FROM calls WHERE id IS NOT NULL ORDER BY run, id, attempt
+    ) AS c ON c.run = s.run AND c.id = s.engine_request_id
+    WHERE s.duration_us IS NOT NULL
+    UNION ALL
+    SELECT run, coalesce(server, 'unknown'), begin_us, end_us, validate, request_id, lost, NULL
+    FROM calls WHERE end_us IS NOT NULL AND run NOT IN (SELECT run FROM engine_requests)
+), fates AS (
+    SELECT r.run, r.request_id, any_value(s.consumed_step) AS consumed_step, bool_or(s.dropped) AS dropped
+    FROM requests AS r JOIN samples AS s
+        ON s.run = r.run AND s.uid = r.uid AND (s.dropped OR s.session IS NOT DISTINCT FROM r.session)
+    GROUP BY r.run, r.request_id
+), charged AS (
+    SELECT s.*, CASE WHEN s.validate THEN 'overhead'
+        WHEN s.lost THEN 'generating_aborted'
+        WHEN s.run NOT IN (SELECT run FROM samples) THEN 'generating'
+        WHEN f.consumed_step IS NOT NULL THEN 'generating'
+        WHEN f.dropped THEN 'generating_dropped'
+        ELSE 'generating_unconsumed' END AS account
+    FROM served AS s LEFT JOIN fates AS f ON f.run = s.run AND f.request_id = s.request_id
+)
+SELECT run, replica, account, least(begin_us + coalesce(repeated_us, 0), end_us) AS begin_us, end_us
+FROM charged
+UNION ALL
+SELECT run, replica, 'generating_aborted', begin_us, least(begin_us + repeated_us, end_us)
+FROM charged WHERE repeated_us > 0
+"""

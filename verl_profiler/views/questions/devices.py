@@ -1,0 +1,123 @@
+"""The view of devices: what each second of theirs went to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, bubble_ledger
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.axes import percent, step_stack
+from verl_profiler.render.colors import account_color
+from verl_profiler.render.figure import sheet
+from verl_profiler.render.text import share
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
+
+_NAMES = {account: account.replace("_", " ") for account in ACCOUNTS}
+# Accounts below this share of a pool are in the table, and not in the plot.
+_SMALL = 0.002
+
+
+def _ledger(data: DataTables, choice: Choice) -> Figure:
+    rows = data["bubble_ledger"]
+    steps = sorted({row["step"] for row in rows})
+    pools = list(dict.fromkeys(row["pool"] for row in rows))
+    total = sum(row["device_s"] for row in rows)
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row["account"]] = sums.get(row["account"], 0.0) + row["device_s"]
+    useful = sum(sums.get(account, 0.0) for account in USEFUL)
+    lost = {account: spent for account, spent in sums.items() if account not in USEFUL}
+    title = f"{share(useful / total)} of device time is training and consumed generation"
+    if lost:
+        largest = max(lost, key=lambda account: lost[account])
+        title += f"; the largest rest is {_NAMES[largest]}, {share(lost[largest] / total)}"
+    devices = {row["pool"]: row["devices"] for row in rows}
+    figure, panels = sheet(
+        title,
+        f"{choice.text()}: {len(steps)} steps; "
+        + ", ".join(f"{devices[pool]:g} devices {POOLS[pool]}" for pool in pools),
+        size=(11, 1.6 + 3.6 * len(pools)),
+        panels=(len(pools), 1),
+        notes=(
+            "Every device-second is in exactly one account, from a step's begin to the next's.",
+        ),
+    )
+    for axes, pool in zip(panels, pools, strict=True):
+        _panel(axes, [row for row in rows if row["pool"] == pool], steps)
+        axes.set_title(POOLS[pool] if len(pools) > 1 else "")
+    return figure
+
+
+def _panel(axes: object, rows: Rows, steps: list[int]) -> None:
+    shares = {(row["step"], row["account"]): row["share"] for row in rows}
+    spent = sum(row["device_s"] for row in rows)
+    shown = [
+        account
+        for account in ACCOUNTS
+        if sum(row["device_s"] for row in rows if row["account"] == account) >= _SMALL * spent
+    ]
+    series = [
+        (
+            _NAMES[account],
+            [shares.get((step, account), 0.0) for step in steps],
+            account_color(account),
+        )
+        for account in shown
+    ]
+    step_stack(axes, steps, series, "share of device time", form=percent)
+
+
+_ACCOUNT_TABLE = "\n".join(
+    ["| account | what the device time went to |", "| --- | --- |"]
+    + [f"| `{account}` | {text} |" for account, text in ACCOUNTS.items()]
+)
+
+VIEWS = (
+    View(
+        name="bubble_ledger",
+        question="What did the devices do with their time?",
+        analysis=asking(bubble_ledger),
+        columns={
+            "pool": "`shared`: trainer and rollout on the same devices; else `trainer` or `rollout`",
+            "account": "what the time went to",
+            "devices": "number of devices of the pool",
+            "device_s": "device-seconds, in s",
+            "share": "part of the pool's device time in the step",
+        },
+        draw=_ledger,
+        empty="no step finished there.",
+        section=Section(
+            "devices",
+            "Device time",
+            "how much of the device time is training and generation that was consumed, and what "
+            "the rest waits for; it holds for asynchronous runs, too",
+            link="Devices",
+        ),
+        shows=f"""\
+The device-seconds of each pool and step, from its begin to the next one's, each in one account.
+Generate calls that a replica runs at the same time share its devices' time evenly.
+
+{_ACCOUNT_TABLE}""",
+        conclude="""
+            - A long `waiting_for_samples`: rollout bounds the run. On shared devices it is the
+              time in which replicas have no call left while others still run, and polling.
+            - A long `staleness_limit`: the trainer bounds the run; the rollout would be ahead of
+              what may be consumed.
+            - A long `rollout_idle`: tools, rewards, or an uneven distribution over replicas.
+            - `generating_dropped` and `generating_aborted` are paid twice.
+            - `weight_sync`: both pools wait.
+        """,
+        limits="""
+            It counts time, not speed: a replica with a single call counts as generating. Devices
+            are counted by the trainer's ranks, and each replica has an equal part. What a sample
+            became is known from the step that consumed it; in runs recorded before that was
+            written, every call counts as `generating`. Without recorded engines the client's
+            calls are used, with their transport.
+        """,
+    ),
+)
