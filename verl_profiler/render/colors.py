@@ -101,6 +101,7 @@ ACCOUNT_COLORS: dict[str, str] = {
     "staleness_limit": "#8B0000",
     "weight_sync": "#009E73",
     "mode_switch": "#9966FF",
+    "dispatch": "#59636E",
     "overhead": "#222222",
     "unattributed": _REST,
 }

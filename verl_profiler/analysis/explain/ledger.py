@@ -29,6 +29,7 @@ ACCOUNTS = {
     "staleness_limit": "a replica without calls, because no more samples are dispatched",
     "weight_sync": "weight sync",
     "mode_switch": "engines are put to sleep, woken or switched between pools",
+    "dispatch": "the trainer reads prompts and hands them to the agent loops",
     "overhead": "start-up, validation, checkpoints, captures",
     "unattributed": "no event explains it",
 }
@@ -44,7 +45,8 @@ POOLS = {
 
 # The account of the trainer's timers; all others are training.
 _TIMERS = {
-    **dict.fromkeys(("step", "prepare_step", "dispatch"), "unattributed"),
+    "step": "unattributed",
+    **dict.fromkeys(("prepare_step", "dispatch"), "dispatch"),
     **dict.fromkeys(
         ("gen", "sample_wait", "sampleable_wait", "switch_wait"), "waiting_for_samples"
     ),
@@ -60,7 +62,7 @@ _TIMERS = {
 # Parts of the timers around them.
 _INSIDE = frozenset({"replicas_join", "replicas_leave", "abort_replicas", "resume_replicas"})
 # In these states of the trainer, devices that it shares with replicas run calls.
-_SHARED = frozenset({"waiting_for_samples", "unattributed"})
+_SHARED = frozenset({"waiting_for_samples", "dispatch", "unattributed"})
 # In these states of a replica with devices of its own, it runs calls.
 _SEPARATE = frozenset({"rollout_idle", "staleness_limit"})
 
