@@ -205,7 +205,7 @@ def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
     (known,) = memory_findings(tables(events), launches=asked)
 
     assert ("nothing-freed", True) == (found["slug"], found["fault"])
-    assert "off or defeated: 2 releases and resumes" in found["says"]
+    assert "off or ineffective: 2 releases and resumes" in found["says"]
     assert "expandable_segments" in found["mend"]
     assert known["says"].startswith("The memory saver is off:")
 

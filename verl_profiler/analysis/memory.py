@@ -317,7 +317,7 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
         calls = sum(row["calls"] for row in known)
         off = asked.get("enable_memory_saver") is False
-        says = "the memory saver is off" if off else "the memory saver is off or defeated"
+        says = "the memory saver is off" if off else "the memory saver is off or ineffective"
         text = (
             f"{says}: {calls:,} releases and resumes succeeded, and the devices held as much "
             "after them as before."

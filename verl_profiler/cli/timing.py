@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nThe log and the recorded spans of {visible(str(args.recorded))}:\n")
         print(difference_table(shown(compared)))
     if problems:
-        print("\nWhat to know about the log:")
+        print("\nData-quality warnings:")
         print("\n".join(visible(f"- {problem}") for problem in problems))
     return 0
 

@@ -1,6 +1,6 @@
 """Weight sync, and the engines' memory release and resume per tag, with the memory around them.
 
-The difference between two readings is what a release really freed: with the saver off or defeated
+The difference between two readings is what a release really freed: with the saver off or ineffective
 the calls succeed and free nothing (sglang 0.5.12 torch_memory_saver_adapter.py).
 """
 
