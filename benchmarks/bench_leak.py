@@ -90,10 +90,10 @@ def activate(folder):
     carried = Carried(folder, folder, EventSettings(announce=False), take_anchor())
     os.environ[SETTINGS] = carried.encode()
     from verl_profiler import plugin
-    from verl_profiler.instrumentation import wrapping
+    from verl_profiler.instrumentation.status import status
 
     plugin.activate()
-    placed = sum(map(len, wrapping.status.installed.values()))
+    placed = sum(map(len, status.installed.values()))
     if not placed:
         sys.exit("no probe was placed; the targets have changed")
     return placed

@@ -34,12 +34,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.utils import transferqueue_utils as bridge
 
+from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.recording import recorder
 from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.identity import Identity
-from verl_profiler.transfer_queue import lines, placement
-from verl_profiler.transfer_queue.placement import Target, around
+from verl_profiler.transfer_queue import calls, lines
+from verl_profiler.transfer_queue import probes as tracing
 from verl_profiler.transfer_queue.switches import Switches
 
 # Rows and tokens a row; each token is 8 bytes going in and coming out.
@@ -99,13 +100,15 @@ def measure(meta, switches, rounds, block):
     for _ in range(rounds):
         plain(meta)
         before = [timed(plain, meta) for _ in range(block)]
-        placement.install(switches, "benchmark", records=True)
+        calls.start(switches, "benchmark", records=True)
+        placing.install(tracing.with_tracing(()))
         traced = bridge.tqbridge()(work)
         traced(meta)
         begin_ns = active.wrapper_ns
         during = [timed(traced, meta) for _ in range(block)]
         spent += active.wrapper_ns - begin_ns
-        placement.uninstall()
+        placing.uninstall()
+        calls.stop()
         bare += before
         with_tracing += during
         ratios.append(statistics.median(during) / statistics.median(before))
@@ -137,24 +140,28 @@ def alone(data, wrap):
     async def put(_client, _data, metadata):
         return metadata
 
-    get = wrap(Target("client_get", "benchmark:Client.get"), get)
-    put = wrap(Target("client_put", "benchmark:Client.put"), put)
-    compute = wrap(Target("compute", "work"), work)
+    get = wrap(get, tracing.begin_client_call, "GET")
+    put = wrap(put, tracing.begin_client_call, "PUT")
+    compute = wrap(work, tracing.begin_compute)
 
     def call(meta):
         return finish(put(None, compute(finish(get(None, meta))), meta))
 
-    return wrap(Target("bridged", "work"), call)
+    return wrap(call, tracing.begin_function, "work", True, False)
+
+
+def traced(function, *begin):
+    """Return the function with a trace around it."""
+    return wrapping.wrap(tracing.traced(function.__name__, *begin), function)
 
 
 def processor_times(rows, switches):
     """Return the microseconds of processor time a traced call takes more, in its thread and in all."""
     data, keys, tags = samples(rows, 20)
     meta = tq.KVBatchMeta(keys=keys, tags=tags, partition_id="train")
-    targets, placement.TARGETS = placement.TARGETS, ()
-    placement.install(switches, "benchmark", records=True)
+    calls.start(switches, "benchmark", records=True)
     found = {}
-    for name, wrap in (("bare", lambda _target, function: function), ("traced", around)):
+    for name, wrap in (("bare", lambda function, *_begin: function), ("traced", traced)):
         call = alone(data, wrap)
         runs = []
         for _ in range(REPEATS):
@@ -166,8 +173,7 @@ def processor_times(rows, switches):
             time.sleep(0.2)  # the threads that write lines and events catch up
             runs.append((thread, time.process_time_ns() - begin[1]))
         found[name] = [statistics.median(each) / CALLS / 1e3 for each in zip(*runs, strict=True)]
-    placement.uninstall()
-    placement.TARGETS = targets
+    calls.stop()
     return [traced - bare for traced, bare in zip(found["traced"], found["bare"], strict=True)]
 
 

@@ -605,7 +605,8 @@ class Soak:
     def start(self):
         """Start the recorder and place the probes."""
         import verl_profiler
-        from verl_profiler.instrumentation import wrapping
+        from verl_profiler.instrumentation import placing
+        from verl_profiler.instrumentation.status import status
         from verl_profiler.recording import recorder, run_directory
         from verl_profiler.recording.carried import Carried, EventSettings
         from verl_profiler.recording.clock import now, take_anchor
@@ -628,8 +629,8 @@ class Soak:
         self.log = verl_profiler.log_manager.log
         self.loop = Loop(self)
         define_classes()
-        wrapping.install(make_probes(self.loop.producer))
-        self.missed = dict(wrapping.status.missed)
+        placing.install(make_probes(self.loop.producer))
+        self.missed = dict(status.missed)
 
     def conduct(self):
         """Run everything, with faults, for the time that was asked for."""

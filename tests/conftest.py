@@ -10,7 +10,8 @@ import real_nsys
 from fake_nvtx import FakeNvtx
 
 from verl_profiler.capture import session
-from verl_profiler.instrumentation import nvtx_ranges, wrapping
+from verl_profiler.instrumentation import nvtx_ranges, placing
+from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
@@ -29,9 +30,9 @@ def _leaves_nothing_behind():
     if recorder.active() is not None:
         left.append("a running recorder")
         recorder.stop("left behind by a test")
-    if wrapping.status.installed:
-        left.append(f"probes: {wrapping.status.installed}")
-        wrapping.uninstall()
+    if status.installed:
+        left.append(f"probes: {status.installed}")
+        placing.uninstall()
     if any(
         thread.name in ("verl-profiler writer", "verl-profiler memory")
         for thread in threading.enumerate()
@@ -44,7 +45,7 @@ def _leaves_nothing_behind():
     context.process.reset()
     context.current_request.set(None)
     context.current_engine_call.set(None)
-    wrapping.status.clear()
+    status.clear()
     os.environ.clear()
     os.environ.update(environment)
 

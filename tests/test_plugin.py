@@ -9,7 +9,8 @@ import pytest
 
 from verl_profiler import plugin, span
 from verl_profiler.environ import SETTINGS
-from verl_profiler.instrumentation import worker_setup_hook, wrapping
+from verl_profiler.instrumentation import worker_setup_hook
+from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 
@@ -72,7 +73,7 @@ def test_the_hook_survives_a_closed_stderr_and_a_missing_package(monkeypatch):
 
 def test_a_reason_in_the_header_holds_no_credential():
     """It is the text of an exception of the host's."""
-    wrapping.status.missed["turn"] = "verl.x: ValueError('https://u:sECRet@host?token=sECRet')"
+    status.missed["turn"] = "verl.x: ValueError('https://u:sECRet@host?token=sECRet')"
     header = msgspec.json.encode(plugin._describe(), enc_hook=str).decode()
 
     assert "sECRet" not in header

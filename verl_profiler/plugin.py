@@ -14,10 +14,13 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.environ import SETTINGS, TRANSFER_QUEUE_SWITCHES
+
+if TYPE_CHECKING:
+    from verl_profiler.instrumentation.probe import Probe
 
 __all__ = ["activate"]
 
@@ -32,11 +35,11 @@ def activate(role: str | None = None) -> bool:
         Whether this process records now.
     """
     text = os.environ.get(SETTINGS)
-    if not text:
-        if role is None:
-            _trace_transfers()
-        return False
     try:
+        if not text:
+            if role is None and _transfers_are_traced():
+                _place_probes(())
+            return False
         from verl_profiler.recording import recorder
         from verl_profiler.recording.carried import Carried
         from verl_profiler.recording.identity import Identity, identify
@@ -57,7 +60,6 @@ def activate(role: str | None = None) -> bool:
             recorder.start(carried, identify, describe)
             families = carried.events.active_families()
             _place_probes(families)
-            _trace_transfers(families)
             if plan is not None:
                 from verl_profiler.capture.probes import install
 
@@ -90,18 +92,19 @@ def _transfers_are_traced() -> bool:
     return any(os.environ.get(name, "0") not in ("", "0") for name in TRANSFER_QUEUE_SWITCHES)
 
 
-def _trace_transfers(families: Collection[str] = ()) -> None:
-    """Trace TransferQueue if the environment requests it, even if nothing else is recorded."""
+def _with_tracing(probes: Sequence[Probe], families: Collection[str]) -> Sequence[Probe]:
+    """Return the probes, with those of TransferQueue tracing if the environment requests it."""
     if not _transfers_are_traced():
-        return
+        return probes
     try:
         from verl_profiler import transfer_queue
 
-        transfer_queue.activate(records="transfer_queue" in families)
+        return transfer_queue.activate(probes, records="transfer_queue" in families)
     except Exception:  # noqa: BLE001  see the module docstring
         _complain(
             "TransferQueue is not traced in this process; training is not affected. (plugin-failed)"
         )
+        return probes
 
 
 def _complain(text: str) -> None:
@@ -115,27 +118,22 @@ def _complain(text: str) -> None:
 
 
 def _place_probes(families: Collection[str]) -> None:
-    from verl_profiler.instrumentation import wrapping
+    """Place the probes of these families, and those of tracing even if nothing is recorded."""
+    from verl_profiler.instrumentation import placing
     from verl_profiler.probes import select
-    from verl_profiler.recording import recorder
 
-    probes = select(families)
-    if _transfers_are_traced():
-        from verl_profiler.transfer_queue.placement import name_calls
-
-        probes = name_calls(probes)
-    wrapping.install(probes)
+    placing.install(_with_tracing(select(families) if families else [], families))
     if "rollout" in families:
         from verl_profiler.probes.rollout import finish_open_requests
+        from verl_profiler.recording import recorder
 
         recorder.before_stop(finish_open_requests)
 
 
 def _describe() -> dict[str, Any]:
     """Return versions and probe status for the process header."""
-    from verl_profiler.instrumentation import wrapping
+    from verl_profiler.instrumentation.status import status
 
-    status = wrapping.status
     exchange = sys.modules.get("verl_profiler.launch.clock_exchange")
     return {
         **(exchange.account() if exchange is not None else {}),

@@ -15,6 +15,7 @@ from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes, rollout
 from verl_profiler.probes.values import LONGEST, plain, scalar
 from verl_profiler.recording import context, recorder
@@ -94,7 +95,7 @@ def test_the_context_is_the_hosts_again(probe, failing, recording, monkeypatch):
         assert [(None, None)] == seen
     else:
         assert [(None, None)] != seen
-    assert (failing != "stopped") == bool(wrapping.status.errors)
+    assert (failing != "stopped") == bool(status.errors)
 
 
 def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording, carried):
@@ -109,7 +110,7 @@ def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording
 
     asyncio.run(wrapped("request", loop)(**REQUEST))
 
-    assert {"engine_call": 1} == dict(wrapping.status.errors)
+    assert {"engine_call": 1} == dict(status.errors)
     assert [0, 1, 2] == [line["extra"]["turn"] for line in lines(carried, "turn")]
 
 
@@ -256,7 +257,7 @@ def test_what_a_hook_meets_in_the_hosts_values_stays_there(where, recording):
     probe = Probe("event", "rollout", ("x:y",), **{where: cancelled})
 
     assert [1] == asyncio.run(use())
-    assert {"event": 1} == dict(wrapping.status.errors)
+    assert {"event": 1} == dict(status.errors)
 
 
 def test_what_a_signal_handler_raises_goes_to_the_host(recording):
@@ -284,7 +285,7 @@ def test_a_failure_that_cannot_be_printed_is_counted(recording, monkeypatch):
     probe = Probe("event", "rollout", ("x:y",), enter=fails)
 
     assert 1 == wrapping.wrap(probe, lambda: 1)()
-    assert {"event": 1} == dict(wrapping.status.errors)
+    assert {"event": 1} == dict(status.errors)
 
 
 def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
@@ -478,7 +479,7 @@ def test_tokens_of_the_model_and_of_tools_are_told_apart(recording, masks, gener
     wrapping.wrap(probe, lambda output: None)(output=made if len(made) > 1 else made[0])
     context.current_request.set(None)
 
-    assert {} == dict(wrapping.status.errors)
+    assert {} == dict(status.errors)
     assert (2, 6 * len(masks), generated, tool) == (
         request.prompt_tokens,
         request.response_tokens,

@@ -17,6 +17,7 @@ import pytest
 from verl_profiler.capture.probes import PROBES as CAPTURE_PROBES
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, loop_watchdog
 
@@ -324,9 +325,9 @@ def test_nothing_of_a_call_outlives_it(
 
     assert all(len(things) > 10 for things in watched)
     if hooks == "fail":
-        assert {"request", "engine_request", "metrics"} <= set(wrapping.status.errors)
+        assert {"request", "engine_request", "metrics"} <= set(status.errors)
     elif kind != "plain" or ending != "cancel":
-        assert {} == dict(wrapping.status.errors), capsys.readouterr().err
+        assert {} == dict(status.errors), capsys.readouterr().err
     assert [] == bare
     assert [] == named(alive(watched))
     assert context.current_request.get() is None

@@ -9,8 +9,9 @@ import types
 import pytest
 from reading_back import lines_of
 
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import recorder
 
 SOURCE = """
@@ -100,7 +101,7 @@ def host(monkeypatch):
     exec(SOURCE, module.__dict__)
     monkeypatch.setitem(sys.modules, "probed_host", module)
     yield module
-    wrapping.uninstall()
+    placing.uninstall()
 
 
 def probe(path, event="seen", **hooks):
@@ -115,7 +116,7 @@ def test_kind_signature_and_attributes_stay(host, recording, method):
     """A caller, Ray's dispatcher and `inspect` see what they saw before."""
     before = getattr(host.Host, method)
     static = inspect.getattr_static(host.Host, method)
-    wrapping.install([probe(f"Host.{method}")])
+    placing.install([probe(f"Host.{method}")])
     after = getattr(host.Host, method)
 
     assert after is not before
@@ -136,8 +137,8 @@ def test_uninstalling_restores_the_very_same_object(host, recording, method):
     """Also for static and class methods, and on the class that defines it."""
     owner = host.Base if method == "inherited" else host.Host
     before = vars(owner)[method]
-    wrapping.install([probe(f"Host.{method}")])
-    wrapping.uninstall()
+    placing.install([probe(f"Host.{method}")])
+    placing.uninstall()
 
     assert before is vars(owner)[method]
     assert method not in vars(host.Host) or owner is host.Host
@@ -146,9 +147,9 @@ def test_uninstalling_restores_the_very_same_object(host, recording, method):
 def test_installing_twice_wraps_once(host, recording, carried):
     """The entry point and Ray's hook may both load the plugin."""
     probes = [probe("Host.plain")]
-    wrapping.install(probes)
+    placing.install(probes)
     first = host.Host.plain
-    wrapping.install(probes)
+    placing.install(probes)
     one = host.Host()
     one.result = 1
     one.plain(1)
@@ -174,18 +175,18 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, c
     before = vars(host.Host)[method]
     kind = type(before) if method != "plain" else lambda function: function
     probes = [probe(f"Host.{method}")]
-    wrapping.install(probes)
+    placing.install(probes)
     ours = vars(host.Host)[method]
     setattr(host.Host, method, kind(foreign(foreign(getattr(ours, "__func__", ours)))))
-    wrapping.uninstall()
-    wrapping.install(probes)
-    assert {"seen": [f"probed_host:Host.{method}"]} == wrapping.status.installed
+    placing.uninstall()
+    placing.install(probes)
+    assert {"seen": [f"probed_host:Host.{method}"]} == status.installed
     one = host.Host()
     one.result = 1
     getattr(one, method)(1)
     setattr(host.Host, method, ours)
     getattr(one, method)(1)
-    wrapping.uninstall()
+    placing.uninstall()
     recorder.stop()
 
     assert 2 == len(lines_of(carried.directory))
@@ -195,7 +196,7 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, c
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
 def test_the_result_is_the_same_object(host, recording, method):
     """Never a copy or a proxy."""
-    wrapping.install([probe(f"Host.{method}")])
+    placing.install([probe(f"Host.{method}")])
     one = host.Host()
     one.result = object()
     got = getattr(one, method)(1)
@@ -206,7 +207,7 @@ def test_the_result_is_the_same_object(host, recording, method):
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
 def test_the_exception_is_the_same_object_and_is_recorded(host, recording, carried, method):
     """The host's error handling sees what it always saw."""
-    wrapping.install([probe(f"Host.{method}")])
+    placing.install([probe(f"Host.{method}")])
     one = host.Host()
     one.error = KeyError("k")
     with pytest.raises(KeyError) as caught:
@@ -224,7 +225,7 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
     host, recording, carried, method, raises
 ):
     """verl's vLLM adapter has `torch.no_grad` before `update_weights`; what it hands out is awaited."""
-    wrapping.install([probe(f"Host.{method}")])
+    placing.install([probe(f"Host.{method}")])
     one = host.Host()
     one.result, one.error = object(), KeyError("k")
 
@@ -245,7 +246,7 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
 
 def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, carried):
     """verl's checkpoint engine is called from coroutines and from plain code."""
-    wrapping.install([probe("Host.either")])
+    placing.install([probe("Host.either")])
     one = host.Host()
     one.result = object()
 
@@ -256,7 +257,7 @@ def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, 
 
 def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried):
     """And stays cancelled."""
-    wrapping.install([probe("Host.coroutine")])
+    placing.install([probe("Host.coroutine")])
     one = host.Host()
     one.error = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
@@ -268,7 +269,7 @@ def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried
 
 def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, carried):
     """Nothing is left open."""
-    wrapping.install([probe("Host.coroutine")])
+    placing.install([probe("Host.coroutine")])
 
     class Never:
         def __await__(self):
@@ -277,9 +278,9 @@ def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, c
     async def endless(self, x):
         await Never()
 
-    wrapping.uninstall()
+    placing.uninstall()
     host.Host.coroutine = endless
-    wrapping.install([probe("Host.coroutine")])
+    placing.install([probe("Host.coroutine")])
     coroutine = host.Host().coroutine(1)
     coroutine.send(None)
     coroutine.close()
@@ -290,7 +291,7 @@ def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, c
 
 def test_a_generator_passes_values_both_ways(host, recording, carried):
     """verl's timers are generators behind `contextmanager`."""
-    wrapping.install([probe("Host.generator")])
+    placing.install([probe("Host.generator")])
     generator = host.Host().generator("x")
 
     assert "x" == next(generator)
@@ -305,7 +306,7 @@ def test_a_generator_passes_values_both_ways(host, recording, carried):
 def test_an_async_generator_passes_items_sends_and_throws(host, recording, carried):
     """Every item also reaches the probe."""
     seen = []
-    wrapping.install([probe("Host.items", item=lambda call, item: seen.append(item))])
+    placing.install([probe("Host.items", item=lambda call, item: seen.append(item))])
     one = host.Host()
     one.got = []
 
@@ -337,7 +338,7 @@ def test_an_async_generator_that_is_dropped_is_closed(host, recording):
             closed.append(True)
 
     host.Host.items = items
-    wrapping.install([probe("Host.items")])
+    placing.install([probe("Host.items")])
 
     async def take_one():
         generator = host.Host().items(2)
@@ -355,20 +356,20 @@ def test_a_probe_that_fails_costs_itself_only(host, recording, carried, capsys):
     def broken(call, *result):
         raise RuntimeError("ours")
 
-    wrapping.install([probe("Host.plain", leave=broken), probe("function", "f", enter=broken)])
+    placing.install([probe("Host.plain", leave=broken), probe("function", "f", enter=broken)])
     one = host.Host()
     one.result = 3
 
     assert [3, 3, 3] == [one.plain(1) for _ in range(3)]
     assert 4 == host.function(4)
-    assert {"seen": 3, "f": 1} == dict(wrapping.status.errors)
+    assert {"seen": 3, "f": 1} == dict(status.errors)
     assert 2 == capsys.readouterr().err.count("probe-failed")
 
 
 def test_arguments_reach_the_hooks_by_name(host, recording):
     """However the caller passed them."""
     seen = []
-    wrapping.install([probe("Host.plain", enter=lambda call: seen.append(dict(call.arguments)))])
+    placing.install([probe("Host.plain", enter=lambda call: seen.append(dict(call.arguments)))])
     one = host.Host()
     one.result = None
     one.plain(1, y=5)
@@ -379,10 +380,10 @@ def test_arguments_reach_the_hooks_by_name(host, recording):
 
 def test_a_target_that_moved_costs_one_line_and_that_probe_only(host, recording, capsys):
     """Training is not affected, and the header says what is missing."""
-    wrapping.install([probe("Host.gone", "gone"), probe("Host.plain")])
+    placing.install([probe("Host.gone", "gone"), probe("Host.plain")])
 
-    assert {"gone": "probed_host has no Host.gone"} == wrapping.status.missed
-    assert ["seen"] == list(wrapping.status.installed)
+    assert {"gone": "probed_host has no Host.gone"} == status.missed
+    assert ["seen"] == list(status.installed)
     line = capsys.readouterr().err
     assert 1 == line.count("\n")
     assert "Training is not affected" in line
@@ -390,19 +391,19 @@ def test_a_target_that_moved_costs_one_line_and_that_probe_only(host, recording,
 
 def test_a_parameter_that_is_gone_is_named(host, recording, capsys):
     """The time is still measured."""
-    wrapping.install([probe("Host.plain", reads=("x", "priority"))])
+    placing.install([probe("Host.plain", reads=("x", "priority"))])
 
     assert "no longer takes priority" in capsys.readouterr().err
-    assert ["seen"] == list(wrapping.status.installed)
+    assert ["seen"] == list(status.installed)
 
 
 def test_of_several_targets_in_one_module_the_first_that_exists_is_used(host, recording):
     """Newest verl first."""
     both = Probe("seen", "rollout", ("probed_host:Host.newer", "probed_host:Host.plain"))
-    wrapping.install([both])
+    placing.install([both])
 
-    assert {"seen": ["probed_host:Host.plain"]} == wrapping.status.installed
-    assert {} == wrapping.status.missed
+    assert {"seen": ["probed_host:Host.plain"]} == status.installed
+    assert {} == status.missed
 
 
 def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, monkeypatch):
@@ -410,25 +411,25 @@ def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, 
     (tmp_path / "later_host.py").write_text("def work():\n    return 1\n")
     (tmp_path / "later_user.py").write_text("from later_host import work\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    wrapping.install([Probe("work", "rollout", ("later_host:work",))])
+    placing.install([Probe("work", "rollout", ("later_host:work",))])
     import later_user
 
     assert hasattr(later_user.work, "__wrapped__")
-    wrapping.uninstall()
+    placing.uninstall()
     del sys.modules["later_user"], sys.modules["later_host"]
 
 
 def test_without_a_recorder_nothing_is_wrapped(host):
     """Off means the original function object."""
     before = host.Host.plain
-    wrapping.install([probe("Host.plain")])
+    placing.install([probe("Host.plain")])
 
     assert before is host.Host.plain
 
 
 def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
     """A class may be unpickled where nothing records."""
-    wrapping.install([probe("Host.plain")])
+    placing.install([probe("Host.plain")])
     recorder.stop()
     one = host.Host()
     one.result = "r"
@@ -439,7 +440,7 @@ def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
 def test_a_partial_is_no_obstacle(host, recording, carried):
     """Callables without names are wrapped by what they are."""
     host.bound = functools.partial(host.function, 3)
-    wrapping.install([probe("bound")])
+    placing.install([probe("bound")])
 
     assert 3 == host.bound()
     recorder.stop()

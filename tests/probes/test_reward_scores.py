@@ -11,6 +11,7 @@ from reading_back import lines_of
 
 from verl_profiler import span
 from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import reward
 from verl_profiler.recording import recorder
 
@@ -105,7 +106,7 @@ def test_the_function_stays_what_it_was(recording, carried):
     assert 0.5 == asyncio.run(once(extra_info={}))
     with pytest.raises(ValueError, match="mine"):
         failing.compute_score(extra_info={})
-    assert {} == dict(wrapping.status.errors)
+    assert {} == dict(status.errors)
 
 
 def test_two_calls_with_the_same_dict_are_not_mixed_up(recording, carried):

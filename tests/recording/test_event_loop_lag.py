@@ -16,6 +16,7 @@ from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import context, event_loop_lag, recorder
 from verl_profiler.recording.carried import EventSettings
 from verl_profiler.recording.identity import Identity
@@ -144,8 +145,8 @@ def test_a_loop_that_takes_no_timer_of_ours_costs_no_call(recording, capsys):
     loop.run_until_complete(probed())
     loop.close()
 
-    assert {} == dict(wrapping.status.errors)
-    assert {"event": 1} == dict(wrapping.status.hits)
+    assert {} == dict(status.errors)
+    assert {"event": 1} == dict(status.hits)
 
 
 def test_a_forked_child_watches_its_own_loops(recording, quick):

@@ -15,7 +15,8 @@ from other_engines import vllm_server
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import select
 from verl_profiler.testing import recorded_events
 
@@ -73,10 +74,10 @@ async def asked(model):
 
 def main():
     with recorded_events() as events:
-        wrapping.install(select(["engine", "weights"]))
+        placing.install(select(["engine", "weights"]))
         answers, problems = asyncio.run(asked(sys.argv[1]))
-        errors = dict(wrapping.status.errors)
-        wrapping.uninstall()
+        errors = dict(status.errors)
+        placing.uninstall()
     report = {"events": events, "answers": answers, "problems": problems, "errors": errors}
     print("REPORT", json.dumps(report), flush=True)
     # vLLM's threads keep the process at its end (vllm 0.27.1).

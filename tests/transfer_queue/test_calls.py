@@ -17,11 +17,14 @@ import types
 import pytest
 from reading_back import lines_of
 
-from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes.transfer_queue import PROBES
+from verl_profiler import transfer_queue
+from verl_profiler.instrumentation import placing, wrapping
+from verl_profiler.instrumentation.status import status
+from verl_profiler.probes import all_probes
+from verl_profiler.probes.transfer_queue import PROBES as MEASURING
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.identity import Identity
-from verl_profiler.transfer_queue import lines, metrics, placement, trace_ids
+from verl_profiler.transfer_queue import calls, lines, metrics, probes, trace_ids
 from verl_profiler.transfer_queue.switches import Switches
 
 BRIDGE = """
@@ -84,12 +87,34 @@ async def async_kv_batch_put(keys, partition_id, fields=None, tags=None):
         await client.async_put(fields, KVBatchMeta([{"global_steps": 7}]))
 """
 
+TABLE = probes.PROBES
+QUEUED = "fake_transfer_queue"
+CLIENT = f"{QUEUED}:AsyncTransferQueueClient"
+
+
+def traced(target, like):
+    """Return the probe of the table whose target ends like this, for another target."""
+    [probe] = [p for p in TABLE if any(t.endswith(like) for t in p.targets)]
+    return dataclasses.replace(probe, targets=(target,))
+
+
+def around(like, function):
+    """Return the function, traced as the target of the table that ends like this."""
+    return wrapping.wrap(traced(f"m:{function.__name__}", like), function)
+
+
+def bridged(function):
+    """Return the function, traced as what verl's bridge returns."""
+    name = function.__name__
+    return wrapping.wrap(probes.traced(name, probes.begin_function, name, True, False), function)
+
+
 PLACES = (
-    placement.Target("bridge", "fake_bridge:tqbridge"),
-    placement.Target("get", "fake_transfer_queue:async_kv_batch_get"),
-    placement.Target("put", "fake_transfer_queue:async_kv_batch_put"),
-    placement.Target("client_get", "fake_transfer_queue:AsyncTransferQueueClient.async_get_data"),
-    placement.Target("client_put", "fake_transfer_queue:AsyncTransferQueueClient.async_put"),
+    traced("fake_bridge:tqbridge", ":tqbridge"),
+    traced(f"{QUEUED}:async_kv_batch_get", "interface:async_kv_batch_get"),
+    traced(f"{QUEUED}:async_kv_batch_put", "interface:async_kv_batch_put"),
+    traced(f"{CLIENT}.async_get_data", ".async_get_data"),
+    traced(f"{CLIENT}.async_put", ".async_put"),
 )
 
 
@@ -103,9 +128,10 @@ def hosts(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
         exec(source, module.__dict__)
         found.append(module)
-    monkeypatch.setattr(placement, "TARGETS", PLACES)
+    monkeypatch.setattr(probes, "PROBES", PLACES)
     yield found
-    placement.uninstall()
+    placing.uninstall()
+    calls.stop()
 
 
 @pytest.fixture
@@ -114,7 +140,8 @@ def trace(hosts, caplog):
     caplog.set_level(logging.INFO, logger="verl_profiler.transfer_queue")
 
     def switch_on(*, records=False, **switches):
-        placement.install(Switches(metrics=True, **switches), "run", records=records)
+        calls.start(Switches(metrics=True, **switches), "run", records=records)
+        placing.install(probes.with_tracing(()))
         return lambda: lines.flush() or [parse(record.getMessage()) for record in caplog.records]
 
     return switch_on
@@ -295,7 +322,7 @@ def test_an_end_always_comes_with_its_status(hosts, trace, monkeypatch, broken, 
     assert broken == "get" or caught.value is mine
     ends = {line["stage"]: line["status"] for line in printed() if "status" in line}
     assert {**closed, "FUNCTION_END": "error"} == ends
-    assert placement.calls.current.get() is None
+    assert calls.current.get() is None
 
 
 def test_a_call_that_stores_nothing_ends_all_the_same(hosts, trace):
@@ -332,8 +359,7 @@ def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, car
         await queue.async_kv_batch_put(keys=batch, partition_id="train", tags=[{}])
         await queue.async_kv_batch_put(keys=batch, partition_id="train", fields=data)
 
-    target = placement.Target("direct", "trainer:advantage")
-    asyncio.run(placement.around(target, advantage)(meta_of(queue, 7)))
+    asyncio.run(around("._compute_advantage", advantage)(meta_of(queue, 7)))
     recorder.stop()
 
     assert [
@@ -430,38 +456,37 @@ def test_metrics_alone_do_not_ask_whose_samples_they_are(hosts, trace, monkeypat
     """Nothing would show it."""
     queue, bridge = hosts
     trace()
-    monkeypatch.setattr(placement.calls, "origin_of", lambda meta: 1 / 0)
+    monkeypatch.setattr(probes, "origin_of", lambda meta: 1 / 0)
     bridge.tqbridge()(lambda data: {"a": data["ids"]})(meta_of(queue, 1))
 
-    assert not placement._failures
+    assert not status.errors
     assert 1 == metrics._sums["function_count"]
 
 
 def test_agent_loops_that_hand_samples_back_by_ray_are_no_rollouts_of_the_queue(hosts, trace):
     """verl's other trainers use the same method."""
     printed = trace(trace=True)
-    target = placement.Target("rollout", "agent_loop:_run_agent_loop")
     worker = type("AgentLoopWorker", (), {})()
-    placement.around(target, lambda self, parameters, trajectory: None)(worker, {}, {"step": 1})
+    run = around("._run_agent_loop", lambda self, parameters, trajectory: None)
+    run(worker, {}, {"step": 1})
 
     assert [] == printed()
 
 
-def test_classes_of_the_command_itself_are_wrapped(hosts, monkeypatch):
+def test_classes_of_the_command_itself_are_wrapped(monkeypatch):
     """`python -m verl.trainer.main_ppo_sync` defines its trainer in `__main__`; Ray takes it by value."""
     main = types.ModuleType("__main__")
     main.__file__ = "/somewhere/verl/trainer/main_ppo_sync.py"
     main.PPOTrainer = type("PPOTrainer", (), {"_compute_values": lambda self, batch: batch})
     original = main.PPOTrainer._compute_values
-    path = "verl.trainer.main_ppo_sync:PPOTrainer._compute_values"
-    monkeypatch.setattr(placement, "TARGETS", (placement.Target("direct", path, optional=True),))
     monkeypatch.setitem(sys.modules, "__main__", main)
-    placement.place_in_main()
+    transfer_queue.wrap_main()
     wrapper = main.PPOTrainer._compute_values
 
     assert original is wrapper.__wrapped__
+    assert {} == status.missed
     assert 5 == main.PPOTrainer()._compute_values(5)
-    placement.uninstall()
+    placing.uninstall()
     assert original is main.PPOTrainer._compute_values
 
 
@@ -520,10 +545,12 @@ def test_switched_off_the_originals_are_in_place(hosts):
     """And the wrappers of functions decorated meanwhile only call."""
     queue, bridge = hosts
     before = (bridge.tqbridge, queue.AsyncTransferQueueClient.async_put)
-    placement.install(Switches(trace=True), "run", records=False)
+    calls.start(Switches(trace=True), "run", records=False)
+    placing.install(probes.with_tracing(()))
     decorated = bridge.tqbridge()(lambda data: {"a": data["ids"]})
     assert before[0] is not bridge.tqbridge
-    placement.uninstall()
+    placing.uninstall()
+    calls.stop()
 
     assert before == (bridge.tqbridge, queue.AsyncTransferQueueClient.async_put)
     assert decorated(meta_of(queue, 1)).size == 1
@@ -533,7 +560,7 @@ def test_a_failure_of_ours_costs_itself_only(hosts, trace, monkeypatch, capsys):
     """Said once; the host goes on."""
     queue, bridge = hosts
     trace(trace=True)
-    monkeypatch.setattr(placement, "find_meta", lambda values: 1 / 0)
+    monkeypatch.setattr(probes, "find_meta", lambda values: 1 / 0)
     work = bridge.tqbridge()(lambda data: {"a": data["ids"]})
 
     assert [1, 1] == [work(meta_of(queue, 1)).size for _ in range(2)]
@@ -549,7 +576,7 @@ def test_wrappers_travel_by_value(hosts, trace):
         return data
 
     work.__module__ = "__main__"
-    wrapped = placement.around(placement.Target("bridged", "work"), work)
+    wrapped = bridged(work)
     wrapped.__module__ = "__main__"
 
     assert 3 == pickle.loads(cloudpickle.dumps(wrapped))(3)
@@ -568,9 +595,8 @@ def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
         context.current_request.reset(token)
         return agent_name
 
-    target = placement.Target("rollout", "agent_loop:_run_agent_loop")
     worker = type("AgentLoopWorkerTQ", (), {})()
-    coroutine = placement.around(target, _run_agent_loop)(
+    coroutine = around("._run_agent_loop", _run_agent_loop)(
         worker, {}, {"step": 5, "validate": True}, agent_name="tool_agent", global_steps=5
     )
 
@@ -614,7 +640,7 @@ def test_what_a_caller_sees_of_a_function_stays(trace):
         """Infer."""
 
     infer_batch.attrs = {"dispatch_mode": 1}
-    wrapped = placement.around(placement.Target("bridged", "infer_batch"), infer_batch)
+    wrapped = bridged(infer_batch)
 
     assert inspect.signature(infer_batch) == inspect.signature(wrapped)
     assert inspect.iscoroutinefunction(wrapped)
@@ -625,22 +651,37 @@ def test_what_a_caller_sees_of_a_function_stays(trace):
     )
 
 
-def test_the_clients_events_name_call_and_function(hosts, trace, carried):
-    """The probes' own events, so that they can be joined with the functions'."""
+def test_no_target_has_two_probes():
+    """Of those that are measured and traced, one probe does both."""
+    calls.start(Switches(trace=True), "run", records=True)
+    placed = probes.with_tracing(all_probes())
+    calls.stop()
+    targets = [target for probe in placed for target in probe.targets]
+
+    assert len(targets) == len(set(targets))
+    assert {"tq_get", "tq_put", "request", "metrics"} == {
+        probe.name for probe in placed if probe.measures and probe.always
+    }
+
+
+def test_a_target_that_is_measured_too_has_one_wrapper(hosts, carried):
+    """Whose events name call and function, so that they can be joined with the functions'."""
     queue, bridge = hosts
     recorder.start(carried, lambda: Identity("actor", 0))
-    client = "fake_transfer_queue:AsyncTransferQueueClient"
-    probes = [
-        dataclasses.replace(probe, targets=(f"{client}.{probe.targets[0].rpartition('.')[2]}",))
-        for probe in PROBES
+    client = queue.AsyncTransferQueueClient
+    before = (client.async_get_data, client.async_put)
+    measuring = [
+        dataclasses.replace(probe, targets=(f"{CLIENT}.{probe.targets[0].rpartition('.')[2]}",))
+        for probe in MEASURING
         if probe.event in ("tq_get", "tq_put")
     ]
-    wrapping.install(placement.name_calls(probes))
-    trace(trace=True, records=True)
+    calls.start(Switches(trace=True, metrics=True), "run", records=True)
+    placing.install(probes.with_tracing(measuring))
+    assert before == (client.async_get_data.__wrapped__, client.async_put.__wrapped__)
     bridge.tqbridge()(update_actor := lambda data: {"a": data["ids"]})(meta_of(queue, 4))
-    placement.uninstall()
-    wrapping.uninstall()
+    placing.uninstall()
     recorder.stop()
+    assert before == (client.async_get_data, client.async_put)
     events = {event["event"]: event["extra"] for event in lines_of(carried.directory)}
 
     function = events["tq_function"]

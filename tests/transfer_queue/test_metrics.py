@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.transfer_queue import metrics
 
 SECOND = 10**9
@@ -52,7 +54,8 @@ class Tracking:
 @pytest.fixture
 def log(store):
     """verl's `Tracking.log`, wrapped; returns what the loggers got."""
-    wrapped = metrics.log_with_metrics(Tracking.log)
+    probe = Probe(None, "transfer_queue", ("m:Tracking.log",), arguments=metrics.add_to_log)
+    wrapped = wrap(probe, Tracking.log)
     tracking = Tracking()
 
     def call(*args, **kwargs):

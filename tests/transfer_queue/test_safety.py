@@ -15,9 +15,11 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from verl_profiler.transfer_queue import calls, lines, metrics, placement
+from verl_profiler.instrumentation import placing, wrapping
+from verl_profiler.instrumentation.status import status
+from verl_profiler.transfer_queue import calls, lines, metrics, probes
 from verl_profiler.transfer_queue.switches import Switches
-from verl_profiler.transfer_queue.trace_ids import Origin
+from verl_profiler.transfer_queue.trace_ids import Origin, origin_of
 
 ALL = Switches(trace=True, detail=True, metrics=True)
 _batch: ContextVar[object] = ContextVar("batch")
@@ -69,13 +71,13 @@ def printed():
 
 
 @pytest.fixture
-def tracing(monkeypatch, printed):
+def tracing(printed):
     """Everything on, on no target of verl's."""
-    monkeypatch.setattr(placement, "TARGETS", ())
-    placement.install(ALL, "run", records=False)
+    calls.start(ALL, "run", records=False)
     yield
     printed.open.set()
-    placement.uninstall()
+    calls.stop()
+    status.clear()
 
 
 def arguments_of(kind):
@@ -86,15 +88,28 @@ def arguments_of(kind):
     return (Data(), KVBatchMeta(), Data())
 
 
-KINDS = sorted(placement._BEGINNINGS)
+TRACES = {
+    "bridged": (probes.begin_function, "f", True, False),
+    "direct": (probes.begin_function, "f", False, False),
+    "rollout": (probes.begin_rollout,),
+    "compute": (probes.begin_compute,),
+    "get": (probes.begin_operation, "GET"),
+    "put": (probes.begin_operation, "PUT"),
+    "client_get": (probes.begin_client_call, "GET"),
+    "client_put": (probes.begin_client_call, "PUT"),
+}
+
+
+def around(kind, function):
+    """Return the function, traced."""
+    return wrapping.wrap(probes.traced("f", *TRACES[kind]), function)
 
 
 @pytest.mark.parametrize("ending", ["return", "raise", "cancel", "closed", "dropped", "timeout"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACES)
 def test_nothing_of_a_call_outlives_it(kind, ending, tracing):
     """Without a garbage collection; what is to be printed holds texts and numbers."""
     watched = []
-    target = placement.Target(kind, "m:f")
 
     async def function(*arguments):
         watched.extend(
@@ -114,7 +129,7 @@ def test_nothing_of_a_call_outlives_it(kind, ending, tracing):
         return result
 
     async def call():
-        outer = placement.around(placement.Target("direct", "m:outer"), use)
+        outer = around("direct", use)
         with contextlib.suppress(Stop):
             await outer(KVBatchMeta())
         # The loop holds what has woken this task.
@@ -122,7 +137,7 @@ def test_nothing_of_a_call_outlives_it(kind, ending, tracing):
         return [each() for each in watched]
 
     async def use(_meta):
-        coroutine = placement.around(target, function)(*arguments_of(kind))
+        coroutine = around(kind, function)(*arguments_of(kind))
         if ending in ("closed", "dropped"):
             coroutine.send(None)
             if ending == "closed":
@@ -151,7 +166,7 @@ def test_nothing_of_a_call_outlives_it(kind, ending, tracing):
 
     assert alive
     assert {None} == set(alive)
-    assert {} == dict(placement._failures)
+    assert {} == dict(status.errors)
 
 
 def test_a_task_that_outlives_a_traced_call_keeps_nothing_of_its_caller(tracing):
@@ -163,8 +178,8 @@ def test_a_task_that_outlives_a_traced_call_keeps_nothing_of_its_caller(tracing)
         await asyncio.sleep(0)
 
     async def caller():
-        await placement.around(placement.Target("direct", "m:f"), begin)(KVBatchMeta())
-        await placement.around(placement.Target("client_get", "m:f"), begin)(Data(), KVBatchMeta())
+        await around("direct", begin)(KVBatchMeta())
+        await around("client_get", begin)(Data(), KVBatchMeta())
         batch = Data()
         _batch.set(batch)
         return weakref.ref(batch)
@@ -250,7 +265,7 @@ def test_no_thread_is_left_after_the_end(tracing):
     """Whatever was started meanwhile."""
     lines.say("x".format)
     metrics.add_operation("GET", 1, 1)
-    placement.uninstall()
+    calls.stop()
 
     assert [] == [each.name for each in threading.enumerate() if "verl-profiler tq" in each.name]
 
@@ -304,13 +319,13 @@ def test_a_call_that_fails_to_begin_leaves_the_function_around_it_as_it_was(trac
         assert calls.current_client.get() is None
 
     def function(_meta):
-        placement.around(placement.Target("client_get", "m:f"), get)(Data(), KVBatchMeta())
+        around("client_get", get)(Data(), KVBatchMeta())
         stages.append(calls.current.get().stage)
 
-    placement.around(placement.Target("direct", "m:f"), function)(KVBatchMeta())
+    around("direct", function)(KVBatchMeta())
 
     assert ["COMPUTE"] == stages
-    assert {"m:f": 1} == dict(placement._failures)
+    assert {"f": 1} == dict(status.errors)
 
 
 def test_calls_that_end_in_another_context_are_ended(tracing, printed):
@@ -324,19 +339,19 @@ def test_calls_that_end_in_another_context_are_ended(tracing, printed):
         await Never()
 
     for kind in ("direct", "client_get"):
-        run = placement.around(placement.Target(kind, "m:f"), endless)(Data(), KVBatchMeta())
+        run = around(kind, endless)(Data(), KVBatchMeta())
         copy_context().run(run.send, None)
         run.close()
     lines.flush()
 
-    assert {} == dict(placement._failures)
+    assert {} == dict(status.errors)
     assert [1, 1] == [
         sum(f"stage={stage}" in text for text in printed.texts)
         for stage in ("FUNCTION_END", "TQ_CLIENT_GET_END")
     ]
 
 
-def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(monkeypatch, printed):
+def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(tracing, monkeypatch, printed):
     """It still calls ours, which cannot be taken from under it."""
     module = types.ModuleType("tq_host")
     module.__spec__ = types.SimpleNamespace(_initializing=False)
@@ -346,8 +361,8 @@ def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(monkeypatch,
 
     module.function = function
     monkeypatch.setitem(sys.modules, "tq_host", module)
-    monkeypatch.setattr(placement, "TARGETS", (placement.Target("direct", "tq_host:function"),))
-    placement.install(ALL, "run", records=False)
+    traced = [probes.traced("tq_host:function", *TRACES["direct"])]
+    placing.install(traced)
     ours = module.function
 
     @functools.wraps(ours)
@@ -355,14 +370,14 @@ def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(monkeypatch,
         return ours(*args)
 
     module.function = foreign
-    placement.uninstall()
-    placement.install(ALL, "run", records=False)
+    placing.uninstall()
+    placing.install(traced)
     assert module.function is foreign
     module.function(KVBatchMeta())
     lines.flush()
     ends = [text for text in printed.texts if "stage=FUNCTION_END" in text]
     module.function = ours
-    placement.uninstall()
+    placing.uninstall()
 
     assert 1 == len(ends)
     assert module.function is function
@@ -371,7 +386,7 @@ def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(monkeypatch,
 def test_an_origin_holds_ids_alone():
     """It lives as long as lines of its call wait to be printed."""
     meta = KVBatchMeta()
-    origin = calls.origin_of(meta)
+    origin = origin_of(meta)
     reference = weakref.ref(meta)
     del meta
 

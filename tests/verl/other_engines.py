@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
 
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import select
 from verl_profiler.testing import recorded_events
 
@@ -201,12 +202,12 @@ def main():
         ("trtllm", trtllm_server, FakeTensorRT()),
     ):
         with recorded_events() as events:
-            wrapping.install(select(["engine", "weights"]))
+            placing.install(select(["engine", "weights"]))
             server = made(engine)
             reasons = asyncio.run(asked(server))
-            missed = dict(wrapping.status.missed)
-            errors = dict(wrapping.status.errors)
-            wrapping.uninstall()
+            missed = dict(status.missed)
+            errors = dict(status.errors)
+            placing.uninstall()
         report[name] = {"events": events, "reasons": reasons, "missed": missed, "errors": errors}
     print("REPORT", json.dumps(report))
 

@@ -21,7 +21,8 @@ from collections import Counter
 from pathlib import Path
 
 import verl_profiler
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import select
 from verl_profiler.recording import context
 
@@ -179,13 +180,13 @@ async def calls():
 def recorded(name, body):
     """Record while `body` runs; return its result and the counts of events."""
     run = verl_profiler.start(FOLDER / name)
-    wrapping.install(select({"rollout", "trainer"}))
+    placing.install(select({"rollout", "trainer"}))
     try:
         result = body()
     finally:
         verl_profiler.stop()
-        failures = dict(wrapping.status.errors)
-        wrapping.uninstall()
+        failures = dict(status.errors)
+        placing.uninstall()
     return result, counted(run), failures
 
 

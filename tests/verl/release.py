@@ -18,7 +18,8 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils.aio_rwlock import RWLock
 from verl.workers.rollout.sglang_rollout import async_sglang_server
 
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import select
 from verl_profiler.testing import recorded_events
 
@@ -126,11 +127,11 @@ def main():
     assert hasattr(io_struct, "GenerateReqInput")
     report = {"bare": {ending: asyncio.run(serve(ending)) for ending in ENDINGS}}
     with recorded_events() as events:
-        wrapping.install(select({"engine"}))
+        placing.install(select({"engine"}))
         report["probed"] = {ending: asyncio.run(serve(ending)) for ending in ENDINGS}
-        report["installed"] = dict(wrapping.status.installed)
-        report["errors"] = dict(wrapping.status.errors)
-        wrapping.uninstall()
+        report["installed"] = dict(status.installed)
+        report["errors"] = dict(status.errors)
+        placing.uninstall()
     report["statuses"] = sorted(
         {
             (

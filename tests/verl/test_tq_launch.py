@@ -11,7 +11,7 @@ from verl_profiler.instrumentation import worker_setup_hook
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.doctor import find_targets
-from verl_profiler.transfer_queue import placement
+from verl_profiler.transfer_queue import probes
 
 omegaconf = pytest.importorskip("omegaconf")
 
@@ -165,7 +165,7 @@ def test_every_target_is_in_the_installed_sources():
     """A newer verl or TransferQueue shows here first what has moved."""
     # The package itself only re-exports; `main_ppo_sync` is verl 0.8's.
     elsewhere = ("transfer_queue:", "verl.trainer.main_ppo_sync:")
-    paths = [t.path for t in placement.TARGETS if not t.path.startswith(elsewhere)]
+    paths = [t for p in probes.PROBES for t in p.targets if not t.startswith(elsewhere)]
     rows = find_targets(Probe(None, "transfer_queue", (path,)) for path in paths)
 
     assert {"found"} == {state for _, _, state in rows}
@@ -175,7 +175,7 @@ def test_every_target_is_in_the_installed_sources():
 def test_the_parameters_are_where_they_are_read():
     """Positions of `self`, `metadata` and `data` in the client's methods."""
     client = pytest.importorskip("transfer_queue.client").AsyncTransferQueueClient
-    for kind, method in (("client_get", "async_get_data"), ("client_put", "async_put")):
-        names = placement._PARAMETERS[kind]
+    for stage, method in (("GET", "async_get_data"), ("PUT", "async_put")):
+        names = probes._PARAMETERS[stage]
 
         assert names == tuple(inspect.signature(getattr(client, method)).parameters)[: len(names)]

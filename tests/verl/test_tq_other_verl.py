@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tq_lines import ON, of, traced_lines
 
-from verl_profiler.transfer_queue import placement
+from verl_profiler.transfer_queue.probes import PROBES
 
 HERE = Path(__file__).parent
 FOLDER = os.environ.get("VERL_PROFILER_TEST_VERL", "")
@@ -60,7 +60,8 @@ def run(environment, *command, **variables):
 def test_every_target_of_the_sync_trainer_is_in_its_source():
     """By name."""
     source = Path(FOLDER, "verl/trainer/main_ppo_sync.py").read_text()
-    names = [t.name for t in placement.TARGETS if "main_ppo_sync" in t.path]
+    targets = [target for probe in PROBES for target in probe.targets]
+    names = [t.rpartition(".")[2] for t in targets if "main_ppo_sync" in t]
 
     assert len(names) > 5
     assert [] == [name for name in names if f"    def {name}(" not in source]

@@ -9,9 +9,15 @@ ELSEWHERE = ("vllm", "trtllm", "megatron")
 
 
 @pytest.fixture(scope="module")
-def report(reported):
-    """The report of transparency.py, which runs in a process of its own."""
+def reports(reported):
+    """The reports of transparency.py, which runs in a process of its own."""
     return reported("transparency.py")
+
+
+@pytest.fixture(params=["measuring", "tracing"])
+def report(reports, request):
+    """The report on the probes that measure, or with those of TransferQueue tracing."""
+    return reports[request.param]
 
 
 def probed(targets, word):
@@ -34,6 +40,23 @@ def test_every_probe_that_this_verl_has_is_placed(report):
     assert set() == expected - placed, report["absent"]
     assert {} == report["missed"]
     assert len(report["targets"]) >= 60
+
+
+def test_every_target_has_one_wrapper(report):
+    """One that is both measured and traced too; a probe takes only one target of a module."""
+    counts = report["wrappers"]
+    none = {target for target, count in counts.items() if count == 0}
+
+    assert {0, 1} >= set(counts.values())
+    assert none.isdisjoint(t for targets in report["installed"].values() for t in targets)
+
+
+def test_tracing_has_targets_of_its_own(reports):
+    """Else the other tests would check the same twice."""
+    more = reports["tracing"]["targets"].keys() - reports["measuring"]["targets"].keys()
+
+    assert len(more) >= 20
+    assert any("_compute_advantage" in target for target in more)
 
 
 def test_off_means_off(report):

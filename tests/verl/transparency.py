@@ -1,5 +1,7 @@
 """Put all probes on the real verl in one process and report what changed, as JSON on stdout.
 
+First those that measure, then with those of TransferQueue tracing.
+
     python transparency.py
 
 A child of its own, because importing verl, SGLang and the agent loops takes seconds and changes
@@ -19,12 +21,17 @@ from pathlib import Path
 
 import cloudpickle
 
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing, wrapping
+from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import recorder
 from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
+from verl_profiler.transfer_queue import calls
+from verl_profiler.transfer_queue.probes import PROBES as TRACING
+from verl_profiler.transfer_queue.probes import with_tracing
+from verl_profiler.transfer_queue.switches import Switches
 
 MAGIC_ATTR = "attrs_3141562937"
 
@@ -32,7 +39,8 @@ MAGIC_ATTR = "attrs_3141562937"
 def import_hosts():
     """Import every module that a probe names; return those that are not to be had here."""
     absent = {}
-    for module in sorted({t.partition(":")[0] for p in all_probes() for t in p.targets}):
+    probes = [*all_probes(), *TRACING]
+    for module in sorted({t.partition(":")[0] for p in probes for t in p.targets}):
         try:
             importlib.import_module(module)
         except Exception as error:
@@ -40,15 +48,15 @@ def import_hosts():
     return absent
 
 
-def places():
+def places(probes):
     """Return (target, probe, owner, attribute, static attribute) of every target that exists."""
     found = []
-    for probe in all_probes():
+    for probe in probes:
         for target in probe.targets:
             module, _, path = target.partition(":")
             if module not in sys.modules:
                 continue
-            place = wrapping.resolve(sys.modules[module], path)
+            place = placing.resolve(sys.modules[module], path)
             if place is not None:
                 found.append((target, probe, *place))
     return found
@@ -56,6 +64,17 @@ def places():
 
 def function_of(static):
     return static.__func__ if isinstance(static, (staticmethod, classmethod)) else static
+
+
+def wrappers_of_ours(function):
+    """Return how many functions of ours a call of this one goes through, as `__wrapped__` shows."""
+    count = 0
+    while function is not None:
+        function = function_of(function)
+        code = getattr(function, "__code__", None)
+        count += code is not None and code.co_filename == wrapping.__file__
+        function = getattr(function, "__wrapped__", None)
+    return count
 
 
 def mimic(function, outcome):
@@ -182,32 +201,45 @@ def check_pickles(wrappers):
 
 def main():
     """Run all checks and print the report."""
-    report = {"absent": import_hosts()}
-    before = places()
-    report["untouched"] = not any(
-        hasattr(function_of(static), "__wrapped__")
-        and "verl_profiler" in function_of(static).__code__.co_filename
-        for *_, static in before
+    absent = import_hosts()
+    untouched = not any(
+        wrappers_of_ours(static) for *_, static in places([*all_probes(), *TRACING])
     )
     folder = tempfile.mkdtemp()
     settings = EventSettings(announce=False, flush_interval_s=60)
     recorder.start(
         Carried(folder, folder, settings, take_anchor()), lambda: Identity("agent_loop", 0)
     )
-    wrapping.install(all_probes())
-    report["installed"] = dict(wrapping.status.installed)
-    report["missed"] = dict(wrapping.status.missed)
+    report = {"measuring": check(all_probes())}
+    calls.start(Switches(trace=True), "run", records=True)
+    report["tracing"] = check(with_tracing(all_probes()))
+    calls.stop()
+    recorder.stop()
+    for part in report.values():
+        part.update(absent=absent, untouched=untouched)
+    print("\nREPORT " + json.dumps(report))
+
+
+def check(probes):
+    """Return what is wrong with these probes."""
+    before = places(probes)
+    placing.install(probes)
+    report = {"installed": dict(status.installed), "missed": dict(status.missed)}
     first = {target: vars(owner)[name] for target, _, owner, name, _ in before}
-    wrapping.install(all_probes())
+    placing.install(probes)
     report["wrapped_twice"] = [
         target for target, _, owner, name, _ in before if vars(owner)[name] is not first[target]
     ]
+    report["wrappers"] = {
+        target: wrappers_of_ours(vars(owner)[name]) for target, _, owner, name, _ in before
+    }
     targets = {}
     for target, probe, owner, name, static in before:
         original, wrapper = function_of(static), function_of(vars(owner)[name])
         if wrapper is original:
             continue
-        problems = check_behavior(probe, original)
+        # A probe that replaces the result has to.
+        problems = check_behavior(probe, original) if probe.result is None else []
         if inspect.signature(original) != inspect.signature(wrapper):
             problems.append("another signature")
         if kind(original) != kind(wrapper):
@@ -227,12 +259,11 @@ def main():
     report["unpicklable"] = check_pickles(
         {target: function_of(vars(owner)[name]) for target, _, owner, name, _ in before}
     )
-    wrapping.uninstall()
+    placing.uninstall()
     report["not_restored"] = [
         target for target, _, owner, name, static in before if vars(owner)[name] is not static
     ]
-    recorder.stop()
-    print("\nREPORT " + json.dumps(report))
+    return report
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from verl_profiler.capture import session
 from verl_profiler.capture.actor_placement import captured_actors, hook_creation
 from verl_profiler.capture.plan import ROLES, Plan, carried_plan
 from verl_profiler.environ import CAPTURES_OFF
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation.placing import install as place
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
 from verl_profiler.recording.call import Call
@@ -32,7 +32,7 @@ def install(plan: Plan) -> None:
     """Install the probes, and hook the creation of actors, in this process."""
     if os.environ.get(CAPTURES_OFF):
         return
-    wrapping.install(PROBES)
+    place(PROBES)
     if "ray" in sys.modules:
         hook_creation(plan)
 

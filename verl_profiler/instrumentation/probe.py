@@ -1,14 +1,19 @@
-"""What a probe is: an event, the callables of the host that it watches, and what it reads from a call."""
+"""What a probe is: the callables of the host that it watches, and what it does with their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from verl_profiler.recording.call import Call
 
-__all__ = ["Probe"]
+__all__ = ["Arguments", "EndTrace", "Probe"]
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, by position and by name."""
+EndTrace: TypeAlias = Callable[[Any, "BaseException | None"], None]
+"""Called with the result of a call and the exception that ended it, one of them None."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,7 @@ class Probe:
     """One measurement.
 
     Args:
-        event: The event that it records; None for a probe that only keeps the context.
+        event: The event that it records; None for a probe that records none.
         family: The switch under `profiler.events.families`.
         targets: `module:Class.attribute`, newest verl first.  Of the targets in one module the
             first that exists is probed; targets in different modules are all probed, since they
@@ -25,6 +30,10 @@ class Probe:
         enter: Called before the host's code, with the `Call`.
         leave: Called after it, with the `Call` and the result (None after an error).
         item: For generators of items: called with the `Call` and each item.
+        trace: Called before everything else with the arguments, also where nothing is recorded;
+            what it returns, if anything, is called after everything else.
+        arguments: For plain functions: returns the arguments to call the host's code with.
+        result: For plain functions: returns what the caller gets in place of the result.
         optional: True when verl may do without the target and nothing is lost.
     """
 
@@ -35,11 +44,22 @@ class Probe:
     enter: Callable[[Call], None] | None = None
     leave: Callable[[Call, Any], None] | None = None
     item: Callable[[Call, Any], None] | None = None
+    trace: Callable[[tuple[Any, ...], dict[str, Any]], EndTrace | None] | None = None
+    arguments: Callable[[tuple[Any, ...], dict[str, Any]], Arguments] | None = None
+    result: Callable[[Any], Any] | None = None
     optional: bool = False
 
     name: str = field(init=False)
     """The event, or the attribute that is watched."""
+    measures: bool = field(init=False)
+    """Whether it does anything where events are recorded."""
+    always: bool = field(init=False)
+    """Whether it does anything where none are."""
 
     def __post_init__(self) -> None:
         # Read per call; a property would cost a tenth of a microsecond there.
         object.__setattr__(self, "name", self.event or self.targets[0].rpartition(".")[2])
+        hooks = (self.event, self.enter, self.leave, self.item)
+        object.__setattr__(self, "measures", hooks != (None,) * len(hooks))
+        always = (self.trace, self.arguments, self.result) != (None, None, None)
+        object.__setattr__(self, "always", always)

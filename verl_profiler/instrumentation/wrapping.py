@@ -1,35 +1,32 @@
-"""Put probes on verl and take them off: wait for a module, then wrap one attribute of it.
+"""The wrapper around a callable of the host that runs a probe's hooks.
 
 A wrapped callable behaves like the one it replaces: same signature, same result, the same
 exception object, still a coroutine function or generator if it was one.  A probe's own failure is
 counted, reported once, and never reaches verl.
 
-A wrapper closes over its `Probe`, the original and modules, and nothing else.  Ray pickles
-decorated actor classes by value, and what a wrapper closes over travels with them: a lock makes
-the class unpicklable, and a `wrapt.FunctionWrapper` is dropped on the way without a word
-(ray 2.60).  On the other side the wrapper finds the recorder of the process that it landed in.
+A wrapper closes over its `Probe`, the original, and functions and modules that can be imported,
+and nothing else.  Ray pickles decorated actor classes by value, and what a wrapper closes over
+travels with them: a lock makes the class unpicklable, and a `wrapt.FunctionWrapper` is silently
+dropped on the way (ray 2.60).  On the other side the wrapper finds the recorder of the process that
+it landed in.
+
+One file, slightly over 400 lines: the event-loop watchdog recognizes the frames of wrappers by it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import sys
 import time
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import EndTrace, Probe
+from verl_profiler.instrumentation.status import FAILURES, failed, status
 from verl_profiler.recording import context, event_loop_lag, observers, recorder
-from verl_profiler.recording.call import Call
+from verl_profiler.recording.call import Call, status_of
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
 from verl_profiler.recording.event_loop_lag import (
@@ -39,214 +36,40 @@ from verl_profiler.recording.event_loop_lag import (
 )
 from verl_profiler.recording.recorder import SAMPLED
 
-__all__ = [
-    "FAILURES",
-    "Status",
-    "install",
-    "resolve",
-    "stands_below",
-    "status",
-    "uninstall",
-    "wrap",
-]
-
-
-@dataclass
-class Status:
-    """What became of the probes in this process."""
-
-    installed: dict[str, list[str]] = field(default_factory=dict)
-    missed: dict[str, str] = field(default_factory=dict)
-    hits: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-
-    def clear(self) -> None:
-        """Forget everything; when the probes are taken off."""
-        for account in (self.installed, self.missed, self.hits, self.errors):
-            account.clear()
-
-
-@dataclass(frozen=True)
-class _Place:
-    probe: Probe
-    owner: Any
-    attribute: str
-    original: Any
-    wrapper: Any
-
+__all__ = ["wrap"]
 
 _NOTHING: dict[str, Any] = {}
-# What a hook may raise; values of the host's may raise anything from `__str__` or `__len__`.
-# KeyboardInterrupt and SystemExit are not among them: a signal handler of the host's raises them
-# wherever the thread is.
-FAILURES = (Exception, asyncio.CancelledError)
 # Looked up once: these are read on every probed call.
 _current_request = context.current_request.get
 _get_running_loop = asyncio._get_running_loop
 
-status = Status()
-_places: dict[tuple[int, str], _Place] = {}
-# Others' wrappers on top of one of ours that are looked through.
-_MOST_WRAPPERS = 50
-
-
-def install(probes: Iterable[Probe]) -> None:
-    """Wrap the targets of `probes`, now or when their modules are imported.  Never raises."""
-    by_module: dict[str, list[Probe]] = {}
-    for probe in probes:
-        for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
-            by_module.setdefault(module, []).append(probe)
-    for module, wanted in by_module.items():
-        hook = functools.partial(_place_all, wanted)
-        if module in sys.modules and not _is_initializing(sys.modules[module]):
-            hook(sys.modules[module])
-        else:
-            wrapt.register_post_import_hook(hook, module)
-
-
-def uninstall() -> None:
-    """Put every original back, the very same object.
-
-    A wrapper of ours below another plugin's stays, and is found again by the next `install`.
-    """
-    for key, place in reversed(list(_places.items())):
-        current = inspect.getattr_static(place.owner, place.attribute, None)
-        if current is place.wrapper:
-            setattr(place.owner, place.attribute, place.original)
-        elif stands_below(place.wrapper, current):
-            continue
-        del _places[key]
-    status.clear()
-
-
-def stands_below(wrapper: Any, function: Any) -> bool:
-    """Whether a wrapper is the function or below it, as `__wrapped__` of decorators shows."""
-    wrapper = getattr(wrapper, "__func__", wrapper)
-    for _ in range(_MOST_WRAPPERS):
-        function = getattr(function, "__func__", function)
-        if function is wrapper:
-            return True
-        function = getattr(function, "__wrapped__", None)
-        if function is None:
-            break
-    return False
-
-
-def _is_initializing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-def _place_all(probes: list[Probe], module: ModuleType) -> None:
-    for probe in probes:
-        if recorder.active() is None:
-            return
-        try:
-            _place(probe, module)
-        except Exception as error:  # noqa: BLE001  an exception here makes the host's import fail
-            _miss(probe, f"{module.__name__}: {error!r}")
-
-
-def _place(probe: Probe, module: ModuleType) -> None:
-    tried = []
-    for target in probe.targets:
-        module_name, _, path = target.partition(":")
-        if module_name != module.__name__:
-            continue
-        tried.append(path)
-        found = resolve(module, path)
-        if found is None:
-            continue
-        owner, attribute, original = found
-        if any(
-            place.probe.targets == probe.targets and stands_below(place.wrapper, original)
-            for place in _places.values()
-        ):
-            if target not in status.installed.setdefault(probe.name, []):
-                status.installed[probe.name].append(target)
-            return
-        function = (
-            original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
-        )
-        if not callable(function):
-            _miss(probe, f"{target} is not callable")
-            return
-        _check_parameters(probe, target, function)
-        wrapper: Any = wrap(probe, function)
-        if isinstance(original, (staticmethod, classmethod)):
-            wrapper = type(original)(wrapper)
-        setattr(owner, attribute, wrapper)
-        _places[id(owner), attribute] = _Place(probe, owner, attribute, original, wrapper)
-        status.installed.setdefault(probe.name, []).append(target)
-        return
-    if not probe.optional:
-        _miss(probe, f"{module.__name__} has no {' or '.join(tried)}")
-
-
-def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
-    """Find the class (or module) that defines the attribute, reading `vars`, never `getattr`."""
-    *parents, attribute = path.split(".")
-    owner: Any = module
-    for parent in parents:
-        owner = vars(owner).get(parent)
-        if owner is None:
-            return None
-        # `@ray.remote class X` leaves an ActorClass; Ray ships this class of it by value.
-        metadata = getattr(owner, "__ray_metadata__", None)
-        if metadata is not None:
-            owner = metadata.modified_class
-    for candidate in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
-        if attribute in vars(candidate):
-            return candidate, attribute, vars(candidate)[attribute]
-    return None
-
-
-def _check_parameters(probe: Probe, target: str, function: Callable[..., Any]) -> None:
-    if not probe.reads:
-        return
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    lost = [name for name in probe.reads if name not in parameters]
-    if lost:
-        _miss(probe, f"{target} no longer takes {', '.join(lost)}; its fields may be missing")
-
-
-def _miss(probe: Probe, reason: str) -> None:
-    if probe.name in status.missed:
-        return
-    status.missed[probe.name] = reason
-    recorder.say(
-        f"WARNING probe {probe.name!r}: {reason}. Training is not affected; "
-        f"this measurement will be missing. (target-changed)"
-    )
-
 
 def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callable of the same kind that also records `probe`."""
+    """Return a callable of the same kind that also runs the hooks of `probe`."""
     names = _parameter_names(function)
+    enter, leave = _hooks(probe)
+    if probe.arguments is not None or probe.result is not None:
+        return _wrap_replacing(probe, names, function)
     if _is_decorated_coroutine_function(function):
         return _wrap_decorated(probe, names, function)
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def traced(*args: Any, **kwargs: Any) -> Any:
-            call = _enter(probe, names, args, kwargs, True)
+            call = enter(probe, names, args, kwargs, True)
             try:
                 result = await function(*args, **kwargs)
             except BaseException as error:
-                _leave(probe, call, None, error)
+                leave(probe, call, None, error)
                 raise
-            _leave(probe, call, result, None)
+            leave(probe, call, result, None)
             return result
 
     elif inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def traced(*args: Any, **kwargs: Any) -> Any:
-            call = _enter(probe, names, args, kwargs, True)
+            call = enter(probe, names, args, kwargs, True)
             try:
                 items = function(*args, **kwargs)
                 item = await _first_item(items)
@@ -262,36 +85,71 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
                     else:
                         item = await items.asend(sent)
             except StopAsyncIteration:
-                _leave(probe, call, None, None)
+                leave(probe, call, None, None)
             except BaseException as error:
-                _leave(probe, call, None, error)
+                leave(probe, call, None, error)
                 raise
 
     elif inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            call = _enter(probe, names, args, kwargs, None)
+            call = enter(probe, names, args, kwargs, None)
             try:
                 result = yield from function(*args, **kwargs)
             except BaseException as error:
-                _leave(probe, call, None, error)
+                leave(probe, call, None, error)
                 raise
-            _leave(probe, call, result, None)
+            leave(probe, call, result, None)
             return result
 
     else:
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            call = _enter(probe, names, args, kwargs, False)
+            call = enter(probe, names, args, kwargs, False)
             try:
                 result = function(*args, **kwargs)
             except BaseException as error:
-                _leave(probe, call, None, error)
+                leave(probe, call, None, error)
                 raise
-            _leave(probe, call, result, None, blocking=True)
+            leave(probe, call, result, None, blocking=True)
             return result
+
+    return traced
+
+
+def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return what is called before and after the host's code.
+
+    Chosen when a callable is wrapped: calls without a trace pay nothing for those that have one.
+    """
+    if probe.trace is None and probe.measures:
+        return _enter, _leave
+    return _enter_traced, _leave_traced
+
+
+def _wrap_replacing(
+    probe: Probe, names: tuple[str, ...], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wrap a plain function whose arguments or result the probe replaces.
+
+    The hooks that do so handle their own failures.
+    """
+    enter, leave = _hooks(probe)
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if probe.arguments is not None:
+            args, kwargs = probe.arguments(args, kwargs)
+        call = enter(probe, names, args, kwargs, False)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            leave(probe, call, None, error)
+            raise
+        leave(probe, call, result, None, blocking=True)
+        return result if probe.result is None else probe.result(result)
 
     return traced
 
@@ -311,36 +169,36 @@ def _wrap_decorated(
     `torch.no_grad` hands it out.  verl's `auto_await` looks at its caller: a coroutine gets it, anyone
     else the result.  So here too it is called from a coroutine if the caller is one.
     """
+    enter, leave = _hooks(probe)
 
-    async def record(call: Call | None, coroutine: Any) -> Any:
+    async def record(call: Any, coroutine: Any) -> Any:
         try:
             result = await coroutine
         except BaseException as error:
-            _leave(probe, call, None, error)
+            leave(probe, call, None, error)
             raise
-        _leave(probe, call, result, None)
+        leave(probe, call, result, None)
         return result
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
         in_coroutine = sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE
         # None, as in a generator: the end may come in another order than the begin.
-        call = _enter(probe, names, args, kwargs, None)
+        call = enter(probe, names, args, kwargs, None)
         try:
-            result = (_call_from_coroutine if in_coroutine else _call)(function, args, kwargs)
+            if in_coroutine:
+                result = _call_from_coroutine(function, args, kwargs)
+            else:
+                result = function(*args, **kwargs)
         except BaseException as error:
-            _leave(probe, call, None, error)
+            leave(probe, call, None, error)
             raise
         if inspect.iscoroutine(result):
             return record(call, result)
-        _leave(probe, call, result, None)
+        leave(probe, call, result, None)
         return result
 
     return traced
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*args, **kwargs)
 
 
 def _call_from_coroutine(
@@ -412,7 +270,7 @@ def _enter(
     except FAILURES as error:
         if call is not None:
             _unbind(call)
-        _failed(probe, error)
+        failed(probe, error)
         return None
     if observers.current is not None and call.event is not None:
         observers.current.call_begins(call, probe.family, in_loop)
@@ -484,7 +342,7 @@ def _leave(
     except FAILURES as failure:
         if call.binding is not None:
             _unbind(call)
-        _failed(probe, failure)
+        failed(probe, failure)
     if error is not None:
         call.release()
 
@@ -498,33 +356,63 @@ def _unbind(call: Call) -> None:
             value.end()
 
 
-def _item(probe: Probe, call: Call | None, item: Any) -> None:
+def _item(probe: Probe, call: Any, item: Any) -> None:
+    if isinstance(call, Call) and probe.item is not None and recorder._active is not None:
+        _run(probe, probe.item, call, item)
+
+
+def _run(probe: Probe, hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a hook as work of the profiler's own; return None if it fails."""
     active = recorder._active
-    if call is None or probe.item is None or active is None:
-        return
-    section = active.begin_section()
+    section = None if active is None else active.begin_section()
     try:
-        probe.item(call, item)
+        return hook(*arguments)
     except FAILURES as error:
-        _failed(probe, error)
-    active.end_section(*section)
+        failed(probe, error)
+        return None
+    finally:
+        if active is not None and section is not None:
+            active.end_section(*section)
 
 
-def status_of(error: BaseException) -> str:
-    """Return the `status` of a call that ended with this exception."""
-    if isinstance(error, GeneratorExit):
-        return "unfinished"
-    return "error" if isinstance(error, Exception) else "cancelled"
+def _enter_traced(
+    probe: Probe,
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    in_loop: bool | None,
+) -> Call | EndTrace | None:
+    """Begin the trace, then the measured call if there is one; return what is to be left."""
+    end = None if probe.trace is None else _run(probe, probe.trace, args, kwargs)
+    if not probe.measures:
+        return end
+    try:
+        call = _enter(probe, names, args, kwargs, in_loop)
+    except BaseException as error:
+        if end is not None:
+            _run(probe, end, None, error)
+        raise
+    if call is None:
+        return end
+    call.trace = end
+    return call
 
 
-def _failed(probe: Probe, error: BaseException) -> None:
-    status.errors[probe.name] += 1
-    if status.errors[probe.name] > 1:
-        return
-    # At the recursion limit, or with an exception whose text cannot be had, this fails too.
-    with contextlib.suppress(*FAILURES):
-        lines = "".join(traceback.format_exception(error)).rstrip()
-        recorder.say(
-            f"WARNING probe {probe.name!r} failed; training is not affected, further failures "
-            f"are only counted. (probe-failed)\n{lines}"
-        )
+def _leave_traced(
+    probe: Probe,
+    call: Call | EndTrace | None,
+    result: Any,
+    error: BaseException | None,
+    *,
+    blocking: bool = False,
+) -> None:
+    end = call
+    try:
+        if isinstance(call, Call):
+            end, call.trace = call.trace, None
+            _leave(probe, call, result, error, blocking=blocking)
+        else:
+            status.hits[probe.name] += 1
+    finally:
+        if end is not None:
+            _run(probe, end, result, error)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Call"]
+__all__ = ["Call", "status_of"]
 
 
 # Tracked by the garbage collector: a host's object may hold its own running generator, whose frame
@@ -30,6 +30,7 @@ class Call(msgspec.Struct):
         binding: What `bind` set, until it is taken back.
         end_ns: When it ended.
         range: Its NVTX range, where ranges are opened.
+        trace: What ends its trace, where the probe has one.
     """
 
     event: str | None
@@ -44,6 +45,7 @@ class Call(msgspec.Struct):
     state: Any = None
     error: BaseException | None = None
     range: Any = None
+    trace: Any = None
     binding: tuple[Token[Any], Any] | None = None
 
     def bind(self, variable: ContextVar[Any], value: Any) -> None:
@@ -63,3 +65,10 @@ class Call(msgspec.Struct):
         if self.kwargs:
             arguments.update(self.kwargs)
         return arguments
+
+
+def status_of(error: BaseException) -> str:
+    """Return the `status` of a call that ended with this exception."""
+    if isinstance(error, GeneratorExit):
+        return "unfinished"
+    return "error" if isinstance(error, Exception) else "cancelled"

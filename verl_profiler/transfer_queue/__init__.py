@@ -4,7 +4,7 @@ switches    which parts are on, from the settings and the environment
 trace_ids   which data a call works on
 calls       one running function or client operation: its lines, events and sums
 sizes       how many bytes a batch holds
-placement   what is traced, in which module; puts the wrappers on and takes them off
+probes      what is traced, in which module
 metrics     sums over all processes, into verl's loggers once a step
 """
 
@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.transfer_queue.switches import (
     LOG_LEVEL_VARIABLE,
@@ -27,33 +27,38 @@ from verl_profiler.transfer_queue.switches import (
     variables,
 )
 
+if TYPE_CHECKING:
+    from verl_profiler.instrumentation.probe import Probe
+
 __all__ = ["activate", "carry", "wrap_main"]
 
 _QUIET_LEVELS = ("WARN", "WARNING", "ERROR", "CRITICAL", "FATAL")
 
 
-def activate(*, records: bool) -> bool:
-    """Trace in this process if its environment says so; in a driver, also in what it starts.
+def activate(probes: Sequence[Probe] = (), *, records: bool = False) -> Sequence[Probe]:
+    """Trace in this process if its environment requests it; in a driver, also in what it starts.
 
     Args:
-        records: Whether events of the family `transfer_queue` are recorded in this process.
+        probes: What is measured in this process.
+        records: Whether events of the family `transfer_queue` are recorded in it.
 
     Returns:
-        Whether anything is on.
+        The probes to place: these, and where anything is on those of tracing.
 
     Raises:
         ConfigError: For a variable whose value cannot be used.
     """
     switches = Switches().under(os.environ)
     if not switches.any:
-        return False
-    from verl_profiler.transfer_queue import placement
+        return probes
+    from verl_profiler.transfer_queue import calls
+    from verl_profiler.transfer_queue.probes import with_tracing
 
     job = _ray_job()
     if job is None:
         _become_driver(switches)
-    placement.install(switches, os.environ.get(RUN_VARIABLE) or f"job {job}", records=records)
-    return True
+    calls.start(switches, os.environ.get(RUN_VARIABLE) or f"job {job}", records=records)
+    return with_tracing(probes)
 
 
 def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
@@ -73,9 +78,10 @@ def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
 
 def wrap_main() -> None:
     """Wrap what the command itself defines and Ray ships by value; `main()` must have begun."""
-    from verl_profiler.transfer_queue import placement
+    from verl_profiler.instrumentation.placing import place_in_main
+    from verl_profiler.transfer_queue.probes import PROBES
 
-    placement.place_in_main()
+    place_in_main(PROBES)
 
 
 def _become_driver(switches: Switches) -> None:

@@ -18,22 +18,15 @@ from collections import defaultdict
 from contextvars import ContextVar, Token
 from typing import Any
 
-from verl_profiler.instrumentation.wrapping import status_of
 from verl_profiler.recording import context, recorder
+from verl_profiler.recording.call import status_of
 from verl_profiler.recording.clock import now
 from verl_profiler.transfer_queue import lines, metrics
 from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.switches import Switches
-from verl_profiler.transfer_queue.trace_ids import Origin, origin_of
+from verl_profiler.transfer_queue.trace_ids import Origin, set_run
 
-__all__ = [
-    "ClientCall",
-    "FunctionCall",
-    "begin_client_call",
-    "begin_function",
-    "configure",
-    "find_origin",
-]
+__all__ = ["ClientCall", "FunctionCall", "start", "stop"]
 
 _MB = 2**20
 _SECOND = 1e9
@@ -41,6 +34,7 @@ _SECOND = 1e9
 current: ContextVar[FunctionCall | None] = ContextVar("verl_profiler_tq_call", default=None)
 current_client: ContextVar[ClientCall | None] = ContextVar("verl_profiler_tq_client", default=None)
 switches = Switches()
+is_on = False
 _records = False
 
 _process = f"{random.SystemRandom().randrange(16**6):06x}"
@@ -48,17 +42,29 @@ _numbers = itertools.count(1)
 _seen: defaultdict[str, Any] = defaultdict(itertools.count)
 
 
-def configure(chosen: Switches, *, records: bool) -> None:
-    """Take the switches and the log level.
+def start(chosen: Switches, run: str, *, records: bool) -> None:
+    """Trace in this process from now on, what is wrapped.
 
     Args:
         chosen: What is on.
+        run: The run's name.
         records: Whether events of the family `transfer_queue` are recorded in this process.
     """
-    global switches, _records
-    switches, _records = chosen, records
+    global switches, is_on, _records
+    switches, is_on, _records = chosen, chosen.any, records
+    set_run(run)
     lines.configure()
     _seen.clear()
+    if chosen.wants_metrics:
+        metrics.start(run)
+
+
+def stop() -> None:
+    """Trace no further calls, and end the threads; for tests."""
+    global switches, is_on, _records
+    switches, is_on, _records = Switches(), False, False
+    metrics.stop()
+    lines.stop()
 
 
 def _new_id() -> str:
@@ -184,7 +190,7 @@ class FunctionCall(_Traced):
         self._open("COMPUTE")
         return True
 
-    def end_compute(self, error: BaseException | None) -> None:
+    def end_compute(self, _result: Any, error: BaseException | None) -> None:
         """Leave COMPUTE."""
         if self.stage == "COMPUTE":
             self._close(error)
@@ -203,7 +209,7 @@ class FunctionCall(_Traced):
             self._open(stage)
         return True
 
-    def end_operation(self, error: BaseException | None) -> None:
+    def end_operation(self, _result: Any, error: BaseException | None) -> None:
         """Go back to COMPUTE with the end of the outermost operation."""
         self._depth -= 1
         if self._depth == 0 and not self._ended:
@@ -351,7 +357,7 @@ class ClientCall(_Traced):
     def _leave_function(self, error: BaseException | None) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
-            entered.end_operation(error)
+            entered.end_operation(None, error)
 
     def ids(self) -> dict[str, str]:
         """Return what the event of this operation says of its data and its function."""
@@ -373,30 +379,6 @@ class ClientCall(_Traced):
             self._who,
             status="ok" if error is None else "error",
         )
-
-
-def find_origin(meta: Any) -> Origin:
-    """Say where the samples come from; metrics alone need not know."""
-    return origin_of(meta) if switches.trace or switches.detail else Origin()
-
-
-def begin_function(name: str, origin: Origin, *, bridged: bool, waits: bool) -> FunctionCall:
-    """Begin one call of a traced function."""
-    return FunctionCall(name, origin, bridged=bridged, waits=waits).begin()
-
-
-def begin_client_call(stage: str, arguments: dict[str, Any]) -> ClientCall:
-    """Begin one get or put of the client; the data's origin is that of the function around it."""
-    metadata = arguments.get("metadata")
-    function = current.get()
-    origin = function.origin if function is not None else Origin()
-    if not origin.ids and metadata is not None:
-        origin = find_origin(metadata)
-    if stage == "GET":
-        return ClientCall(stage, function, origin, str(getattr(metadata, "size", 0)), 0)
-    data = arguments["data"]
-    shape = str(getattr(data, "batch_size", "torch.Size([])"))
-    return ClientCall(stage, function, origin, shape, size_of(data).total)
 
 
 def _start_range(message: str) -> Any:

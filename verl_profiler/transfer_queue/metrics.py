@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from verl_profiler.recording import recorder
 
-__all__ = ["add_function", "add_operation", "log_with_metrics", "start", "stop", "summary"]
+if TYPE_CHECKING:
+    from verl_profiler.instrumentation.probe import Arguments
+
+__all__ = ["add_function", "add_operation", "add_to_log", "start", "stop", "summary"]
 
 _NAMESPACE = b"verl_profiler_tq"
 _INTERVAL_S = 0.25
@@ -247,21 +249,8 @@ def summary(sums: Mapping[str, int], processes: int) -> dict[str, float]:
     return metrics
 
 
-def log_with_metrics(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return verl's `Tracking.log` with `tq/*` added to the first log of every step."""
-
-    @functools.wraps(function)
-    def log(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _with_metrics(args, kwargs)
-        return function(*args, **kwargs)
-
-    return log
-
-
-def _with_metrics(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Add this step's metrics to `data` of `log(self, data, step)`; verl's own dict stays as it is."""
+def add_to_log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Add `tq/*` to `data` of the first `Tracking.log(self, data, step)` of a step; verl's dict stays as it is."""
     try:
         named = {**dict(zip(("self", "data", "step"), args)), **kwargs}  # noqa: B905
         data, step = named.get("data"), named.get("step")

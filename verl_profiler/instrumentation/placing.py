@@ -1,0 +1,187 @@
+"""Put probes on the host and take them off: wait for a module, then wrap one attribute of it.
+
+Every wrapper around the host's callables is placed here, those of TransferQueue tracing and of
+captures too, so that a callable has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.status import missed, status
+from verl_profiler.instrumentation.wrapping import wrap
+from verl_profiler.recording import recorder
+
+__all__ = ["install", "place_in_main", "resolve", "stands_below", "uninstall"]
+
+
+@dataclass(frozen=True)
+class _Place:
+    probe: Probe
+    owner: Any
+    attribute: str
+    original: Any
+    wrapper: Any
+
+
+_places: dict[tuple[int, str], _Place] = {}
+# Grows with each `uninstall`; a hook for a module not yet imported belongs to one.
+_generation = 0
+# Others' wrappers on top of one of ours that are looked through.
+_MOST_WRAPPERS = 50
+
+
+def install(probes: Iterable[Probe]) -> None:
+    """Wrap the targets of `probes`, now or when their modules are imported.  Never raises."""
+    by_module: dict[str, list[Probe]] = {}
+    for probe in probes:
+        for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
+            by_module.setdefault(module, []).append(probe)
+    for module, wanted in by_module.items():
+        hook = functools.partial(_place_all, wanted, _generation)
+        if module in sys.modules and not _is_initializing(sys.modules[module]):
+            hook(sys.modules[module])
+        else:
+            wrapt.register_post_import_hook(hook, module)
+
+
+def place_in_main(probes: Iterable[Probe]) -> None:
+    """Wrap the targets that `__main__` defines, as in `python -m verl.trainer.main_ppo_sync`.
+
+    Ray pickles its classes by value, with their wrappers.  Never raises.
+    """
+    main = sys.modules["__main__"]
+    path = Path(getattr(main, "__file__", None) or "").as_posix()
+    for probe in probes:
+        for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
+            if path.endswith(f"/{module.replace('.', '/')}.py"):
+                _try_to_place(probe, main, module)
+
+
+def uninstall() -> None:
+    """Put every original back, the very same object.
+
+    A wrapper of ours below another plugin's stays, and is found again by the next `install`.
+    """
+    global _generation
+    _generation += 1
+    for key, place in reversed(list(_places.items())):
+        current = inspect.getattr_static(place.owner, place.attribute, None)
+        if current is place.wrapper:
+            setattr(place.owner, place.attribute, place.original)
+        elif stands_below(place.wrapper, current):
+            continue
+        del _places[key]
+    status.clear()
+
+
+def stands_below(wrapper: Any, function: Any) -> bool:
+    """Whether a wrapper is the function or below it, as `__wrapped__` of decorators shows."""
+    wrapper = getattr(wrapper, "__func__", wrapper)
+    for _ in range(_MOST_WRAPPERS):
+        function = getattr(function, "__func__", function)
+        if function is wrapper:
+            return True
+        function = getattr(function, "__wrapped__", None)
+        if function is None:
+            break
+    return False
+
+
+def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
+    """Find the class (or module) that defines the attribute, reading `vars`, never `getattr`."""
+    *parents, attribute = path.split(".")
+    owner: Any = module
+    for parent in parents:
+        owner = vars(owner).get(parent)
+        if owner is None:
+            return None
+        # `@ray.remote class X` leaves an ActorClass; Ray ships this class of it by value.
+        metadata = getattr(owner, "__ray_metadata__", None)
+        if metadata is not None:
+            owner = metadata.modified_class
+    for candidate in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
+        if attribute in vars(candidate):
+            return candidate, attribute, vars(candidate)[attribute]
+    return None
+
+
+def _is_initializing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _place_all(probes: list[Probe], generation: int, module: ModuleType) -> None:
+    if generation != _generation:
+        return
+    for probe in probes:
+        if probe.always or recorder.active() is not None:
+            _try_to_place(probe, module, module.__name__)
+
+
+def _try_to_place(probe: Probe, module: ModuleType, name: str) -> None:
+    try:
+        _place(probe, module, name)
+    except Exception as error:  # noqa: BLE001  an exception here makes the host's import fail
+        missed(probe, f"{module.__name__}: {error!r}")
+
+
+def _place(probe: Probe, module: ModuleType, name: str) -> None:
+    """Wrap the first of the probe's targets in the module `name` that `module` has."""
+    tried = []
+    for target in probe.targets:
+        module_name, _, path = target.partition(":")
+        if module_name != name:
+            continue
+        tried.append(path)
+        found = resolve(module, path)
+        if found is None:
+            continue
+        owner, attribute, original = found
+        # A package that re-exports a function may have taken the wrapped one.
+        if any(
+            place.probe.targets == probe.targets and stands_below(place.wrapper, original)
+            for place in _places.values()
+        ):
+            if target not in status.installed.setdefault(probe.name, []):
+                status.installed[probe.name].append(target)
+            return
+        function = (
+            original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
+        )
+        if not callable(function):
+            missed(probe, f"{target} is not callable")
+            return
+        _check_parameters(probe, target, function)
+        wrapper: Any = wrap(probe, function)
+        if isinstance(original, (staticmethod, classmethod)):
+            wrapper = type(original)(wrapper)
+        setattr(owner, attribute, wrapper)
+        _places[id(owner), attribute] = _Place(probe, owner, attribute, original, wrapper)
+        status.installed.setdefault(probe.name, []).append(target)
+        return
+    if not probe.optional:
+        missed(probe, f"{module.__name__} has no {' or '.join(tried)}")
+
+
+def _check_parameters(probe: Probe, target: str, function: Callable[..., Any]) -> None:
+    if not probe.reads:
+        return
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    lost = [name for name in probe.reads if name not in parameters]
+    if lost:
+        missed(probe, f"{target} no longer takes {', '.join(lost)}; its fields may be missing")

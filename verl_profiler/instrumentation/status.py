@@ -1,0 +1,62 @@
+"""What became of the probes in this process, and the warnings about them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.recording import recorder
+
+__all__ = ["FAILURES", "Status", "failed", "missed", "status"]
+
+# What a hook may raise; values of the host's may raise anything from `__str__` or `__len__`.
+# KeyboardInterrupt and SystemExit are not among them: a signal handler of the host's raises them
+# wherever the thread is.
+FAILURES = (Exception, asyncio.CancelledError)
+
+
+@dataclass
+class Status:
+    """What became of the probes in this process."""
+
+    installed: dict[str, list[str]] = field(default_factory=dict)
+    missed: dict[str, str] = field(default_factory=dict)
+    hits: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def clear(self) -> None:
+        """Forget everything; when the probes are taken off."""
+        for account in (self.installed, self.missed, self.hits, self.errors):
+            account.clear()
+
+
+status = Status()
+
+
+def missed(probe: Probe, reason: str) -> None:
+    """Note that a probe is not placed, or not in full; the first reason is printed."""
+    if probe.name in status.missed:
+        return
+    status.missed[probe.name] = reason
+    recorder.say(
+        f"WARNING probe {probe.name!r}: {reason}. Training is not affected; "
+        f"this measurement will be missing. (target-changed)"
+    )
+
+
+def failed(probe: Probe, error: BaseException) -> None:
+    """Count a failure of a probe's own; the first one is printed."""
+    status.errors[probe.name] += 1
+    if status.errors[probe.name] > 1:
+        return
+    # At the recursion limit, or with an exception whose text cannot be had, this fails too.
+    with contextlib.suppress(*FAILURES):
+        lines = "".join(traceback.format_exception(error)).rstrip()
+        recorder.say(
+            f"WARNING probe {probe.name!r} failed; training is not affected, further failures "
+            f"are only counted. (probe-failed)\n{lines}"
+        )
