@@ -406,13 +406,13 @@ def _leave_traced(
     *,
     blocking: bool = False,
 ) -> None:
-    end = call
+    if not isinstance(call, Call):
+        if call is not None:
+            _run(probe, call, result, error)
+        return
+    end, call.trace = call.trace, None
     try:
-        if isinstance(call, Call):
-            end, call.trace = call.trace, None
-            _leave(probe, call, result, error, blocking=blocking)
-        else:
-            status.hits[probe.name] += 1
+        _leave(probe, call, result, error, blocking=blocking)
     finally:
         if end is not None:
             _run(probe, end, result, error)
