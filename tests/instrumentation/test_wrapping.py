@@ -13,6 +13,12 @@ from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import recorder
+from verl_profiler.recording.identity import Identity
+
+
+class Stop(Exception):
+    """What a hook raises."""
+
 
 SOURCE = """
 import asyncio
@@ -157,6 +163,93 @@ def test_installing_twice_wraps_once(host, recording, carried):
 
     assert first is host.Host.plain
     assert 1 == len(lines_of(carried.directory))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("method", ["plain", "coroutine", "generator", "items", "static", "given"])
+def test_a_trace_encloses_what_is_measured(host, carried, method, recorded):
+    """In one wrapper, and without a recorder too."""
+    if recorded:
+        recorder.start(carried, lambda: Identity("agent_loop", 0))
+    order = []
+
+    def trace(args, kwargs):
+        order.append("begin")
+        return lambda result, error: order.append("end")
+
+    hooks = {
+        "enter": lambda call: order.append("enter"),
+        "leave": lambda call, result: order.append("leave"),
+    }
+    original = getattr(host.Host, method)
+    placing.install([probe(f"Host.{method}", trace=trace, **hooks)])
+    one = host.Host()
+    one.result, one.got = 1, []
+
+    async def use():
+        got = getattr(one, method)(1)
+        if inspect.isasyncgen(got):
+            return [item async for item in got]
+        return list(got) if inspect.isgenerator(got) else got if got == 1 else await got
+
+    asyncio.run(use())
+    recorder.stop()
+
+    assert original is getattr(host.Host, method).__wrapped__
+    assert (["begin", "enter", "leave", "end"] if recorded else ["begin", "end"]) == order
+
+
+def test_a_trace_that_fails_costs_itself_only(host, recording):
+    """At its begin or at its end; the call is measured all the same."""
+    measured = []
+
+    def begin(args, kwargs):
+        raise Stop
+
+    def end(result, error):
+        raise Stop
+
+    for trace in (begin, lambda args, kwargs: end):
+        leave = lambda call, result: measured.append(result)
+        placing.install([probe("Host.plain", trace=trace, leave=leave)])
+        one = host.Host()
+        one.result = 5
+        assert 5 == one.plain(1)
+        assert {"seen": 1} == dict(status.errors)
+        placing.uninstall()
+
+    assert [5, 5] == measured
+
+
+def test_arguments_and_results_can_be_replaced(host, recording, carried):
+    """The host gets the new arguments, and so do the hooks; the caller gets the new result."""
+    seen = []
+    replacing = probe(
+        "function",
+        arguments=lambda args, kwargs: ((args[0] + 1,), kwargs),
+        enter=lambda call: seen.append(call.args),
+        result=lambda result: [result],
+    )
+    placing.install([replacing])
+
+    assert [8] == host.function(7)
+    recorder.stop()
+    assert [(8,)] == seen
+    assert 1 == len(lines_of(carried.directory))
+
+
+def test_a_module_that_comes_after_the_end_is_left_alone(tmp_path, monkeypatch):
+    """Also by probes that need no recorder."""
+    (tmp_path / "late_host.py").write_text("def work():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    placing.install(
+        [Probe("work", "rollout", ("late_host:work",), trace=lambda args, kwargs: None)]
+    )
+    placing.uninstall()
+    import late_host
+
+    assert not hasattr(late_host.work, "__wrapped__")
+    del sys.modules["late_host"]
 
 
 def foreign(function):
