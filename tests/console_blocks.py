@@ -1,8 +1,9 @@
 """Sessions in pages: ```console blocks of `$ command` lines, each followed by exactly what it prints.
 
-    python tests/console_blocks.py PAGE FOLDER
+    python tests/console_blocks.py PAGE FOLDER [TRANSLATION ...]
 
-runs the commands of a page in a copy of a folder and writes what they print into the page.
+runs the commands of a page in a copy of a folder, and writes what they print into the page and its
+translations.
 """
 
 import os
@@ -57,5 +58,8 @@ def _output(command: str, place: Path) -> str:
 
 
 if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(replayed(file, Path(sys.argv[2])))
+    pages = [Path(sys.argv[1]), *map(Path, sys.argv[3:])]
+    new = replayed(pages[0], Path(sys.argv[2]))
+    for each in pages:
+        sessions = iter(_BLOCK.findall(new))
+        each.write_text(_BLOCK.sub(lambda _, rest=sessions: next(rest), each.read_text()))

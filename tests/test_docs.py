@@ -230,7 +230,7 @@ def test_a_translation_has_the_code_the_headings_and_the_tables_of_its_original(
 # A dozen commands, each in a process of its own.
 @pytest.mark.timeout(1200)
 def test_the_tutorial_prints_what_its_commands_print():
-    """After a change of an output: `python tests/console_blocks.py docs/tutorial.md examples/tutorial`."""
+    """If outputs change: tests/console_blocks.py docs/tutorial.md examples/tutorial docs/tutorial.zh.md."""
     pytest.importorskip("matplotlib")
     file = ROOT / "docs/tutorial.md"
 
