@@ -13,6 +13,7 @@ from truth.test_culprits import healthy
 
 from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
+from verl_profiler.views.ledger_text import ledger_line
 
 PLANS = {
     "synchronous": Plan(separate=False, ahead=0),
@@ -39,6 +40,24 @@ def test_the_ledger_is_what_the_devices_did(plan):
     assert counted(bubble_ledger(tables_of(events_of(run)))) == pytest.approx(
         {key: seconds for key, seconds in run.seconds.items() if seconds}, abs=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("plan", "bound"),
+    [
+        (Plan(ahead=0, train_ms=180), "bounded by the rollout"),
+        (Plan(train_ms=2700), "bounded by the trainer"),
+        (Plan(ahead=0), "wait for each other in turn"),
+        (Plan(ahead=2, train_ms=360, sync_ms=20, replicas=1), "bounded by the rollout"),
+        (Plan(separate=False), ""),
+    ],
+)
+def test_what_bounds_a_run_with_two_pools(plan, bound):
+    """The pool that the other one waits for."""
+    line = ledger_line(bubble_ledger(tables_of(events_of(Simulation(plan)))))
+
+    assert bound in line
+    assert ("bounded" in line or "each other" in line) == bool(bound)
 
 
 def test_validation_and_checkpoints_are_overhead():

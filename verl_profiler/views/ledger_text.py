@@ -15,6 +15,8 @@ _BAR = 30
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
 _NAMED = 3
+# A pool that waits for less of its time than this does not wait.
+_WAITS = 0.05
 
 
 def ledger_text(rows: _Rows) -> str:
@@ -36,11 +38,12 @@ def ledger_text(rows: _Rows) -> str:
             for account, spent in sums.items()
         ]
         title = (
-            f"device time, {_devices(own[0])} {POOLS[pool]}: {seconds(total / steps)} per step, "
+            f"device time, {_devices(own[0])} {POOLS[pool]}: {seconds(total / steps)} per step over all of them, "
             "every second in one account"
         )
         blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
-    return "\n\n".join(blocks)
+    bound = _bound(rows)
+    return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
 def ledger_line(rows: _Rows) -> str:
@@ -62,7 +65,34 @@ def ledger_line(rows: _Rows) -> str:
         ]
         busy = f"{share(useful / total)} training and consumed generation"
         texts.append(f"{_devices(own[0])} {POOLS[pool]}: {', '.join([busy, *named])}")
-    return "; ".join(texts)
+    bound = _bound(rows)
+    return "; ".join([*texts, bound] if bound else texts)
+
+
+def _bound(rows: _Rows) -> str:
+    """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
+    pools = dict.fromkeys(row["pool"] for row in rows)
+    if "rollout" not in pools:
+        return ""
+    shares = {}
+    for pool in pools:
+        sums = _sums([row for row in rows if row["pool"] == pool])
+        shares[pool] = {name: spent / sum(sums.values()) for name, spent in sums.items()}
+    trainer = max(
+        (
+            each.get("waiting_for_samples", 0.0)
+            for pool, each in shares.items()
+            if pool != "rollout"
+        ),
+        default=0.0,
+    )
+    rollout = shares["rollout"].get("staleness_limit", 0.0)
+    times = f"the trainer waits {share(trainer)} of its time, the rollout is ahead {share(rollout)}"
+    if max(trainer, rollout) < _WAITS:
+        return f"trainer and rollout are balanced: {times}"
+    if min(trainer, rollout) > max(trainer, rollout) / 2:
+        return f"trainer and rollout wait for each other in turn: {times}"
+    return f"bounded by the {'rollout' if trainer > rollout else 'trainer'}: {times}"
 
 
 def _devices(row: Mapping[str, Any]) -> str:
