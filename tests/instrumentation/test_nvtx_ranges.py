@@ -113,8 +113,8 @@ def test_spans_and_turns_have_ranges(nvtx, recording):
     with api.span("rerank"):
         pass
     request = Request(3)
-    rollout._open_turn(request, 1)
-    rollout._close_turn(request, 1)
+    rollout.open_turn(request, 1)
+    rollout.close_turn(request, 1)
 
     assert [
         ("start", "rerank", "verl_profiler", "user", 0),

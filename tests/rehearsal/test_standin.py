@@ -47,6 +47,8 @@ def server(model):
     made._global_steps = 5
     made._waiting, made._batch, made._loop = [], None, None
     made._model_lock = asyncio.Lock()
+    made._resumed, made._rejects = asyncio.Event(), False
+    made._resumed.set()
     return made
 
 
@@ -166,6 +168,31 @@ def test_an_abort_ends_requests_with_what_they_have(server):
         return await task
 
     assert "aborted" == asyncio.run(abort()).stop_reason
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_a_request_of_a_pause_waits_or_returns_at_once(server, rejects):
+    """As in vLLM: it is generated after the pause, or is aborted without tokens."""
+
+    async def pause():
+        await server.abort_all_requests(reject_request=rejects)
+        running = asyncio.create_task(server.generate(PROMPTS[0], GREEDY, "0"))
+        done, _ = await asyncio.wait([running], timeout=None if rejects else 0.05)
+        await server.resume_generation()
+        return bool(done), await running
+
+    ended, output = asyncio.run(pause())
+
+    assert rejects == ended
+    assert ("aborted" if rejects else "completed") == output.stop_reason
+    assert bool(output.token_ids) != rejects
+
+
+def test_a_resumed_request_makes_no_more_tokens_than_are_left(server):
+    """`max_tokens` is what the client has left of its response."""
+    output = asyncio.run(server.generate(PROMPTS[0], {**GREEDY, "max_tokens": 2}, "0"))
+
+    assert 1 <= len(output.token_ids) <= 2
 
 
 def test_a_failure_reaches_the_requests(server, monkeypatch):

@@ -39,6 +39,31 @@ def test_an_asynchronous_run_is_not_joined_by_dispatch_step(name):
     assert [] == ANALYSES[name](run(1))
 
 
+@pytest.mark.parametrize("name", JOINED)
+def test_samples_of_earlier_steps_make_a_run_asynchronous(name):
+    """Also where every request ends before the last of several `gen` in its own step."""
+    events, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
+    consumed = [
+        {
+            **event,
+            "name": "trainer_0",
+            "role": "trainer",
+            "event": "sample_consumed",
+            "family": "trainer",
+            "request_id": None,
+            "extra": {"consumed_step": event["step"] + 1},
+        }
+        for event in events
+        if event["event"] == "request"
+    ]
+
+    assert consumed
+    assert [] == ANALYSES[name](tables_of([*events, *consumed]))
+    for each in consumed:
+        each["extra"]["consumed_step"] -= 1
+    assert ANALYSES[name](tables_of([*events, *consumed]))
+
+
 def test_no_finding_is_made_up_for_an_asynchronous_run():
     """Who waits for the ranks is known; nobody waits for the requests of its own step."""
     rows = explanations(run(1))

@@ -12,7 +12,10 @@ from pathlib import Path
 from verl_profiler.rehearsal.environment import environment
 from verl_profiler.render.visible import escaped
 
-__all__ = ["ENGINES", "Command", "build"]
+__all__ = ["ENGINES", "TRAINERS", "Command", "build"]
+
+# verl's `trainer.v1.trainer_mode`.
+TRAINERS = ("sync", "colocate_async", "separate_async")
 
 # Engine → the option of the `rehearsal` group, and its description.
 ENGINES = {
@@ -55,6 +58,7 @@ def build(
     workers: int,
     overrides: Sequence[str],
     current: Mapping[str, str],
+    trainer: str = "sync",
 ) -> Command:
     """Return the command of a rehearsal.
 
@@ -67,6 +71,7 @@ def build(
         workers: Agent-loop workers.
         overrides: Hydra overrides, which take precedence over all of the above.
         current: The environment to start from.
+        trainer: One of `TRAINERS`.
     """
     option, _ = ENGINES[engine]
     arguments = [
@@ -82,6 +87,7 @@ def build(
         f"trainer.total_training_steps={steps}",
         f"trainer.n_gpus_per_node={ranks}",
         f"actor_rollout_ref.rollout.agent.num_workers={workers}",
+        *([f"trainer.v1.trainer_mode={trainer}"] if trainer != "sync" else []),
         *overrides,
     ]
     return Command(tuple(arguments), environment(engine, current))

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from verl_profiler.cli.rehearsal_command import ENGINES, build
+from verl_profiler.cli.rehearsal_command import ENGINES, TRAINERS, build
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.reading.formats.console_log import CONSOLE
@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=sorted(ENGINES),
         default="sglang",
         help="the real SGLang or vLLM, or a stand-in engine that needs neither and takes half the time",
+    )
+    parser.add_argument(
+        "--trainer",
+        choices=TRAINERS,
+        default="sync",
+        help="trainer.v1.trainer_mode; separate_async gets replicas of its own besides the ranks' "
+        "(default: sync)",
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(
@@ -89,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         overrides=args.overrides,
         current=os.environ,
+        trainer=args.trainer,
     )
     if args.print_command:
         print(command.shell())

@@ -127,7 +127,6 @@ FIELDS = {
     "begin_error_s": _seconds(
         "How far from its recorded begin the stall may have begun.", "event_loop_lag"
     ),
-    "bucket": _count("Number of the bucket in its transfer, from 0.", "weight_bucket"),
     "bytes": _bytes("Written to event files.", "profiler_cost"),
     "cached_tokens": _count(
         "Prompt tokens that the engine had in its cache.", "engine_request", column=True

@@ -108,8 +108,9 @@ EVENTS: dict[str, Event] = {
     # asynchronous trainers: what becomes of a sample, and of the replicas
     "dispatch": Event(
         "trainer",
-        "prepare_step",
-        "The trainer hands prompts to the agent loops; not of validation.",
+        None,
+        "The trainer has handed prompts to the agent loops; not those of a validation.",
+        instant=True,
     ),
     "sample_consumed": Event(
         "trainer",

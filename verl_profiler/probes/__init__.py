@@ -15,7 +15,9 @@ __all__ = ["all_probes", "select"]
 # The modules that hold `PROBES`, grouped by the part of verl that is watched.
 _MODULES = (
     "trainer",
+    "asynchronous",
     "rollout",
+    "engine_calls",
     "engine",
     "reward",
     "workers",

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import context
+from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.context import EngineCall
 
@@ -24,6 +24,25 @@ _SERVERS = (
     "verl.workers.rollout.trtllm_rollout.trtllm_async_server:TRTLLMHttpServer",
     "verl_profiler.rehearsal.standin:StandinServer",
 )
+
+
+# TensorRT-LLM's does not pause (verl 0.9.1).
+_PAUSING = tuple(server for server in _SERVERS if "trtllm" not in server)
+# Of vLLM and the stand-in; of SGLang.
+_ABORTED = ("aborted", "abort")
+
+
+class _Server:
+    """The engine server of the process: its requests, and its pauses."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.is_paused = False
+        self.rejects = False
+        self.resumed_ns = 0
+
+
+_server = _Server()
 
 
 def _begin_generate(call: Call) -> None:
@@ -39,13 +58,20 @@ def _begin_generate(call: Call) -> None:
         "prompt_tokens": len(arguments["prompt_ids"]),
     }
     call.state = engine_call = EngineCall()
+    engine_call.waits = _server.is_paused and not _server.rejects
+    _server.requests += 1
     call.bind(context.current_engine_call, engine_call)
 
 
 def _end_generate(call: Call, result: Any) -> None:
     if call.state is None:
         return
+    _server.requests -= 1
     extra = call.extra or {}
+    if call.state.waits:
+        _record_parked(call)
+    if getattr(result, "stop_reason", None) in _ABORTED:
+        extra["finish_reason"] = plain(result.stop_reason)
     tokens = getattr(result, "token_ids", result)
     if isinstance(tokens, (list, tuple)):
         extra["response_tokens"] = len(tokens)
@@ -55,6 +81,30 @@ def _end_generate(call: Call, result: Any) -> None:
     if call.state.answer is not None:
         extra.update(times_of(call.state.answer))
     call.extra = extra
+
+
+def _record_parked(call: Call) -> None:
+    """Record the wait of a request that came during a pause; until now if that has not ended."""
+    end = call.end_ns if _server.is_paused else min(_server.resumed_ns, call.end_ns)
+    if call.begin_ns is not None and end > call.begin_ns:
+        extra = {"engine_request_id": (call.extra or {}).get("engine_request_id")}
+        recorder.record("engine_parked", call.begin_ns, end, extra, context.process.current_step())
+
+
+def _begin_abort(call: Call) -> None:
+    _server.is_paused = True
+    _server.rejects = bool(call.arguments.get("reject_request"))
+    call.extra = {"aborted": _server.requests}
+    if _server.rejects:
+        call.extra["reject"] = True
+
+
+def _end_resume(call: Call, _result: Any) -> None:
+    if not _server.is_paused:
+        call.event = None
+        return
+    _server.is_paused = _server.rejects = False
+    _server.resumed_ns = call.end_ns
 
 
 def times_of(answer: Any) -> dict[str, Any]:
@@ -140,6 +190,21 @@ PROBES = (
         reads=("prompt_ids", "request_id"),
         enter=_begin_generate,
         leave=_end_generate,
+    ),
+    Probe(
+        "engine_abort",
+        "engine",
+        tuple(f"{server}.abort_all_requests" for server in _PAUSING),
+        enter=_begin_abort,
+    ),
+    Probe(
+        "engine_resume",
+        "engine",
+        tuple(
+            f"{server}.{'open_submission_gate' if 'vllm' in server else 'resume_generation'}"
+            for server in _PAUSING
+        ),
+        leave=_end_resume,
     ),
     Probe(
         None,

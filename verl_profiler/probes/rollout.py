@@ -1,4 +1,4 @@
-"""Agent loops: requests, turns, engine calls, tools, reward; in the agent-loop workers.
+"""Agent loops: requests, turns, tools, reward; in the agent-loop workers.
 
 The request id is born inside `ToolAgentLoop.run` and every probe below it reads it from the
 `Request` that `_run_agent_loop` put into the context.  A tool agent loop says which turn it is in;
@@ -16,15 +16,14 @@ from verl_profiler.probes.values import plain, scalar
 from verl_profiler.recording import context, observers, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.context import EngineCall, Request
+from verl_profiler.recording.context import Request
 
-__all__ = ["PROBES", "finish_open_requests"]
+__all__ = ["PROBES", "close_turn", "finish_open_requests", "open_turn", "with_request"]
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 _WORKER = f"{_LOOP}:AgentLoopWorker"
 _TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop"
 _TQ_WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
-_CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
 
 # verl 0.9.1 turns a tool's failure into text (tool_agent_loop.py:460, :468, :500).
 _TOOL_FAILURES = (
@@ -40,6 +39,9 @@ _REQUEST_FIELDS = (
     "generated_tokens",
     "tool_tokens",
     "reward",
+    "min_weight_version",
+    "max_weight_version",
+    "uid",
 )
 
 _open_requests: weakref.WeakSet[Request] = weakref.WeakSet()
@@ -72,7 +74,7 @@ def _begin_request(call: Call) -> None:
 def _end_request(call: Call, _result: Any) -> None:
     request: Request = call.request
     _open_requests.discard(request)
-    _close_turn(request, call.end_ns, call.error)
+    close_turn(request, call.end_ns, call.error)
     call.extra = _request_fields(request)
     request.turn = None
 
@@ -83,6 +85,8 @@ def _request_fields(request: Request) -> dict[str, Any]:
         value = getattr(request, name)
         if value is not None:
             fields[name] = value
+    if request.attempts:
+        fields["attempts"] = request.attempts
     return fields
 
 
@@ -96,7 +100,8 @@ def finish_open_requests() -> None:
     _open_requests.clear()
 
 
-def _with_request(call: Call) -> Request | None:
+def with_request(call: Call) -> Request | None:
+    """Give a call the running request; without one, it records nothing."""
     call.request = request = context.current_request.get()
     if request is None:
         call.event = None
@@ -110,18 +115,18 @@ def _keep_request_id(_call: Call, result: Any) -> None:
 
 
 def _begin_agent_loop(call: Call) -> None:
-    _with_request(call)
+    with_request(call)
 
 
 def _end_agent_loop(call: Call, _result: Any) -> None:
     request: Request | None = call.request
     if request is not None:
-        _close_turn(request, call.end_ns, call.error)
+        close_turn(request, call.end_ns, call.error)
         request.turn = None
 
 
 def _begin_prompt(call: Call) -> None:
-    _with_request(call)
+    with_request(call)
 
 
 def _end_prompt(call: Call, result: Any) -> None:
@@ -129,7 +134,8 @@ def _end_prompt(call: Call, result: Any) -> None:
         call.extra = {"tokens": len(result)}
 
 
-def _open_turn(request: Request, number: int) -> None:
+def open_turn(request: Request, number: int) -> None:
+    """Begin a turn of a request."""
     request.turn = number
     request.turns = max(request.turns, number + 1)
     request.turn_begin_ns = now()
@@ -139,7 +145,8 @@ def _open_turn(request: Request, number: int) -> None:
         observers.current.turn_begins(request, number)
 
 
-def _close_turn(request: Request, end_ns: int, error: BaseException | None = None) -> None:
+def close_turn(request: Request, end_ns: int, error: BaseException | None = None) -> None:
+    """Record the open turn of a request, if there is one."""
     if observers.current is not None:
         observers.current.turn_ends(request)
     if request.turn_begin_ns is None:
@@ -161,15 +168,15 @@ def _begin_generating(call: Call) -> None:
     request.explicit_turns = True
     if request.request_id is None:
         request.request_id = plain(agent_data.request_id)
-    _close_turn(request, call.begin_ns or now())
-    _open_turn(request, agent_data.assistant_turns)
+    close_turn(request, call.begin_ns or now())
+    open_turn(request, agent_data.assistant_turns)
 
 
 def _end_generating(call: Call, result: Any) -> None:
     request = context.current_request.get()
     # The turn goes on while its tools run; `_handle_processing_tools_state` closes it.
     if request is not None and getattr(result, "name", None) != "PROCESSING_TOOLS":
-        _close_turn(request, call.end_ns, call.error)
+        close_turn(request, call.end_ns, call.error)
 
 
 def _end_processing_tools(call: Call, _result: Any) -> None:
@@ -183,68 +190,21 @@ def _end_processing_tools(call: Call, _result: Any) -> None:
             "tool_execution", request.tool_begin_ns, request.tool_end_ns, extra, request.step
         )
         request.tool_begin_ns = None
-    _close_turn(request, call.end_ns, call.error)
-
-
-def _begin_engine_call(call: Call) -> None:
-    request = _with_request(call)
-    if request is None:
-        return
-    arguments = call.arguments
-    call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
-    if request.request_id is None:
-        request.request_id = plain(arguments["request_id"])
-    if not request.explicit_turns and request.calls_open == 0:
-        _close_turn(request, call.begin_ns or now())
-        _open_turn(request, request.turns)
-    request.calls_open += 1
-    call.state = engine_call = EngineCall()
-    call.bind(context.current_engine_call, engine_call)
-
-
-def _end_engine_call(call: Call, result: Any) -> None:
-    request: Request | None = call.request
-    if request is None:
-        return
-    request.calls_open -= 1
-    extra = call.extra or {}
-    if call.state.engine_request_id is not None:
-        extra["engine_request_id"] = call.state.engine_request_id
-    tokens = getattr(result, "token_ids", result)
-    if isinstance(tokens, (list, tuple)):
-        extra["response_tokens"] = len(tokens)
-    reason = getattr(result, "stop_reason", None)
-    if reason is not None:
-        extra["finish_reason"] = plain(reason)
-    call.extra = extra
-
-
-def _keep_engine_request_id(_call: Call, result: Any) -> None:
-    engine_call = context.current_engine_call.get()
-    if engine_call is not None and isinstance(result, str):
-        engine_call.engine_request_id = plain(result)
-
-
-def _end_acquire(call: Call, result: Any) -> None:
-    if context.current_request.get() is None:
-        call.event = None
-        return
-    if isinstance(result, tuple) and result:
-        call.extra = {"server": plain(result[0])}
+    close_turn(request, call.end_ns, call.error)
 
 
 def _begin_merge_response(call: Call) -> None:
-    _with_request(call)
+    with_request(call)
     call.extra = {"of": "response"}
 
 
 def _begin_merge_tools(call: Call) -> None:
-    _with_request(call)
+    with_request(call)
     call.extra = {"of": "tool_response"}
 
 
 def _begin_parsing(call: Call) -> None:
-    _with_request(call)
+    with_request(call)
 
 
 def _end_parsing(call: Call, result: Any) -> None:
@@ -253,7 +213,7 @@ def _end_parsing(call: Call, result: Any) -> None:
 
 
 def _begin_tool_call(call: Call) -> None:
-    request = _with_request(call)
+    request = with_request(call)
     # The name that the model wrote; it need not be one of a tool.
     call.extra = {"tool": plain(getattr(call.arguments["tool_call"], "name", "?"))}
     if request is not None:
@@ -275,7 +235,7 @@ def _end_tool_call(call: Call, result: Any) -> None:
 
 
 def _begin_postprocess(call: Call) -> None:
-    request = _with_request(call)
+    request = with_request(call)
     if request is None:
         return
     output = call.arguments["output"]
@@ -305,7 +265,7 @@ def _end_postprocess(call: Call, _result: Any) -> None:
 
 
 def _begin_reward(call: Call) -> None:
-    _with_request(call)
+    with_request(call)
     outputs = call.arguments["outputs"]
     call.state = outputs[-1] if outputs else None
 
@@ -373,16 +333,6 @@ PROBES = (
         (f"{_TOOL_LOOP}._handle_processing_tools_state",),
         leave=_end_processing_tools,
     ),
-    Probe(
-        "engine_call",
-        "rollout",
-        (f"{_CLIENT}.generate",),
-        reads=("request_id", "prompt_ids"),
-        enter=_begin_engine_call,
-        leave=_end_engine_call,
-    ),
-    Probe(None, "rollout", (f"{_CLIENT}._vllm_request_id",), leave=_keep_engine_request_id),
-    Probe("server_acquire", "rollout", (f"{_CLIENT}._acquire_server",), leave=_end_acquire),
     Probe(
         "token_merge",
         "rollout",

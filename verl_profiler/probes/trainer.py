@@ -48,15 +48,6 @@ def _end_validation(_call: Call, _result: Any) -> None:
     context.process.validate = False
 
 
-def _end_sample_wait(call: Call, result: Any) -> None:
-    if result is None:
-        return
-    batch = result[0] if isinstance(result, tuple) else result
-    keys = getattr(batch, "keys", None)
-    if isinstance(keys, (list, tuple)):
-        call.extra = {"samples": len(keys)}
-
-
 def _log_metrics(call: Call) -> None:
     metrics = {str(plain(key)): number(value) for key, value in call.arguments["data"].items()}
     call.extra = {"metrics": {name: value for name, value in metrics.items() if value is not None}}
@@ -87,17 +78,6 @@ PROBES = (
     ),
     # Not among verl's timers; the agent loops make themselves ready in the first one.
     Probe("prepare_step", "trainer", (f"{_V1}.prepare_step",)),
-    Probe(
-        "sample_wait",
-        "trainer",
-        ("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample",),
-        leave=_end_sample_wait,
-    ),
-    Probe(
-        "sleep_replicas",
-        "trainer",
-        ("verl.checkpoint_engine.base:CheckpointEngineManager.sleep_replicas",),
-    ),
     Probe(
         "metrics",
         "trainer",

@@ -7,6 +7,7 @@ the calls succeed and free nothing (sglang 0.5.12 torch_memory_saver_adapter.py)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
@@ -106,7 +107,99 @@ def _moves(event: str, *targets: str, reads: tuple[str, ...] = ()) -> Probe:
     return Probe(event, "weights", targets, reads=reads, enter=_begin_move, leave=_end_move)
 
 
+class _Received:
+    """What a replica's rank got in one sync so far."""
+
+    def __init__(self) -> None:
+        self.tensors = self.size_bytes = 0
+
+
+_received: ContextVar[_Received | None] = ContextVar("verl_profiler_received", default=None)
+
+
+def _begin_receive(call: Call) -> None:
+    _begin_sync(call)
+    call.state = _Received()
+    call.bind(_received, call.state)
+
+
+def _end_receive(call: Call, _result: Any) -> None:
+    received: _Received = call.state
+    if received.tensors:
+        call.extra = {
+            **(call.extra or {}),
+            "tensors": received.tensors,
+            "size_bytes": received.size_bytes,
+        }
+    _end_sync(call, None)
+
+
+def _keep_received(_call: Call, item: Any) -> None:
+    received = _received.get()
+    if received is not None:
+        received.tensors += 1
+        received.size_bytes += int(item[1].nbytes)
+
+
+def _end_bucket(call: Call, _result: Any) -> None:
+    """Take the size of a bucket of verl's engines from its description."""
+    operation = call.arguments["self"]
+    length = (operation.metadata or {}).get("length")
+    call.extra = {"sender": operation.rank == 0}
+    if isinstance(length, int):
+        call.extra["size_bytes"] = length
+
+
+def _begin_own_send(call: Call) -> None:
+    call.extra = {"sender": True, "size_bytes": int(call.arguments["bucket"].nbytes)}
+
+
+def _end_own_receive(call: Call, result: Any) -> None:
+    call.extra = {"sender": False}
+    if result is not None:
+        call.extra["size_bytes"] = int(result[2].nbytes)
+
+
+_CHECKPOINT_ENGINES = (
+    "verl.checkpoint_engine.nccl_checkpoint_engine:NCCLCheckpointEngine",
+    "verl.checkpoint_engine.hccl_checkpoint_engine:HCCLCheckpointEngine",
+    "verl.checkpoint_engine.nixl_checkpoint_engine:NIXLCheckpointEngine",
+    "verl.checkpoint_engine.mooncake_checkpoint_engine:MooncakeCheckpointEngine",
+    "verl.checkpoint_engine.kimi_checkpoint_engine:KIMICheckpointEngine",
+)
+_OWN = "verl_profiler.rehearsal.gloo_checkpoint_engine:GlooCheckpointEngine"
+
 PROBES = (
+    Probe(
+        "weight_receive",
+        "weights",
+        ("verl.checkpoint_engine.base:CheckpointEngineWorker.update_weights",),
+        reads=("global_steps",),
+        enter=_begin_receive,
+        leave=_end_receive,
+    ),
+    Probe(
+        None,
+        "weights",
+        ("verl.checkpoint_engine.base:merge_weight_chunks",),
+        item=_keep_received,
+    ),
+    Probe(
+        "weight_send",
+        "weights",
+        tuple(f"{engine}.send_weights" for engine in (*_CHECKPOINT_ENGINES, _OWN)),
+    ),
+    Probe(
+        "weight_bucket",
+        "weights",
+        tuple(
+            f"verl.checkpoint_engine.{name}_checkpoint_engine:BroadcastOperation._run"
+            for name in ("nccl", "hccl")
+        ),
+        leave=_end_bucket,
+    ),
+    Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), enter=_begin_own_send),
+    Probe("weight_bucket", "weights", (f"{_OWN}.receive_bucket",), leave=_end_own_receive),
     Probe(
         "update_weights",
         "weights",

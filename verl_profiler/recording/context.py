@@ -30,10 +30,13 @@ class Request:
         "_identity_id",
         "_identity_turn",
         "agent",
+        "attempts",
         "begin_ns",
         "calls_open",
         "explicit_turns",
         "generated_tokens",
+        "max_weight_version",
+        "min_weight_version",
         "prompt_tokens",
         "request_id",
         "response_tokens",
@@ -66,6 +69,10 @@ class Request:
         self.turn_begin_ns: int | None = None
         self.explicit_turns = False
         self.calls_open = 0
+        # Attempts of all generate calls; 0 while none was aborted.
+        self.attempts = 0
+        self.min_weight_version: int | None = None
+        self.max_weight_version: int | None = None
         self.tool_begin_ns: int | None = None
         self.tool_end_ns = 0
         self.tool_calls = 0
@@ -122,11 +129,34 @@ class Request:
 
 
 class EngineCall:
-    """One generate call, in the client or in the server, while it runs."""
+    """One generate call or one attempt of it, in the client or in the server, while it runs.
 
-    __slots__ = ("answer", "engine_request_id", "is_over")
+    Args:
+        repeats: Whether the call makes attempts until one is not aborted.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "aborted_tokens",
+        "answer",
+        "attempts",
+        "ended_ns",
+        "engine_request_id",
+        "is_over",
+        "outer",
+        "repeats",
+        "waits",
+    )
+
+    def __init__(self, *, repeats: bool = False, outer: EngineCall | None = None) -> None:
+        self.repeats = repeats
+        # The call that this is an attempt of.
+        self.outer = outer
+        # Of a call that repeats: attempts that ended, the last one's end, and the aborted ones' tokens.
+        self.attempts = 0
+        self.ended_ns = 0
+        self.aborted_tokens = 0
+        # In a server: whether it came during a pause.
+        self.waits = False
         self.engine_request_id: str | None = None
         # The engine's last answer, as the server got it.
         self.answer: Any = None
@@ -153,12 +183,19 @@ class Process:
         self.step_known = False
         self.validate = False
         self.replica: int | None = None
+        # In the trainer: the version of the weights that the replicas got last.
+        self.weight_version: int | None = None
         self._trainer: weakref.ref[Any] | None = None
 
     @property
     def is_trainer(self) -> bool:
         """Whether verl's trainer object lives in this process."""
         return self._trainer is not None
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer object of verl, if it lives in this process."""
+        return None if self._trainer is None else self._trainer()
 
     def forget_parent(self) -> None:
         """Forget what is the parent's alone; in a forked child, whose work is that of the same step."""
@@ -178,8 +215,7 @@ class Process:
     def current_step(self) -> int:
         """Return the step that code outside a request belongs to."""
         if self._trainer is not None:
-            trainer = self._trainer()
-            step = getattr(trainer, "global_steps", None)
+            step = getattr(self._trainer(), "global_steps", None)
             if isinstance(step, int):
                 self.step = step
         return self.step

@@ -36,6 +36,9 @@ _ACTOR_NAMES = (
     (re.compile(r"reward_loop_worker_(\d+)"), "reward"),
 )
 
+# Ranks of a replica that is no part of the trainer's worker group (verl 0.9.1 replica.py:217).
+_REPLICA_RANKS = re.compile(r"^rollout_(?:standalone|colocate)_(\d+)")
+
 # (part of the actor class's name, role), for actors without a telling name.
 _ACTOR_CLASSES = (
     ("TaskRunner", "trainer"),
@@ -72,6 +75,12 @@ def of_actor(name: str | None, class_name: str, environment: Mapping[str, str]) 
             rank = int(match.group(1))
             replica = rank if role == "engine" else None
             return Identity(role, rank, replica, name, class_name)
+    standalone = _REPLICA_RANKS.search(name or "")
+    if standalone and "RANK" in environment:
+        # The rank counts within the replica.
+        replica, size = int(standalone.group(1)), int(environment.get("WORLD_SIZE", 1))
+        rank = replica * size + int(environment["RANK"])
+        return Identity("rollout", rank, replica, name, class_name)
     if "RANK" in environment and "WG_PREFIX" in environment:
         return Identity(_trainer_role(name), int(environment["RANK"]), None, name, class_name)
     for part, role in _ACTOR_CLASSES:

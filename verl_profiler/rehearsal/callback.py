@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_profiler.rehearsal import assets, perturbations
 from verl_profiler.rehearsal.environment import environment
@@ -27,6 +27,9 @@ __all__ = ["RehearsalCallback"]
 # verl requests 3 CPUs per rank; the task runner, agent loops, storage and reward take one each.
 CPUS_PER_RANK = 3
 OTHER_CPUS = 6
+
+SEPARATE = "separate_async"
+CHECKPOINT_ENGINE = "verl_profiler.rehearsal.gloo_checkpoint_engine"
 
 
 class RehearsalCallback(Callback):
@@ -62,7 +65,25 @@ def prepare(config: DictConfig) -> None:
         platform_manager._current_platform = CpuPlatform()
 
     with open_dict(config):
+        mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+        if mode == SEPARATE and config.trainer.get("use_v1", True):
+            _separate(config)
         _fill_in(config)
+
+
+def _separate(config: DictConfig) -> None:
+    """Give the separate trainer what it asks for: replicas and a checkpoint engine of its own."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.nnodes == 0:
+        rollout.nnodes = 1
+    engine = rollout.checkpoint_engine
+    if engine.backend == "naive":
+        engine.backend = "gloo"
+        engine.custom_backend_module = CHECKPOINT_ENGINE
+    # verl asserts this product.
+    config.actor_rollout_ref.actor.ppo_mini_batch_size = (
+        config.data.train_batch_size // config.trainer.v1.separate_async.parameter_sync_step
+    )
 
 
 def _fill_in(config: DictConfig) -> None:
@@ -86,9 +107,10 @@ def _fill_in(config: DictConfig) -> None:
     if ray_init.get("address", "local") != "local":
         # A running cluster has its resources; ray.init rejects others.
         return
+    rollout = config.actor_rollout_ref.rollout
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    ranks += (rollout.get("nnodes") or 0) * rollout.get("n_gpus_per_node", 1)
     if ray_init.num_gpus is None:
         ray_init.num_gpus = ranks
     if ray_init.num_cpus is None:
-        workers = config.actor_rollout_ref.rollout.agent.num_workers
-        ray_init.num_cpus = CPUS_PER_RANK * ranks + workers + OTHER_CPUS
+        ray_init.num_cpus = CPUS_PER_RANK * ranks + rollout.agent.num_workers + OTHER_CPUS

@@ -20,6 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
 
@@ -154,6 +155,10 @@ class StandinServer:
         self._loop: asyncio.Task[None] | None = None
         # Held during forward passes, so that weights change only between them.
         self._model_lock = asyncio.Lock()
+        # Requests that come during a pause wait for its end, or return at once if `_rejects`.
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._rejects = False
 
     async def ready(self) -> None:
         """Wait until the model is loaded."""
@@ -167,17 +172,26 @@ class StandinServer:
         video_data: Any = None,
         **_kwargs: Any,
     ) -> TokenOutput:
-        """Sample a response; of the sampling parameters only the temperature is honored."""
+        """Sample a response; of the sampling parameters only the temperature and `max_tokens` are honored.
+
+        During a pause the request waits for its end, or returns without tokens, as in vLLM.
+        """
         if image_data or video_data:
             raise ValueError("the stand-in engine supports text only: use --engine sglang")
         length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
+        wanted = sampling_params.get("max_tokens") or self._config.response_length
         request = _Request(
             list(prompt_ids),
-            max(1, min(self._config.response_length, length)),
+            max(1, min(wanted, self._config.response_length, length)),
             float(sampling_params.get("temperature", 1.0)),
         )
-        async for _ in self._answered(request):
-            pass
+        while not self._resumed.is_set() and not self._rejects:
+            await self._resumed.wait()
+        if self._resumed.is_set():
+            async for _ in self._answered(request):
+                pass
+        else:
+            request.stop_reason = "aborted"
         return TokenOutput(
             token_ids=request.token_ids,
             log_probs=request.log_probs if sampling_params.get("logprobs") else None,
@@ -250,7 +264,9 @@ class StandinServer:
         self._global_steps = global_steps
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Finish all requests with the tokens generated so far."""
+        """Finish all requests with the tokens generated so far, and accept none until the generation resumes."""
+        self._resumed.clear()
+        self._rejects = reject_request
         async with self._model_lock:
             aborted = [*self._waiting, *self._running()]
             self._waiting, self._batch = [], None
@@ -275,7 +291,9 @@ class StandinServer:
         """No cache to reset: none outlives its requests."""
 
     async def resume_generation(self) -> None:
-        """No-op: requests are accepted at any time."""
+        """Accept requests again."""
+        self._rejects = False
+        self._resumed.set()
 
     async def start_profile(self, **_kwargs: Any) -> None:
         """The engine has no profiler of its own."""
@@ -325,7 +343,7 @@ class StandinAdapter(BaseRollout):
 
     async def update_weights(
         self,
-        weights: Iterable[tuple[str, torch.Tensor]],
+        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]],
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
         **_kwargs: Any,
@@ -333,7 +351,10 @@ class StandinAdapter(BaseRollout):
         """Send the weights; ranks other than the leader only take part in gathering."""
         if wire_format != "named_tensors":
             raise ValueError(f"the stand-in engine accepts named tensors, not {wire_format!r}")
-        named = [(name, value.detach().to("cpu", torch.float32)) for name, value in weights]
+        named = [
+            (name, value.detach().to("cpu", torch.float32))
+            async for name, value in ensure_async_iterator(weights)
+        ]
         if not self._leads:
             return
         server = ray.get_actor(_actor_name(self._replica_rank))

@@ -1,0 +1,163 @@
+"""Generate calls as the agent loop sees them, with the attempts of those that the engine aborts.
+
+The client of asynchronous trainers calls the one of the others until an attempt is not aborted (verl 0.9.1
+llm_server.py:289).  The outer call is the `engine_call`; its attempts are told apart only once one was
+aborted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes.rollout import close_turn, open_turn, with_request
+from verl_profiler.probes.values import plain
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.context import EngineCall, Request
+
+__all__ = ["PROBES"]
+
+_CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
+# It calls `LLMServerClient.generate` until an attempt is not aborted.
+_REPEATING_CLIENT = "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient"
+# Of vLLM and the stand-in; of SGLang.
+_ABORTED = ("aborted", "abort")
+
+
+def _begin_engine_call(call: Call) -> None:
+    outer = context.current_engine_call.get()
+    if outer is not None and outer.repeats and not outer.is_over:
+        _begin_attempt(call, outer)
+        return
+    _begin_generate_call(call, EngineCall())
+
+
+def _begin_repeating_call(call: Call) -> None:
+    _begin_generate_call(call, EngineCall(repeats=True))
+
+
+def _begin_generate_call(call: Call, engine_call: EngineCall) -> None:
+    request = with_request(call)
+    if request is None:
+        return
+    arguments = call.arguments
+    call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
+    if request.request_id is None:
+        request.request_id = plain(arguments["request_id"])
+    if not request.explicit_turns and request.calls_open == 0:
+        close_turn(request, call.begin_ns or now())
+        open_turn(request, request.turns)
+    request.calls_open += 1
+    call.state = engine_call
+    call.bind(context.current_engine_call, engine_call)
+
+
+def _begin_attempt(call: Call, outer: EngineCall) -> None:
+    request = with_request(call)
+    call.event = "engine_attempt"
+    call.extra = {"prompt_tokens": len(call.arguments["prompt_ids"]), "attempt": outer.attempts}
+    if outer.attempts and request is not None:
+        extra = {**request.identity(), "attempt": outer.attempts - 1}
+        recorder.record("parked", outer.ended_ns, call.begin_ns or now(), extra, request.step)
+    call.state = attempt = EngineCall(outer=outer)
+    call.bind(context.current_engine_call, attempt)
+
+
+def _end_engine_call(call: Call, result: Any) -> None:
+    request: Request | None = call.request
+    engine_call: EngineCall | None = call.state
+    if request is None or engine_call is None:
+        return
+    extra = call.extra or {}
+    if engine_call.engine_request_id is not None:
+        extra["engine_request_id"] = engine_call.engine_request_id
+    tokens = getattr(result, "token_ids", result)
+    count = len(tokens) if isinstance(tokens, (list, tuple)) else 0
+    if isinstance(tokens, (list, tuple)):
+        extra["response_tokens"] = count
+    reason = getattr(result, "stop_reason", None)
+    if reason is not None:
+        extra["finish_reason"] = plain(reason)
+    call.extra = extra
+    fields = getattr(result, "extra_fields", None) or {}
+    if engine_call.outer is not None:
+        _end_attempt(call, engine_call.outer, fields, reason in _ABORTED, count)
+        return
+    request.calls_open -= 1
+    _keep_versions(request, fields)
+    if engine_call.aborted_tokens or engine_call.attempts > 1:
+        extra["attempts"] = engine_call.attempts
+        extra["aborted_tokens"] = engine_call.aborted_tokens
+        request.attempts += engine_call.attempts
+        for name in ("min", "max"):
+            version = fields.get(f"{name}_global_steps")
+            if version is not None:
+                extra[f"{name}_weight_version"] = plain(version)
+    elif request.attempts:
+        request.attempts += 1
+
+
+def _end_attempt(
+    call: Call, outer: EngineCall, fields: dict[str, Any], aborted: bool, tokens: int
+) -> None:
+    if fields.get("global_steps") is not None and call.extra is not None:
+        call.extra["weight_version"] = plain(fields["global_steps"])
+    outer.engine_request_id = call.state.engine_request_id
+    if outer.attempts == 0 and not aborted:
+        # The call's only attempt: its line has it all.
+        call.event = None
+    outer.attempts += 1
+    outer.ended_ns = call.end_ns
+    if aborted:
+        outer.aborted_tokens += tokens
+
+
+def _keep_versions(request: Request, fields: dict[str, Any]) -> None:
+    """Keep the oldest and the newest version that tokens of a request were made with."""
+    oldest, newest = fields.get("min_global_steps"), fields.get("max_global_steps")
+    if isinstance(oldest, int) and isinstance(newest, int):
+        known = request.min_weight_version, request.max_weight_version
+        request.min_weight_version = oldest if known[0] is None else min(known[0], oldest)
+        request.max_weight_version = newest if known[1] is None else max(known[1], newest)
+
+
+def _keep_engine_request_id(_call: Call, result: Any) -> None:
+    engine_call = context.current_engine_call.get()
+    if engine_call is not None and isinstance(result, str):
+        engine_call.engine_request_id = plain(result)
+
+
+def _end_acquire(call: Call, result: Any) -> None:
+    if context.current_request.get() is None:
+        call.event = None
+        return
+    if isinstance(result, tuple) and result:
+        call.extra = {"server": plain(result[0])}
+        engine_call = context.current_engine_call.get()
+        outer = None if engine_call is None else engine_call.outer
+        if outer is not None and outer.attempts:
+            call.extra["attempt"] = outer.attempts
+
+
+PROBES = (
+    Probe(
+        "engine_call",
+        "rollout",
+        (f"{_CLIENT}.generate",),
+        reads=("request_id", "prompt_ids"),
+        enter=_begin_engine_call,
+        leave=_end_engine_call,
+    ),
+    Probe(
+        "engine_call",
+        "rollout",
+        (f"{_REPEATING_CLIENT}.generate",),
+        reads=("request_id", "prompt_ids"),
+        enter=_begin_repeating_call,
+        leave=_end_engine_call,
+    ),
+    Probe(None, "rollout", (f"{_CLIENT}._vllm_request_id",), leave=_keep_engine_request_id),
+    Probe("server_acquire", "rollout", (f"{_CLIENT}._acquire_server",), leave=_end_acquire),
+)
