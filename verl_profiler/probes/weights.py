@@ -187,7 +187,7 @@ PROBES = (
     Probe(
         "weight_send",
         "weights",
-        tuple(f"{engine}.send_weights" for engine in (*_CHECKPOINT_ENGINES, _OWN)),
+        tuple(f"{engine}.send_weights" for engine in (_OWN, *_CHECKPOINT_ENGINES)),
     ),
     Probe(
         "weight_bucket",
@@ -197,6 +197,8 @@ PROBES = (
             for name in ("nccl", "hccl")
         ),
         leave=_end_bucket,
+        # Their modules need the accelerator's libraries.
+        optional=True,
     ),
     Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), enter=_begin_own_send),
     Probe("weight_bucket", "weights", (f"{_OWN}.receive_bucket",), leave=_end_own_receive),
