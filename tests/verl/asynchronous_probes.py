@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.carried import Carried, EventSettings
@@ -161,7 +161,7 @@ def main():
     directory = tempfile.mkdtemp()
     settings = Carried(directory, take_anchor(), EventSettings(flush_interval_s=0.1))
     recorder.start(settings, lambda: Identity("trainer", 0), dict)
-    wrapping.install(all_probes())
+    placing.install(all_probes())
     trainer = replicas()
     real_sleep = asyncio.sleep
     asyncio.sleep = lambda _: real_sleep(0)
