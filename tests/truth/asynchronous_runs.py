@@ -27,6 +27,7 @@ class Plan:
     """What is run; lengths are milliseconds.
 
     Args:
+        gens: In how many mini-batches a step consumes its samples, with one `gen` for each.
         ahead: Samples that are dispatched before the first step, beyond what a step consumes.
         stages: Of sample n: generate calls (first, third, …) and tool calls in turn.
         stale: Samples that the trainer drops instead of consuming; each is replaced.
@@ -39,9 +40,11 @@ class Plan:
     ahead: int = 4
     replicas: int = 2
     trainer_devices: int = 2
+    gens: int = 1
     train_ms: int = 900
     sync_ms: int = 120
     look_ms: int = 7
+    fetch_ms: int = 2
     stages: Callable[[int], tuple[int, ...]] = _stages
     stale: frozenset[int] = frozenset()
     redo: bool = False
@@ -116,15 +119,18 @@ class Simulation:
     def _run_step(self) -> None:
         begin = self.now
         self._dispatch(self.plan.batch)
-        self._serve(True)
-        while not self._sampled():
-            self._pass(self.plan.look_ms, "waiting_for_samples")
-        self._note("gen", begin)
-        self._serve(self.plan.separate)
-        for phase, share in (("old_log_prob", 3), ("update_actor", 6)):
-            trained = self.now
-            self._pass(self.plan.train_ms * share // 9, "training")
-            self._note(phase, trained)
+        for _ in range(self.plan.gens):
+            self._serve(True)
+            sampling = self.now
+            while not self._sampled():
+                self._pass(self.plan.look_ms, "waiting_for_samples")
+            self._pass(self.plan.fetch_ms, "waiting_for_samples")
+            self._note("gen", sampling)
+            self._serve(self.plan.separate)
+            for phase, share in (("old_log_prob", 3), ("update_actor", 6)):
+                trained = self.now
+                self._pass(self.plan.train_ms * share // 9 // self.plan.gens, "training")
+                self._note(phase, trained)
         synced = self.now
         self._serve(False)
         self._pass(self.plan.sync_ms, "weight_sync")
@@ -164,8 +170,8 @@ class Simulation:
             if sample.number in self.plan.stale:
                 sample.fate, sample.taken = "dropped", self.now
                 self._dispatch(1)
-        ready = [s for s in done if s.fate == "unconsumed"][: self.plan.batch]
-        if len(ready) < self.plan.batch:
+        ready = [s for s in done if s.fate == "unconsumed"][: self.plan.batch // self.plan.gens]
+        if len(ready) < self.plan.batch // self.plan.gens:
             return False
         for sample in ready:
             sample.fate, sample.consumed_step, sample.taken = "consumed", self.step, self.now

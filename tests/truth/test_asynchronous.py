@@ -1,6 +1,8 @@
 """Steps that consume what earlier steps dispatched: nothing is explained by the wrong requests."""
 
 import pytest
+from truth.asynchronous_runs import Plan, Simulation
+from truth.asynchronous_runs import events_of as events_of_run
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, healthy
 
@@ -73,6 +75,24 @@ def test_no_finding_is_made_up_for_an_asynchronous_run():
         row["kind"] for row in rows["stragglers"]
     }
     assert "update_actor" in {row["kind"] for row in rows["stragglers"]}
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(separate=False), Plan(gens=4, train_ms=3600)])
+def test_a_trainer_that_consumes_what_was_ready_is_asynchronous(plan):
+    """Its requests may all have ended before its own `gen`; what the replay buffer noted counts."""
+    events = events_of_run(Simulation(plan))
+
+    assert [row["run"] for row in tables_of(events).rows("SELECT run FROM asynchronous")] == [
+        "made"
+    ]
+    assert [] == findings(explanations(tables_of(events)))
+
+
+def test_a_trainer_that_consumes_its_own_requests_is_synchronous():
+    """Whatever the clocks of other hosts show."""
+    run = Simulation(Plan(separate=False, ahead=0))
+
+    assert [] == tables_of(events_of_run(run)).rows("SELECT * FROM asynchronous")
 
 
 def test_a_few_requests_that_are_left_behind_do_not_make_a_run_asynchronous():

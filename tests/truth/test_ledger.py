@@ -21,6 +21,7 @@ PLANS = {
     "shared, redone": Plan(separate=False, redo=True, train_ms=450),
     "separate": Plan(),
     "separate, trainer bound": Plan(train_ms=2700),
+    "separate, four mini-batches": Plan(gens=4, batch=8),
     "separate, some dropped": Plan(stale=frozenset({2, 5, 9})),
     "separate, redone": Plan(redo=True, train_ms=450, replicas=3, batch=5),
     "synchronous, three replicas": Plan(separate=False, ahead=0, replicas=3, batch=7),

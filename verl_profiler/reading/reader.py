@@ -325,8 +325,9 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
     for row in tables.rows("SELECT * FROM asynchronous ORDER BY run"):
         yield (
             f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
-            "used after the step that dispatched them; critical path, replays, rollout tail, "
-            "stragglers and findings need steps that consume their own requests, and are left out"
+            "consumed by a later step than the one that dispatched them; critical path, replays, rollout "
+            "tail, stragglers and findings need steps that consume their own requests, and are left out; "
+            "device time (verl-profiler why) holds"
         )
     yield from _contradictions(tables)
     if several:

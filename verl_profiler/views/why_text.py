@@ -43,7 +43,8 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         if own["critical_path"]:
             blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
         blocks.append(ledger_text(own["bubble_ledger"]))
-        blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
+        if own["step_replays"]:
+            blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
     return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
 

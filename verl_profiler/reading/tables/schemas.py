@@ -137,7 +137,7 @@ DERIVED = {
     "generated_tokens_per_s": _number("Generated tokens per second of the step."),
     "in_step": _flag("Whether `gen` is inside a recorded step."),
     "gens": _count("Number of `gen` intervals."),
-    "later": _count("Requests that ended after their own step's `gen`."),
+    "later": _count("Requests that a later step consumed than the one that dispatched them."),
     "trainer": _text("Process of the trainer."),
     "gen_begin_us": _us("Start of `gen`, since 1970."),
     "gen_end_us": _us("End of `gen`, since 1970."),

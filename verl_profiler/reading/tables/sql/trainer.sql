@@ -100,23 +100,22 @@ FROM (
 QUALIFY row_number() OVER (PARTITION BY run, step
     ORDER BY in_step DESC, duration_us DESC, name) = 1;
 
--- A trainer that consumes what earlier steps dispatched: it says so of most samples, or, in runs that
--- do not have `sample_consumed`, most requests end after the last `gen` of their own step.  A synchronous
--- one may leave a few behind that it sampled beyond its need.
+-- A trainer that consumes what earlier steps dispatched, as its replay buffer noted; a synchronous one may
+-- leave a few behind that it sampled beyond its need.  Older runs lack the notes: there most requests end
+-- after the `gen` of their own step.
 CREATE TABLE asynchronous AS
 WITH consumed AS (
     SELECT run, count(*) AS requests, count(*) FILTER (consumed_step > step) AS later
-    FROM event_fields WHERE event = 'sample_consumed' AND family = 'trainer' GROUP BY run
+    FROM samples WHERE NOT dropped GROUP BY run
 ), ended AS (
     SELECT run, count(*) AS requests,
         count(*) FILTER (r.end_us > g.end_us + $gen_tolerance_us) AS later
     FROM requests AS r JOIN gens AS g USING (run, step)
-    WHERE r.finished AND NOT r.validate AND g.in_step
+    WHERE r.finished AND NOT r.validate AND g.in_step AND run NOT IN (SELECT run FROM consumed)
     GROUP BY run
 )
-SELECT run, requests, later FROM (SELECT * FROM consumed UNION ALL BY NAME SELECT * FROM ended)
-WHERE later > 0.2 * requests
-QUALIFY row_number() OVER (PARTITION BY run ORDER BY later / requests DESC, requests DESC) = 1;
+SELECT run, requests, later FROM (SELECT * FROM consumed UNION ALL SELECT * FROM ended)
+WHERE later > 0.2 * requests;
 
 -- The request that each `gen` waited for last.
 CREATE TABLE last_requests AS
