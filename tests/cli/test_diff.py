@@ -19,7 +19,7 @@ REHEARSED = DATA / "rehearsal_run.tar.gz"
 def run(*arguments):
     parser = argparse.ArgumentParser()
     diff.add_arguments(parser)
-    return diff.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+    return diff.run(parser.parse_args([*map(str, arguments)]))
 
 
 def make_run(folder, steps, *, gen=4.0, tool=0.5):
