@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import real_nsys
@@ -22,11 +23,37 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+DATA = Path(__file__).parent / "data"
+
+
+def _data_files():
+    """Return the files of tests/data with what changes when one is written."""
+    found = {}
+    for folder, _, names in os.walk(DATA):
+        for name in names:
+            path = os.path.join(folder, name)
+            status = os.stat(path)
+            found[path] = status.st_size, status.st_mtime_ns
+    return found
+
+
+@pytest.fixture(scope="session")
+def _data_before():
+    return _data_files()
+
+
 @pytest.fixture(autouse=True)
-def _leaves_nothing_behind():
+def _leaves_nothing_behind(_data_before):
     environment = dict(os.environ)
     yield
     left = []
+    data = _data_files()
+    if data != _data_before:
+        # Also what a fixture of the module or the session wrote, which its first test is blamed for.
+        changed = sorted(path for path, _ in data.items() ^ _data_before.items())
+        left.append(f"written in tests/data: {sorted(set(changed))}")
+        _data_before.clear()
+        _data_before.update(data)
     if recorder.active() is not None:
         left.append("a running recorder")
         recorder.stop("left behind by a test")
