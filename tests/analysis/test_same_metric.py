@@ -1,12 +1,11 @@
 """The same metric of one run is the same number wherever it is shown, and that of the raw lines."""
 
 import json
-import shutil
 from datetime import datetime
-from pathlib import Path
 
 import msgspec
 import pytest
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.__main__ import main
 from verl_profiler.analysis.engine import token_rates
@@ -16,18 +15,11 @@ from verl_profiler.live.state import RATE_S, Live
 from verl_profiler.reading.reader import load
 from verl_profiler.views.sections import document
 
-DATA = Path(__file__).parent.parent / "data"
-
 
 @pytest.fixture(scope="module", params=["rehearsal_run", "small_run"])
-def run(request, tmp_path_factory):
+def run(request):
     """The run's directory."""
-    packed = DATA / f"{request.param}.tar.gz"
-    if not packed.exists():
-        return DATA / request.param
-    folder = tmp_path_factory.mktemp("same")
-    shutil.unpack_archive(packed, folder)
-    return folder / request.param
+    return {"rehearsal_run": REHEARSED, "small_run": SMALL}[request.param]
 
 
 def micros(moment):
@@ -119,7 +111,7 @@ RATES = ("generated_tokens_per_s", "engine_tokens_per_s")
 
 def test_summary(run, capsys):
     """`summary --json`."""
-    tables = printed(capsys, "summary", run, "--json", "--no-cache")["tables"]
+    tables = printed(capsys, "summary", run, "--json")["tables"]
     truth = truth_of(run)
 
     steps = by_step(
@@ -134,7 +126,7 @@ def test_summary(run, capsys):
 
 def test_why(run, capsys):
     """`why --json`: the path covers the step, and the replays start from its length."""
-    tables = printed(capsys, "why", run, "--json", "--no-cache")["tables"]
+    tables = printed(capsys, "why", run, "--json")["tables"]
     truth = truth_of(run)
     paths = {step: {"step": 0.0} for step in truth}
     for row in tables["critical_path"]:
@@ -146,7 +138,7 @@ def test_why(run, capsys):
 
 def test_report(run):
     """The document of the page."""
-    with load(run, cache=False) as opened:
+    with load(run) as opened:
         frame = document(opened)["steps"]
     columns = dict(zip(frame["columns"], range(len(frame["columns"])), strict=True))
     rows = [{name: row[place] for name, place in columns.items()} for row in frame["rows"]]
@@ -166,7 +158,7 @@ def test_diff(run, capsys):
     shown = {}
     for step in truth:
         content = printed(
-            capsys, "diff", f"{run}@1:1", f"{run}@{step}:{step}", "--json", "--all", "--no-cache"
+            capsys, "diff", f"{run}@1:1", f"{run}@{step}:{step}", "--json", "--all"
         )  # fmt: skip
         found = {row["metric"].removesuffix(".mean"): row["b"] for row in content["metrics"]}
         shown[step] = {name: found[name] for name in names}
@@ -177,7 +169,7 @@ def test_diff(run, capsys):
 def test_plots(run):
     """The tables that the plots draw."""
     truth = truth_of(run)
-    with load(run, cache=False) as opened:
+    with load(run) as opened:
         rates, lengths = token_rates(opened.tables), step_durations(opened.tables)
 
     shown = by_step(rates, generated_tokens="generated_tokens", **{name: name for name in RATES})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nsys_database
 import pytest
+from cached_runs import SMALL
 from views.perfetto_reading import read_trace
 
 from verl_profiler.cli import export
@@ -15,7 +16,6 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats import registry
 
 DATA = Path(__file__).parent.parent / "data"
-SMALL = DATA / "small_run"
 # Exported by torch 2.13's profiler on a CPU.
 TORCH = DATA / "torch_trace.json.gz"
 
@@ -23,13 +23,13 @@ TORCH = DATA / "torch_trace.json.gz"
 def run(*arguments):
     parser = argparse.ArgumentParser()
     export.add_arguments(parser)
-    return export.run(parser.parse_args(["perfetto", *map(str, arguments), "--no-cache"]))
+    return export.run(parser.parse_args(["perfetto", *map(str, arguments)]))
 
 
 def test_the_timeline_is_written_once_and_replaced_when_told(tmp_path, capsys):
     """Beside the run by default, packed when its name says so."""
     folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder)
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
 
     assert 0 == run(folder)
     assert f"Wrote {folder / 'timeline.pftrace'}\n" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_a_torch_trace_is_merged_at_its_time_of_day(tmp_path):
 def test_a_trace_in_the_run_lies_beside_its_process(tmp_path):
     """Found below `nsight`, recognized by host and pid."""
     folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder)
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
     header = json.loads((folder / "processes" / "actor_0.json").read_text())
     content = json.loads(gzip.decompress(TORCH.read_bytes()))
     content["host_name"] = header["host"]
@@ -158,7 +158,7 @@ def test_what_is_no_trace_is_refused(tmp_path, content):
 def test_a_bad_trace_in_the_run_costs_only_itself(tmp_path, capsys):
     """The timeline is written without it."""
     folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder)
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
     (folder / "nsight").mkdir()
     (folder / "nsight" / "bad.json").write_text("{")
     (folder / "nsight" / "captures.json").write_text('[{"another": "kind"}]')

@@ -5,9 +5,9 @@ import csv
 import io
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.cli import plot
 from verl_profiler.errors import ReadingError
@@ -15,14 +15,11 @@ from verl_profiler.views.questions import VIEWS
 
 pytest.importorskip("matplotlib")
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
-REHEARSED = Path(__file__).parent.parent / "data" / "rehearsal_run.tar.gz"
-
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
     plot.add_arguments(parser)
-    return plot.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+    return plot.run(parser.parse_args([*map(str, arguments)]))
 
 
 @pytest.mark.parametrize(

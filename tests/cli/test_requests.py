@@ -2,22 +2,19 @@
 
 import argparse
 import json
-from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.cli import requests
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.request_text import request_lines, request_table
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
-REHEARSED = Path(__file__).parent.parent / "data" / "rehearsal_run.tar.gz"
-
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
     requests.add_arguments(parser)
-    return requests.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+    return requests.run(parser.parse_args([*map(str, arguments)]))
 
 
 def listed(capsys, *arguments):

@@ -9,19 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 
 from verl_profiler.analysis import EXPLANATIONS, SUMMARY
 from verl_profiler.cli import summary
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.text import seconds, share, size
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
     summary.add_arguments(parser)
-    return summary.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+    return summary.run(parser.parse_args([*map(str, arguments)]))
 
 
 def run_verbose(*arguments):
@@ -164,7 +165,7 @@ def test_summarize_writes_to_any_stream(tmp_path):
     """The rehearsal ends with it."""
     stream = io.StringIO()
     copy = tmp_path / "small_run"
-    shutil.copytree(SMALL, copy)
+    shutil.copytree(SMALL, copy, ignore=shutil.ignore_patterns(".cache"))
 
     summary.summarize(copy, stream)
 
@@ -220,7 +221,7 @@ def test_a_wrong_step_is_refused(text):
     [
         ("summary", "x", "analysis"),
         ("plot", "--list", "analysis"),
-        ("timing", str(SMALL.parent / "console_logs/verl-0.3-ppo.log"), "plots"),
+        ("timing", str(DATA / "console_logs/verl-0.3-ppo.log"), "plots"),
     ],
 )
 def test_a_missing_duckdb_names_the_extra(command, argument, extra):

@@ -1,18 +1,15 @@
 """`verl-profiler verify`: the verdict, and errors that help."""
 
 import json
-from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.cli import main
 
-DATA = Path(__file__).resolve().parents[1] / "data"
-SMALL, REHEARSED = DATA / "small_run", DATA / "rehearsal_run.tar.gz"
-
 
 def run(*words):
-    return main(["verify", *map(str, words), "--no-cache"])
+    return main(["verify", *map(str, words)])
 
 
 def test_the_same_run_twice_kept_nothing(capsys):

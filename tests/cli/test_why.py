@@ -2,21 +2,18 @@
 
 import argparse
 import json
-from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED
 
 from verl_profiler.cli import why
 from verl_profiler.errors import ReadingError
-
-DATA = Path(__file__).parent.parent / "data"
-REHEARSED = DATA / "rehearsal_run.tar.gz"
 
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
     why.add_arguments(parser)
-    return why.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+    return why.run(parser.parse_args([*map(str, arguments)]))
 
 
 def test_one_step_of_a_real_run(capsys):

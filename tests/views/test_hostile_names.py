@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
 import pytest
-from hostile_names import SMALL_RUN, hostile_run
+from cached_runs import SMALL
+from hostile_names import hostile_run
 from views.chromium import Chromium, find
 
 from verl_profiler.cli import main
@@ -28,7 +29,7 @@ def reports(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     return [
         write_report(run, folder / "hostile.html"),
-        write_report(SMALL_RUN, folder / "harmless.html"),
+        write_report(SMALL, folder / "harmless.html"),
     ]
 
 

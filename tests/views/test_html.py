@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
+DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "</script><img src=x onerror=alert(1)>{{7*7}}\"'\u2028\x07\u202e\ud83d"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -42,7 +43,7 @@ def rows(table):
 
 
 def of(path, steps=None):
-    with load(path, cache=False) as run:
+    with load(path) as run:
         return document(run, steps)
 
 
@@ -69,7 +70,7 @@ def write(folder, name, events):
 def run_command(*arguments):
     parser = argparse.ArgumentParser()
     report.add_arguments(parser)
-    return report.run(parser.parse_args([*map(str, arguments), "--no-cache"]))
+    return report.run(parser.parse_args([*map(str, arguments)]))
 
 
 @given(JSON)
@@ -109,7 +110,7 @@ def test_a_small_run_is_shown_whole():
     data = of(SMALL)
     drawn = data["timelines"]
     requests = rows({key: drawn["requests"][key] for key in ("columns", "rows")})
-    with load(SMALL, cache=False) as run:
+    with load(SMALL) as run:
         expected = run.rows("SELECT count(*) AS requests FROM requests")[0]["requests"]
 
     assert expected == drawn["of"] == len(requests) == len(drawn["requests"]["spans"])
@@ -164,7 +165,7 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
 
     assert [VIEWS["reward_times"].question] == sections["rewards"]["questions"]
     assert {"s", *view["columns"]} == set(shown[0])
-    with load(SMALL, cache=False) as run:
+    with load(SMALL) as run:
         expected = reward_times(run.tables)
     assert [(row["part"], row["count"]) for row in expected] == [
         (row["part"], row["count"]) for row in shown
@@ -184,7 +185,7 @@ def test_shares_of_a_steps_phases_add_up_to_one():
 
 def test_asking_twice_gives_the_same_and_leaves_nothing():
     """What the report makes in the database is gone when it is done."""
-    with load(SMALL, cache=False) as run:
+    with load(SMALL) as run:
         first = document(run)
         made = run.rows("SELECT table_name FROM information_schema.tables ORDER BY 1")
         second = document(run)
@@ -225,7 +226,7 @@ def test_a_large_run_is_sampled_and_says_so(monkeypatch):
     monkeypatch.setattr(timelines, "_OTHER_STEPS_REQUESTS", 1)
     monkeypatch.setattr(timelines, "_REQUESTS", 2)
     monkeypatch.setattr(timelines, "_EACH", 1)
-    with load(SMALL, cache=False) as run:
+    with load(SMALL) as run:
         drawn = document(run)["timelines"]
         slowest = run.rows(
             "SELECT request_id FROM requests WHERE finished QUALIFY row_number() OVER "
@@ -395,7 +396,7 @@ def test_steps_limit_every_table():
 def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
     """A report replaces an earlier one, and another file only with --force."""
     folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder)
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
     target = folder / "report.html"
 
     assert 0 == run_command(folder)
@@ -414,7 +415,7 @@ def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
 def test_a_report_inside_a_run_does_not_change_the_run(tmp_path):
     """The second report of a run equals the first: report.html is not read as events."""
     folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder)
+    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
     before = of(folder)
     report.write_report(folder)
 
@@ -448,7 +449,7 @@ def test_steps_that_are_not_there_are_refused(tmp_path):
         run_command(SMALL, "--out", tmp_path / "r.html", "--steps", "7")
 
 
-REHEARSED = SMALL.parent / "rehearsal_run.tar.gz"
+REHEARSED = DATA / "rehearsal_run.tar.gz"
 
 
 @pytest.fixture
@@ -570,7 +571,7 @@ def test_without_jinja2_the_message_says_what_to_install(tmp_path):
 
 def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():
     """With the findings in words; a run without tracing has none."""
-    traced, plain = of(SMALL.parent / "tq" / "run.tar.gz"), of(SMALL)
+    traced, plain = of(DATA / "tq" / "run.tar.gz"), of(SMALL)
 
     functions = rows(traced["tq_functions"])
     assert "_run_agent_loop" == functions[0]["func"]

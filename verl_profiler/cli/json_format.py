@@ -19,22 +19,25 @@ _VERSIONS = {"diff": 2}
 _RUNS = ("strings", "Labels of the runs.")
 _PROBLEMS = ("strings", "Data-quality warnings.")
 _FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
-_TABLES = ("tables", "Rows by table: see Tables below.")
+_TABLES = ("tables", "Rows by table, at most 10,000 of each: see Tables below.")
+_LEFT_OUT = ("object", "By table, how many rows were left out; `{}` if none.")
 
 # By command (the part before ":"): type and description of each key.  Keys that end in ? may be absent.
 FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     "summary": {
         "runs": _RUNS,
         "events": ("integer", "Events read."),
-        "recorded": ("strings", "Names of the recorded events."),
+        "recorded": ("strings", "Names of the recorded events, at most 10,000."),
         "findings": _FINDINGS,
         "tables": _TABLES,
+        "left_out": _LEFT_OUT,
         "problems": _PROBLEMS,
     },
     "why": {
         "runs": _RUNS,
         "findings": _FINDINGS,
         "tables": _TABLES,
+        "left_out": _LEFT_OUT,
         "problems": _PROBLEMS,
     },
     "requests": {
@@ -100,11 +103,12 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "logged_and_recorded?": ("rows", "With --run: each timer with its recorded span."),
         "problems": _PROBLEMS,
     },
-    "tq": {"runs": _RUNS, "tables": _TABLES, "problems": _PROBLEMS},
+    "tq": {"runs": _RUNS, "tables": _TABLES, "left_out": _LEFT_OUT, "problems": _PROBLEMS},
     "memory": {
         "runs": _RUNS,
         "findings": ("rows", "Effects of the memory saver: docs/memory-saver.md."),
         "tables": _TABLES,
+        "left_out": _LEFT_OUT,
         "problems": _PROBLEMS,
     },
 }
@@ -139,6 +143,7 @@ This page is generated from the code: `python -m verl_profiler.cli.json_format >
 
 - `format` is 1, of `diff` 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
 - Units are in the names: `_s` seconds, `_us` microseconds since 1970 or of a duration, `_bytes`, `_share` and `share` from 0 to 1, `_per_s` per second. `begin_us` and `end_us` are times of day, corrected between hosts.
+- A table has at most 10,000 rows, the first in its order; `left_out` counts the others. Tables by step hold the first steps then: `--steps N:M` selects others. `--csv` of `plot` is not limited.
 - `null`: not recorded, unknown, or too few values for a quantile ([metrics](metrics.md)).
 - Rows of per-step tables have `run` and `step`; `validate` is true for validation.
 - Exit status: 0 done, 1 nothing to report (or a `diff --fail-if` condition holds, or the verdict of `verify` is not `kept`), 2 the command cannot be run as given, 3 an error in verl-profiler.

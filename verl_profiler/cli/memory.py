@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, check_steps
-from verl_profiler.cli.output import print_json
+from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.registry import is_run
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         }
     empty = not any(content["tables"].values())
     if args.json:
-        print_json(content)
+        kept, left_out = bounded(content["tables"])
+        print_json({**content, "tables": kept, "left_out": left_out})
     elif empty:
         hint = (
             "nothing to report: no memory was recorded. A run needs profiler.events.families.memory, "

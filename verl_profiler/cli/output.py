@@ -19,6 +19,8 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
 
 __all__ = [
+    "JSON_ROWS",
+    "bounded",
     "csv_text",
     "json_text",
     "print_json",
@@ -32,6 +34,8 @@ __all__ = [
 # A spreadsheet treats a cell that starts like this as a formula, also in its full-width form.
 _FORMULA = re.compile(r"[=+\-@＝＋－＠]")
 _HEAD_BYTES = 2048
+# Maximum number of rows of a table, or items of a list, that `bounded` keeps.
+JSON_ROWS = 10_000
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -177,6 +181,15 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
 def print_json(content: Any) -> None:
     """Print a document on stdout."""
     sys.stdout.write(json_text(content))
+
+
+def bounded(lists: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Sequence[Any]], dict[str, int]]:
+    """Return the first `JSON_ROWS` of each list, and by name how many were left out."""
+    left_out = {name: len(rows) - JSON_ROWS for name, rows in lists.items()}
+    return (
+        {name: rows[:JSON_ROWS] for name, rows in lists.items()},
+        {name: count for name, count in left_out.items() if count > 0},
+    )
 
 
 def json_text(content: Any) -> str:

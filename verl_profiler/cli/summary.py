@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps, step_range
-from verl_profiler.cli.output import json_text
+from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.terminal import control, has_color, print_error
 from verl_profiler.render.visible import shown
 
@@ -95,12 +95,15 @@ def _print(
         "recorded": {row["event"] for row in recorded},
     }
     if as_json:
-        about["recorded"] = sorted(about["recorded"])
+        kept, left_out = bounded(tables | _totals(opened, steps, tables))
+        names, names_left_out = bounded({"recorded": sorted(about["recorded"])})
         content = {
             "format": 1,
             **about,
+            **names,
             "findings": found,
-            "tables": tables | _totals(opened, steps, tables),
+            "tables": kept,
+            "left_out": left_out | names_left_out,
             "problems": opened.problems,
         }
         stream.write(json_text(content))

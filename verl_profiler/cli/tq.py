@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.cli import tq_export
 from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean
-from verl_profiler.cli.output import print_json
+from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown, visible
@@ -224,10 +224,12 @@ def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list
 
 
 def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
+    kept, left_out = bounded(tables)
     content = {
         "format": 1,
         "runs": [label for source in sources for label in source.labels],
-        "tables": tables,
+        "tables": kept,
+        "left_out": left_out,
         "problems": [text for source in sources for text in _problems(source, tables, "en")],
     }
     print_json(content)

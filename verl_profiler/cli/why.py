@@ -14,7 +14,7 @@ import argparse
 import sys
 
 from verl_profiler.cli.options import check_steps
-from verl_profiler.cli.output import print_json
+from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.summary import add_arguments
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
@@ -44,11 +44,13 @@ def run(args: argparse.Namespace) -> int:
         return 1
     ranked = findings(found)
     if args.json:
+        tables, left_out = bounded(found)
         content = {
             "format": 1,
             "runs": opened.labels,
             "findings": ranked,
-            "tables": found,
+            "tables": tables,
+            "left_out": left_out,
             "problems": problems,
         }
         print_json(content)
