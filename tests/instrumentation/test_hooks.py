@@ -31,8 +31,7 @@ CALL = {"request_id": "r", "prompt_ids": [1, 2]}
 
 
 def probe_of(name):
-    (probe,) = [probe for probe in all_probes() if probe.name == name]
-    return probe
+    return next(probe for probe in all_probes() if probe.name == name)
 
 
 def wrapped(name, function):

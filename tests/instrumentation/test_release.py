@@ -55,8 +55,26 @@ class Kept:
 def suitable():
     """Return arguments that every hook can read, by name."""
     sample = Anything(prompt_ids=[1], response_ids=[2], reward_score=0.5)
+    replicas = [Anything(replica_rank=0, world_size=1, rollout_mode="hybrid")]
+    states = ("pending_keys", "running_keys", "finished_keys", "failure_keys")
     return {
-        "self": Anything(global_steps=3),
+        "self": Anything(
+            global_steps=3,
+            **{state: {} for state in states},
+            partitions={"train": {"u_0_0": {"response_len": 2}}},
+            prompt_global_steps={"train": {"u": 2}},
+            replicas=replicas,
+            actor_wg=Anything(world_size=1),
+            backend="naive",
+            llm_server_manager=Anything(rollout_replicas=replicas),
+            metadata={"length": 4},
+            rank=0,
+        ),
+        "partition_id": Text("train"),
+        "uids": {"u"},
+        "eviction_reasons": Rows([{"u"}, set(), set()]),
+        "target_count": 1,
+        "bucket": Anything(nbytes=4),
         "trajectory": Anything(step=3, sample_index=1, rollout_n=0, validate=False),
         "agent_name": Text("tool_agent"),
         "request_id": Text("r"),

@@ -22,6 +22,15 @@ def test_no_probe_fails(report):
     assert {} == report["errors"]
 
 
+def test_experimental_trainers_are_recognized_where_they_begin(report):
+    """The rollouter of a fully asynchronous run counts samples in `global_steps`, and is no trainer."""
+    assert report["recognized"] == {
+        "FullyAsyncTrainer": True,
+        "OneStepOffRayTrainer": True,
+        "FullyAsyncRollouter": False,
+    }
+
+
 def test_an_aborted_call_is_one_engine_call_with_its_attempts(report):
     """And one turn; the tokens of aborted attempts are kept by verl."""
     call = next(x for _, _, x in named(report, "engine_call") if "attempts" in x)

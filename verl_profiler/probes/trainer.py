@@ -14,11 +14,20 @@ __all__ = ["PROBES"]
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 
+# Trainers of verl.experimental, which override `init_workers` and `fit` without calling those of V0.
+_SEPARATED = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
+_ONE_STEP_OFF = "verl.experimental.one_step_off_policy.ray_trainer:OneStepOffRayTrainer"
+_FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_trainer:FullyAsyncTrainer"
+# It validates too, but its `global_steps` counts samples.
+_ROLLOUTER = "FullyAsyncRollouter"
+
 _START_UP_STEP = 0
 
 
 def _hold_trainer(call: Call) -> None:
-    context.process.hold_trainer(call.arguments["self"])
+    trainer = call.arguments["self"]
+    if not any(each.__name__ == _ROLLOUTER for each in type(trainer).__mro__):
+        context.process.hold_trainer(trainer)
 
 
 def _begin_init(call: Call) -> None:
@@ -60,8 +69,21 @@ def _end_log_metrics(call: Call, _result: Any) -> None:
 
 
 PROBES = (
-    Probe("init", "trainer", (f"{_V1}.init", f"{_V0}.init_workers"), enter=_begin_init),
-    Probe(None, "trainer", (f"{_V1}.fit", f"{_V0}.fit"), enter=_hold_trainer),
+    Probe(
+        "init",
+        "trainer",
+        (
+            f"{_V1}.init",
+            *(f"{trainer}.init_workers" for trainer in (_V0, _SEPARATED, _FULLY_ASYNC)),
+        ),
+        enter=_begin_init,
+    ),
+    Probe(
+        None,
+        "trainer",
+        tuple(f"{each}.fit" for each in (_V1, _V0, _SEPARATED, _ONE_STEP_OFF, _FULLY_ASYNC)),
+        enter=_hold_trainer,
+    ),
     Probe(
         "timer",
         "trainer",

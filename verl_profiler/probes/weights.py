@@ -136,7 +136,7 @@ def _end_receive(call: Call, _result: Any) -> None:
 
 def _keep_received(_call: Call, item: Any) -> None:
     received = _received.get()
-    if received is not None:
+    if received is not None and isinstance(item, tuple):
         received.tensors += 1
         received.size_bytes += int(item[1].nbytes)
 
@@ -156,8 +156,9 @@ def _begin_own_send(call: Call) -> None:
 
 def _end_own_receive(call: Call, result: Any) -> None:
     call.extra = {"sender": False}
-    if result is not None:
-        call.extra["size_bytes"] = int(result[2].nbytes)
+    size = getattr(result[-1], "nbytes", None) if isinstance(result, tuple) else None
+    if isinstance(size, int):
+        call.extra["size_bytes"] = size
 
 
 _CHECKPOINT_ENGINES = (

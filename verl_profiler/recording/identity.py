@@ -41,7 +41,11 @@ _REPLICA_RANKS = re.compile(r"^rollout_(?:standalone|colocate)_(\d+)")
 
 # (part of the actor class's name, role), for actors without a telling name.
 _ACTOR_CLASSES = (
+    ("FullyAsyncRollouter", "rollouter"),
+    ("FullyAsyncTrainer", "trainer"),
+    ("FullyAsyncTaskRunner", "task_runner"),
     ("TaskRunner", "trainer"),
+    ("MessageQueue", "message_queue"),
     ("AgentLoopWorker", "agent_loop"),
     ("HttpServer", "engine"),
     ("RewardLoopWorker", "reward"),

@@ -45,10 +45,10 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()
-        self._store = torch.distributed.TCPStore(
+        self._store = store = torch.distributed.TCPStore(
             host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
         )
-        return host, self._store.port
+        return host, store.port
 
     @classmethod
     def build_topology(
