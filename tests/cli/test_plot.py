@@ -31,7 +31,9 @@ def test_a_plot_is_written_where_it_says(name, begin, tmp_path, capsys):
 
     assert 0 == run("rollout_tail", SMALL, "--out", path)
     assert path.read_bytes().startswith(begin)
-    assert f"Wrote {path}\n" == capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"Wrote {path}\n" == printed.out
+    assert f"Created the folder {path.parent}\n" == printed.err
 
 
 def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):

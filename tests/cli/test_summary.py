@@ -280,3 +280,12 @@ def test_shares_are_percent_for_people(value, text):
 def test_sizes_are_in_powers_of_1000(value, text):
     """As storage is sold and memory is reported."""
     assert text == size(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(-0.0, "0 %"), (-0.0002, ">-0.1 %"), (0.0002, "<0.1 %"), (-0.003, "-0.3 %"), (-0.37, "-37 %")],
+)
+def test_negative_shares_are_written_like_positive_ones(value, text):
+    """Never `-0.0 %`."""
+    assert text == share(value)

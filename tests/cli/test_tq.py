@@ -241,7 +241,9 @@ def test_the_plots_of_a_log_are_written_too(log, tmp_path, capsys):
 
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert ["tq_functions.png", "tq_over_time.png"] == written
-    assert 2 == capsys.readouterr().out.count("Wrote ")
+    printed = capsys.readouterr()
+    assert 2 == printed.out.count("Wrote ")
+    assert 1 == printed.err.count(f"Created the folder {tmp_path / 'figures'}\n")
 
 
 def test_a_run_that_grows_is_served_until_it_is_ended(log):

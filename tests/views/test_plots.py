@@ -427,3 +427,21 @@ def test_the_weight_sync_of_start_up_is_not_drawn(runs):
     assert any(
         "Not drawn: the sync of start-up, 2.26 s" in text.get_text() for text in figure.texts
     )
+
+
+@pytest.mark.parametrize(("capacity", "flagged"), [(80e9, True), (200e9, False), (None, False)])
+def test_memory_above_the_capacity_is_drawn_and_flagged(capacity, flagged):
+    """A reading outside the axes would be an empty plot without a reason."""
+    reading = {"run": "r", "name": "actor_0", "role": "actor", "step": 1, "readings": 1, "moves": 0}
+    host = {"rss_bytes": 1e9, "host_used_bytes": None, "total_bytes": capacity}
+    rows = [{**reading, **host, "begin_s": float(at), "used_bytes": 90e9 + at} for at in range(3)]
+
+    figure = VIEWS["memory_over_time"].figure(
+        {"memory_over_time": rows, "phase_spans": []}, Choice(run="r")
+    )
+
+    title = figure.texts[0].get_text()
+    assert flagged == ("above its capacity of 80 GB" in " ".join(title.split()))
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    assert all(low <= value <= high for value in axes.get_lines()[0].get_ydata())

@@ -57,11 +57,6 @@ def target_of(
     first = runs[0]
     if out is not None:
         target = out / name if out.is_dir() else out
-        if not target.parent.is_dir():
-            print(
-                visible(f"The folder {target.parent} does not exist; it is created."),
-                file=sys.stderr,
-            )
     elif first.is_dir():
         target = first / name
     else:
@@ -155,13 +150,16 @@ def write_whole(target: Path, text: Iterable[str]) -> None:
 def replacing(target: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `target` when it is complete.
 
-    Its mode follows the umask.  A link is replaced, not followed.
+    Its mode follows the umask.  A link is replaced, not followed.  A missing folder is created, and
+    stderr has a line that names it.
 
     Raises:
         ReadingError: It cannot be written; what was there before is unchanged.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            print(visible(f"Created the folder {target.parent}"), file=sys.stderr)
         part = target.with_name(f".{target.stem[:80]}-{secrets.token_hex(6)}{target.suffix[:20]}")
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:

@@ -68,13 +68,14 @@ def quantile_texts(row: Mapping[str, Any], *names: str) -> list[str]:
 
 
 def share(value: float | None) -> str:
-    """Write a share as percent: `61 %`, `0.3 %`, `<0.1 %`."""
+    """Write a share as percent: `61 %`, `0.3 %`, `<0.1 %`, `-12 %`, `>-0.1 %`."""
     if value is None:
         return "-"
     percent = value * 100
-    if 0 < percent < 0.05:
-        return "<0.1 %"
-    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
+    if 0 < abs(percent) < 0.05:
+        return "<0.1 %" if percent > 0 else ">-0.1 %"
+    whole = abs(percent) >= 9.95 or percent == 0
+    return f"{percent or 0.0:.0f} %" if whole else f"{percent:.1f} %"
 
 
 def size(value: float | None) -> str:

@@ -62,8 +62,17 @@ def _title(rows: Rows, *, device: bool) -> str:
             f"No device could be read; the largest process on the host is {fullest['name']}: "
             f"{size(fullest['rss_bytes'])}"
         )
-    on_device = [row for row in rows if row["used_bytes"] is not None]
+    on_device = [row for row in rows if row["used_bytes"] is not None and row["total_bytes"]]
+    if not on_device:
+        return (
+            f"At most {size(max(known(rows, 'used_bytes')))} in use; no device's capacity was read"
+        )
     top = max(on_device, key=lambda row: row["used_bytes"] / row["total_bytes"])
+    if top["used_bytes"] > top["total_bytes"]:
+        return (
+            f"The device of {top['name']} reports {size(top['used_bytes'])} in use, above its "
+            f"capacity of {size(top['total_bytes'])}: one of the two readings is wrong"
+        )
     low = min(row["used_bytes"] for row in on_device if row["name"] == top["name"])
     return (
         f"The device of {top['name']} holds {size(top['used_bytes'])} of {size(top['total_bytes'])} "
@@ -94,7 +103,8 @@ def _lines(axes: Axes, rows: Rows, key: str) -> None:
     totals = known(rows, "total_bytes") if on_device else []
     if totals:
         axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
-        axes.set_ylim(0, max(totals) * 1.08)
+        # Readings above the capacity are drawn as well, not cut off.
+        axes.set_ylim(0, max(*totals, *known(rows, key)) * 1.08)
     more = len(names) - _LINES
     legend(axes, title=f"fullest of {len(names)}" if more > 0 else None)
 
@@ -155,6 +165,8 @@ VIEWS = (
             - Host memory rises at the first release and stays: the backup of the released
               weights.
             - The lowest device memory climbs over steps: something is kept that should not be.
+            - A line above the dashed one, which the title states: the reading or the capacity is
+              wrong; do not conclude anything from either.
         """,
         limits="""
             Nothing is known between readings: without `profiler.memory_saver.sample_interval_s`
