@@ -81,3 +81,28 @@ def test_an_extreme_value_is_a_problem_and_no_failure(tmp_path, capsys, case):
     assert json.loads(json.dumps(extras, allow_nan=False)) == extras
     assert 0 == status
     json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_tags_of_a_memory_release_that_are_no_list_are_unknown(tmp_path):
+    """As text or as an object; the times and the bytes of the release are kept."""
+    lines = [
+        {
+            "timestamp": f"2026-11-21T02:33:2{number}.000000+00:00",
+            "event": "memory_release",
+            "duration_sec": 0.5,
+            "extra": {"tags": tags, "used_before_bytes": 7},
+            "workid": 0,
+            "step": 1,
+        }
+        for number, tags in enumerate(("?x?", {"a": 1}, 3, ["weights", "kv_cache"]))
+    ]
+    (tmp_path / "step_1").mkdir()
+    (tmp_path / "step_1" / "worker_0.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+
+    with load(tmp_path) as run:
+        moves = run.rows("SELECT tags, used_before_bytes FROM memory_moves ORDER BY end_us")
+
+    assert [7] * 4 == [row["used_before_bytes"] for row in moves]
+    assert [None, None, None, "weights, kv_cache"] == [row["tags"] for row in moves]

@@ -11,7 +11,7 @@ FROM event_fields WHERE event = 'memory' AND family = 'memory';
 CREATE TABLE memory_moves AS
 WITH calls AS (
     SELECT run, step, name, role, rank, event, 'call' AS source, status, begin_us, end_us,
-        duration_us, array_to_string((rest->'tags')::VARCHAR[], ', ') AS tags,
+        duration_us, array_to_string(try_cast(rest->'tags' AS VARCHAR[]), ', ') AS tags,
         integer_of(rest, 'total_bytes') AS total_bytes,
         integer_of(rest, 'used_before_bytes') AS used_before_bytes,
         integer_of(rest, 'used_after_bytes') AS used_after_bytes,
