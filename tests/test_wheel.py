@@ -1,6 +1,8 @@
 """The wheel, in an environment that has nothing else: configs, plugin, entry point, command."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -109,3 +111,30 @@ def test_a_command_without_its_extra_says_how_to_get_it(bare):
     )
 
     bare("-c", code)
+
+
+def test_two_builds_of_the_same_sources_are_equal_byte_for_byte(tmp_path):
+    """Wheel and sdist; the second copy's files have other times."""
+    built = []
+    for copy in ("one", "two"):
+        source = tmp_path / copy
+        source.mkdir()
+        for name in ("verl_profiler", "configs", "hydra_plugins"):
+            shutil.copytree(
+                ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+            shutil.copyfile(ROOT / name, source / name)
+        for path in source.rglob("*"):
+            os.utime(path, (1_600_000_000 + len(built) * 1000,) * 2)
+        out = tmp_path / f"{copy}-built"
+        subprocess.run(
+            [sys.executable, "-m", "build", "--outdir", str(out), str(source)],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
+        )
+        built.append({path.name: path.read_bytes() for path in out.iterdir()})
+
+    assert [".gz", ".whl"] == sorted(Path(name).suffix for name in built[0])
+    assert [] == [name for name in built[0] if built[0][name] != built[1].get(name)]
