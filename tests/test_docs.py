@@ -237,6 +237,13 @@ def test_the_tutorial_prints_what_its_commands_print():
     assert replayed(file, ROOT / "examples/tutorial") == file.read_text()
 
 
+def test_the_page_of_asynchronous_training_prints_what_its_command_prints():
+    """If outputs change: tests/console_blocks.py docs/asynchronous.md tests/data."""
+    file = ROOT / "docs/asynchronous.md"
+
+    assert replayed(file, ROOT / "tests/data") == file.read_text()
+
+
 def test_the_tutorial_shows_the_fix_that_was_recorded():
     """Its excerpt is of the tool in the folder."""
     fixed = (ROOT / "examples/tutorial/fixed/tools.py").read_text()

@@ -53,7 +53,7 @@ def test_samples_of_earlier_steps_make_a_run_asynchronous(name):
             "event": "sample_consumed",
             "family": "trainer",
             "request_id": None,
-            "extra": {"consumed_step": event["step"] + 1},
+            "extra": {"uid": event["request_id"], "consumed_step": event["step"] + 1},
         }
         for event in events
         if event["event"] == "request"

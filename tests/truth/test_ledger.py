@@ -13,7 +13,7 @@ from truth.test_culprits import healthy
 
 from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
-from verl_profiler.views.ledger_text import ledger_line
+from verl_profiler.views.ledger_text import ledger_lines
 
 PLANS = {
     "synchronous": Plan(separate=False, ahead=0),
@@ -55,7 +55,7 @@ def test_the_ledger_is_what_the_devices_did(plan):
 )
 def test_what_bounds_a_run_with_two_pools(plan, bound):
     """The pool that the other one waits for."""
-    line = ledger_line(bubble_ledger(tables_of(events_of(Simulation(plan)))))
+    line = "; ".join(ledger_lines(bubble_ledger(tables_of(events_of(Simulation(plan))))))
 
     assert bound in line
     assert ("bounded" in line or "each other" in line) == bool(bound)

@@ -8,13 +8,18 @@ from typing import Any
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL
 from verl_profiler.render.text import align, seconds, share
 
-__all__ = ["ledger_line", "ledger_text"]
+__all__ = ["ledger_lines", "ledger_text"]
 
 _Rows = Sequence[Mapping[str, Any]]
 _BAR = 30
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
 _NAMED = 3
+_BUSY = {
+    "shared": "training and consumed generation",
+    "trainer": "training",
+    "rollout": "consumed generation",
+}
 # A pool that waits for less of its time than this does not wait.
 _WAITS = 0.05
 
@@ -46,8 +51,8 @@ def ledger_text(rows: _Rows) -> str:
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
-def ledger_line(rows: _Rows) -> str:
-    """Return a run's accounts over all steps in one line."""
+def ledger_lines(rows: _Rows) -> list[str]:
+    """Return a run's accounts over all steps, a line for each pool."""
     texts = []
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
@@ -63,10 +68,10 @@ def ledger_line(rows: _Rows) -> str:
             for spent, account in rest[:_NAMED]
             if spent >= _SMALL * total
         ]
-        busy = f"{share(useful / total)} training and consumed generation"
+        busy = f"{share(useful / total)} {_BUSY[pool]}"
         texts.append(f"{_devices(own[0])} {POOLS[pool]}: {', '.join([busy, *named])}")
     bound = _bound(rows)
-    return "; ".join([*texts, bound] if bound else texts)
+    return [*texts, bound] if bound else texts
 
 
 def _bound(rows: _Rows) -> str:

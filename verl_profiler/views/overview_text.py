@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.render.text import align, of_which, quantile_texts, seconds, share
 from verl_profiler.render.visible import visible
 from verl_profiler.views.findings import finding_texts
-from verl_profiler.views.ledger_text import ledger_line
+from verl_profiler.views.ledger_text import ledger_lines
 
 __all__ = ["overview_text"]
 
@@ -103,7 +103,7 @@ def _details(found: Mapping[str, Rows]) -> str:
     lines += [
         visible(f"{label:<12}{text}")
         for label, text in (
-            ("devices", ledger_line(found["bubble_ledger"])),
+            *zip(["devices", *[""] * 9], ledger_lines(found["bubble_ledger"]), strict=False),
             ("requests", _requests(found)),
             ("slowest", _slowest(found)),
             ("tools", _tools(found["tool_latencies"])),
