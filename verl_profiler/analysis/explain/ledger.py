@@ -285,9 +285,9 @@ WITH attempts AS MATERIALIZED (
     SELECT run, coalesce(server, 'unknown'), begin_us, end_us, validate, request_id, lost, NULL
     FROM calls WHERE end_us IS NOT NULL AND run NOT IN (SELECT run FROM engine_requests)
 ), fates AS (
-    SELECT r.run, r.request_id, any_value(s.consumed_step) AS consumed_step, bool_or(s.dropped) AS dropped
+    SELECT r.run, r.request_id, any_value(s.consumed_step) AS consumed_step, bool_or(s.fate = 'dropped') AS dropped
     FROM requests AS r JOIN samples AS s
-        ON s.run = r.run AND s.uid = r.uid AND (s.dropped OR s.session IS NOT DISTINCT FROM r.session)
+        ON s.run = r.run AND s.uid = r.uid AND (s.fate = 'dropped' OR s.session IS NOT DISTINCT FROM r.session)
     GROUP BY r.run, r.request_id
 ), charged AS (
     SELECT s.*, CASE WHEN s.validate THEN 'overhead'

@@ -152,7 +152,7 @@ DERIVED = {
     "slow_us": _real_us("Of that, because of slower tokens."),
     "because": _text("The largest component of `behind_us`."),
     "last": _flag("Whether it was among the last."),
-    "dropped": _flag("Whether all samples of the prompt were removed untrained."),
+    "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
     "source": _text("Where the row is from."),
     "stage": _text("Stage of the call."),
     "estimated": _flag("Whether stages are computed from percentages."),
@@ -232,7 +232,7 @@ _TABLES = {
         "response_tokens engine_us tool_us tool_parsing_us token_merge_us other_us"
     ),
     "samples": (
-        "run step uid session dropped consumed_step reason min_weight_version max_weight_version "
+        "run step uid session fate consumed_step reason min_weight_version max_weight_version "
         "trainer_version at_us"
     ),
     "tool_calls": f"{_REQUEST} turn tool status error stalled_us {_INTERVAL}",

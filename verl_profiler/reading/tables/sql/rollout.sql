@@ -215,9 +215,10 @@ WHERE e.family = 'reward' AND e.event = 'reward_score';
 
 -- What became of each sample: the step that consumed it, or why it was dropped, then of all of its prompt.
 CREATE TABLE samples AS
-SELECT run, step, uid, session, event = 'sample_dropped' AS dropped,
+SELECT run, step, uid, session,
+    CASE event WHEN 'sample_consumed' THEN 'consumed' ELSE 'dropped' END AS fate,
     max(consumed_step) AS consumed_step, max(rest->>'reason') AS reason,
     min(min_weight_version) AS min_weight_version, max(max_weight_version) AS max_weight_version,
     max(trainer_version) AS trainer_version, min(begin_us) AS at_us
 FROM event_fields WHERE event IN ('sample_consumed', 'sample_dropped') AND uid IS NOT NULL
-GROUP BY run, step, uid, session, dropped;
+GROUP BY run, step, uid, session, fate;

@@ -106,7 +106,7 @@ QUALIFY row_number() OVER (PARTITION BY run, step
 CREATE TABLE asynchronous AS
 WITH consumed AS (
     SELECT run, count(*) AS requests, count(*) FILTER (consumed_step > step) AS later
-    FROM samples WHERE NOT dropped GROUP BY run
+    FROM samples WHERE fate = 'consumed' GROUP BY run
 ), ended AS (
     SELECT run, count(*) AS requests,
         count(*) FILTER (r.end_us > g.end_us + $gen_tolerance_us) AS later
