@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -531,3 +532,20 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     assert "No tool calls were recorded." in shown
     assert not {"undefined", "NaN", "[object"} & set(shown.split())
     assert quiet(browser, out)
+
+
+def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
+    """Of both pools, in all steps and in one; there is no critical path, and the page states why."""
+    with tarfile.open(SMALL.parent / "separate_async_run.tar.gz") as archive:
+        archive.extractall(tmp_path)
+    browser.open(write_report(tmp_path / "separate_async_run"))
+
+    assert "asynchronous training" in text(browser, "#path")
+    for step in ("-1", "2"):
+        choose_step(browser, step)
+        shares = browser.evaluate(
+            "[...document.querySelectorAll('#devices table')].map((table) => "
+            "[...table.querySelectorAll('tbody tr')].map((row) => parseFloat(row.cells[1].innerText)))"
+        )
+        assert len(shares) == 2
+        assert [sum(each) for each in shares] == pytest.approx([100, 100], abs=1.5)

@@ -28,16 +28,17 @@ __all__ = ["BACKEND", "GlooCheckpointEngine"]
 
 BACKEND = "gloo"
 _TIMEOUT = dt.timedelta(seconds=300)
+_Store: Any = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
-@CheckpointEngineRegistry.register(BACKEND)
+@CheckpointEngineRegistry.register(BACKEND)  # pyright: ignore[reportAttributeAccessIssue]
 class GlooCheckpointEngine(CheckpointEngine):
     """Sends the weights in buckets of at most `bucket_size` bytes, each after its description."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_size = bucket_size
         self.is_master = is_master
-        self._store: torch.distributed.TCPStore | None = None
+        self._store: Any = None
         self._group: Any = None
 
     def prepare(self) -> tuple[str, int] | None:
@@ -45,7 +46,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()
-        self._store = store = torch.distributed.TCPStore(
+        self._store = store = _Store(
             host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
         )
         return host, store.port
@@ -73,7 +74,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         if rank < 0:
             return
         if self._store is None:
-            self._store = torch.distributed.TCPStore(*address, is_master=False, timeout=_TIMEOUT)
+            self._store = _Store(*address, is_master=False, timeout=_TIMEOUT)
         self._group = torch.distributed.ProcessGroupGloo(self._store, rank, world_size, _TIMEOUT)
 
     def finalize(self) -> None:
@@ -102,7 +103,7 @@ class GlooCheckpointEngine(CheckpointEngine):
                 described, parts, size = [], [], 0
             meta.offset = size
             described.append(meta)
-            parts.append(chunk)
+            parts.append(chunk)  # pyright: ignore[reportArgumentType]
             size += meta.chunk_size
         if self._group is not None:
             await asyncio.to_thread(self.send_bucket, described, torch.cat(parts), True)
@@ -128,7 +129,8 @@ class GlooCheckpointEngine(CheckpointEngine):
         self, global_steps: int | None = None
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """Yield the name and value of each weight."""
-        async for named in merge_weight_chunks(self._chunks(), self.bucket_size):
+        chunks: Any = self._chunks()
+        async for named in merge_weight_chunks(chunks, self.bucket_size):
             yield named
 
     async def _chunks(self) -> AsyncIterator[tuple[TensorMeta, torch.Tensor]]:

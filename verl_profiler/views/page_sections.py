@@ -33,6 +33,13 @@ _LAID_OUT = (
         link="Path",
     ),
     Section(
+        "devices",
+        "Device time",
+        "how much of the device time is training and generation that was consumed, and what the rest "
+        "waits for; it holds for asynchronous runs, too",
+        link="Devices",
+    ),
+    Section(
         "rollout",
         "Rollout",
         "a long flat end of the curve, or a thin right side of the requests in flight, means that "

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS, PHASE_COLORS, color, owner_color
+from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.render.colors import (
+    ENGINE_COLORS,
+    PART_COLORS,
+    PHASE_COLORS,
+    account_color,
+    color,
+    owner_color,
+)
 from verl_profiler.render.html import digest, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
 
@@ -21,7 +29,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     """
     style = part("report.css")
     scripts = script("report")
-    data = {**document, "colors": _colors(document)}
+    data = {**document, "colors": _colors(document), "accounts": ACCOUNTS}
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
@@ -46,6 +54,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     """Give each phase, part and owner that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
+    colors |= {f"account:{account}": account_color(account) for account in ACCOUNTS}
     log = document["log"]
     tables = [(document["step_phases"], "phase")]
     tables += [(log["differences"], "timer"), (log["timers"], "timer")] if log else []

@@ -89,6 +89,8 @@ def document(
     ranked = findings(whys)
     found["critical_path"] = whys.pop("critical_path")
     whole["critical_path"] = _whole_path(found["critical_path"])
+    found["bubble_ledger"] = whys.pop("bubble_ledger")
+    whole["bubble_ledger"] = _whole_ledger(found["bubble_ledger"])
     for name in ("critical_segments", "steady_path", "culprits", "findings"):
         del whys[name]
     found["step_replays"] = whys.pop("step_replays")
@@ -198,6 +200,20 @@ def _whole_path(paths: Rows) -> Rows:
     return sorted(
         owners.values(), key=lambda row: (row["owner"] == "unexplained", -row["duration_s"])
     )
+
+
+def _whole_ledger(rows: Rows) -> Rows:
+    """Add up the accounts of each pool over all steps."""
+    sums: dict[tuple[str, str, str], dict[str, Any]] = {}
+    totals: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = row["run"], row["pool"], row["account"]
+        whole = sums.setdefault(key, {**row, "device_s": 0.0})
+        whole["device_s"] += row["device_s"]
+        totals[key[:2]] = totals.get(key[:2], 0.0) + row["device_s"]
+    for (run, pool, _), whole in sums.items():
+        whole["share"] = whole["device_s"] / totals[run, pool]
+    return list(sums.values())
 
 
 def _whole_phases(rows: Rows) -> Rows:

@@ -93,7 +93,7 @@ def innermost(spans: Iterable[Span]) -> list[Span]:
 
 def integrate(
     windows: Sequence[tuple[int, int]], groups: Iterable[Group]
-) -> list[Mapping[str, float]]:
+) -> list[dict[str, float]]:
     """Return the device-seconds of each state or call, for each window.
 
     Args:

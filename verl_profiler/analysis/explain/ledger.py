@@ -69,7 +69,7 @@ _SEPARATE = frozenset({"rollout_idle", "staleness_limit"})
 _NEVER = 1 << 62
 
 # Of one replica: begins and ends of its calls by account.
-_Calls = Mapping[str, tuple[Times, Times]]
+_Calls = dict[str, tuple[Times, Times]]
 
 
 def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
@@ -191,7 +191,7 @@ def _pools(tables: Tables) -> dict[str, tuple[dict[str, bool], float]]:
 
 def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:
     """Return begins and ends of the generate calls by run, replica and account."""
-    found: dict[str, dict[str, dict[str, tuple[Times, Times]]]] = defaultdict(dict)
+    found: dict[str, dict[str, _Calls]] = defaultdict(dict)
     charged = (
         f"SELECT *, dense_rank() OVER (ORDER BY run, replica, account) AS number FROM ({_CALLS})"
     )

@@ -36,6 +36,11 @@ interface PathRow extends OfStep {
   longest_what: MaybeText;
 }
 
+/** Sums over all steps where `s` is -1. */
+interface LedgerRow extends OfStep {
+  run?: string; pool: string; account: string; devices: number; device_s: number; share: number;
+}
+
 interface ReplayRow {
   run?: string; what: string; saved_s: Num; earlier_s: Num; residual_share: Num; tokens_share: Num;
 }
@@ -190,7 +195,7 @@ interface IdleRow extends OfStep {
 
 /** The tables that are at the top of the document. */
 interface Tables {
-  step_phases: PhaseRow; critical_path: PathRow; step_replays: StepReplayRow; what_if: WhatIfRow;
+  step_phases: PhaseRow; critical_path: PathRow; bubble_ledger: LedgerRow; step_replays: StepReplayRow; what_if: WhatIfRow;
   stragglers: StragglerRow; straggler_requests: StragglerRequestRow;
   request_times: RequestTimesRow; request_parts: RequestPartRow; request_cdf: CdfRow;
   requests_in_flight: FlightRow; turn_times: TurnTimesRow; turns_per_request: TurnsPerRequestRow;
@@ -285,4 +290,6 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];
   sections: PageSection[]; log: Log | null; colors: Record<string, string>;
+  /** What each account of the device time is. */
+  accounts: Record<string, string>;
 };

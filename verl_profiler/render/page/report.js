@@ -4,6 +4,7 @@ import {ALL, DATA, requests, shown, shownName, steps, trained} from './data.js';
 import {byId, element} from './dom.js';
 import {clean, plural} from './format.js';
 import {capturesSection} from './section_captures.js';
+import {devicesSection} from './section_devices.js';
 import {
   followStep,
   onPicked,
@@ -31,6 +32,7 @@ const {log, sections} = DATA;
 const MAKERS = {
   steps: () => stepsSection(choose),
   path: pathSection,
+  devices: devicesSection,
   rollout: rolloutSection,
   requests: () => requestsSection(choose),
   turns: turnsSection,

@@ -93,6 +93,15 @@ const REASONS = {
 
 export function pathSection() {
   const rows = shownRows('critical_path');
+  if (!rows.length && shownRows('bubble_ledger').length) {
+    return [
+      about(
+        'No step here waited for requests of its own, as in asynchronous training, so there is no ' +
+          'critical path. Device time shows where the time went.',
+      ),
+      ...stragglers(),
+    ];
+  }
   if (!rows.length) {
     return nothing('steps', tableOf('critical_path').length > 0, 'steps with an end');
   }

@@ -10,9 +10,10 @@ from verl_profiler.render.axes import percent, step_stack
 from verl_profiler.render.colors import account_color
 from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import share
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking
+from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
@@ -53,7 +54,7 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _panel(axes: object, rows: Rows, steps: list[int]) -> None:
+def _panel(axes: Axes, rows: Rows, steps: list[int]) -> None:
     shares = {(row["step"], row["account"]): row["share"] for row in rows}
     spent = sum(row["device_s"] for row in rows)
     shown = [
@@ -91,13 +92,7 @@ VIEWS = (
         },
         draw=_ledger,
         empty="no step finished there.",
-        section=Section(
-            "devices",
-            "Device time",
-            "how much of the device time is training and generation that was consumed, and what "
-            "the rest waits for; it holds for asynchronous runs, too",
-            link="Devices",
-        ),
+        section="devices",
         shows=f"""\
 The device-seconds of each pool and step, from its begin to the next one's, each in one account.
 Generate calls that a replica runs at the same time share its devices' time evenly.
