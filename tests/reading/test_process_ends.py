@@ -148,16 +148,16 @@ def test_other_hosts_clocks_are_corrected_before_they_are_compared(tmp_path):
     assert 1 == len(problems(tmp_path))
 
 
-@pytest.mark.parametrize(("idle_s", "expected"), [(1.5, 0), (0.0, 1)])
-def test_a_real_process_that_is_killed(tmp_path, idle_s, expected):
-    """With the real recorder: killed after it wrote everything, or in the middle of its work."""
+@pytest.mark.parametrize(("flush_s", "idle_s", "expected"), [(0.5, 1.5, 0), (30.0, 0.0, 1)])
+def test_a_real_process_that_is_killed(tmp_path, flush_s, idle_s, expected):
+    """With the real recorder: killed after it wrote everything, or long before its next write."""
     code = (
         "import sys, time\n"
         "from verl_profiler.recording import clock, recorder\n"
         "from verl_profiler.recording.clock import take_anchor\n"
         "from verl_profiler.recording.identity import Identity\n"
         "from verl_profiler.recording.carried import Carried, EventSettings\n"
-        "events = EventSettings(flush_interval_s=0.5, announce=False)\n"
+        f"events = EventSettings(flush_interval_s={flush_s}, announce=False)\n"
         "carried = Carried(sys.argv[1], sys.argv[1], events, take_anchor())\n"
         "recorder.start(carried, lambda: Identity('agent_loop', 0))\n"
         "for number in range(300):\n"
