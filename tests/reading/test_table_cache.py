@@ -68,7 +68,7 @@ def test_the_second_reading_makes_nothing(run):
     assert files == shelf(run)
     assert {name.split("-")[0] for name in files} == {
         "asynchronous", "engine_calls", "event_counts", "last_requests", "phases", "rank_spans", "request_blame",
-        "lags", "requests", "reward_scores", "steps", "tool_blame",
+        "lags", "requests", "reward_scores", "samples", "steps", "tool_blame",
         "tool_calls", "transfers", "turns",
     }  # fmt: skip
 

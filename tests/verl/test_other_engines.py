@@ -42,7 +42,7 @@ def test_each_request_is_recorded_as_on_sglang(asked):
 
     assert {
         "stop": whole,
-        "abort": whole,
+        "abort": {**whole, "finish_reason": "aborted"},
         "error": {"prompt_tokens": 3, "status": "error", "error": "ConnectionError"},
     } == served
     # The weights of step 4 serve the requests of step 5.

@@ -215,7 +215,7 @@ FIELDS = {
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
     "max_weight_version": _count(
-        "Newest version of the weights that made tokens of it.",
+        "Newest version of the weights that made tokens of it; of a request, if there were several.",
         "request",
         "engine_call",
         "sample_consumed",
@@ -226,7 +226,7 @@ FIELDS = {
         "What verl logs for the step: names and numbers; texts are left out.", "metrics"
     ),
     "min_weight_version": _count(
-        "Oldest version of the weights that made tokens of it.",
+        "Oldest version of the weights that made tokens of it; of a request, if there were several.",
         "request",
         "engine_call",
         "sample_consumed",
@@ -269,7 +269,6 @@ FIELDS = {
         "engine_call",
         "engine_attempt",
         "engine_request",
-        "sample_consumed",
         column=True,
     ),
     "prompts": _count("Number of prompts.", "dispatch"),
@@ -317,7 +316,6 @@ FIELDS = {
         "engine_call",
         "engine_attempt",
         "engine_request",
-        "sample_consumed",
         "sample_dropped",
         column=True,
     ),
@@ -396,7 +394,6 @@ FIELDS = {
     "turns": _count("Number of turns of the request.", "request", column=True),
     "uid": _text(
         "Random id of the prompt in its batch, made by verl; with `session` it names a sample.",
-        "request",
         "request_start",
         "sample_consumed",
         "sample_dropped",

@@ -128,9 +128,6 @@ def _consume(keys: Iterable[Any], tags: Iterable[dict[str, Any]], end_ns: int) -
         if output != "0":
             extra["output"] = int(output) if output.isdigit() else output
         extra |= {"uid": uid, **common, **_versions([tag])}
-        for field, name in (("prompt_tokens", "prompt_len"), ("response_tokens", "response_len")):
-            if isinstance(tag.get(name), int):
-                extra[field] = tag[name]
         recorder.record("sample_consumed", None, end_ns, extra, _step(tag.get("global_steps")))
     if _depth.states:
         _depth.change(ready=max(0, _depth.states["ready"] - len(uids)))

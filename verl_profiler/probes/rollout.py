@@ -39,9 +39,6 @@ _REQUEST_FIELDS = (
     "generated_tokens",
     "tool_tokens",
     "reward",
-    "min_weight_version",
-    "max_weight_version",
-    "uid",
 )
 
 _open_requests: weakref.WeakSet[Request] = weakref.WeakSet()
@@ -85,6 +82,9 @@ def _request_fields(request: Request) -> dict[str, Any]:
         value = getattr(request, name)
         if value is not None:
             fields[name] = value
+    if request.min_weight_version != request.max_weight_version:
+        fields["min_weight_version"] = request.min_weight_version
+        fields["max_weight_version"] = request.max_weight_version
     if request.attempts:
         fields["attempts"] = request.attempts
     return fields
