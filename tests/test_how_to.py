@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 import textwrap
 from pathlib import Path
 
@@ -179,8 +178,7 @@ def recorded_run(tmp_path, monkeypatch):
     """The recorded rehearsal at the place that the pages name, and the command on PATH."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    with tarfile.open(ROOT / "tests/data/rehearsal_run.tar.gz") as archive:
-        archive.extractall(tmp_path / "logs", filter="data")
+    shutil.unpack_archive(ROOT / "tests/data/rehearsal_run.tar.gz", tmp_path / "logs")
     (folder,) = (tmp_path / "logs").iterdir()
     folder.rename(tmp_path / "logs/my-run")
     return tmp_path

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -536,8 +535,7 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
 
 def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
     """Of both pools, in all steps and in one; there is no critical path, and the page states why."""
-    with tarfile.open(SMALL.parent / "separate_async_run.tar.gz") as archive:
-        archive.extractall(tmp_path)
+    shutil.unpack_archive(SMALL.parent / "separate_async_run.tar.gz", tmp_path)
     browser.open(write_report(tmp_path / "separate_async_run"))
 
     assert "asynchronous training" in text(browser, "#path")
