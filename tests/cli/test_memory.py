@@ -27,7 +27,7 @@ def test_json_has_what_the_text_is_made_of(capsys):
     main(["memory", REHEARSED, "--json", "--no-cache"])
     content = json.loads(capsys.readouterr().out)
 
-    assert {"format", "runs", "findings", "tables", "problems"} == set(content)
+    assert {"format", "runs", "findings", "tables", "left_out", "problems"} == set(content)
     assert {"memory_timeline", "sleep_times", "release_effects"} == set(content["tables"])
     assert ["not-measured"] == [row["slug"] for row in content["findings"]]
 

@@ -1,5 +1,6 @@
 """What is told of a console: milestones, steps, and the end of one that failed."""
 
+import json
 from collections import deque
 
 import pytest
@@ -103,3 +104,19 @@ def test_the_tail_leaves_noise_out():
     lines = deque(["", "x [repeated 3x across cluster]\n", "   ^^^^\n", "reason\n"])
 
     assert relevant_tail(lines) == ["reason"]
+
+
+def test_a_step_whose_console_line_was_dropped_is_told_from_its_events(tmp_path):
+    """Ray drops the last lines of a program that ends, at times; those that came are not repeated."""
+    progress = Progress()
+    progress.read("(TaskRunnerV1 pid=11) INFO:…:Total training steps: 2\n")
+    progress.read(STEP.format(1, ""))
+    metrics = {"perf/x": 1, "num_turns/mean": 5.0, "timing_s/step": 7.25, "timing_s/gen": 4}
+    for step in (1, 2):
+        (tmp_path / f"step_{step}").mkdir()
+        line = {"event": "metrics", "extra": {"metrics": metrics}, "step": step}
+        text = json.dumps(line, separators=(",", ":"))
+        (tmp_path / f"step_{step}" / "trainer_0.jsonl").write_text(f'{{"event":"step"}}\n{text}\n')
+
+    assert ["step 2 of 2: 7.2 s (gen 4.0), 2.5 turns per request"] == [*progress.recorded(tmp_path)]
+    assert [] == [*progress.recorded(tmp_path)]

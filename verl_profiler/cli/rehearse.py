@@ -107,10 +107,10 @@ def run(args: argparse.Namespace) -> int:
     clock = _Clock()
     clock.print(f"rehearsal of verl's main_ppo with {ENGINES[args.engine][1]}")
     clock.print(f"the real trainer at tiny sizes; console output: {_short(console)}")
+    progress = Progress()
     with console.open("wb") as file:
-        status, tail = _follow(
-            Children(command.arguments, {**os.environ, **command.variables}), file, clock
-        )
+        children = Children(command.arguments, {**os.environ, **command.variables})
+        status, tail = _follow(children, file, clock, progress)
     if status != 0:
         print_error(
             *(line.rstrip("\r\n") for line in relevant_tail(tail)),
@@ -118,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
             f"The trainer exited with status {status}.  Console output: {console}",
         )
         return 1
+    for message in progress.recorded(output):
+        clock.print(message)
     clock.print("the trainer has exited")
     if args.profiler != "none":
         _summarize(output)
@@ -137,7 +139,9 @@ class _Clock:
         print(visible(f"{self.last - self.begin:4.0f} s  {message}"), flush=True)
 
 
-def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, deque[str]]:
+def _follow(
+    children: Children, file: IO[bytes], clock: _Clock, progress: Progress
+) -> tuple[int, deque[str]]:
     """Copy the console to `file` and print its milestones until the program exits."""
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
@@ -147,7 +151,6 @@ def _follow(children: Children, file: IO[bytes], clock: _Clock) -> tuple[int, de
         lines.put(None)
 
     tail: deque[str] = deque(maxlen=400)
-    progress = Progress()
     # A daemon, because a stray process that holds the pipe must not keep this process alive.
     threading.Thread(target=read, name="rehearsal console", daemon=True).start()
     try:

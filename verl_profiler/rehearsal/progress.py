@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 __all__ = ["Progress", "relevant_tail"]
 
@@ -52,6 +54,19 @@ class Progress:
                 self._told.add(message)
                 return self._now(message)
         return None
+
+    def recorded(self, run_directory: Path) -> Iterator[str]:
+        """Give the messages of steps whose console lines never came, from their recorded metrics.
+
+        Ray may drop the last lines of a program that ends.
+        """
+        for number in range(self.steps_done + 1, self._total + 1):
+            for file in run_directory.glob(f"step_{number}/trainer_*.jsonl"):
+                for line in file.read_text(encoding="utf-8").splitlines():
+                    if '"event":"metrics"' in line:
+                        metrics = json.loads(line)["extra"]["metrics"]
+                        fields = (f" - {name}:{value}" for name, value in metrics.items())
+                        yield self._step(number, "".join(fields))
 
     def _now(self, message: str) -> str:
         self.stage = message
