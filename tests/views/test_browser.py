@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from views.chromium import Chromium, find
+from views.chromium import Chromium
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
@@ -14,10 +14,7 @@ from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(find() is None, reason="no Chromium is installed"),
-]
+pytestmark = pytest.mark.browser
 
 SMALL = Path(__file__).parent.parent / "data" / "small_run"
 # Neither captures nor a console log are in the run.

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from cached_runs import SMALL
 from hostile_names import hostile_run
-from views.chromium import Chromium, find
+from views.chromium import Chromium
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
@@ -74,7 +74,6 @@ def test_names_add_no_element_and_no_attribute_to_the_page(reports):
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(find() is None, reason="no Chromium is installed")
 def test_nothing_of_a_name_runs_in_a_browser(reports):
     """No script, request, or exception; every section is drawn."""
     browser = Chromium()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
-_PAGE = Path(__file__).parents[1] / "render" / "page" / "hand_over.html"
+_PAGE = Path(__file__).parents[1] / "render" / "page"
 _PATIENCE_S = 600.0
 
 
@@ -49,7 +49,11 @@ class Server:
                 if not self._is_meant():
                     self.send_error(404)
                 elif self.path == f"/{secret}/":
-                    self._answer("text/html; charset=utf-8", _PAGE.read_bytes())
+                    page = (_PAGE / "hand_over.html").read_bytes()
+                    self._answer("text/html; charset=utf-8", page)
+                elif self.path == f"/{secret}/hand_over.js":
+                    script = (_PAGE / "hand_over.js").read_bytes()
+                    self._answer("text/javascript; charset=utf-8", script)
                 elif self.path == f"/{secret}/info":
                     self._answer("application/json", info)
                 elif self.path == f"/{secret}/trace":
