@@ -6,7 +6,10 @@ import {clean, plural} from './format.js';
 import {capturesSection} from './section_captures.js';
 import {devicesSection} from './section_devices.js';
 import {
+  applyFilter,
+  filter,
   followStep,
+  onFilter,
   onPicked,
   pickedRequest,
   pickRequest,
@@ -159,6 +162,7 @@ function remember() {
   if (shown.step !== ALL) words.push(`step=${encodeURIComponent(stepLabel(shown.step))}`);
   const id = pickedRequest()?.request_id;
   if (id && chosen) words.push(`request=${encodeURIComponent(id)}`);
+  words.push(...filter.words());
   history.replaceState(null, '', words.length ? `#${words.join('&')}` : location.pathname);
 }
 
@@ -178,6 +182,8 @@ function follow() {
         (each) => each.request_id?.startsWith(id) && (label === null || each.s === step?.s),
       )
     : undefined;
+  filter.read(words);
+  applyFilter();
   if (step) choose(step.s);
   if (request) {
     pickRequest(request);
@@ -206,6 +212,7 @@ function start() {
   startTheme();
   follow();
   started = true;
+  onFilter(remember);
   onPicked(() => {
     chosen = true;
     remember();

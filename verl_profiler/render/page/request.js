@@ -189,3 +189,42 @@ function turnRow(turn, spans, calls) {
   if (row.response_tokens !== null && row.engine) row.rate = row.response_tokens / row.engine;
   return row;
 }
+
+/**
+ * The engine call that a span stands for.
+ * @param {Span} span
+ * @param {Call[]} calls
+ */
+export function callOf(span, calls) {
+  const near = 2 * timelines.unit_s;
+  return calls.find((call) => call.turn === span.turn && Math.abs(call.begin - span.begin) < near);
+}
+
+/**
+ * A span's own begin, duration, tokens and status in a few lines.
+ * @param {Span} span
+ * @param {Call | undefined} call
+ */
+export function spanLines(span, call) {
+  const turn = span.turn === null ? '' : ` · turn ${span.turn}`;
+  const lines = [
+    span.tool ? `tool ${shorten(span.tool, 120)}` : span.event,
+    `${seconds(span.length)}, from ${seconds(span.begin)}${turn}`,
+  ];
+  if (call) {
+    const times = ENGINE_PARTS.filter((key) => call[key] !== null);
+    if (times.length) lines.push(times.map((key) => `${key} ${seconds(call[key])}`).join(', '));
+    if (call.engine_length !== null) {
+      lines.push(`outside the engine ${seconds(call.length - call.engine_length)}`);
+    }
+    const tokens = [];
+    if (call.prompt_tokens !== null) tokens.push(plural(call.prompt_tokens, 'prompt token'));
+    if (call.response_tokens !== null) {
+      tokens.push(plural(call.response_tokens, 'generated token'));
+    }
+    if (tokens.length) lines.push(tokens.join(', '));
+    if (call.server !== null) lines.push(shorten(call.server, 60));
+  }
+  if (span.failed) lines.push('did not return');
+  return lines;
+}

@@ -15,8 +15,16 @@ import {
 } from './charts.js';
 import {colorOf, DATA, steps, timelines} from './data.js';
 import {element, svg, withTip} from './dom.js';
-import {clean, number, plural, seconds, shorten} from './format.js';
-import {callsOf, ENGINE_PARTS, requestParts, spansOf, turnRows} from './request.js';
+import {clean, number, plural, seconds} from './format.js';
+import {
+  callOf,
+  callsOf,
+  ENGINE_PARTS,
+  requestParts,
+  spanLines,
+  spansOf,
+  turnRows,
+} from './request.js';
 import {table} from './table.js';
 
 /** @typedef {import('./request.js').Span} Span */
@@ -204,22 +212,13 @@ function breakdown(request, spans, calls) {
         if (span.event === 'server_acquire') continue;
         const top = y + (row.lines.get(span) ?? 0) * high;
         const call = span.event === 'engine_call' ? callOf(span, calls) : undefined;
-        made.append(withTip(bar(span, call, x, top, high - 3), tipLines(span, call)));
+        made.append(withTip(bar(span, call, x, top, high - 3), spanLines(span, call)));
       }
       y += row.height * high + 5;
     }
     return made;
   }, 'Time line of the request; the table below has the same numbers');
   return element('div', {}, legend([...names].map(([name, color]) => ({name, color}))), chart);
-}
-
-/**
- * @param {Span} span
- * @param {Call[]} calls
- */
-function callOf(span, calls) {
-  const near = 2 * timelines.unit_s;
-  return calls.find((call) => call.turn === span.turn && Math.abs(call.begin - span.begin) < near);
 }
 
 /**
@@ -273,32 +272,4 @@ function engineParts(group, span, call, x, top, height) {
   });
   for (const part of parts) group.append(rect(part.begin, top, part.wide, height, part.fill));
   return parts.reduce((widest, part) => (part.wide > widest.wide ? part : widest));
-}
-
-/**
- * @param {Span} span
- * @param {Call | undefined} call
- */
-function tipLines(span, call) {
-  const turn = span.turn === null ? '' : ` · turn ${span.turn}`;
-  const lines = [
-    span.tool ? `tool ${shorten(span.tool, 120)}` : span.event,
-    `${seconds(span.length)}, from ${seconds(span.begin)}${turn}`,
-  ];
-  if (call) {
-    const times = ENGINE_PARTS.filter((key) => call[key] !== null);
-    if (times.length) lines.push(times.map((key) => `${key} ${seconds(call[key])}`).join(', '));
-    if (call.engine_length !== null) {
-      lines.push(`outside the engine ${seconds(call.length - call.engine_length)}`);
-    }
-    const tokens = [];
-    if (call.prompt_tokens !== null) tokens.push(plural(call.prompt_tokens, 'prompt token'));
-    if (call.response_tokens !== null) {
-      tokens.push(plural(call.response_tokens, 'generated token'));
-    }
-    if (tokens.length) lines.push(tokens.join(', '));
-    if (call.server !== null) lines.push(shorten(call.server, 60));
-  }
-  if (span.failed) lines.push('did not return');
-  return lines;
 }

@@ -17,8 +17,11 @@ import {byId, element, find} from './dom.js';
 import {clean, NONE, number, plural, seconds, shorten} from './format.js';
 import {requestLines, slowestOf, spansOf} from './request.js';
 import {requestPanel} from './request_panel.js';
+import {sliceDetails} from './slice.js';
 import {table} from './table.js';
 import {Timeline} from './timeline.js';
+import {Filter} from './timeline_filter.js';
+import {requestsOf} from './timeline_lanes.js';
 
 const {scenes} = timelines;
 
@@ -26,6 +29,12 @@ const {scenes} = timelines;
 let timeline = null;
 /** @type {RequestRow | null} */
 let picked = null;
+/** @type {() => void} */
+let onFiltered = () => {};
+export const filter = new Filter(() => {
+  timeline?.place();
+  onFiltered();
+});
 
 /** @param {(step: number, keepScene: boolean) => void} choose */
 export function requestsSection(choose) {
@@ -79,13 +88,15 @@ export function requestsSection(choose) {
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
-        'click, then scroll to zoom · drag to pan · shift-drag to measure and zoom · keys W A S D, + − ← → Home · ↑ ↓ select',
+        'click, then scroll to zoom · drag to pan · shift-drag to measure and zoom · keys W A S D, + − ← → Home · ↑ ↓ select, comma and period a slice',
       ),
     ),
     element('p', {class: 'note', id: 'scene-note'}),
+    filter.box,
     element('div', {id: 'timeline'}),
     element('div', {id: 'timeline-legend'}),
     element('p', {class: 'picked', id: 'picked'}),
+    element('div', {id: 'slice', role: 'region', 'aria-label': 'Selected slice', hidden: true}),
     element('div', {id: 'parts-of-requests'}),
     heading('Find a request'),
     element(
@@ -108,6 +119,18 @@ export function onPicked(action) {
   onPickedByPerson = action;
 }
 
+/** @param {() => void} action What to do when a person changes the filter. */
+export function onFilter(action) {
+  onFiltered = action;
+}
+
+/** Show what the filter leaves, once the address has set it. */
+export function applyFilter() {
+  if (!timeline) return;
+  filter.offer(timeline.scene);
+  timeline.place();
+}
+
 export function pickedRequest() {
   return picked;
 }
@@ -122,7 +145,14 @@ export function startTimeline() {
   if (!scenes.length) return;
   const slowest = slowestOf((request) => request.scene !== null);
   const scene = scenes[slowest?.scene ?? -1] ?? scenes.find((each) => !each.validate) ?? scenes[0];
-  timeline = new Timeline(byId('timeline'), scene, (request) => pick(request, 'timeline'));
+  filter.offer(scene);
+  /** @type {import('./timeline_lanes.js').LaneFilter} */
+  const kept = {
+    keeps: (request) => filter.keeps(request),
+    shows: (lane) => filter.shows(lane),
+    narrows: () => filter.narrows(),
+  };
+  timeline = new Timeline(byId('timeline'), scene, pickBox, kept);
   showScene(scene);
   if (slowest) pick(slowest, 'start');
 }
@@ -161,9 +191,10 @@ function showScene(scene) {
   if (!timeline) return;
   const select = /** @type {HTMLSelectElement} */ (byId('scene'));
   select.value = String(scenes.indexOf(scene));
+  filter.offer(scene);
   timeline.show(scene);
   byId('timeline-legend').replaceChildren(sceneLegend(timeline));
-  const drawn = timeline.order.length;
+  const drawn = requestsOf(scene).length;
   const notes = [];
   if (drawn < scene.requests) {
     notes.push(
@@ -322,7 +353,10 @@ function pick(request, from) {
   picked = request;
   const scene = request.scene === null ? undefined : scenes[request.scene];
   if (timeline && scene && timeline.scene !== scene) showScene(scene);
-  if (from !== 'timeline') timeline?.select(request);
+  if (from !== 'timeline') {
+    timeline?.select(request);
+    byId('slice').hidden = true;
+  }
   byId('request-panel').replaceChildren(requestPanel(request));
   const scroll = () => byId('panel').scrollIntoView({block: 'center', behavior: 'smooth'});
   const lines = timeline ? requestLines(request).filter(Boolean) : [];
@@ -334,4 +368,19 @@ function pick(request, from) {
   const id = clean(request.request_id);
   byId('status').textContent = `Selected request ${id}, ${seconds(request.duration_s)}`;
   if (from !== 'start' && from !== 'step') onPickedByPerson();
+}
+
+/**
+ * Show what was selected in the timeline: a slice, with the events behind it, and its request.
+ * @param {Partial<import('./timeline_painter.js').Box>} box
+ */
+function pickBox(box) {
+  if (!timeline) return;
+  if (box.request) pick(box.request, 'timeline');
+  const {node, text} = sliceDetails(timeline.scene, box);
+  byId('slice').replaceChildren(node);
+  byId('slice').hidden = false;
+  const ofRequest = box.request ? ` of request ${clean(box.request.request_id)}` : '';
+  const whole = box.request && box.span === undefined;
+  if (!whole) byId('status').textContent = `Selected ${text}${ofRequest}`;
 }

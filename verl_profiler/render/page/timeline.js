@@ -4,23 +4,29 @@ import {timelines} from './data.js';
 import {element, hideTip, showTip} from './dom.js';
 import {seconds} from './format.js';
 import {requestLines} from './request.js';
+import {shownSpans, sliceLines} from './slice.js';
 import {placeLanes} from './timeline_lanes.js';
+import {Minimap} from './timeline_minimap.js';
 import {Painter} from './timeline_painter.js';
 
 /**
  * @typedef {{
  *   x: number, y: number, view: number[], top: number, moved: boolean, measure: boolean,
  * }} Drag
+ * @typedef {import('./timeline_painter.js').Box} Box
+ * @typedef {import('./timeline_lanes.js').LaneFilter} LaneFilter
  */
 
 export class Timeline {
   /**
    * @param {HTMLElement} box
    * @param {Scene} scene
-   * @param {(request: RequestRow) => void} onPick
+   * @param {(box: Partial<Box>) => void} onPick Called with the slice that a person selects.
+   * @param {LaneFilter} filter
    */
-  constructor(box, scene, onPick) {
+  constructor(box, scene, onPick, filter) {
     this.onPick = onPick;
+    this.filter = filter;
     const axis = element('canvas', {'aria-hidden': 'true'});
     this.canvas = element('canvas', {
       class: 'lane-canvas',
@@ -31,10 +37,13 @@ export class Timeline {
     });
     this.ruler = element('div', {class: 'ruler', hidden: ''});
     this.lanesBox = element('div', {class: 'lanes'}, this.canvas, this.ruler);
-    box.append(element('div', {class: 'frame'}, axis, this.lanesBox));
+    this.minimap = new Minimap((from, to) => this.look(from, to));
+    box.append(element('div', {class: 'frame'}, this.minimap.canvas, axis, this.lanesBox));
     this.painter = new Painter(axis, this.canvas);
     /** @type {RequestRow | null} */
     this.selected = null;
+    /** @type {number | null} Of the selected request. */
+    this.span = null;
     this.scene = scene;
     /** @type {import('./timeline_lanes.js').PlacedLane[]} */
     this.lanes = [];
@@ -58,27 +67,36 @@ export class Timeline {
     const margin = Math.max(1, (scene.end - scene.begin) * 0.004);
     this.home = [scene.begin - margin, scene.end + margin];
     this.view = this.home;
-    const {lanes, height} = placeLanes(scene);
+    this.lanesBox.scrollTop = 0;
+    this.place();
+  }
+
+  /** Place the lanes and requests that the filter leaves. */
+  place() {
+    const {lanes, height} = placeLanes(this.scene, this.filter);
     this.lanes = lanes;
     this.height = height;
     this.order = lanes.flatMap((lane) =>
       lane.kind === 'requests' ? lane.rows.flat().sort((a, b) => a.begin - b.begin) : [],
     );
-    this.lanesBox.scrollTop = 0;
     this.layout();
     const label =
       `Timeline: ${lanes.length} lanes, ${this.order.length} requests. Arrow left and right pan, ` +
-      'plus and minus zoom, Home shows everything, arrow up and down select a request.';
+      'plus and minus zoom, Home shows everything, arrow up and down select a request, ' +
+      'comma and period a slice of it.';
     this.canvas.setAttribute('aria-label', label);
   }
 
   layout() {
-    this.painter.resize(Math.max(320, this.lanesBox.clientWidth), this.height);
+    const width = Math.max(320, this.lanesBox.clientWidth);
+    this.painter.resize(width, this.height);
+    this.minimap.resize(width, this.painter.gutter);
     this.draw();
   }
 
   draw() {
-    this.painter.draw(this.scene, this.lanes, this.view, this.selected);
+    this.painter.draw(this.scene, this.lanes, this.view, this.selected, this.span);
+    this.minimap.draw(this.lanes, this.home, this.view);
     const [from, to] = this.view.map((time) => time * timelines.unit_s);
     this.canvas.dataset.from = String(from);
     this.canvas.dataset.to = String(to);
@@ -128,21 +146,36 @@ export class Timeline {
     if (!this.order.length) return;
     const place = this.selected ? this.order.indexOf(this.selected) : -1;
     const next = place < 0 ? 0 : Math.max(0, Math.min(this.order.length - 1, place + by));
-    this.pick(this.order[next]);
-  }
-
-  /** @param {RequestRow} request */
-  pick(request) {
-    this.select(request);
-    this.onPick(request);
+    this.pick({request: this.order[next]});
   }
 
   /**
-   * Mark a request and bring it into view.
-   * @param {RequestRow} request
+   * Select the next slice of the selected request, or the one before.
+   * @param {number} by
    */
-  select(request) {
+  moveSlice(by) {
+    if (!this.selected) return;
+    const places = shownSpans(this.selected);
+    if (!places.length) return;
+    const at = this.span === null ? -1 : places.indexOf(this.span);
+    const next = at < 0 ? 0 : Math.max(0, Math.min(places.length - 1, at + by));
+    this.pick({request: this.selected, span: places[next]});
+  }
+
+  /** @param {Partial<Box>} box */
+  pick(box) {
+    if (box.request) this.select(box.request, box.span ?? null);
+    this.onPick(box);
+  }
+
+  /**
+   * Mark a request, or a slice of it, and bring it into view.
+   * @param {RequestRow} request
+   * @param {number | null} [span]
+   */
+  select(request, span = null) {
     this.selected = request;
+    this.span = span;
     for (const lane of this.lanes) {
       if (lane.kind !== 'requests') continue;
       const row = lane.rows.findIndex((requests) => requests.includes(request));
@@ -186,13 +219,16 @@ export class Timeline {
   /** @param {PointerEvent} event */
   hover(event) {
     const box = this.boxAt(event);
-    this.canvas.style.cursor = box?.request ? 'pointer' : '';
+    this.canvas.style.cursor = box?.request || box?.origin ? 'pointer' : '';
     if (!box) {
       hideTip();
       return;
     }
     const x = event.clientX - this.canvas.getBoundingClientRect().left;
-    showTip(event, box.request ? requestLines(box.request) : (box.lines?.(x) ?? []));
+    const {request, span} = box;
+    if (!request) showTip(event, box.lines?.(x) ?? []);
+    else if (span === undefined) showTip(event, requestLines(request));
+    else showTip(event, [...sliceLines(request, span), ...requestLines(request).slice(0, 2)]);
   }
 
   /**
@@ -272,8 +308,8 @@ export class Timeline {
     canvas.addEventListener('pointerup', (event) => {
       canvas.classList.remove('dragged');
       if (drag?.measure) this.lookAtMeasured(event, drag);
-      const request = drag && !drag.moved ? this.boxAt(event)?.request : null;
-      if (request) this.pick(request);
+      const box = drag && !drag.moved ? this.boxAt(event) : undefined;
+      if (box) this.pick(box);
       drag = null;
     });
     canvas.addEventListener('pointercancel', () => {
@@ -316,6 +352,8 @@ export class Timeline {
       Home: () => this.reset(),
       ArrowUp: () => this.move(-1),
       ArrowDown: () => this.move(1),
+      ',': () => this.moveSlice(-1),
+      '.': () => this.moveSlice(1),
     };
     this.canvas.addEventListener('keydown', (event) => {
       const action = keys[event.key] ?? keys[event.key.toLowerCase()];

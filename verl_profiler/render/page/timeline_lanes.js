@@ -20,27 +20,35 @@ const COUNT_ROW = 34;
  * @typedef {SpansLane & Place & {rows: PackedSpan[][]}} PlacedSpans
  * @typedef {RequestsLane & Place & {rows: RequestRow[][]}} PlacedRequests
  * @typedef {CountLane & Place & {values: number[]}} PlacedCounts
+ * @typedef {object} LaneFilter
+ * @property {(request: RequestRow) => boolean} keeps
+ * @property {(lane: Lane) => boolean} shows
+ * @property {() => boolean} narrows Whether it leaves out any request.
+ *
  * @typedef {PlacedSpans | PlacedRequests | PlacedCounts} PlacedLane
  */
 
 /**
  * @param {Scene} scene
+ * @param {LaneFilter} filter
  * @returns {{lanes: PlacedLane[], height: number}}
  */
-export function placeLanes(scene) {
-  const scenePlace = timelines.scenes.indexOf(scene);
-  const drawn = requests.filter((request) => request.scene === scenePlace);
+export function placeLanes(scene, filter) {
+  const drawn = requestsOf(scene).filter(filter.keeps);
+  const narrows = filter.narrows();
   const place = {top: 0, height: 0, row: SPAN_ROW};
   /** @type {PlacedLane[]} */
-  const lanes = scene.lanes.map((lane) => {
+  const all = scene.lanes.filter(filter.shows).map((lane) => {
     const second = secondLine(lane);
     if (lane.kind === 'requests') {
-      const rows = rowsOfRequests(drawn.filter((request) => request.name === lane.name));
-      return {...lane, ...place, second, rows};
+      const own = drawn.filter((request) => request.name === lane.name);
+      const left = `${number(own.length)} of ${plural(lane.of, 'request')}`;
+      return {...lane, ...place, second: narrows ? left : second, rows: rowsOfRequests(own)};
     }
     if (lane.kind === 'spans') return {...lane, ...place, second, rows: nested(lane.spans)};
     return {...lane, ...place, second, values: dense(lane.counts, COUNTS)};
   });
+  const lanes = all.filter((lane) => !narrows || lane.kind !== 'requests' || lane.rows.length);
   let requestRows = 0;
   for (const lane of lanes) if (lane.kind === 'requests') requestRows += lane.rows.length;
   const requestRow = requestRows <= 40 ? 13 : requestRows <= 110 ? 9 : 6;
@@ -54,6 +62,15 @@ export function placeLanes(scene) {
     y += lane.height + LANE_GAP;
   }
   return {lanes, height: y};
+}
+
+/**
+ * The requests that are drawn in a timeline.
+ * @param {Scene} scene
+ */
+export function requestsOf(scene) {
+  const place = timelines.scenes.indexOf(scene);
+  return requests.filter((request) => request.scene === place);
 }
 
 /**

@@ -11,12 +11,14 @@ import {COUNTS, LANE_GAP} from './timeline_lanes.js';
 /** @typedef {import('./timeline_lanes.js').PlacedCounts} PlacedCounts */
 
 /**
- * @typedef {object} Box What was drawn somewhere: a request, or lines for the tip.
+ * @typedef {object} Box What was drawn somewhere: a slice of a request, or lines for the tip.
  * @property {number} x
  * @property {number} y
  * @property {number} width
  * @property {number} height
  * @property {RequestRow} [request]
+ * @property {number} [span] Place of the slice in the request's spans; none: the request itself.
+ * @property {import('./slice.js').Origin} [origin] Which events are behind it.
  * @property {(x: number) => MaybeText[]} [lines]
  */
 
@@ -91,8 +93,9 @@ export class Painter {
    * @param {PlacedLane[]} lanes
    * @param {number[]} view
    * @param {RequestRow | null} selected
+   * @param {number | null} span The selected slice of that request.
    */
-  draw(scene, lanes, view, selected) {
+  draw(scene, lanes, view, selected, span) {
     const {context} = this;
     this.view = view;
     this.paint = colors();
@@ -115,7 +118,7 @@ export class Painter {
       context.stroke();
     }
     for (const lane of lanes) {
-      if (lane.kind === 'requests') this.drawRequests(lane, selected);
+      if (lane.kind === 'requests') this.drawRequests(lane, selected, span);
       else if (lane.kind === 'spans') this.drawSpans(lane);
       else this.drawCounts(lane, scene);
       this.drawStalls(lane);
@@ -236,7 +239,8 @@ export class Painter {
           `${seconds(length * UNIT)}, from ${seconds(begin * UNIT)}`,
           clean(lane.name),
         ];
-        this.boxes.push({x: box[0], width: box[1], y, height, lines: () => lines});
+        const origin = {event, name: lane.name, length, role: lane.role};
+        this.boxes.push({x: box[0], width: box[1], y, height, lines: () => lines, origin});
       }
     });
   }
@@ -244,8 +248,9 @@ export class Painter {
   /**
    * @param {PlacedRequests} lane
    * @param {RequestRow | null} selected
+   * @param {number | null} span
    */
-  drawRequests(lane, selected) {
+  drawRequests(lane, selected, span) {
     const {context} = this;
     lane.rows.forEach((requests, row) => {
       const y = lane.top + row * lane.row;
@@ -255,10 +260,11 @@ export class Painter {
         const {begin, length} = request;
         const box = this.block(begin, length, y, height, colorOf('other'), unfinished);
         if (!box) continue;
+        const [left, wide] = box;
+        this.boxes.push({x: left, width: Math.max(wide, 3), y, height: height + 1, request});
         // What comes after the request's turns contains its reward, and lies below it.
         this.drawParts(request, y, height, (event) => event === 'postprocess');
         this.drawParts(request, y, height, (event) => event !== 'postprocess');
-        const [left, wide] = box;
         if (request.status && !unfinished) {
           context.fillStyle = this.paint.accent;
           context.fillRect(left + wide - 2, y, 2, height);
@@ -267,8 +273,12 @@ export class Painter {
           context.strokeStyle = this.paint.ink;
           context.lineWidth = 2;
           context.strokeRect(left - 1, y - 1, wide + 2, height + 2);
+          const slice =
+            span === null ? undefined : this.boxes.findLast((each) => each.span === span);
+          if (slice?.request === request) {
+            context.strokeRect(slice.x + 1, y + 1, Math.max(slice.width - 2, 1), height - 2);
+          }
         }
-        this.boxes.push({x: left, width: Math.max(wide, 3), y, height: height + 1, request});
       }
     });
   }
@@ -279,15 +289,19 @@ export class Painter {
    * @param {number} height
    * @param {(event: string) => boolean} wanted
    */
-  drawParts({spans, begin, hasCalls}, y, height, wanted) {
+  drawParts(request, y, height, wanted) {
     const {context} = this;
+    const {spans, begin, hasCalls} = request;
     for (let place = 0; place < spans.length; place += 4) {
       const [code, turn, from, length] = spans.slice(place, place + 4);
       const [event, tool, , fill] = timelines.names[code];
       if (HIDDEN.includes(event) || (event === 'tool_execution' && hasCalls)) continue;
       if (!wanted(event)) continue;
       const box = this.block(begin + from, length, y, height, fill);
-      if (event === 'postprocess' || !box || height < 10 || box[1] <= 40) continue;
+      if (!box) continue;
+      const [x, width] = box;
+      this.boxes.push({x, width, y, height: height + 1, request, span: place / 4});
+      if (event === 'postprocess' || height < 10 || width <= 40) continue;
       context.font = '10px system-ui, sans-serif';
       const text = event === 'engine_call' ? `turn ${turn}` : event;
       this.write(tool ? shorten(tool, 30) : text, box, y, height, inkOn(fill));
@@ -323,7 +337,8 @@ export class Painter {
       return [clean(lane.name), `${plural(value, 'call')} open at most`, `around ${time}`];
     };
     const {top: y, height} = lane;
-    this.boxes.push({x: this.gutter, width: this.width, y, height, lines});
+    const origin = {event: lane.role, name: lane.name, role: lane.role};
+    this.boxes.push({x: this.gutter, width: this.width, y, height, lines, origin});
   }
 
   /** @param {PlacedLane} lane */
@@ -341,7 +356,8 @@ export class Painter {
         clean(lane.name),
       ];
       const width = Math.max(right - left, 3);
-      this.boxes.push({x: left, width, y: y - 1, height: 6, lines: () => lines});
+      const origin = {event: 'event_loop_lag', name: lane.name, length, role: lane.role};
+      this.boxes.push({x: left, width, y: y - 1, height: 6, lines: () => lines, origin});
     }
   }
 

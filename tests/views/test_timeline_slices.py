@@ -1,0 +1,234 @@
+"""Slices, filter and minimap of the report's timeline, in a real Chromium."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from views.chromium import Chromium
+
+from verl_profiler.cli.report import write_report
+
+pytestmark = pytest.mark.browser
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+CANVAS = "document.querySelector('.lane-canvas')"
+_CONDITION = re.compile(r"(\.[\w.]+) (==|>=|<) (\S+|\"[^\"]*\")$")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    started = Chromium()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "small_run"
+    shutil.copytree(SMALL, folder)
+    return write_report(folder)
+
+
+def text(browser, selector):
+    return browser.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+
+
+def set_value(browser, selector, value):
+    browser.evaluate(
+        f"(() => {{ const n = document.querySelector({json.dumps(selector)}); "
+        f"if (n.type === 'checkbox') n.checked = {json.dumps(value)}; "
+        f"else n.value = {json.dumps(value)}; n.dispatchEvent(new Event('change')); }})()"
+    )
+    browser.settle()
+
+
+def box(browser, selector):
+    browser.evaluate(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}})")
+    browser.settle()
+    return browser.evaluate(
+        f"(() => {{ const b = document.querySelector('{selector}').getBoundingClientRect(); "
+        "return [b.left, b.top, b.width, b.height]; })()"
+    )
+
+
+def view(browser):
+    return [float(browser.evaluate(f"{CANVAS}.dataset.{end}")) for end in ("from", "to")]
+
+
+def printed(command):
+    """Return the events that a command of the page prints, by reading the files without jq."""
+    words = shlex.split(command)
+    assert words[:2] == ["jq", "-c"]
+    conditions = words[2].removeprefix("select(").removesuffix(")").split(" and ")
+    found = []
+    for path in sorted(SMALL.glob(words[3])):
+        for line in path.read_text().splitlines():
+            event = json.loads(line)
+            if all(_holds(event, condition) for condition in conditions):
+                found.append(event)
+    return found
+
+
+def _holds(event, condition):
+    path, operator, wanted = _CONDITION.match(condition).groups()
+    value = event
+    for key in path[1:].split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    wanted = json.loads(wanted)
+    if operator == "==":
+        return value == wanted
+    return value is not None and (value >= wanted if operator == ">=" else value < wanted)
+
+
+def recorded(request, event):
+    return [
+        line
+        for path in SMALL.glob("step_*/worker_*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["event"] == event and line["extra"].get("request_id") == request
+    ]
+
+
+def walk(browser):
+    """Yield heading, facts and command of each slice of the selected request."""
+    last = None
+    while True:
+        browser.press(".")
+        now = [text(browser, f"#slice {part}") for part in ("h3", ".facts", "pre")]
+        if now == last:
+            return
+        yield now
+        last = now
+
+
+def test_every_slice_of_a_request_leads_to_its_one_event(browser, small):
+    """The command beside it prints exactly that event; tokens and status are the slice's own."""
+    browser.open(small)
+    browser.evaluate(f"{CANVAS}.focus()")
+    request = text(browser, "#panel h3").split(":")[0]
+    seen = list(walk(browser))
+
+    calls = sorted(recorded(request, "engine_call"), key=lambda event: event["timestamp"])
+    tools = recorded(request, "tool_call")
+    assert len(seen) >= len(calls) + len(tools) > 2
+    engine = []
+    for title, facts, command in seen:
+        (event,) = printed(command)
+        assert request == event["extra"]["request_id"]
+        if title == "engine_call":
+            engine.append(event)
+            extra = event["extra"]
+            assert f"turn {extra['turn']}" in facts
+            assert re.search(rf"\b{extra['response_tokens']} generated token", facts)
+            assert all(f"{part} " in facts for part in ("queue", "prefill", "decode"))
+        elif event["event"] == "tool_call":
+            assert title == f"tool {event['extra']['tool']}"
+    assert calls == engine
+    assert "Selected " in browser.evaluate("document.getElementById('status').textContent")
+
+
+def test_hovering_and_clicking_a_slice_show_that_slice(browser, small):
+    """Not only its request; a phase of the trainer leads to its event, too."""
+    browser.open(small, fragment="step=1")
+    height = box(browser, ".lane-canvas")[3]
+    tips, commands = set(), set()
+    for down in range(8, int(height) - 4, 9):
+        for right in (170, 240, 400):
+            left, top, *_ = box(browser, ".lane-canvas")
+            browser.mouse("mouseMoved", left + right, top + down)
+            browser.settle()
+            tip = browser.evaluate(
+                "(t => t.hidden ? '' : t.innerText)(document.getElementById('tip'))"
+            )
+            if "turn 0" in tip:
+                tips.add(tip.splitlines()[0])
+            if tip:
+                browser.click(left + right, top + down)
+                commands.add(text(browser, "#slice pre"))
+
+    assert "engine_call" in tips
+    gen = [command for command in commands if '"gen"' in command]
+    assert [event["event"] for event in printed(gen[0])] == ["gen"]
+    for command in commands:
+        if "startswith" not in command:
+            assert printed(command), command
+
+
+def test_the_filter_is_counted_and_survives_a_reload(browser, small):
+    """By tool, and by worker as well; what is left is what the events have."""
+    lines = [
+        (line, path.stem)
+        for path in SMALL.glob("step_1/worker_*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["event"] == "tool_call" and line["extra"]["tool"] == "search"
+    ]
+    callers = {line["extra"]["request_id"] for line, _ in lines}
+    of_one = {line["extra"]["request_id"] for line, name in lines if name == "worker_1"}
+    assert 0 < len(of_one) <= len(callers)
+    browser.open(small, fragment="step=1")
+    assert "" == text(browser, "#filter-count")
+    high = browser.evaluate(f"{CANVAS}.clientHeight")
+
+    set_value(browser, "#filter-tool", "search")
+    assert text(browser, "#filter-count").startswith(f"{len(callers)} of 8 requests")
+    assert f", {len(callers)} requests" in browser.evaluate(f"{CANVAS}.ariaLabel")
+    set_value(browser, "#filter-worker", "worker_1")
+    for arrive in (lambda: None, browser.reload):
+        arrive()
+        assert text(browser, "#filter-count").startswith(f"{len(of_one)} of 8 requests")
+        assert "tool=search&worker=worker_1" in browser.evaluate("location.hash")
+        assert browser.evaluate(f"{CANVAS}.clientHeight") < high
+
+    browser.evaluate("document.querySelector('.filter button').click()")
+    browser.settle()
+    assert "" == text(browser, "#filter-count")
+    assert "tool=" not in browser.evaluate("location.hash")
+    assert high == browser.evaluate(f"{CANVAS}.clientHeight")
+
+
+def test_rewards_and_roles_filter_too(browser, small):
+    """Requests in a range of rewards, and the lanes of a role."""
+    rewards = [
+        line["extra"]["reward"]
+        for path in SMALL.glob("step_1/worker_*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["event"] == "request" and line["extra"].get("reward") is not None
+    ]
+    bound = sorted(rewards)[len(rewards) // 2]
+    browser.open(small, fragment="step=1")
+    set_value(browser, "#filter-low", str(bound))
+    kept = sum(reward >= bound for reward in rewards)
+    assert text(browser, "#filter-count").startswith(f"{kept} of 8 requests")
+
+    lanes = browser.evaluate(f"parseInt({CANVAS}.ariaLabel.match(/\\d+/)[0])")
+    set_value(browser, "#filter-role-trainer", False)
+    assert lanes - 1 == browser.evaluate(f"parseInt({CANVAS}.ariaLabel.match(/\\d+/)[0])")
+    assert "1 of " in text(browser, "#filter-count").split(",")[1]
+    assert "hide=trainer" in browser.evaluate("location.hash")
+
+
+def test_the_minimap_shows_and_moves_the_window(browser, small):
+    """A drag moves what the timeline shows by as much; its length stays."""
+    browser.open(small)
+    browser.evaluate(f"{CANVAS}.focus()")
+    home = view(browser)
+    for _ in range(3):
+        browser.press("+", "+")
+    before = view(browser)
+    left, top, width, height = box(browser, ".minimap")
+    gutter = 138
+    scale = (home[1] - home[0]) / (width - gutter - 8)
+    x = left + gutter + (sum(before) / 2 - home[0]) / scale
+    y = top + height / 2
+    browser.mouse("mouseMoved", x, y)
+    browser.mouse("mousePressed", x, y, button="left", clickCount=1)
+    browser.mouse("mouseMoved", x + 90, y, button="left", buttons=1)
+    browser.mouse("mouseReleased", x + 90, y, button="left", clickCount=1)
+    browser.settle()
+    after = view(browser)
+
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+    assert after[0] - before[0] == pytest.approx(90 * scale, rel=0.02)
