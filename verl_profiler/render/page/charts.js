@@ -6,6 +6,17 @@ import {clean, seconds, share, tickLabel, ticks} from './format.js';
 
 /** @typedef {(value: number) => number} Scale */
 
+/** @type {WeakMap<Element, () => void>} */
+const updates = new WeakMap();
+
+/**
+ * Draw the charts inside an element at once, not in the next frame.
+ * @param {Element} root
+ */
+export function drawIn(root) {
+  for (const box of root.querySelectorAll('.figure')) updates.get(box)?.();
+}
+
 /**
  * Call `draw` now and whenever the width changes.
  * @param {(width: number) => SVGElement} draw
@@ -26,6 +37,7 @@ export function drawn(draw, label) {
     }
     box.replaceChildren(chart);
   };
+  updates.set(box, update);
   // Not inside the observer's own turn: drawing changes the height, and the browser would complain.
   new ResizeObserver(() => requestAnimationFrame(update)).observe(box);
   return box;

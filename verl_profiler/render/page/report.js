@@ -1,5 +1,6 @@
 // The page: its sections, the step that they show, and its theme.
 
+import {drawIn} from './charts.js';
 import {ALL, DATA, requests, shown, shownName, steps, trained} from './data.js';
 import {byId, element} from './dom.js';
 import {clean, plural} from './format.js';
@@ -90,6 +91,7 @@ function choose(step, keepScene = false) {
   remember();
   if (!section || !label) return;
   // What had the focus was made anew.
+  drawIn(section);
   /** @type {NodeListOf<HTMLElement>} */
   const nodes = section.querySelectorAll('[aria-label]');
   const again = [...nodes].find((node) => node.getAttribute('aria-label') === label);

@@ -13,7 +13,7 @@ import {
   timelines,
   trainingRows,
 } from './data.js';
-import {byId, element, find} from './dom.js';
+import {byId, element, find, scrollTo} from './dom.js';
 import {clean, NONE, number, plural, seconds, shorten} from './format.js';
 import {requestLines, slowestOf, spansOf} from './request.js';
 import {requestPanel} from './request_panel.js';
@@ -84,7 +84,7 @@ export function requestsSection(choose) {
       select,
       button('Zoom in', '+', () => timeline?.zoom(0.5)),
       button('Zoom out', '−', () => timeline?.zoom(2)),
-      button('Show everything', 'Reset', () => timeline?.reset()),
+      button('Reset to everything', 'Reset', () => timeline?.reset()),
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
@@ -358,7 +358,7 @@ function pick(request, from) {
     byId('slice').hidden = true;
   }
   byId('request-panel').replaceChildren(requestPanel(request));
-  const scroll = () => byId('panel').scrollIntoView({block: 'center', behavior: 'smooth'});
+  const scroll = () => scrollTo(byId('panel'));
   const lines = timeline ? requestLines(request).filter(Boolean) : [];
   byId('picked').replaceChildren(
     element('span', {}, lines.join(' · ')),

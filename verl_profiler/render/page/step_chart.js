@@ -13,7 +13,7 @@ import {
   timeAxis,
 } from './charts.js';
 import {colorOf, DATA} from './data.js';
-import {element, svg, withTip} from './dom.js';
+import {element, rove, svg, withTip} from './dom.js';
 import {clean, seconds, share, shorten} from './format.js';
 
 /**
@@ -32,7 +32,16 @@ export function stepChart(steps, phases, chosen, onStep) {
     list.sort((a, b) => order.indexOf(a.phase) - order.indexOf(b.phase));
   }
   const most = Math.max(...steps.map((step) => step.duration_s || step.seen_s || 0), 1e-9);
-  const draw = steps.length <= 20 ? lying : standing;
+  const form = steps.length <= 20 ? lying : standing;
+  const first = steps.findIndex((step) => step.s === chosen);
+  /** @param {number} width */
+  const draw = (width) => {
+    const chart = form(width);
+    rove([.../** @type {NodeListOf<SVGElement>} */ (chart.querySelectorAll('.pick'))], first);
+    chart.setAttribute('role', 'group');
+    chart.setAttribute('aria-label', 'Steps; arrow keys move, Enter shows a step');
+    return chart;
+  };
   return element('div', {}, legend(order.map((name) => ({name}))), drawn(draw));
 
   /**
@@ -40,14 +49,19 @@ export function stepChart(steps, phases, chosen, onStep) {
    * @param {SVGElement[]} children
    */
   function bar(step, children) {
+    const written = children.flatMap((child) => [...child.querySelectorAll('text'), child]);
+    const texts = written.filter((each) => each.tagName === 'text').map((each) => each.textContent);
     const attributes = {
       class: 'pick',
-      tabindex: '0',
       role: 'button',
       'aria-pressed': String(chosen === step.s),
-      'aria-label': `Step ${step.label}, ${seconds(step.duration_s)}`,
+      // What is written in the bar is part of its name.
+      'aria-label': texts.length
+        ? texts.join(' ')
+        : `step ${step.label}, ${seconds(step.duration_s)}`,
     };
-    const group = svg('g', attributes, children);
+    const spaced = children.flatMap((child) => [child, ' ']);
+    const group = svg('g', attributes, spaced);
     group.addEventListener('click', () => onStep(step.s));
     group.addEventListener('keydown', (event) => {
       if (event.key !== 'Enter' && event.key !== ' ') return;

@@ -91,7 +91,12 @@ export function table(options) {
   update();
   const head = element('thead', {}, element('tr', {}, heads));
   const made = element('table', {}, element('caption', {}, options.caption), head, body);
-  const scroll = {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': options.caption};
+  const scroll = {
+    class: 'scroll',
+    tabindex: '0',
+    role: 'region',
+    'aria-label': `Table: ${options.caption}`,
+  };
   return element('div', {class: 'table'}, element('div', scroll, made), more);
 }
 
