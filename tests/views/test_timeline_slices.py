@@ -232,3 +232,32 @@ def test_the_minimap_shows_and_moves_the_window(browser, small):
 
     assert after[1] - after[0] == pytest.approx(before[1] - before[0])
     assert after[0] - before[0] == pytest.approx(90 * scale, rel=0.02)
+
+
+def test_the_icicle_adds_up_and_leads_to_events(browser, small):
+    """Bars on a level are as wide as the bar above them, in one step and in all."""
+    browser.open(small)
+    bars = (
+        "[...document.querySelectorAll('#icicle .pick')].map((g) => [g.ariaLabel, "
+        "g.querySelector('rect').y.baseVal.value, g.querySelector('rect').width.baseVal.value])"
+    )
+    for fragment in ("", "step=2"):
+        browser.open(small, fragment=fragment)
+        drawn = browser.evaluate(bars)
+        levels = {}
+        for _, y, width in drawn:
+            levels[y] = levels.get(y, 0) + width + 1
+        step, phases, components, _ = (levels[y] for y in sorted(levels))
+        (gen,) = (width for label, _, width in drawn if label.startswith("gen "))
+        # Bars of less than half a pixel are not drawn.
+        assert phases == pytest.approx(step, abs=4)
+        assert components == pytest.approx(gen, abs=8)
+
+    browser.evaluate(
+        "[...document.querySelectorAll('#icicle .pick')].find((g) => "
+        "g.ariaLabel.startsWith('search ')).dispatchEvent(new Event('click'))"
+    )
+    browser.settle()
+    found = printed(text(browser, "#icicle-events pre"))
+    assert {"search"} == {event["extra"]["tool"] for event in found}
+    assert {2} == {event["step"] for event in found}

@@ -17,6 +17,7 @@ from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.requests import request_percentiles, step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
@@ -80,6 +81,8 @@ def document(
         for name in ("range_times", "top_kernels", "gpu_idle"):
             found[name] = analysis.ANALYSES[name](tables, steps)
         whole["step_phases"] = _whole_phases(found["step_phases"])
+        found["time_tree"] = time_tree(tables, steps)
+        whole["time_tree"] = whole_time_tree(found["time_tree"])
         several = len(run.labels) > 1
         places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
         detailed = _detailed(listed)
@@ -109,7 +112,9 @@ def document(
         # The chart of the steps needs the phases of all of them.
         chart = name == "step_phases" and len(listed) <= _CHARTED_STEPS
         kept_steps = set(places.values()) if chart else detailed
-        kept = _placed(rows, places, kept_steps, 10 * _CHARTED_STEPS if chart else _ROWS)
+        # A tree of which rows are missing does not add up.
+        limit = len(rows) if name == "time_tree" else 10 * _CHARTED_STEPS if chart else _ROWS
+        kept = _placed(rows, places, kept_steps, limit)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
     for name, rows in whys.items():

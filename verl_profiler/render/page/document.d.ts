@@ -31,6 +31,11 @@ interface PhaseRow extends OfStep {
   phase: string; duration_s: number; share: Num;
 }
 
+/** In preorder; what lies below a row adds up to it. */
+interface TreeRow extends OfStep {
+  phase: MaybeText; component: MaybeText; tool: MaybeText; duration_s: number;
+}
+
 interface PathRow extends OfStep {
   owner: string; duration_s: number; share: number; segments: number; longest_s: number;
   longest_what: MaybeText;
@@ -195,7 +200,7 @@ interface IdleRow extends OfStep {
 
 /** The tables that are at the top of the document. */
 interface Tables {
-  step_phases: PhaseRow; critical_path: PathRow; bubble_ledger: LedgerRow; step_replays: StepReplayRow; what_if: WhatIfRow;
+  step_phases: PhaseRow; time_tree: TreeRow; critical_path: PathRow; bubble_ledger: LedgerRow; step_replays: StepReplayRow; what_if: WhatIfRow;
   stragglers: StragglerRow; straggler_requests: StragglerRequestRow;
   request_times: RequestTimesRow; request_parts: RequestPartRow; request_cdf: CdfRow;
   requests_in_flight: FlightRow; turn_times: TurnTimesRow; turns_per_request: TurnsPerRequestRow;

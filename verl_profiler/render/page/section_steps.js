@@ -15,6 +15,7 @@ import {
   trained,
 } from './data.js';
 import {clean, plural, seconds, share, shorten} from './format.js';
+import {icicle} from './icicle.js';
 import {stepChart} from './step_chart.js';
 import {table} from './table.js';
 
@@ -31,6 +32,7 @@ export function stepsSection(choose) {
     ),
     ...notesOf('steps'),
     stepChart(charted, phases, shown.step, (step) => choose(step === shown.step ? ALL : step)),
+    ...icicle(),
     table({
       caption: 'Steps',
       rows: trained,

@@ -58,17 +58,28 @@ function whole(text) {
  * @param {number} [length]
  */
 function command(s, name, equal, length) {
+  const {step} = steps[s];
+  // What engines and ranks record may lie in the folder of the step before or after.
+  const folder = name.startsWith('worker') || name.startsWith('trainer') ? String(step) : '*';
+  return commandFor(folder, whole(name) ? name : '*', equal, length);
+}
+
+/**
+ * The command that prints the events of files in a step's folder.
+ * @param {string} step Or a star.
+ * @param {string} file Without its suffix.
+ * @param {[path: string, value: string | number | null][]} equal
+ * @param {number} [length]
+ */
+export function commandFor(step, file, equal, length) {
   const known = equal.filter(([, value]) => typeof value === 'number' || whole(value));
   const conditions = known.map(([path, value]) => `${path} == ${JSON.stringify(value)}`);
   if (length !== undefined) {
     const [least, most] = [length, length + 1].map((n) => (n * timelines.unit_s).toFixed(5));
     conditions.push(`.duration_sec >= ${least}`, `.duration_sec < ${most}`);
   }
-  const {step} = steps[s];
-  // What engines and ranks record may lie in the folder of the step before or after.
-  const folder = name.startsWith('worker') || name.startsWith('trainer') ? step : '*';
-  const file = quoted(whole(name) ? name : '*');
-  return `jq -c ${quoted(`select(${conditions.join(' and ')})`)} step_${folder}/${file}.jsonl`;
+  const filter = quoted(`select(${conditions.join(' and ')})`);
+  return `jq -c ${filter} step_${step}/${quoted(file)}.jsonl`;
 }
 
 /**
