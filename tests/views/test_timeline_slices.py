@@ -73,7 +73,9 @@ def printed(command):
 
 
 def _holds(event, condition):
-    path, operator, wanted = _CONDITION.match(condition).groups()
+    matched = _CONDITION.match(condition)
+    assert matched, condition
+    path, operator, wanted = matched.groups()
     value = event
     for key in path[1:].split("."):
         value = value.get(key) if isinstance(value, dict) else None

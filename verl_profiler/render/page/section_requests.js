@@ -88,7 +88,7 @@ export function requestsSection(choose) {
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
-        'click, then scroll to zoom · drag to pan · shift-drag to measure and zoom · keys W A S D, + − ← → Home · ↑ ↓ select, comma and period a slice',
+        'click, then scroll to zoom · drag to pan · shift-drag to measure and zoom · W A S D + − ← → Home · ↑ ↓ request · , . slice',
       ),
     ),
     element('p', {class: 'note', id: 'scene-note'}),

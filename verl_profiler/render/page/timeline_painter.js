@@ -136,7 +136,7 @@ export class Painter {
     context.textAlign = 'center';
     context.fillStyle = this.paint.muted;
     const [from, to] = this.view.map((value) => value * UNIT);
-    const values = ticks(from, to, Math.max(2, Math.floor((this.width - this.gutter) / 95)));
+    const values = ticks(from, to, Math.max(4, Math.floor((this.width - this.gutter) / 95)));
     const step = values.length > 1 ? values[1] - values[0] : to - from;
     for (const value of values) {
       const x = this.x(value / UNIT);
