@@ -420,7 +420,7 @@ def test_every_control_has_a_name_and_every_table_heads(browser, small):
     browser.open(small)
     nameless = browser.evaluate(
         "[...document.querySelectorAll('button, select, input, canvas[tabindex], svg[role=img]')]"
-        ".filter((n) => !(n.innerText || n.ariaLabel || n.labels?.length)).map((n) => n.outerHTML)"
+        ".filter((n) => !(n.textContent.trim() || n.ariaLabel || n.labels?.length)).map((n) => n.outerHTML)"
     )
     headless = browser.evaluate(
         "[...document.querySelectorAll('table')].filter((t) => !t.caption.textContent || "

@@ -23,7 +23,7 @@ def time_tree(tables: Tables, steps: Steps = None) -> Rows:
     Requests run side by side: a component counts its request time divided by the step's max
     concurrency, and `idle slots` is the rest of `gen`.  Calls of tools that overlap share the time
     of `tool` in proportion to their durations; `other` is what no call covers, and the tools
-    beyond the first twelve.
+    beyond the first twelve.  Of asynchronous steps, whose requests begin in others, `gen` is not cut.
 
     Returns:
         Rows in preorder, of each run and step: phase, component and tool (None above their level),
@@ -47,7 +47,7 @@ def time_tree(tables: Tables, steps: Steps = None) -> Rows:
         rows = [_row(duration_s=sum(row["duration_s"] for row in own))]
         for phase in own:
             rows.append(_row(phase["phase"], duration_s=phase["duration_s"]))
-            if phase["phase"] == "gen" and key in parts:
+            if phase["phase"] == "gen" and key in parts and key in peaks:
                 rows += _components(phase["duration_s"], peaks[key], parts[key], tools.get(key, []))
         found += [{**place, **row} for row in rows]
     return found
