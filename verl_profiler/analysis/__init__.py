@@ -55,6 +55,7 @@ from verl_profiler.analysis.steps import (
     validation_times,
 )
 from verl_profiler.analysis.time_split import event_shares, exclusive_times
+from verl_profiler.analysis.time_tree import time_tree
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
 from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -129,6 +130,7 @@ __all__ = [
     "step_turn_times",
     "straggler_requests",
     "stragglers",
+    "time_tree",
     "token_rates",
     "tool_latencies",
     "tool_times",
@@ -150,6 +152,7 @@ ANALYSES = {
     for analysis in (
         step_times,
         step_phases,
+        time_tree,
         step_tail,
         step_durations,
         step_metrics,

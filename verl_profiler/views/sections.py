@@ -17,7 +17,7 @@ from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.requests import request_percentiles, step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
-from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
+from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
@@ -81,7 +81,7 @@ def document(
         for name in ("range_times", "top_kernels", "gpu_idle"):
             found[name] = analysis.ANALYSES[name](tables, steps)
         whole["step_phases"] = _whole_phases(found["step_phases"])
-        found["time_tree"] = time_tree(tables, steps)
+        found["time_tree"] = analysis.time_tree(tables, steps)
         whole["time_tree"] = whole_time_tree(found["time_tree"])
         several = len(run.labels) > 1
         places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
