@@ -32,6 +32,24 @@ def test_it_runs_verls_own_entry_point_with_this_interpreter():
 
 
 @pytest.mark.parametrize(
+    ("trainer", "main"),
+    [
+        ("one_step_off", "verl.experimental.one_step_off_policy.main_ppo"),
+        ("fully_async", "verl.experimental.fully_async_policy.fully_async_main"),
+    ],
+)
+def test_trainers_of_verl_experimental_have_their_own_entry_points(trainer, main):
+    """Their overrides come before the user's, which win."""
+    arguments = _build(trainer=trainer, overrides=["rollout.n_gpus_per_node=2"]).arguments
+
+    assert main == arguments[2]
+    assert ["rollout.n_gpus_per_node=1", "rollout.n_gpus_per_node=2"] == [
+        each for each in arguments if each.startswith("rollout.n_gpus")
+    ]
+    assert not any("trainer_mode" in each for each in arguments)
+
+
+@pytest.mark.parametrize(
     ("engine", "option"), [("sglang", "cpu"), ("vllm", "vllm"), ("standin", "standin")]
 )
 def test_each_engine_has_its_option(engine, option):

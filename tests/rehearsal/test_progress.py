@@ -59,6 +59,15 @@ def test_the_validation_before_training_is_told_apart():
     assert Progress().read(line) == "validation before training, 1.5 turns per request"
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["step:1 - fully_async/rollouter/idle_ratio:0.5\n", "step:3 - rollouter/validate_time:2.1\n"],
+)
+def test_the_rollouters_own_lines_end_no_step(line):
+    """Fully asynchronous training logs several lines for a step."""
+    assert Progress().read(line) is None
+
+
 def test_a_milestone_is_told_once():
     """Two ranks may print the same line."""
     progress = Progress()

@@ -14,8 +14,31 @@ from verl_profiler.render.visible import escaped
 
 __all__ = ["ENGINES", "TRAINERS", "Command", "build"]
 
-# verl's `trainer.v1.trainer_mode`.
-TRAINERS = ("sync", "colocate_async", "separate_async")
+_MAIN = "verl.trainer.main_ppo"
+# Trainers of verl.experimental: their main modules, and overrides for a small run.
+_EXPERIMENTAL = {
+    "one_step_off": (
+        "verl.experimental.one_step_off_policy.main_ppo",
+        (
+            # verl 0.9.1 looks for `ppo_trainer` in a folder of the working directory.
+            "hydra.searchpath=[pkg://verl.trainer.config]",
+            "rollout.n_gpus_per_node=1",
+        ),
+    ),
+    "fully_async": (
+        "verl.experimental.fully_async_policy.fully_async_main",
+        (
+            "rollout.n_gpus_per_node=1",
+            # As many as the steps need.
+            "rollout.total_rollout_steps=null",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "async_training.trigger_parameter_sync_step=2",
+            "async_training.staleness_threshold=0.5",
+        ),
+    ),
+}
+# The others are verl's `trainer.v1.trainer_mode`.
+TRAINERS = ("sync", "colocate_async", "separate_async", *_EXPERIMENTAL)
 
 # Engine → the option of the `rehearsal` group, and its description.
 ENGINES = {
@@ -74,12 +97,9 @@ def build(
         trainer: One of `TRAINERS`.
     """
     option, _ = ENGINES[engine]
-    arguments = [
-        sys.executable,
-        "-m",
-        "verl.trainer.main_ppo",
-        f"+rehearsal={option}",
-    ]
+    mode = [] if trainer == "sync" else [f"trainer.v1.trainer_mode={trainer}"]
+    main, needed = _EXPERIMENTAL.get(trainer, (_MAIN, mode))
+    arguments = [sys.executable, "-m", main, f"+rehearsal={option}"]
     if profiler != "none":
         arguments += [f"+profiler={profiler}", f"profiler.output_dir={_quoted(output)}"]
     arguments += [
@@ -87,7 +107,7 @@ def build(
         f"trainer.total_training_steps={steps}",
         f"trainer.n_gpus_per_node={ranks}",
         f"actor_rollout_ref.rollout.agent.num_workers={workers}",
-        *([f"trainer.v1.trainer_mode={trainer}"] if trainer != "sync" else []),
+        *needed,
         *overrides,
     ]
     return Command(tuple(arguments), environment(engine, current))

@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trainer",
         choices=TRAINERS,
         default="sync",
-        help="trainer.v1.trainer_mode; separate_async gets replicas of its own besides the ranks' "
-        "(default: sync)",
+        help="trainer.v1.trainer_mode, or a trainer of verl.experimental; all but sync and "
+        "colocate_async have a replica of their own (default: sync)",
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(

@@ -27,6 +27,8 @@ __all__ = ["RehearsalCallback"]
 # verl requests 3 CPUs per rank; the task runner, agent loops, storage and reward take one each.
 CPUS_PER_RANK = 3
 OTHER_CPUS = 6
+# The actors of verl.experimental's trainers: one of 10 CPUs, or two and a queue of 2.
+EXPERIMENTAL_CPUS = 22
 
 SEPARATE = "separate_async"
 CHECKPOINT_ENGINE = "verl_profiler.rehearsal.gloo_checkpoint_engine"
@@ -68,6 +70,8 @@ def prepare(config: DictConfig) -> None:
         mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
         if mode == SEPARATE and config.trainer.get("use_v1", True):
             _separate(config)
+        if "rollout" in config:
+            _experimental(config)
         _fill_in(config)
 
 
@@ -76,14 +80,37 @@ def _separate(config: DictConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.nnodes == 0:
         rollout.nnodes = 1
-    engine = rollout.checkpoint_engine
-    if engine.backend == "naive":
-        engine.backend = "gloo"
-        engine.custom_backend_module = CHECKPOINT_ENGINE
+    _use_gloo(config)
     # verl asserts this product.
     config.actor_rollout_ref.actor.ppo_mini_batch_size = (
         config.data.train_batch_size // config.trainer.v1.separate_async.parameter_sync_step
     )
+
+
+def _experimental(config: DictConfig) -> None:
+    """Set what verl asserts of the trainers in verl.experimental."""
+    config.actor_rollout_ref.hybrid_engine = False
+    _use_gloo(config)
+    schedule = config.get("async_training")
+    if schedule is None:
+        return
+    # The rollouter takes prompts one by one, as many as the steps need.
+    config.data.train_batch_size = 0
+    config.data.gen_batch_size = 1
+    if config.rollout.total_rollout_steps is None:
+        config.rollout.total_rollout_steps = (
+            config.actor_rollout_ref.actor.ppo_mini_batch_size
+            * schedule.require_batches
+            * schedule.trigger_parameter_sync_step
+            * config.trainer.total_training_steps
+        )
+
+
+def _use_gloo(config: DictConfig) -> None:
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    if engine.backend in ("naive", "nccl"):
+        engine.backend = "gloo"
+        engine.custom_backend_module = CHECKPOINT_ENGINE
 
 
 def _fill_in(config: DictConfig) -> None:
@@ -109,8 +136,11 @@ def _fill_in(config: DictConfig) -> None:
         return
     rollout = config.actor_rollout_ref.rollout
     ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    ranks += (rollout.get("nnodes") or 0) * rollout.get("n_gpus_per_node", 1)
+    separate = config.get("rollout") or rollout
+    ranks += (separate.get("nnodes") or 0) * separate.get("n_gpus_per_node", 1)
     if ray_init.num_gpus is None:
         ray_init.num_gpus = ranks
     if ray_init.num_cpus is None:
         ray_init.num_cpus = CPUS_PER_RANK * ranks + rollout.agent.num_workers + OTHER_CPUS
+        if "rollout" in config:
+            ray_init.num_cpus += EXPERIMENTAL_CPUS

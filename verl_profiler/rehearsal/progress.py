@@ -14,6 +14,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([^()]*pid=\d+[^()]*\) ")
 _NUMBER = r"(?:np\.\w+\()?(-?[\d.]+(?:e-?\d+)?)"
 _STEP = re.compile(r"^step:(\d+) - ")
+# Fully asynchronous training logs these besides the trainer's own.
+_OF_ROLLOUTER = re.compile(r"^step:(\d+ - fully_async/rollouter/|[1-9]\d* - rollouter/)")
 _TOTAL = re.compile(r"Total training steps: (\d+)")
 _PHASES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
 
@@ -47,7 +49,7 @@ class Progress:
         if total:
             self._total = int(total[1])
         step = _STEP.match(text)
-        if step:
+        if step and not _OF_ROLLOUTER.match(text):
             return self._step(int(step[1]), text)
         for pattern, message in _MILESTONES:
             if message not in self._told and re.search(pattern, text):
