@@ -1,4 +1,4 @@
-"""Event-loop lags: who is to blame, and who only waited."""
+"""Event-loop lags: who caused them, and who only waited."""
 
 from verl_profiler.analysis.event_loop import loop_suspects
 

@@ -182,9 +182,9 @@ FIGURES = [
     ("tq_throughput", {"caller": None}, "mib_per_s", 11.628634236,
      lambda: 283560 / 2**20 / 0.023255),
     # What made the step as long as it was
-    ("critical_path", {"step": 1, "owner": "polling"}, "duration_s", 1.527337,
+    ("critical_path", {"step": 1, "category": "polling"}, "duration_s", 1.527337,
      lambda: polling()[0]),
-    ("critical_path", {"step": 1, "owner": "update_actor"}, "duration_s", 1.530869,
+    ("critical_path", {"step": 1, "category": "update_actor"}, "duration_s", 1.530869,
      lambda: max(lengths(of("update_actor", 1, "actor")))),
     ("what_if", {"what": "no_polling"}, "saved_s", 1.5489475, lambda: sum(polling()) / 2),
     ("straggler_requests", ONE, "behind_s", 1.64385,
@@ -209,7 +209,7 @@ def test_a_figure_is_what_the_lines_give(analysis, row, column, figure, by_hand,
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_the_critical_path_is_as_long_as_its_step(step, small):
-    """Every second of a step has one owner."""
+    """Every second of a step has one category."""
     rows = [row for row in ANALYSES["critical_path"](small.tables) if step == row["step"]]
 
     assert total(of("step", step)) == pytest.approx(sum(row["duration_s"] for row in rows))

@@ -205,9 +205,9 @@ def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
     (known,) = memory_findings(tables(events), launches=asked)
 
     assert ("nothing-freed", True) == (found["slug"], found["fault"])
-    assert "off or ineffective: 2 releases and resumes" in found["says"]
-    assert "expandable_segments" in found["mend"]
-    assert known["says"].startswith("The memory saver is off:")
+    assert "off or ineffective: 2 releases and resumes" in found["message"]
+    assert "expandable_segments" in found["advice"]
+    assert known["message"].startswith("The memory saver is off:")
 
 
 def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):
@@ -249,7 +249,7 @@ def test_what_cannot_be_told_is_said_with_its_reason(step, move, tables, memory,
     (found,) = memory_findings(tables([*step, move("memory_release", 3, 4)]), launches=launches)
 
     assert (slug, False) == (found["slug"], found["fault"])
-    assert says in found["says"]
+    assert says in found["message"]
 
 
 def test_no_release_at_all_is_said(step, tables):

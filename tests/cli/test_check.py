@@ -33,7 +33,7 @@ def test_json_has_the_same_findings(tmp_path, capsys):
     main(["check", "--json", "--output-dir", str(tmp_path)])
     findings = json.loads(capsys.readouterr().out)
 
-    assert {"topic", "good", "says", "mend", "details"} == set(findings[0])
+    assert {"topic", "good", "message", "advice", "details"} == set(findings[0])
 
 
 @pytest.mark.verl

@@ -127,7 +127,7 @@ def test_the_commands_of_the_skill_run(run, outputs, tmp_path):
         assert not done.stderr, (filled, done.stderr)
         assert done.stdout.strip() not in ("", "null", "[]"), filled
     finding = outputs["summary"]["findings"][0]
-    assert {"says", "recoverable_s", "low_s", "high_s", "culprit_kind", "culprit_text"} <= set(
+    assert {"message", "recoverable_s", "low_s", "high_s", "culprit_kind", "culprit_text"} <= set(
         finding
     )
     assert {"where", "evidence", "overrides"} <= set(finding)

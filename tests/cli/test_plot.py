@@ -146,7 +146,7 @@ def test_numbers_go_to_files_as_well(tmp_path, capsys):
     assert (tmp_path / "one.csv").read_text() == (
         tmp_path / "folder/step_durations.csv"
     ).read_text()
-    assert 1 == json.loads((tmp_path / "one.json").read_text())["format"]
+    assert 2 == json.loads((tmp_path / "one.json").read_text())["format"]
     with pytest.raises(ReadingError, match="would be overwritten"):
         run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
 

@@ -53,7 +53,7 @@ def test_json_holds_all_of_it(capsys):
     assert 21.016081 + 20.106269 == pytest.approx(
         sum(row["duration_s"] for row in tables["critical_segments"])
     )
-    unexplained = [r["share"] for r in tables["critical_path"] if r["owner"] == "unexplained"]
+    unexplained = [r["share"] for r in tables["critical_path"] if r["category"] == "unexplained"]
     assert max(unexplained) < 0.01
     residuals = [r["residual_share"] for r in tables["step_replays"] if r["what"] == "unchanged"]
     assert max(map(abs, residuals)) < 1e-6

@@ -104,7 +104,7 @@ class Truth:
     """What is so: times in microseconds after the step's begin."""
 
     duration_us: int = 0
-    owners: dict[str, int] = field(default_factory=dict)
+    categories: dict[str, int] = field(default_factory=dict)
     ends_us: list[int] = field(default_factory=list)
     last: int = 0
 
@@ -200,32 +200,34 @@ def _write(writer: Writer, step: Step) -> Truth:
         range(len(chains)),
         key=lambda place: (truth.ends_us[place], -step.requests[place].begin_us),
     )
-    owners: dict[str, int] = {"dispatch": step.requests[truth.last].begin_us}
-    for owner, length in _owned(step.requests[truth.last], chains[truth.last]):
-        owners[owner] = owners.get(owner, 0) + length
+    categories: dict[str, int] = {"dispatch": step.requests[truth.last].begin_us}
+    for category, length in _owned(step.requests[truth.last], chains[truth.last]):
+        categories[category] = categories.get(category, 0) + length
     last = truth.ends_us[truth.last]
     look, polls = _looks(writer, step, gen, last)
     wait_end = look + step.look_us + step.fetch_us
     writer.span("trainer_0", "tq_get", look + step.look_us, wait_end)
-    owners["polling"] = look - last - polls
-    owners["transfer"] = owners.get("transfer", 0) + polls + step.look_us + step.fetch_us
+    categories["polling"] = look - last - polls
+    categories["transfer"] = categories.get("transfer", 0) + polls + step.look_us + step.fetch_us
     writer.span("trainer_0", "sample_wait", gen, wait_end)
     slept = wait_end + step.sleep_us
     if step.sleep_us:
         writer.span("trainer_0", "sleep_replicas", wait_end, slept)
         writer.span("engine_0", "memory_release", wait_end + 100, slept - 100)
-        owners["sleep_replicas"] = step.sleep_us
+        categories["sleep_replicas"] = step.sleep_us
     writer.span("trainer_0", "gen", gen, slept + 1_000)
-    owners["gen"] = 1_000
+    categories["gen"] = 1_000
     now = slept + 1_000
     for phase in step.phases:
-        now = _write_phase(writer, phase, now + step.gap_us, owners)
+        now = _write_phase(writer, phase, now + step.gap_us, categories)
     if step.save_us:
         writer.span("trainer_0", "save_checkpoint", now, now + step.save_us)
-        owners["save_checkpoint"] = step.save_us
+        categories["save_checkpoint"] = step.save_us
         now += step.save_us
     truth.duration_us = now + step.gap_us
-    owners["unexplained"] = owners.get("unexplained", 0) + step.gap_us * (2 + len(step.phases))
+    categories["unexplained"] = categories.get("unexplained", 0) + step.gap_us * (
+        2 + len(step.phases)
+    )
     writer.span("trainer_0", "step", 0, truth.duration_us)
     if step.testing_us:
         tested = truth.duration_us + step.testing_us
@@ -237,7 +239,7 @@ def _write(writer: Writer, step: Step) -> Truth:
             lag |= {"request_id": f"q{step.stalled_of:04d}", "function": step.stalled_by}
         for name in (f"worker_{worker}", *step.stalled_too):
             writer.span(name, "event_loop_lag", begin, end, **lag)
-    truth.owners = {owner: length for owner, length in owners.items() if length}
+    truth.categories = {category: length for category, length in categories.items() if length}
     return truth
 
 
@@ -360,7 +362,7 @@ def _write_request(
     return end
 
 
-def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int]) -> int:
+def _write_phase(writer: Writer, phase: Phase, begin: int, categories: dict[str, int]) -> int:
     ranks = begin + phase.before_us
     for rank, length in enumerate(phase.ranks_us):
         writer.span(f"actor_{rank}", RANK_EVENTS[phase.name], ranks, ranks + length)
@@ -372,8 +374,8 @@ def _write_phase(writer: Writer, phase: Phase, begin: int, owners: dict[str, int
     writer.span("trainer_0", phase.name, begin, end)
     handed = phase.before_us + phase.after_us
     handover = phase.name if phase.name == "update_weights" else "handover"
-    for owner, length in ((phase.name, worked), (handover, handed)):
-        owners[owner] = owners.get(owner, 0) + length
+    for category, length in ((phase.name, worked), (handover, handed)):
+        categories[category] = categories.get(category, 0) + length
     return end
 
 

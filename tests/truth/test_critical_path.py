@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from truth.synthetic import EPOCH, Phase, Request, Step, Turn, Writer, run_of, tables_of
 
-from verl_profiler.analysis.explain.critical_path import OWNERS, critical_path, critical_segments
+from verl_profiler.analysis.explain.critical_path import (
+    CATEGORIES,
+    critical_path,
+    critical_segments,
+)
 
 # A step costs a tenth of a second; shrinking a failure would cost minutes.
 UNSHRUNK = (Stage.explicit, Stage.generate)
@@ -56,7 +60,7 @@ steps = st.builds(
 
 @given(st.lists(steps, min_size=1, max_size=2))
 @settings(max_examples=8, deadline=None, phases=UNSHRUNK)
-def test_every_second_has_one_owner(made):
+def test_every_second_has_one_category(made):
     """Whatever the step: the parts add up to it, they do not overlap, none is empty."""
     tables, truths = run_of(*made)
     segments = critical_segments(tables)
@@ -73,13 +77,13 @@ def test_every_second_has_one_owner(made):
 
 @given(steps)
 @settings(max_examples=12, deadline=None, phases=UNSHRUNK)
-def test_the_owners_are_the_true_ones(made):
+def test_the_categories_are_the_true_ones(made):
     """To the microsecond, through tools side by side, queues, polls and handovers."""
     tables, (truth,) = run_of(made)
-    found = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    found = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
 
-    assert truth.owners == found
-    assert set(found) <= {*OWNERS, *(phase.name for phase in made.phases), "gen"}
+    assert truth.categories == found
+    assert set(found) <= {*CATEGORIES, *(phase.name for phase in made.phases), "gen"}
 
 
 def test_another_hosts_clock_moves_no_time_out_of_the_call():
@@ -93,10 +97,10 @@ def test_another_hosts_clock_moves_no_time_out_of_the_call():
         "UPDATE events SET begin_us = begin_us + 3000000, end_us = end_us + 3000000 "
         "WHERE role = 'engine'"
     )
-    found = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(skewed)}
+    found = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(skewed)}
 
     assert len(events) == len(extras)
-    assert truth.owners == found
+    assert truth.categories == found
 
 
 def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
@@ -105,11 +109,11 @@ def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
     quiet, (truth,) = run_of(Step((Request(turns=(turn,)),)))
     begin = 1_000 + 10_000 + 3_000 + 500 + 1_500 + turn.prefill_us + 500_000
     stalled, _ = run_of(Step((Request(turns=(turn,)),), stall=(0, begin, begin + 600_000)))
-    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(stalled)}
+    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(stalled)}
 
-    assert 701_500 == truth.owners["transport"]
-    assert (600_000, 101_500) == (owners["event_loop"], owners["transport"])
-    assert "event_loop" not in {row["owner"] for row in critical_path(quiet)}
+    assert 701_500 == truth.categories["transport"]
+    assert (600_000, 101_500) == (categories["event_loop"], categories["transport"])
+    assert "event_loop" not in {row["category"] for row in critical_path(quiet)}
 
 
 @pytest.mark.parametrize(
@@ -130,11 +134,11 @@ def test_a_stall_owns_the_wait_for_an_answer_that_it_covers(goes_on_us, during, 
     tables, (truth,) = run_of(
         Step((Request(turns=(turn,)),), stall=(0, begin, begin + 500_000), stalled_by=during)
     )
-    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
 
-    assert stalled_us == owners.get("event_loop", 0)
-    assert turn.acquire_us - stalled_us == owners["server_acquire"]
-    assert truth.duration_us == sum(owners.values())
+    assert stalled_us == categories.get("event_loop", 0)
+    assert turn.acquire_us - stalled_us == categories["server_acquire"]
+    assert truth.duration_us == sum(categories.values())
 
 
 @pytest.mark.parametrize("part", ["tool", "decode", "prompt_build"])
@@ -150,13 +154,13 @@ def test_a_stall_owns_nothing_that_has_a_reason_of_its_own(part):
     }[part]
     tables, _ = run_of(replace(step, stall=(0, begin, begin + 280_000)))
 
-    assert truth.owners == {
-        row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)
+    assert truth.categories == {
+        row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)
     }
 
 
 @pytest.mark.parametrize(
-    ("others", "owner"),
+    ("others", "category"),
     [
         (("engine_0", "trainer_0", "actor_0"), "host_stall"),
         # One process is no host, and neither is one role.
@@ -164,17 +168,17 @@ def test_a_stall_owns_nothing_that_has_a_reason_of_its_own(part):
         (("worker_1", "worker_2", "worker_3"), "event_loop"),
     ],
 )
-def test_a_stall_of_all_processes_is_the_hosts(others, owner):
+def test_a_stall_of_all_processes_is_the_hosts(others, category):
     """The same moments in processes that have nothing to do with each other."""
     turn = Turn(acquire_us=900_000)
     tables, (truth,) = run_of(
         Step((Request(turns=(turn,)),), stall=(0, 20_000, 910_000), stalled_too=others)
     )
-    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
 
-    assert 890_000 == owners[owner]
-    assert truth.duration_us == sum(owners.values())
-    assert 1 == len({"event_loop", "host_stall"} & set(owners))
+    assert 890_000 == categories[category]
+    assert truth.duration_us == sum(categories.values())
+    assert 1 == len({"event_loop", "host_stall"} & set(categories))
 
 
 def test_a_stall_of_another_host_is_none_of_this():
@@ -188,7 +192,7 @@ def test_a_stall_of_another_host_is_none_of_this():
     tables, _ = run_of(step)
     tables.connection.execute("UPDATE processes SET host = 'one' WHERE name = 'worker_0'")
 
-    assert "host_stall" not in {row["owner"] for row in critical_path(tables)}
+    assert "host_stall" not in {row["category"] for row in critical_path(tables)}
 
 
 def test_a_traced_function_owns_nothing_of_what_it_computes():
@@ -204,7 +208,7 @@ def test_a_traced_function_owns_nothing_of_what_it_computes():
     ]
     found = critical_path(tables_of([*events, *writer.events]))
 
-    assert truth.owners == {row["owner"]: round(row["duration_s"] * 1e6) for row in found}
+    assert truth.categories == {row["category"]: round(row["duration_s"] * 1e6) for row in found}
 
 
 ANYTHING = st.tuples(
@@ -226,7 +230,7 @@ ANYTHING = st.tuples(
 
 @given(st.lists(ANYTHING, max_size=14))
 @settings(max_examples=15, deadline=None, phases=UNSHRUNK)
-def test_intervals_that_contradict_each_other_have_one_owner_each(intervals):
+def test_intervals_that_contradict_each_other_have_one_category_each(intervals):
     """Overlapping timers, requests that begin before the step, calls longer than their request."""
     writer = Writer(1, EPOCH)
     writer.span("trainer_0", "step", 0, 10_000_000)
@@ -264,27 +268,31 @@ def test_a_tool_is_not_charged_for_a_stall_that_another_requests_call_caused():
         )[0]
         for of in (0, None)
     }
-    owners = {
-        of: {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = {
+        of: {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
         for of, tables in stalls.items()
     }
     calls = stalls[0].rows("SELECT tool, duration_us, stalled_us FROM tool_calls ORDER BY tool")
-    (blamed,) = stalls[0].rows("SELECT blame_us FROM tool_blame WHERE tool = 'patient'")
-    (unknown,) = stalls[None].rows("SELECT blame_us FROM tool_blame WHERE tool = 'patient'")
+    (charged,) = stalls[0].rows(
+        "SELECT caused_wait_us FROM tool_caused_wait WHERE tool = 'patient'"
+    )
+    (unknown,) = stalls[None].rows(
+        "SELECT caused_wait_us FROM tool_caused_wait WHERE tool = 'patient'"
+    )
 
-    assert (600_000, 100_000) == (owners[0]["event_loop"], owners[0]["tool"])
+    assert (600_000, 100_000) == (categories[0]["event_loop"], categories[0]["tool"])
     # Whose call it was is not known: it stays with the tool.
-    assert 700_000 == owners[None]["tool"]
+    assert 700_000 == categories[None]["tool"]
     assert [("hasty", 600_000, 0), ("patient", 700_000, 600_000)] == [
         (row["tool"], row["duration_us"], row["stalled_us"]) for row in calls
     ]
-    assert blamed["blame_us"] < unknown["blame_us"] / 5
+    assert charged["caused_wait_us"] < unknown["caused_wait_us"] / 5
 
 
 def test_putting_engines_to_sleep_is_no_handover():
     """It is a timer inside `gen` in which no rank works."""
     tables, (truth,) = run_of(Step((Request(),), sleep_us=400_000))
-    owners = {row["owner"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
 
-    assert 400_000 == truth.owners["sleep_replicas"]
-    assert truth.owners == owners
+    assert 400_000 == truth.categories["sleep_replicas"]
+    assert truth.categories == categories

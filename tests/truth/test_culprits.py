@@ -205,7 +205,7 @@ def seconds_per_step(step_of, steps=STEPS):
 
 
 def test_a_healthy_run_is_silent():
-    """Who is last changes, so nobody is to blame and nothing is worth 3 %."""
+    """Who is last changes, so there is no culprit and nothing is worth 3 %."""
     rows, _ = found_in(healthy)
 
     assert [] == rows
@@ -235,7 +235,7 @@ def test_a_tool_that_fails_is_named_with_its_failures():
     )
 
     assert [("failing_tools", "calc")] == [(row["finding"], row["culprit"]) for row in rows]
-    assert "calls (tool_error)" in rows[0]["says"]
+    assert "calls (tool_error)" in rows[0]["message"]
     assert [] == wrong
 
 
@@ -305,7 +305,7 @@ def test_what_dominates_is_a_finding_where_nothing_is_an_outlier(what, change, f
 
     assert finding == rows[0]["finding"]
     assert rows[0]["dominates"]
-    assert who in rows[0]["says"].lower() or who in rows[0]["culprit_text"]
+    assert who in rows[0]["message"].lower() or who in rows[0]["culprit_text"]
     assert "no anomaly" in finding_list(rows)
 
 

@@ -132,8 +132,8 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(name):
     assert names <= {name, *others}
     assert 0 < row["recoverable_s"] < truth.duration_us / 1e6
     assert row["share"] == pytest.approx(row["recoverable_s"] * 1e6 / truth.duration_us)
-    assert all(row[key] for key in ("says", "cause", "advice", "shows"))
-    assert "{" not in row["says"]
+    assert all(row[key] for key in ("message", "cause", "advice", "shows"))
+    assert "{" not in row["message"]
 
 
 def test_a_quiet_run_has_no_findings():
@@ -204,7 +204,7 @@ def test_findings_are_ranked_and_written():
     assert {"checkpoint", "late_start"} <= {row["finding"] for row in rows}
     assert text.splitlines()[0] == "Findings of one step"
     for number, row in enumerate(rows, 1):
-        assert f"{number}. {row['says']}" in text
+        assert f"{number}. {row['message']}" in text
     assert all(each["see"] for each in finding_texts(rows))
 
 
@@ -239,14 +239,16 @@ def test_each_time_in_a_sentence_is_in_a_table(name):
     found = explanations(tables)
     totals = {}
     for row in found["steady_path"]:
-        totals[row["owner"]] = totals.get(row["owner"], 0.0) + row["duration_s"]
-    groups = [sum(totals.get(owner, 0.0) for owner in rule.owners) for rule in RULES.values()]
+        totals[row["category"]] = totals.get(row["category"], 0.0) + row["duration_s"]
+    groups = [
+        sum(totals.get(category, 0.0) for category in rule.categories) for rule in RULES.values()
+    ]
     steps = len({row["step"] for row in found["steady_path"]})
     printed = {seconds(total / steps) for total in (*totals.values(), *groups)}
     printed |= {seconds(row["expected_s"]) for row in found["what_if"]}
     printed |= {seconds(row["lost_s"] / steps) for row in found["culprits"] if row["lost_s"]}
 
     for row in findings(found):
-        said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["says"])
-        assert set(said) <= printed, row["says"]
+        said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["message"])
+        assert set(said) <= printed, row["message"]
         assert seconds(row["recoverable_s"]) in printed

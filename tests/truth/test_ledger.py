@@ -76,7 +76,9 @@ def test_validation_and_checkpoints_are_overhead():
         ranks = len(step.phases[0].ranks_us)
         assert sum(mine.values()) == pytest.approx(ranks * whole_us / 1e6)
         assert mine["overhead"] == pytest.approx(ranks * (700_000 + 90_000) / 1e6)
-        assert mine["weight_sync"] == pytest.approx(ranks * truth.owners["update_weights"] / 1e6)
+        assert mine["weight_sync"] == pytest.approx(
+            ranks * truth.categories["update_weights"] / 1e6
+        )
     assert sum(row["share"] for row in rows) == pytest.approx(3)
 
 

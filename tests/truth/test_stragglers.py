@@ -14,22 +14,22 @@ def waiting(ends_us):
 
 @given(steps)
 @settings(max_examples=12, deadline=None, phases=UNSHRUNK)
-def test_blame_adds_up_to_the_waiting(made):
+def test_caused_wait_adds_up_to_the_waiting(made):
     """Every second that a request waits for a later one is charged once; so for every kind."""
     tables, (truth,) = run_of(made)
     rows = stragglers(tables)
     requests = straggler_requests(tables, count=100)
 
-    blamed = sum(row["blame_s"] for row in rows if row["kind"] == "request")
-    assert waiting(truth.ends_us) == pytest.approx(blamed, abs=1e-6)
-    assert blamed == pytest.approx(sum(row["blame_s"] for row in requests), abs=1e-6)
+    charged = sum(row["caused_wait_s"] for row in rows if row["kind"] == "request")
+    assert waiting(truth.ends_us) == pytest.approx(charged, abs=1e-6)
+    assert charged == pytest.approx(sum(row["caused_wait_s"] for row in requests), abs=1e-6)
     workers = {}
     for request, end in zip(made.requests, truth.ends_us, strict=True):
         workers[request.worker] = max(end, workers.get(request.worker, 0))
-    by_worker = sum(row["blame_s"] for row in rows if row["kind"] == "worker")
+    by_worker = sum(row["caused_wait_s"] for row in rows if row["kind"] == "worker")
     assert waiting(workers.values()) == pytest.approx(by_worker, abs=1e-6)
     for phase in made.phases:
-        by_rank = sum(row["blame_s"] for row in rows if row["kind"] == phase.name)
+        by_rank = sum(row["caused_wait_s"] for row in rows if row["kind"] == phase.name)
         assert waiting(phase.ranks_us) == pytest.approx(by_rank, abs=1e-6)
     for row in requests:
         parts = sum(row[f"{reason}_s"] for reason in REASONS)
@@ -54,7 +54,7 @@ def test_the_reason_is_the_true_one(reason):
     (row,) = straggler_requests(tables)
 
     assert ("q0006", reason) == (row["request_id"], row["because"])
-    assert row["blame_s"] == pytest.approx(waiting(truth.ends_us))
+    assert row["caused_wait_s"] == pytest.approx(waiting(truth.ends_us))
     assert row["share"] == pytest.approx(1)
 
 
@@ -65,9 +65,11 @@ def test_a_tool_is_charged_with_what_its_calls_added():
     rows = {row["who"]: row for row in stragglers(tables) if row["kind"] == "tool"}
     (request,) = straggler_requests(tables)
 
-    assert rows["search"]["blame_s"] == pytest.approx(3 * rows["calc"]["blame_s"])
+    assert rows["search"]["caused_wait_s"] == pytest.approx(3 * rows["calc"]["caused_wait_s"])
     part = request["tool_s"] / request["behind_s"]
-    assert sum(row["blame_s"] for row in rows.values()) == pytest.approx(request["blame_s"] * part)
+    assert sum(row["caused_wait_s"] for row in rows.values()) == pytest.approx(
+        request["caused_wait_s"] * part
+    )
     assert 1 == rows["search"]["last"]
 
 
@@ -78,6 +80,6 @@ def test_ranks_and_how_often():
     rows = {row["who"]: row for row in stragglers(run_of(first, second)[0])}
 
     assert (2, 2, 2) == tuple(rows["actor_1"][key] for key in ("last", "steps", "of_steps"))
-    assert 0.6 + 0.2 + 0.05 == pytest.approx(rows["actor_1"]["blame_s"])
-    assert 0.05 == pytest.approx(rows["actor_2"]["blame_s"])
+    assert 0.6 + 0.2 + 0.05 == pytest.approx(rows["actor_1"]["caused_wait_s"])
+    assert 0.05 == pytest.approx(rows["actor_2"]["caused_wait_s"])
     assert (0, 1) == (rows["actor_2"]["last"], rows["actor_2"]["steps"])

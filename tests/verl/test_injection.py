@@ -88,4 +88,4 @@ def test_the_doctor_looks_at_every_node(cluster):
     assert 2 == len(nodes), found["check"]
     for node in nodes:
         assert node["good"], node
-        assert "settings arrive, plugin loads" in node["says"]
+        assert "settings arrive, plugin loads" in node["message"]

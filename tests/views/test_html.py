@@ -132,7 +132,7 @@ def test_the_sentences_say_the_conclusion_first():
     assert re.match(r"2 steps, median \d.* \d+ % of it is gen", first)
     assert re.match(r"The slowest request \(step \d, worker_\d\) took ", second)
     assert "polling" == data["findings"][0]["finding"]
-    assert data["findings"][0]["says"] in page(data, made="now")
+    assert data["findings"][0]["message"] in page(data, made="now")
 
 
 def test_all_steps_together_and_each_step_add_up():

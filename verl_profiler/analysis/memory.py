@@ -275,8 +275,8 @@ def memory_findings(
         launches: `run.json` by run; a log has none.
 
     Returns:
-        One row per finding: run, slug, fault (false where something is only not known), says,
-        mend.
+        One row per finding: run, slug, fault (false where something is only not known), message,
+        advice.
     """
     listed = tables.rows(
         f"SELECT run FROM event_counts WHERE {in_steps(steps)} UNION "
@@ -302,8 +302,8 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [_finding("not-asked", False, text, "profiler.memory_saver.free_cache_engine=true")]
     if not effects:
         text = "No release and no resume of an engine's memory was recorded."
-        mend = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
-        return [_finding("not-recorded", False, text, mend)]
+        advice = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
+        return [_finding("not-recorded", False, text, advice)]
     found = []
     if not known:
         reason = (
@@ -311,24 +311,24 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
             if on_cpu
             else "no device could be read in those processes"
         )
-        mend = "" if on_cpu else "pip install nvidia-ml-py on the nodes of the engines."
+        advice = "" if on_cpu else "pip install nvidia-ml-py on the nodes of the engines."
         text = f"What the releases freed is not known: {reason}."
-        found.append(_finding("not-measured", False, text, mend))
+        found.append(_finding("not-measured", False, text, advice))
     elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
         calls = sum(row["calls"] for row in known)
         off = asked.get("enable_memory_saver") is False
-        says = "the memory saver is off" if off else "the memory saver is off or ineffective"
+        state = "the memory saver is off" if off else "the memory saver is off or ineffective"
         text = (
-            f"{says}: {calls:,} releases and resumes succeeded, and the devices held as much "
+            f"{state}: {calls:,} releases and resumes succeeded, and the devices held as much "
             "after them as before."
         )
-        mend = (
+        advice = (
             "Take enable_memory_saver=false out of rollout.engine_kwargs.sglang."
             if off
             else "Look for expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF, and at "
             "rollout.engine_kwargs.sglang.enable_memory_saver; +profiler=memory_saver checks both."
         )
-        found.append(_finding("nothing-freed", True, text[0].upper() + text[1:], mend))
+        found.append(_finding("nothing-freed", True, text[0].upper() + text[1:], advice))
     promised = asked.get("tags")
     for row in releases:
         tags = set((row["tags"] or "all").split(", "))
@@ -340,5 +340,5 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _finding(slug: str, fault: bool, says: str, mend: str) -> dict[str, Any]:
-    return {"slug": slug, "fault": fault, "says": says, "mend": mend}
+def _finding(slug: str, fault: bool, message: str, advice: str) -> dict[str, Any]:
+    return {"slug": slug, "fault": fault, "message": message, "advice": advice}

@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["FORMATS", "page", "schema", "table_docs"]
 
 # The `format` of commands whose output has changed.
-_VERSIONS = {"diff": 2}
+_VERSIONS = {"diff": 2, "memory": 2, "plot": 2, "summary": 2, "why": 2}
 
 _RUNS = ("strings", "Labels of the runs.")
 _PROBLEMS = ("strings", "Data-quality warnings.")
@@ -141,7 +141,7 @@ _HEAD = """# JSON output
 `--json` prints one JSON object of ASCII letters on stdout; messages go to stderr.
 This page is generated from the code: `python -m verl_profiler.cli.json_format > docs/json.md`.
 
-- `format` is 1, of `diff` 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
+- `format` is 1; of `diff`, `memory`, `plot`, `summary` and `why` it is 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
 - Units are in the names: `_s` seconds, `_us` microseconds since 1970 or of a duration, `_bytes`, `_share` and `share` from 0 to 1, `_per_s` per second. `begin_us` and `end_us` are times of day, corrected between hosts.
 - A table has at most 10,000 rows, the first in its order; `left_out` counts the others. Tables by step hold the first steps then: `--steps N:M` selects others. `--csv` of `plot` is not limited.
 - `null`: not recorded, unknown, or too few values for a quantile ([metrics](metrics.md)).

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         if "run" in about:
             check_steps(about["run"], args.steps)
         content: dict[str, Any] = {
-            "format": 1,
+            "format": 2,
             "runs": about["runs"],
             "findings": memory.memory_findings(tables, args.steps, launches=launches),
             "tables": {

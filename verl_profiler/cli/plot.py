@@ -273,7 +273,7 @@ def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, Vie
 def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     numbers = _numbers(opened, chosen, args)
     content = {
-        "format": 1,
+        "format": 2,
         "runs": opened.labels,
         "steps": args.steps,
         "worker": args.worker,

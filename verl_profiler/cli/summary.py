@@ -98,7 +98,7 @@ def _print(
         kept, left_out = bounded(tables | _totals(opened, steps, tables))
         names, names_left_out = bounded({"recorded": sorted(about["recorded"])})
         content = {
-            "format": 1,
+            "format": 2,
             **about,
             **names,
             "findings": found,

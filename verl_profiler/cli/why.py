@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         tables, left_out = bounded(found)
         content = {
-            "format": 1,
+            "format": 2,
             "runs": opened.labels,
             "findings": ranked,
             "tables": tables,

@@ -32,15 +32,15 @@ class Finding:
     Args:
         topic: What was checked.
         good: False if something would be missing.
-        says: What was found.
-        mend: What to do about it; empty if nothing.
+        message: What was found.
+        advice: What to do about it; empty if nothing.
         details: Further lines.
     """
 
     topic: str
     good: bool
-    says: str
-    mend: str = ""
+    message: str
+    advice: str = ""
     details: tuple[str, ...] = field(default=())
 
     def as_dict(self) -> dict[str, object]:
@@ -49,10 +49,10 @@ class Finding:
 
     def text(self) -> str:
         """Return the finding as lines for a terminal."""
-        lines = [f"{' ' if self.good else '!'} {self.topic:<18} {self.says}"]
+        lines = [f"{' ' if self.good else '!'} {self.topic:<18} {self.message}"]
         lines += [f"    {detail}" for detail in self.details]
-        if self.mend:
-            lines.append(f"    {self.mend}")
+        if self.advice:
+            lines.append(f"    {self.advice}")
         return "\n".join(lines)
 
 
@@ -73,8 +73,8 @@ def examine(output_dir: Path) -> list[Finding]:
 def _python() -> Finding:
     version = sys.version.split()[0]
     good = (3, 10) <= sys.version_info[:2] <= (3, 12)
-    mend = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other version."
-    return Finding("python", good, f"{version} at {sys.executable}", mend)
+    advice = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other version."
+    return Finding("python", good, f"{version} at {sys.executable}", advice)
 
 
 def _version(name: str) -> str | None:
@@ -253,14 +253,14 @@ def _probes() -> list[Finding]:
             if state == "missing" and not probe.optional
         ]
         absent = [name for name in names if name not in found]
-        says = f"{len(found)} of {len(names)} probes would be installed"
+        message = f"{len(found)} of {len(names)} probes would be installed"
         details = [f"{probe.name}: this version has no {target}" for probe, target in moved]
         details += [
             f"{name}: its module is not installed"
             for name in absent
             if name not in {probe.name for probe, _ in moved}
         ]
-        findings.append(Finding(f"probes {family}", not details, says, "", tuple(details)))
+        findings.append(Finding(f"probes {family}", not details, message, "", tuple(details)))
     return findings
 
 
@@ -282,12 +282,12 @@ def _memory() -> Finding:
         details.append(
             f"{variable} has expandable_segments:True, which is incompatible with the memory saver"
         )
-    says = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
-    says += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
+    message = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
+    message += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
     good = variable is None and not (gpus and details)
-    mend = "" if good else "See docs/memory-saver.md."
+    advice = "" if good else "See docs/memory-saver.md."
     return Finding(
-        "memory saver", good, says if gpus else f"{says}; no GPU here", mend, tuple(details)
+        "memory saver", good, message if gpus else f"{message}; no GPU here", advice, tuple(details)
     )
 
 
@@ -352,12 +352,12 @@ def examine_cluster() -> list[Finding]:
         report = ray.get(probe.options(scheduling_strategy=place).remote(), timeout=120)
         node_name = f"node {node['NodeManagerHostname']}"
         good = bool(report["installed"] and report["hooked"] and report["environment"])
-        says = f"{SETTINGS} would not arrive"
+        message = f"{SETTINGS} would not arrive"
         if report["environment"]:
             loads = "loads" if report["hooked"] else "does not load"
             found = [f"{name} {path or 'not on PATH'}" for name, path in report["programs"].items()]
-            says = ", ".join(["settings arrive", f"plugin {loads}", *found])
-        mend = "" if good else f"Install verl-profiler for {report['python']} on that node."
-        findings.append(Finding(node_name, good, says, mend))
+            message = ", ".join(["settings arrive", f"plugin {loads}", *found])
+        advice = "" if good else f"Install verl-profiler for {report['python']} on that node."
+        findings.append(Finding(node_name, good, message, advice))
     ray.shutdown()
     return findings

@@ -12,18 +12,18 @@ import zlib
 __all__ = [
     "ACCENT",
     "ACCOUNT_COLORS",
+    "CATEGORY_COLORS",
     "ENGINE_COLORS",
     "GRID",
     "INK",
     "MUTED",
-    "OWNER_COLORS",
     "PART_COLORS",
     "PHASE_COLORS",
     "TQ_COLORS",
     "account_color",
+    "category_color",
     "color",
     "is_known",
-    "owner_color",
 ]
 
 # Text, secondary text, grid lines, and what a figure points at.
@@ -76,7 +76,7 @@ PART_COLORS: dict[str, str] = {
 }
 
 # Owners of the critical path that are no parts of a request.
-OWNER_COLORS: dict[str, str] = {
+CATEGORY_COLORS: dict[str, str] = {
     "dispatch": "#999933",
     "server_acquire": "#882255",
     "transport": ENGINE_COLORS["outside"],
@@ -158,13 +158,13 @@ def account_color(name: str) -> str:
     return ACCOUNT_COLORS[name]
 
 
-def owner_color(name: str) -> str:
-    """Return the color of an owner of the critical path: the trainer's phases are pale.
+def category_color(name: str) -> str:
+    """Return the color of a category of the critical path: the trainer's phases are pale.
 
     A phase and a part of a request may have the same color, and stand in one bar here.
     """
-    if name in OWNER_COLORS:
-        return OWNER_COLORS[name]
+    if name in CATEGORY_COLORS:
+        return CATEGORY_COLORS[name]
     if name in PART_COLORS and name != "reward":
         return PART_COLORS[name]
     pale = (round(int(color(name)[at : at + 2], 16) * 0.45 + 255 * 0.55) for at in (1, 3, 5))

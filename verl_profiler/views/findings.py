@@ -36,7 +36,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
             "who": values["who"],
             "reason": values["reason"],
         }
-        row.update({key: row[key].format(**filled) for key in ("says", "cause", "advice")})
+        row.update({key: row[key].format(**filled) for key in ("message", "cause", "advice")})
     return rows
 
 
@@ -44,7 +44,7 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
     """Return the rows of `findings` as texts.
 
     Returns:
-        says, gain, who, why, try, paste (overrides), files (name and text), proof (a command), see
+        message, gain, who, why, try, paste (overrides), files (name and text), proof (a command), see
         (names and page sections) and evidence (lines).
     """
     several = len({row["run"] for row in rows}) > 1
@@ -74,7 +74,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     if row["where"] and row["where"] not in who:
         who = f"{who}, {row['where']}" if who else row["where"]
     return {
-        "says": row["says"],
+        "message": row["message"],
         "gain": gain,
         "who": who,
         "why": row["cause"],
@@ -96,7 +96,7 @@ def finding_list(rows: Rows) -> str:
     """Return the findings for a terminal; empty without findings."""
     lines = []
     for number, text in enumerate(finding_texts(rows), 1):
-        lines += textwrap.wrap(f"{number}. {text['says']}", _WIDTH, subsequent_indent="   ")
+        lines += textwrap.wrap(f"{number}. {text['message']}", _WIDTH, subsequent_indent="   ")
         parts = {
             "recoverable": text["gain"],
             "who": text["who"],

@@ -62,9 +62,9 @@ def _findings(rows: Rows, *, several: bool) -> str:
     lines = []
     for row in rows:
         mark = "!" if row["fault"] else " "
-        lines.append(f"{mark} {row['run'] + ': ' if several else ''}{row['says']}")
-        if row["mend"]:
-            lines.append(f"    {row['mend']}")
+        lines.append(f"{mark} {row['run'] + ': ' if several else ''}{row['message']}")
+        if row["advice"]:
+            lines.append(f"    {row['advice']}")
     return "\n".join(lines)
 
 

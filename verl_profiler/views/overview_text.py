@@ -74,7 +74,7 @@ def _changes(findings: Rows, found: Mapping[str, Rows], problems: Sequence[str],
     lines = [paint("What to change first (gains per step, not additive)", _BOLD)]
     for number, text in enumerate(texts[:_FINDINGS], 1):
         wrapped = textwrap.wrap(
-            visible(f"{number}. {text['says']}"), _WIDTH, subsequent_indent="   "
+            visible(f"{number}. {text['message']}"), _WIDTH, subsequent_indent="   "
         )
         lines += [paint(line, _YELLOW) for line in wrapped]
         lines += _wrapped("gain", text["gain"])

@@ -11,8 +11,8 @@ from verl_profiler.render.colors import (
     PART_COLORS,
     PHASE_COLORS,
     account_color,
+    category_color,
     color,
-    owner_color,
 )
 from verl_profiler.render.html import digest, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
@@ -52,7 +52,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
 
 
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
-    """Give each phase, part and owner that occurs its color."""
+    """Give each phase, part and category that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
     colors |= {f"account:{account}": account_color(account) for account in ACCOUNTS}
     log = document["log"]
@@ -64,6 +64,6 @@ def _colors(document: Mapping[str, Any]) -> dict[str, str]:
             colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
     path = document["critical_path"]
     for row in path["rows"]:
-        owner = row[path["columns"].index("owner")]
-        colors[f"path:{owner}"] = owner_color(owner)
+        category = row[path["columns"].index("category")]
+        colors[f"path:{category}"] = category_color(category)
     return colors

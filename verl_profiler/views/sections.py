@@ -141,7 +141,7 @@ def document(
     data["sentences"] = conclusions(found, listed, several=several)
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
-        f"{row['says']} {row['mend']}".strip()
+        f"{row['message']} {row['advice']}".strip()
         for row in analysis.memory_findings(tables, steps, launches=run.launches)
     ]
     return data
@@ -191,19 +191,19 @@ def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
 
 
 def _whole_path(paths: Rows) -> Rows:
-    """Add up what each owner has in all steps."""
-    owners: dict[str, dict[str, Any]] = {}
+    """Add up what each category has in all steps."""
+    categories: dict[str, dict[str, Any]] = {}
     for row in paths:
-        whole = owners.setdefault(row["owner"], {**row, "duration_s": 0.0, "segments": 0})
+        whole = categories.setdefault(row["category"], {**row, "duration_s": 0.0, "segments": 0})
         whole["duration_s"] += row["duration_s"]
         whole["segments"] += row["segments"]
         if row["longest_s"] > whole["longest_s"]:
             whole |= {key: row[key] for key in ("longest_s", "longest_what")}
-    total = sum(row["duration_s"] for row in owners.values())
-    for row in owners.values():
+    total = sum(row["duration_s"] for row in categories.values())
+    for row in categories.values():
         row["share"] = row["duration_s"] / total if total else None
     return sorted(
-        owners.values(), key=lambda row: (row["owner"] == "unexplained", -row["duration_s"])
+        categories.values(), key=lambda row: (row["category"] == "unexplained", -row["duration_s"])
     )
 
 

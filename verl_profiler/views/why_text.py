@@ -53,22 +53,28 @@ def _path(rows: Rows) -> str:
     """Return the categories over all steps, with a bar for each."""
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
-    owners: dict[str, Rows] = {}
+    categories: dict[str, Rows] = {}
     for row in rows:
-        owners.setdefault(row["owner"], []).append(row)
-    sums = {owner: sum(row["duration_s"] for row in group) for owner, group in owners.items()}
-    order = sorted(sums, key=lambda owner: (owner == UNEXPLAINED, -sums[owner]))
-    shown = [owner for owner in order if sums[owner] >= _SMALL * total or owner == UNEXPLAINED]
+        categories.setdefault(row["category"], []).append(row)
+    sums = {
+        category: sum(row["duration_s"] for row in group) for category, group in categories.items()
+    }
+    order = sorted(sums, key=lambda category: (category == UNEXPLAINED, -sums[category]))
+    shown = [
+        category
+        for category in order
+        if sums[category] >= _SMALL * total or category == UNEXPLAINED
+    ]
     lines = []
-    for owner in shown:
-        longest = max(owners[owner], key=lambda row: row["longest_s"])
-        bar = "#" * round(_BAR * sums[owner] / max(sums.values()))
+    for category in shown:
+        longest = max(categories[category], key=lambda row: row["longest_s"])
+        bar = "#" * round(_BAR * sums[category] / max(sums.values()))
         most = f"{seconds(longest['longest_s'])} in {longest['longest_what']}"
-        per_step = sums[owner] / len(steps)
-        lines.append([owner, seconds(per_step), share(sums[owner] / total), bar, most])
-    small = [owner for owner in order if owner not in shown]
+        per_step = sums[category] / len(steps)
+        lines.append([category, seconds(per_step), share(sums[category] / total), bar, most])
+    small = [category for category in order if category not in shown]
     if small:
-        rest = sum(sums[owner] for owner in small)
+        rest = sum(sums[category] for category in small)
         name = f"{len(small)} more"
         lines.append([name, seconds(rest / len(steps)), share(rest / total), "", ", ".join(small)])
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
@@ -97,13 +103,13 @@ def _chain(rows: Rows) -> str:
         if row["duration_s"] < least:
             if not short:
                 since = row["begin_s"]
-            short.append(row["owner"])
+            short.append(row["category"])
             continue
         flush(row["begin_s"])
         turn = "" if row["turn"] is None else f", turn {row['turn']}"
         where = f"{row['what'] or row['event']} in {row['name']}{turn}"
         at, length = seconds(row["begin_s"]), seconds(row["duration_s"])
-        lines.append([at, length, row["owner"], row["phase"] or "", where])
+        lines.append([at, length, row["category"], row["phase"] or "", where])
     flush(rows[-1]["begin_s"] + rows[-1]["duration_s"])
     return f"in order\n{align(lines, left=(2, 3, 4))}"
 
@@ -182,7 +188,7 @@ def _requests(rows: Rows) -> str:
             (row["request_id"] or "(no id)")[:8],
             str(row["step"]),
             row["name"],
-            seconds(row["blame_s"]),
+            seconds(row["caused_wait_s"]),
             seconds(row["behind_s"]),
             f"{row['because']} {seconds(row[row['because'] + '_s'])}",
         ]

@@ -19,12 +19,12 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["OWNERS", "UNEXPLAINED", "critical_path", "critical_segments", "path_owners"]
+__all__ = ["CATEGORIES", "UNEXPLAINED", "critical_path", "critical_segments", "path_categories"]
 
 UNEXPLAINED = "unexplained"
 
 # Categories other than verl's phases, and their meaning.
-OWNERS: dict[str, str] = {
+CATEGORIES: dict[str, str] = {
     "dispatch": "from the start of gen to the start of the request that ended last",
     "prompt_build": "tokenizing the first prompt",
     "server_acquire": "waiting for the load balancer to choose a replica",
@@ -91,7 +91,7 @@ class _Span(NamedTuple):
     begin_us: int
     end_us: int
     level: int
-    owner: str
+    category: str
     phase: str | None
     event: str
     name: str
@@ -105,7 +105,7 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run, step and segment with one category: place (from 0), begin_s (relative to the
-        step's start), duration_s (they add up to the step's), owner (a key of `OWNERS`, or the
+        step's start), duration_s (they add up to the step's), category (a key of `CATEGORIES`, or the
         trainer's timer), phase (the trainer's timer, None between timers), event (the innermost
         one), name (its process), request_id, turn, what (tool, server or operation).  Only steps
         that finished, of runs whose steps consume their own requests (synchronous).
@@ -130,30 +130,30 @@ def critical_path(tables: Tables, steps: Steps = None) -> Rows:
     """Attribute every second of a step to one category.
 
     Returns:
-        One row per run, step and owner (category), most time first, `unexplained` last: duration_s,
+        One row per run, step and category, most time first, `unexplained` last: duration_s,
         share (of the step; they add up to 1), segments (how many), longest_s and longest_what (the
         longest segment: its tool, server, process or event).
     """
-    return path_owners(critical_segments(tables, steps))
+    return path_categories(critical_segments(tables, steps))
 
 
-def path_owners(segments: Rows) -> Rows:
+def path_categories(segments: Rows) -> Rows:
     """Add up the rows of `critical_segments` by category, as `critical_path` returns them."""
     rows: Rows = []
     for (run, step), chain in groupby(segments, key=lambda row: (row["run"], row["step"])):
-        owners: dict[str, list[dict[str, Any]]] = {}
+        categories: dict[str, list[dict[str, Any]]] = {}
         for row in chain:
-            owners.setdefault(row["owner"], []).append(row)
-        whole = sum(row["duration_s"] for group in owners.values() for row in group)
+            categories.setdefault(row["category"], []).append(row)
+        whole = sum(row["duration_s"] for group in categories.values() for row in group)
         own: Rows = []
-        for owner, group in owners.items():
+        for category, group in categories.items():
             longest = max(group, key=lambda row: (row["duration_s"], -row["begin_s"]))
             total = sum(row["duration_s"] for row in group)
             own.append(
                 {
                     "run": run,
                     "step": step,
-                    "owner": owner,
+                    "category": category,
                     "duration_s": total,
                     "share": total / whole if whole else None,
                     "segments": len(group),
@@ -161,7 +161,9 @@ def path_owners(segments: Rows) -> Rows:
                     "longest_what": longest["what"] or longest["event"],
                 }
             )
-        own.sort(key=lambda row: (row["owner"] == UNEXPLAINED, -row["duration_s"], row["owner"]))
+        own.sort(
+            key=lambda row: (row["category"] == UNEXPLAINED, -row["duration_s"], row["category"])
+        )
         rows += own
     return rows
 
@@ -193,12 +195,12 @@ _Keyed = Iterator[tuple[tuple[str, int], _Span]]
 
 
 def _keyed(
-    row: Mapping[str, Any], level: int, owner: str, **more: Any
+    row: Mapping[str, Any], level: int, category: str, **more: Any
 ) -> tuple[tuple[str, int], _Span]:
     """Return the key of a row's chain, and a span with some columns replaced."""
     columns = {key: row[key] for key in _Span._fields if key in row}
     return (row["run"], row["step"]), _Span(
-        **{"phase": None, **columns, "level": level, "owner": owner, **more}
+        **{"phase": None, **columns, "level": level, "category": category, **more}
     )
 
 
@@ -255,14 +257,14 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
                 row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
             FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
         ), inside AS MATERIALIZED (
-            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, t.phase AS owner, NULL AS what,
+            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, t.phase AS category, NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
             FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
                 AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN t.begin_us AND t.end_us
         ), last AS (
             SELECT timer, max_by(name, (end_us, begin_us, name)) AS name FROM inside GROUP BY timer
         ), moved AS (
-            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, 'transfer' AS owner,
+            SELECT t.timer, t.run, t.step, t.phase, q.name, q.event, 'transfer' AS category,
                 q.op AS what, q.begin_us, q.end_us
             FROM timers AS t JOIN last AS l USING (timer) JOIN transfers AS q
                 ON q.run = t.run AND q.step = t.step AND q.name = l.name
@@ -273,7 +275,7 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
         UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event
         """
     ):
-        yield _keyed(row, _RANK, row["owner"])
+        yield _keyed(row, _RANK, row["category"])
 
 
 def _requests(tables: Tables, steps: Steps) -> _Keyed:
@@ -283,12 +285,12 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
         WITH lasts AS (
             SELECT * FROM last_requests WHERE {in_steps(steps)}
         ), stalls AS (
-            SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS owner
+            SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS category
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
                 LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         ), own AS (
             SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
-                coalesce(e.tool, e.server, e.op) AS what, NULL AS owner,
+                coalesce(e.tool, e.server, e.op) AS what, NULL AS category,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
             FROM lasts AS l JOIN event_fields AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
@@ -297,11 +299,11 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
                 -- A whole function with what it computes, not a call of the queue.
                 AND NOT starts_with(e.event, 'tq_function')
             UNION ALL
-            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL, g.owner,
+            SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL, g.category,
                 greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
             FROM lasts AS l JOIN stalls AS g USING (run, step, name)
         ), stalled AS (
-            SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family, g.owner AS owner,
+            SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family, g.category AS category,
                 greatest(e.begin_us, g.begin_us) AS begin_us, least(e.end_us, g.end_us) AS end_us)
             FROM own AS e JOIN stalls AS g USING (run, step, name)
             WHERE ({_ANSWERED} AND g.during IS DISTINCT FROM e.event
@@ -317,11 +319,11 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
     ):
         event = row["event"]
         # Time inside the engine comes from `_engine_parts`; the remainder is transport.
-        owner = row["owner"] or _OF_EVENT.get(event) or event
+        category = row["category"] or _OF_EVENT.get(event) or event
         if row["family"] == "transfer_queue":
-            owner = "transfer"
+            category = "transfer"
         level = _STALL if row["above"] else _LEVEL_OF_EVENT.get(event, _PART)
-        yield _keyed(row, level, owner)
+        yield _keyed(row, level, category)
 
 
 def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:

@@ -42,8 +42,8 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
     gathered = {name: gather(tables, steps) for name, gather in _GATHERED.items()}
     for run, own in by_run.items():
         found: dict[str, tuple[Culprit, float | None]] = {}
-        for name, owners in _BY_OWNER.items():
-            places = _of_owners(own, *owners)
+        for name, categories in _BY_CATEGORY.items():
+            places = _of_categories(own, *categories)
             if places:
                 found[name] = (identity(*_kind_of(name), places), None)
         for gather in gathered.values():
@@ -68,14 +68,14 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
 
 
 # Findings whose culprit is a label of the critical path: the categories, and the label.
-_BY_OWNER: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str]]] = {
+_BY_CATEGORY: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str]]] = {
     "tool_time": (("tool",), lambda row: str(row["what"] or "tool")),
     "transfer": (("transfer",), lambda row: f"{row['event']} {row['what'] or ''}".rstrip()),
     "engine_sleep": (("sleep_replicas",), lambda _: "sleep_replicas"),
     "handover": (("handover",), lambda row: str(row["phase"] or "between timers")),
     "unexplained": (("unexplained",), lambda row: str(row["phase"] or "between timers")),
-    "late_start": (("dispatch", "prepare_step"), lambda row: str(row["owner"])),
-    "way_to_engine": (("server_acquire", "transport"), lambda row: str(row["owner"])),
+    "late_start": (("dispatch", "prepare_step"), lambda row: str(row["category"])),
+    "way_to_engine": (("server_acquire", "transport"), lambda row: str(row["category"])),
     "checkpoint": (("save_checkpoint",), lambda _: "save_checkpoint"),
     "polling": (("polling",), lambda _: "poll interval of the replay buffer"),
     "reward": (("reward",), lambda _: "the reward function"),
@@ -92,14 +92,14 @@ def _kind_of(name: str) -> tuple[str]:
     return (_KINDS.get(name, "phase"),)
 
 
-def _of_owners(
+def _of_categories(
     segments: Iterable[Mapping[str, Any]],
-    owners: Sequence[str],
+    categories: Sequence[str],
     label: Callable[[Mapping[str, Any]], str],
 ) -> list[Place]:
     lost: dict[int, dict[str, float]] = {}
     for row in segments:
-        if row["owner"] in owners:
+        if row["category"] in categories:
             own = lost.setdefault(row["step"], {})
             own[label(row)] = own.get(label(row), 0.0) + row["duration_s"]
     return [Place(step, each) for step, each in lost.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from verl_profiler.analysis.explain.critical_path import critical_segments, path_owners
+from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import (
     fix_values,
@@ -45,8 +45,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     )
     found = {
         "critical_segments": segments,
-        "critical_path": path_owners(segments),
-        "steady_path": path_owners(lasting),
+        "critical_path": path_categories(segments),
+        "steady_path": path_categories(lasting),
         "step_replays": replays,
         "what_if": averages,
         "stragglers": stragglers(tables, steady),
@@ -96,20 +96,23 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
         own: Rows = []
         for name, rule in RULES.items():
             replay = next((r for r in replays.get(run, ()) if r["what"] == rule.change), None)
-            by_step, owners = _of_owners(path, rule)
-            owner_s = sum(by_step.values()) / steps
+            by_step, categories = _of_categories(path, rule)
+            category_s = sum(by_step.values()) / steps
             culprit = known.get(name, _NOBODY)
-            gain, resampled = _gain(rule, replay, owner_s, culprit, steps)
-            if not step_s or not _triggers(rule, gain, owner_s, step_s, culprit):
+            gain, resampled = _gain(rule, replay, category_s, culprit, steps)
+            if not step_s or not _triggers(rule, gain, category_s, step_s, culprit):
                 continue
             if rule.varies and _may_be_chance(resampled, gain, step_s):
                 continue
             worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
             if rule.dominates and name not in known:
-                culprit = {**culprit, "text": max(owners, key=lambda owner: owners[owner])}
+                culprit = {
+                    **culprit,
+                    "text": max(categories, key=lambda category: categories[category]),
+                }
             who = culprit["culprit"]
             replayed = resampled is not None and not rule.unseen
-            lost_s = owner_s if rule.owners and not replayed else gain
+            lost_s = category_s if rule.categories and not replayed else gain
             values = {
                 "lost_s": lost_s,
                 "lost_share": lost_s / step_s,
@@ -133,7 +136,7 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
                     "replayed": resampled["steps"] if resampled else None,
                     "step_s": step_s,
                     "mostly_step": worst
-                    if steps > 2 and worst is not None and by_step[worst] > owner_s * steps / 2
+                    if steps > 2 and worst is not None and by_step[worst] > category_s * steps / 2
                     else None,
                     "culprit": who,
                     "culprit_kind": culprit["kind"],
@@ -176,33 +179,33 @@ def _texts_of(rule: Rule, *, named: bool) -> dict[str, Any]:
     if named and rule.named_overrides is not None:
         overrides = rule.named_overrides
     return {
-        "says": rule.sentence,
+        "message": rule.sentence,
         "cause": rule.named_cause if named and rule.named_cause else rule.cause,
         "advice": rule.named_advice if named and rule.named_advice else rule.advice,
         "overrides": list(overrides),
     }
 
 
-def _of_owners(path: Rows, rule: Rule) -> tuple[dict[int, float], dict[str, float]]:
+def _of_categories(path: Rows, rule: Rule) -> tuple[dict[int, float], dict[str, float]]:
     """Add up the time of a rule's categories by step and by category; of phases, the longest only."""
-    owners: dict[str, float] = {}
+    categories: dict[str, float] = {}
     for row in path:
-        if row["owner"] in rule.owners:
-            owners[row["owner"]] = owners.get(row["owner"], 0.0) + row["duration_s"]
-    counted = set(owners)
-    if rule.sentence.startswith("{who}") and owners:
-        counted = {max(owners, key=lambda owner: owners[owner])}
+        if row["category"] in rule.categories:
+            categories[row["category"]] = categories.get(row["category"], 0.0) + row["duration_s"]
+    counted = set(categories)
+    if rule.sentence.startswith("{who}") and categories:
+        counted = {max(categories, key=lambda category: categories[category])}
     by_step: dict[int, float] = {}
     for row in path:
-        if row["owner"] in counted:
+        if row["category"] in counted:
             by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
-    return by_step, owners
+    return by_step, categories
 
 
 def _gain(
     rule: Rule,
     replay: Mapping[str, Any] | None,
-    owner_s: float,
+    category_s: float,
     culprit: Mapping[str, Any],
     steps: int,
 ) -> tuple[float, Mapping[str, Any] | None]:
@@ -213,18 +216,18 @@ def _gain(
     if rule.measured and culprit["lost_s"] is not None:
         return culprit["lost_s"] / steps, None
     if rule.change is None:
-        return 0.0 if rule.measured else owner_s, None
+        return 0.0 if rule.measured else category_s, None
     if replay is None or replay["expected_s"] is None:
         return 0.0, None
     return replay["expected_s"], replay
 
 
 def _triggers(
-    rule: Rule, gain: float, owner_s: float, step_s: float, culprit: Mapping[str, Any]
+    rule: Rule, gain: float, category_s: float, step_s: float, culprit: Mapping[str, Any]
 ) -> bool:
     if rule.always:
         return culprit["culprit"] is not None
-    return (owner_s if rule.unseen else gain) >= rule.least * step_s
+    return (category_s if rule.unseen else gain) >= rule.least * step_s
 
 
 def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:

@@ -41,7 +41,7 @@ def requests(tables: Tables, steps: Steps) -> Found:
     lasts = tables.rows(
         f"""
         WITH lasts AS (
-            SELECT run, step, name, request_id, sample, behind_us FROM request_blame
+            SELECT run, step, name, request_id, sample, behind_us FROM request_caused_wait
             WHERE place = many AND many > 1 AND {in_steps(steps)}
         ), served AS (
             SELECT l.run, l.step, mode(c.engine_name) AS replica
@@ -137,16 +137,16 @@ def workers(tables: Tables, steps: Steps) -> Found:
 
 def tools(tables: Tables, steps: Steps) -> Found:
     """Find the tool that requests wait for, and the tools that fail."""
-    blamed = tables.rows(
-        f"SELECT run, step, coalesce(tool, 'tool') AS tool, blame_us FROM tool_blame "
-        f"WHERE blame_us > 0 AND {in_steps(steps)} ORDER BY run, step, tool"
+    charged = tables.rows(
+        f"SELECT run, step, coalesce(tool, 'tool') AS tool, caused_wait_us FROM tool_caused_wait "
+        f"WHERE caused_wait_us > 0 AND {in_steps(steps)} ORDER BY run, step, tool"
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in blamed):
+    for run in dict.fromkeys(row["run"] for row in charged):
         lost: dict[int, dict[str, float]] = {}
-        for row in blamed:
+        for row in charged:
             if row["run"] == run:
-                lost.setdefault(row["step"], {})[row["tool"]] = row["blame_us"] / 1e6
+                lost.setdefault(row["step"], {})[row["tool"]] = row["caused_wait_us"] / 1e6
         culprit = identity("tool", [Place(step, each) for step, each in lost.items()])
         slowest = tables.rows(
             "SELECT step, tool AS who, duration_us / 1e6 AS seconds, request_id AS what "
@@ -245,7 +245,7 @@ def slow_replica(
     )
     on_path: dict[tuple[int, str], float] = {}
     for row in segments:
-        if row["owner"] in ("decode", "engine"):
+        if row["category"] in ("decode", "engine"):
             key = row["step"], row["name"]
             on_path[key] = on_path.get(key, 0.0) + row["duration_s"]
     speeds: dict[int, dict[str, float]] = {}

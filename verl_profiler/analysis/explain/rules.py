@@ -18,7 +18,7 @@ class Rule:
         advice: What to try, with the setting's name.
         shows: Plots or tables with the evidence, the best first.
         change: The replay whose gain is recoverable.
-        owners: Categories of the critical path; without a change, all of their time is recoverable.
+        categories: Of the critical path; without a change, all of their time is recoverable.
         measured: The culprit's own lost time is recoverable; without a culprit, the rule does not
             trigger unless `change` is set too.
         bounded: The categories' time is an estimate, and the culprits' own lost time an upper bound:
@@ -42,7 +42,7 @@ class Rule:
     advice: str
     shows: tuple[str, ...]
     change: str | None = None
-    owners: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
     measured: bool = False
     bounded: bool = False
     least: float = 0.03
@@ -68,7 +68,7 @@ RULES: dict[str, Rule] = {
         "Subclass ReplayBuffer and pass poll_interval=0.2; the file and the overrides are below.",
         ("critical_path", "requests_in_flight"),
         change="no_polling",
-        owners=("polling",),
+        categories=("polling",),
         overrides=(
             "trainer.v1.sampler.custom_sampler.path=fast_poll.py",
             "trainer.v1.sampler.custom_sampler.name=FastPoll",
@@ -165,7 +165,7 @@ RULES: dict[str, Rule] = {
         "Raise the concurrency limit or the KV-cache memory; more replicas.",
         ("engine_parts", "what_if"),
         change="no_queue",
-        owners=("queue",),
+        categories=("queue",),
         unseen=True,
         overrides=("actor_rollout_ref.rollout.max_num_seqs={twice_the_limit}",),
     ),
@@ -175,7 +175,7 @@ RULES: dict[str, Rule] = {
         "busy.",
         "More agent-loop workers; check the event-loop stalls.",
         ("engine_parts", "loop_suspects"),
-        owners=("server_acquire", "transport"),
+        categories=("server_acquire", "transport"),
         overrides=_MORE_WORKERS,
         without=("event_loop", "host_stall"),
     ),
@@ -185,7 +185,7 @@ RULES: dict[str, Rule] = {
         "CPU-bound or blocking code in a coroutine: a tool, a reward function, tokenization.",
         "asyncio.to_thread or a process for CPU-bound code; more agent-loop workers.",
         ("loop_suspects",),
-        owners=("event_loop",),
+        categories=("event_loop",),
         bounded=True,
         overrides=_MORE_WORKERS,
     ),
@@ -196,7 +196,7 @@ RULES: dict[str, Rule] = {
         "Check steal time, nr_throttled in cpu.stat and swap at those times; exclude these steps "
         "from comparisons.",
         ("critical_path", "loop_suspects"),
-        owners=("host_stall",),
+        categories=("host_stall",),
     ),
     "late_start": Rule(
         "The request that ends last starts late: {lost_s} per step in preparation and dispatch.",
@@ -204,7 +204,7 @@ RULES: dict[str, Rule] = {
         "or, in the first step, still starting.",
         "More agent-loop workers; more dataloader workers; smaller prompts in the batch.",
         ("critical_path", "requests_in_flight"),
-        owners=("dispatch", "prepare_step"),
+        categories=("dispatch", "prepare_step"),
         overrides=_MORE_WORKERS,
     ),
     "reward": Rule(
@@ -212,7 +212,7 @@ RULES: dict[str, Rule] = {
         "A reward function that runs after the rollout, or slowly for the last request.",
         "Score inside the agent loop; more reward workers; a timeout in the reward function.",
         ("reward_times", "critical_path"),
-        owners=("reward",),
+        categories=("reward",),
         overrides=("reward.num_workers={twice_the_reward_workers}",),
     ),
     "validation": Rule(
@@ -239,7 +239,7 @@ RULES: dict[str, Rule] = {
         "Large fields that every phase fetches again, or a single storage unit.",
         "Fewer or smaller fields; more storage units.",
         ("transfer_rates", "critical_path"),
-        owners=("transfer",),
+        categories=("transfer",),
         least=0.05,
         overrides=(
             "transfer_queue.backend.SimpleStorage.num_data_storage_units={twice_the_storage}",
@@ -251,7 +251,7 @@ RULES: dict[str, Rule] = {
         "A faster rollout.checkpoint_engine; larger buckets; check that it does not use the "
         "slow network.",
         ("weight_sync",),
-        owners=("update_weights",),
+        categories=("update_weights",),
         least=0.1,
         named_cause="{who} is consistently the last rank.",
         named_advice="Check the device, host and network of {who}.",
@@ -265,7 +265,7 @@ RULES: dict[str, Rule] = {
         "Checkpoints are written to a slow file system, or too often.",
         "A larger trainer.save_freq; asynchronous saving; a local disk.",
         ("step_durations", "critical_path"),
-        owners=("save_checkpoint",),
+        categories=("save_checkpoint",),
         overrides=("trainer.save_freq={rarer_saves}",),
     ),
     "engine_sleep": Rule(
@@ -273,21 +273,21 @@ RULES: dict[str, Rule] = {
         "The engines free their weights and cache before the trainer computes.",
         "Keep the engines awake where memory allows (rollout.free_cache_engine=False).",
         ("critical_path", "memory_phases"),
-        owners=("sleep_replicas",),
+        categories=("sleep_replicas",),
     ),
     "handover": Rule(
         "The trainer's phases run for {lost_s} per step with no rank at work (most: {who}).",
         "Dispatch/collect gap: the single trainer process serializes batches to and from the ranks.",
         "Fewer fields in the batch; enable TransferQueue.",
         ("critical_path", "worker_phases"),
-        owners=("handover",),
+        categories=("handover",),
     ),
     "unexplained": Rule(
         "{lost_s} per step ({lost_share}) are unattributed: not covered by any event (most: {who}).",
         "User code between verl's timers, or disabled probes.",
         "Put span(…) around your own code; enable all profiler.events.families.",
         ("critical_path",),
-        owners=("unexplained",),
+        categories=("unexplained",),
         least=0.05,
     ),
     "tool_time": Rule(
@@ -295,7 +295,7 @@ RULES: dict[str, Rule] = {
         "The tool itself is slow; there are no outliers.",
         "Make the tool faster: more workers behind it, a cache, fewer calls per turn.",
         ("tool_latencies", "critical_path"),
-        owners=("tool",),
+        categories=("tool",),
         least=0.1,
         dominates=True,
         without=("slow_tools",),
@@ -305,7 +305,7 @@ RULES: dict[str, Rule] = {
         "The responses are long; no replica, worker or request is an outlier.",
         "More replicas or tensor parallelism, speculative decoding, shorter responses.",
         ("critical_path", "token_rates"),
-        owners=("decode", "engine"),
+        categories=("decode", "engine"),
         least=0.5,
         dominates=True,
         without=("tail", "slow_replica", "slow_worker"),
@@ -315,7 +315,7 @@ RULES: dict[str, Rule] = {
         "The trainer is compute-bound; no rank is an outlier.",
         "Larger micro-batches (dynamic batch sizes), sequence packing, more ranks.",
         ("critical_path", "worker_phases"),
-        owners=("update_actor", "update_critic", "old_log_prob", "ref", "values"),
+        categories=("update_actor", "update_critic", "old_log_prob", "ref", "values"),
         least=0.5,
         dominates=True,
         without=("slow_ranks",),

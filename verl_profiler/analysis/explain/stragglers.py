@@ -1,13 +1,13 @@
 """Stragglers, their caused wait time, and the reason: requests, tools, workers, replicas and ranks.
 
 Whatever finishes waits for the last of its kind.  Each moment of that waiting is charged in equal
-shares to those that have not finished; caused wait times (`blame`) add up to the total waiting.
+shares to those that have not finished; caused wait times add up to the total waiting.
 """
 
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS, blame
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS, caused_wait
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["REASONS", "straggler_requests", "stragglers"]
@@ -27,20 +27,20 @@ def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> 
     """Find the requests that caused the most wait time, and the reason.
 
     Returns:
-        At most `count` rows, most blame first: run, step, name, request_id, sample, blame_s (the wait
-        time that it caused), share (of all waiting for requests in the step), behind_s (how much later
-        than the median request it ended), because (a key of `REASONS`: the largest component of that),
-        and the components late_s, queued_s, long_s, slow_s, tool_s and other_s, which add up to
-        behind_s.  Only finished training requests.
+        At most `count` rows, most caused wait time first: run, step, name, request_id, sample,
+        caused_wait_s (the wait time that it caused), share (of all waiting for requests in the step),
+        behind_s (how much later than the median request it ended), because (a key of `REASONS`: the
+        largest component of that), and the components late_s, queued_s, long_s, slow_s, tool_s and
+        other_s, which add up to behind_s.  Only finished training requests.
     """
     return tables.rows(
         f"""
-        SELECT run, step, name, request_id, sample, blame_us / 1e6 AS blame_s,
-            blame_us / nullif(sum(blame_us) OVER (PARTITION BY run, step), 0) AS share,
+        SELECT run, step, name, request_id, sample, caused_wait_us / 1e6 AS caused_wait_s,
+            caused_wait_us / nullif(sum(caused_wait_us) OVER (PARTITION BY run, step), 0) AS share,
             behind_us / 1e6 AS behind_s, because,
             {", ".join(f"{reason}_us / 1e6 AS {reason}_s" for reason in REASONS)}
-        FROM request_blame WHERE {in_steps(steps)} QUALIFY blame_us > 0
-        ORDER BY blame_us DESC, run, step, name, request_id LIMIT {int(count)}
+        FROM request_caused_wait WHERE {in_steps(steps)} QUALIFY caused_wait_us > 0
+        ORDER BY caused_wait_us DESC, run, step, name, request_id LIMIT {int(count)}
         """
     )
 
@@ -49,22 +49,22 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
     """Find the stragglers over all chosen steps.
 
     Returns:
-        One row per run, kind and who, most blame first within a kind: kind (`request`, whose who is
-        the reason, a key of `REASONS`; `tool`, which is charged with a request's blame in
-        proportion to its share of the request's delay; `worker` and `replica`, by the end of the
-        last request or generate call of each; or a phase of the trainer, whose who is a
-        rank's process), steps (in which it was charged), of_steps, last (steps in which it was the
-        last), blame_s (caused wait time, in all steps), per_step_s (blame_s divided by
-        of_steps), share (of the blame of its kind).
+        One row per run, kind and who, most caused wait time first within a kind: kind (`request`,
+        whose who is the reason, a key of `REASONS`; `tool`, which is charged with a request's
+        caused wait time in proportion to its share of the request's delay; `worker` and `replica`,
+        by the end of the last request or generate call of each; or a phase of the trainer, whose
+        who is a rank's process), steps (in which it was charged), of_steps, last (steps in which it
+        was the last), caused_wait_s (caused wait time, in all steps), per_step_s (caused_wait_s
+        divided by of_steps), share (of the caused wait time of its kind).
     """
     return tables.rows(
         f"""
-        WITH blamed AS NOT MATERIALIZED (
-            SELECT * FROM request_blame WHERE {in_steps(steps)}
+        WITH delaying AS NOT MATERIALIZED (
+            SELECT * FROM request_caused_wait WHERE {in_steps(steps)}
         ), by_reason AS (
             SELECT run, step, because, bool_or(place = many AND many > 1) AS last,
-                sum(blame_us) AS blame_us
-            FROM blamed GROUP BY run, step, because
+                sum(caused_wait_us) AS caused_wait_us
+            FROM delaying GROUP BY run, step, because
         ), others AS (
             SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
             FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
@@ -82,26 +82,26 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             WHERE p.parent = 'step' AND p.phase <> 'gen' AND {in_steps(steps, "p.step")}
             GROUP BY ALL
         ), charged AS (
-            SELECT run, step, kind, who, place = many AND many > 1 AS last, blame_us
-            FROM ({blame("others", "run, step, kind, part")})
+            SELECT run, step, kind, who, place = many AND many > 1 AS last, caused_wait_us
+            FROM ({caused_wait("others", "run, step, kind, part")})
             UNION ALL
-            SELECT run, step, 'request', because, last, blame_us FROM by_reason
+            SELECT run, step, 'request', because, last, caused_wait_us FROM by_reason
             UNION ALL
-            SELECT run, step, 'tool', coalesce(tool, 'tool'), last, blame_us FROM tool_blame
-            WHERE {in_steps(steps)}
+            SELECT run, step, 'tool', coalesce(tool, 'tool'), last, caused_wait_us
+            FROM tool_caused_wait WHERE {in_steps(steps)}
         ), summed AS (
-            SELECT run, kind, who, count(DISTINCT step) FILTER (blame_us > 0) AS steps,
-                count(DISTINCT step) FILTER (last) AS last, sum(blame_us) AS blame_us
+            SELECT run, kind, who, count(DISTINCT step) FILTER (caused_wait_us > 0) AS steps,
+                count(DISTINCT step) FILTER (last) AS last, sum(caused_wait_us) AS caused_wait_us
             FROM charged GROUP BY run, kind, who
         ), counted AS (
             SELECT run, kind, count(DISTINCT step) AS of_steps FROM charged GROUP BY run, kind
         )
-        SELECT s.run, s.kind, who, steps, of_steps, last, blame_us / 1e6 AS blame_s,
-            blame_us / of_steps / 1e6 AS per_step_s,
-            blame_us / nullif(sum(blame_us) OVER (PARTITION BY s.run, s.kind), 0) AS share
+        SELECT s.run, s.kind, who, steps, of_steps, last, caused_wait_us / 1e6 AS caused_wait_s,
+            caused_wait_us / of_steps / 1e6 AS per_step_s,
+            caused_wait_us / nullif(sum(caused_wait_us) OVER (PARTITION BY s.run, s.kind), 0) AS share
         FROM summed AS s JOIN counted AS c ON c.run = s.run AND c.kind = s.kind
-        WHERE blame_us > 0
+        WHERE caused_wait_us > 0
         ORDER BY s.run, coalesce(list_position(['request', 'tool', 'worker', 'replica'], s.kind), 9),
-            s.kind, blame_us DESC, who
+            s.kind, caused_wait_us DESC, who
         """
     )

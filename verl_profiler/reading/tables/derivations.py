@@ -24,7 +24,7 @@ __all__ = [
     "STALL_NOTICED_US",
     "SYNCHRONOUS",
     "Derivation",
-    "blame",
+    "caused_wait",
     "derivations",
     "fingerprint",
     "from_rest",
@@ -57,7 +57,7 @@ class Derivation(NamedTuple):
     kept: bool
 
 
-def blame(ends: str, group: str) -> str:
+def caused_wait(ends: str, group: str) -> str:
     """Return the SQL that charges the waiting of those that are done to those that are not.
 
     For the k-th of n to end, that is the sum over the gaps before its end of (number done) / (number
@@ -70,7 +70,7 @@ def blame(ends: str, group: str) -> str:
     return f"""
     SELECT * EXCLUDE (gap_us), sum(gap_us * (place - 1) / (many - place + 1)) OVER (
             PARTITION BY {group} ORDER BY place
-            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS blame_us
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS caused_wait_us
     FROM (
         SELECT *, row_number() OVER ordered AS place, count(*) OVER (PARTITION BY {group}) AS many,
             coalesce(end_us - lag(end_us) OVER ordered, 0) AS gap_us
@@ -124,5 +124,5 @@ def _read(file: str) -> str:
         gen_tolerance_us=GEN_TOLERANCE_US,
         stall_noticed_us=STALL_NOTICED_US,
         synchronous=SYNCHRONOUS,
-        blame=blame("ends", "run, step"),
+        caused_wait=caused_wait("ends", "run, step"),
     )

@@ -144,7 +144,7 @@ DERIVED = {
     "wait_end_us": _us("When the trainer noticed the end of the rollout, since 1970."),
     "place": _count("Rank by end within the step, from 1."),
     "many": _count("Requests in the step."),
-    "blame_us": _real_us("Caused wait time."),
+    "caused_wait_us": _real_us("Caused wait time."),
     "behind_us": _real_us("How much later than the median request it ended."),
     "late_us": _real_us("Of that, because it began later."),
     "queued_us": _real_us("Of that, in queues and transport."),
@@ -256,11 +256,11 @@ _TABLES = {
     "last_requests": (
         "run step trainer gen_begin_us gen_end_us wait_end_us name request_id begin_us end_us"
     ),
-    "request_blame": (
-        "run step name request_id sample place many blame_us behind_us late_us queued_us long_us "
+    "request_caused_wait": (
+        "run step name request_id sample place many caused_wait_us behind_us late_us queued_us long_us "
         "slow_us tool_us:DOUBLE other_us:DOUBLE because"
     ),
-    "tool_blame": "run step tool last blame_us",
+    "tool_caused_wait": "run step tool last caused_wait_us",
     "rank_spans": f"{_RANK} event family status {_INTERVAL}",
     "transfers": (
         f"{_REQUEST} role event op partition status {_INTERVAL} size_bytes rows func trace_id call "

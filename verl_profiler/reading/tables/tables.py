@@ -31,8 +31,8 @@ _BY_STEPS = (
     "engine_calls",
     "tool_calls",
     "transfers",
-    "request_blame",
-    "tool_blame",
+    "request_caused_wait",
+    "tool_caused_wait",
 )
 _CHUNK_EVENTS = 4_000_000
 # How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for

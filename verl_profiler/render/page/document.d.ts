@@ -37,7 +37,7 @@ interface TreeRow extends OfStep {
 }
 
 interface PathRow extends OfStep {
-  owner: string; duration_s: number; share: number; segments: number; longest_s: number;
+  category: string; duration_s: number; share: number; segments: number; longest_s: number;
   longest_what: MaybeText;
 }
 
@@ -60,12 +60,12 @@ interface WhatIfRow extends ReplayRow {
 }
 
 interface StragglerRow {
-  run?: string; kind: string; who: string; of_steps: number; last: number; blame_s: number;
+  run?: string; kind: string; who: string; of_steps: number; last: number; caused_wait_s: number;
   per_step_s: number; share: number;
 }
 
 interface StragglerRequestRow {
-  run?: string; step: number; name: string; request_id: MaybeText; blame_s: number;
+  run?: string; step: number; name: string; request_id: MaybeText; caused_wait_s: number;
   behind_s: number; because: string; late_s: Num; queued_s: Num; long_s: Num; slow_s: Num;
   tool_s: Num; other_s: Num;
 }

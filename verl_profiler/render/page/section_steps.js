@@ -109,16 +109,16 @@ export function pathSection() {
   }
   const whole = shown.step === ALL;
   /** @param {PathRow} row */
-  const color = (row) => colorOf(`path:${row.owner}`);
+  const color = (row) => colorOf(`path:${row.category}`);
   const parts = rows
     .filter((row) => row.share >= 0.005)
-    .map((row) => ({name: row.owner, value: row.duration_s, color: color(row)}));
+    .map((row) => ({name: row.category, value: row.duration_s, color: color(row)}));
   const rest = rows.filter((row) => row.share < 0.005);
   if (rest.length) {
     const value = rest.reduce((sum, row) => sum + row.duration_s, 0);
     parts.push({name: 'others', value, color: '#C9CED6'});
   }
-  const unexplained = rows.find((row) => row.owner === 'unexplained');
+  const unexplained = rows.find((row) => row.category === 'unexplained');
   return [
     about(
       `What ${whole ? 'the steps' : shownName()} waited for, with every second attributed ` +
@@ -131,7 +131,7 @@ export function pathSection() {
       rows,
       limit: 12,
       columns: [
-        ['owner', 'cause', 'text'],
+        ['category', 'cause', 'text'],
         ['share', 'share', 'share'],
         ['duration_s', whole ? 'all steps together' : 'time', 's', {bar: true, color}],
         ['segments', 'segments', 'n'],
@@ -249,7 +249,7 @@ function stragglers() {
         ...runColumn,
         ['kind', 'kind', 'text', {title: 'A phase: its ranks'}],
         ['who', 'who, or why', 'text'],
-        ['blame_s', 'caused wait time', 's', {bar: true}],
+        ['caused_wait_s', 'caused wait time', 's', {bar: true}],
         ['share', 'of its kind', 'share'],
         ['per_step_s', 'per step', 's'],
         ['last', 'steps in which last', 'n'],
@@ -271,7 +271,7 @@ function stragglers() {
             ],
             ['step', 'step', 'n'],
             ['name', 'worker', 'text'],
-            ['blame_s', 'caused wait time', 's', {bar: true}],
+            ['caused_wait_s', 'caused wait time', 's', {bar: true}],
             ['behind_s', 'behind the median', 's'],
             ['because', 'because', 'text'],
             ['late_s', 'later', 's'],

@@ -10,7 +10,7 @@ from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.axes import bars, percent, step_stack, time_unit, value_axis
-from verl_profiler.render.colors import ACCENT, INK, MUTED, owner_color
+from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.render.text import seconds, share
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
@@ -30,11 +30,11 @@ def _path(data: DataTables, choice: Choice) -> Figure:
     steps = sorted({row["step"] for row in rows})
     sums: dict[str, float] = {}
     for row in rows:
-        sums[row["owner"]] = sums.get(row["owner"], 0.0) + row["duration_s"]
+        sums[row["category"]] = sums.get(row["category"], 0.0) + row["duration_s"]
     total = sum(sums.values())
-    order = sorted(sums, key=lambda owner: (owner == UNEXPLAINED, -sums[owner]))
-    shown = [owner for owner in order if sums[owner] >= _SMALL * total]
-    small = [owner for owner in order if owner not in shown]
+    order = sorted(sums, key=lambda category: (category == UNEXPLAINED, -sums[category]))
+    shown = [category for category in order if sums[category] >= _SMALL * total]
+    small = [category for category in order if category not in shown]
     first, second = (*order[:2], order[0])[:2]
     figure, (axes,) = sheet(
         f"{share(sums[first] / total)} of the critical path is {first}, "
@@ -47,15 +47,18 @@ def _path(data: DataTables, choice: Choice) -> Figure:
             "Pale: the trainer's phases."
         ),
     )
-    lengths = {(row["step"], row["owner"]): row["duration_s"] for row in rows}
+    lengths = {(row["step"], row["category"]): row["duration_s"] for row in rows}
     factor, unit = time_unit(
-        max(sum(lengths.get((step, owner), 0.0) for owner in order) for step in steps)
+        max(sum(lengths.get((step, category), 0.0) for category in order) for step in steps)
     )
 
-    def heights(owners: list[str]) -> list[float]:
-        return [factor * sum(lengths.get((step, owner), 0.0) for owner in owners) for step in steps]
+    def heights(categories: list[str]) -> list[float]:
+        return [
+            factor * sum(lengths.get((step, category), 0.0) for category in categories)
+            for step in steps
+        ]
 
-    series = [(owner, heights([owner]), owner_color(owner)) for owner in shown]
+    series = [(category, heights([category]), category_color(category)) for category in shown]
     if small:
         series.append((f"{len(small)} more", heights(small), _SMALL_COLOR))
     step_stack(axes, steps, series, f"time [{unit}]")
@@ -129,7 +132,8 @@ def _stragglers(data: DataTables, choice: Choice) -> Figure:
     rows = data["stragglers"]
     kinds = dict.fromkeys(row["kind"] for row in rows)
     worst = [
-        max((r for r in rows if r["kind"] == kind), key=lambda r: r["blame_s"]) for kind in kinds
+        max((r for r in rows if r["kind"] == kind), key=lambda r: r["caused_wait_s"])
+        for kind in kinds
     ]
     reasons = [row for row in rows if row["kind"] == "request"]
     title = "No request waited for another"
@@ -213,7 +217,7 @@ VIEWS = (
         question="What did each second of a step wait for?",
         analysis=asking(critical_path),
         columns={
-            "owner": "category of the time",
+            "category": "category of the time",
             "duration_s": "time of that category on the critical path, in s",
             "share": "part of the step; the shares of a step add up to 1",
             "segments": "number of stretches of time",
@@ -296,7 +300,7 @@ VIEWS = (
             "steps": "number of steps in which it caused waiting",
             "of_steps": "number of steps",
             "last": "number of steps in which it ended last",
-            "blame_s": "caused wait time: the others' waiting charged to it, in s",
+            "caused_wait_s": "caused wait time: the others' waiting charged to it, in s",
             "per_step_s": "caused wait time per step, in s",
             "share": "part of the wait time of its kind",
         },

@@ -1,6 +1,6 @@
 -- What a request's time after the step's first begin consists of, and the median request's.  Decoding
 -- is tokens times time per token; each of the two is charged with what it adds.
-CREATE TABLE request_blame AS
+CREATE TABLE request_caused_wait AS
 WITH calls AS (
     SELECT run, step, name, request_id, sum(duration_us) AS call_us,
         sum(coalesce(engine_duration_us, duration_us) - coalesce(queue_us, 0)
@@ -47,26 +47,27 @@ WITH calls AS (
 ), ends AS (
     SELECT *, coalesce(request_id, name) AS who FROM reasons
 )
-SELECT run, step, name, request_id, sample, place, many, blame_us, behind_us, late_us, queued_us,
+SELECT run, step, name, request_id, sample, place, many, caused_wait_us, behind_us, late_us, queued_us,
     long_us, slow_us, tool_us, other_us,
     CASE greatest(late_us, queued_us, long_us, slow_us, tool_us, other_us)
         WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN long_us THEN 'long'
         WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because
-FROM ($blame);
+FROM ($caused_wait);
 
--- A request's blame, as far as tools made it late, goes to its tools by the time of their calls.
-CREATE TABLE tool_blame AS
+-- The wait time caused by a request, as far as tools made it late, goes to its tools by the time of
+-- their calls.
+CREATE TABLE tool_caused_wait AS
 WITH calls AS (
     SELECT b.run, b.step, b.name, b.request_id, t.tool,
         t.duration_us - coalesce(t.stalled_us, 0) AS duration_us, b.place = b.many AS last,
-        b.blame_us * least(b.tool_us / b.behind_us, 1) AS tool_blame_us
-    FROM request_blame AS b JOIN tool_calls AS t USING (run, step, name, request_id)
+        b.caused_wait_us * least(b.tool_us / b.behind_us, 1) AS tool_caused_wait_us
+    FROM request_caused_wait AS b JOIN tool_calls AS t USING (run, step, name, request_id)
     WHERE b.tool_us > 0 AND b.behind_us > 0 AND NOT t.validate AND t.duration_us IS NOT NULL
 ), sums AS (
     SELECT run, step, name, request_id, try_cast(sum(duration_us) AS BIGINT) AS all_us
     FROM calls GROUP BY run, step, name, request_id
 )
 SELECT c.run, c.step, c.tool, bool_or(c.last) AS last,
-    sum(c.tool_blame_us * c.duration_us / nullif(all_us, 0)) AS blame_us
+    sum(c.tool_caused_wait_us * c.duration_us / nullif(all_us, 0)) AS caused_wait_us
 FROM calls AS c JOIN sums USING (run, step, name, request_id)
 GROUP BY c.run, c.step, c.tool;
