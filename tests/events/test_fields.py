@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import math
 import re
 import shutil
 import tarfile
@@ -24,8 +25,24 @@ from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 
 ROOT = Path(__file__).parents[2]
-# Real runs: a rehearsal, and one with TransferQueue tracing.
-RECORDED = [ROOT / "tests" / "data" / name for name in ("rehearsal_run.tar.gz", "tq/run.tar.gz")]
+# Real runs: a rehearsal, one with TransferQueue tracing, and two of asynchronous trainers.
+RECORDED = [
+    ROOT / "tests" / "data" / name
+    for name in (
+        "rehearsal_run.tar.gz",
+        "tq/run.tar.gz",
+        "colocate_async_run.tar.gz",
+        "separate_async_run.tar.gz",
+    )
+]
+JSON_TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "list": list,
+    "object": dict,
+}
 # What puts fields into events: the probes, and what records without one.
 WRITERS = [
     *(ROOT / "verl_profiler" / "probes").glob("*.py"),
@@ -39,20 +56,35 @@ WRITERS = [
 NO_FIELDS = {"GET", "COMPUTE", "PUT"}
 
 
-def unknown(value, known, prefix=""):
-    """Return the paths of an object that a table does not have."""
-    found = set()
+def described(value, known, prefix=""):
+    """Yield each path of an object, its value, and its field; None for those that a table lacks."""
     for key, each in value.items():
         path = f"{prefix}{key}"
-        if path in known or f"{prefix}*" in known:
-            continue
-        if f"{path}.*" in known:
-            continue
-        if isinstance(each, dict) and any(name.startswith(f"{path}.") for name in known):
-            found |= unknown(each, known, f"{path}.")
+        field = known.get(path, known.get(f"{prefix}*"))
+        if (
+            field is None
+            and isinstance(each, dict)
+            and any(k.startswith(f"{path}.") for k in known)
+        ):
+            yield from described(each, known, f"{path}.")
         else:
-            found.add(path)
-    return found
+            yield path, each, field
+
+
+def unknown(value, known):
+    """Return the paths of an object that a table does not have."""
+    return {path for path, _, field in described(value, known) if field is None}
+
+
+def fits(field, value):
+    """Whether a value has its field's type; amounts and counts are finite and not negative."""
+    if isinstance(value, bool) or field.type == "boolean":
+        return isinstance(value, bool) and field.type == "boolean"
+    if not isinstance(value, JSON_TYPES[field.type]):
+        return False
+    if field.type not in ("integer", "number"):
+        return True
+    return math.isfinite(value) and (value >= 0 or (field.type == "number" and not field.unit))
 
 
 def keys_of(path):
@@ -75,7 +107,7 @@ def keys_of(path):
                 yield key.value
 
 
-@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: path.parent.name)
+@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def recorded(request):
     """The files of a recorded run: name and JSON objects."""
     with tarfile.open(request.param) as archive:
@@ -144,6 +176,46 @@ def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
                 found |= {(each["event"], key) for key in each.get("extra", {}).keys() - allowed}
 
     assert set() == found
+
+
+def test_every_value_of_a_recorded_run_has_the_type_of_its_field(recorded):
+    """Only headers and run.json have nulls."""
+    misfits = set()
+    for name, objects in recorded.items():
+        table = RUN if name.endswith("run.json") else HEADER if "/processes/" in name else None
+        for each in objects:
+            values = described(each, table or LINE)
+            if table is None:
+                values = [*values, *described(each.get("extra", {}), IDENTITY | FIELDS)]
+            misfits |= {
+                (table is None and each["event"], path, repr(value))
+                for path, value, field in values
+                if not (fits(field, value) or (table is not None and value is None))
+            }
+
+    assert set() == misfits
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("turn", True),
+        ("turn", 1.0),
+        ("turn", -1),
+        ("validate", 0),
+        ("status", None),
+        ("size_bytes", 1.5),
+        ("size_bytes", -1),
+        ("queue_s", -0.001),
+        ("queue_s", "0.1"),
+        ("score", math.nan),
+        ("tags", "weights"),
+        ("metrics", []),
+    ],
+)
+def test_a_value_of_another_type_or_sign_does_not_fit(field, value):
+    """The check above would notice it."""
+    assert not fits((IDENTITY | FIELDS)[field], value)
 
 
 def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monkeypatch):

@@ -17,8 +17,9 @@ class Field:
     """One field.
 
     Args:
-        type: As JSON has it: string, integer, number, boolean, list or object.
-        unit: Of numbers; empty for counts, names and flags.
+        type: As JSON has it: string, integer, number, boolean, list or object.  Headers and run.json
+            have null where a value is unknown or does not apply; events leave the key out.
+        unit: Of numbers, which are then not negative; empty for counts, names and flags.
         doc: One sentence: what it is, and where it is from.
         events: The events that have it; of `FIELDS` only.
         column: Whether the reader makes a column of it; for fields of frequent events.
@@ -269,6 +270,7 @@ FIELDS = {
         "engine_call",
         "engine_attempt",
         "engine_request",
+        "sample_consumed",
         column=True,
     ),
     "prompts": _count("Number of prompts.", "dispatch"),
@@ -317,6 +319,7 @@ FIELDS = {
         "engine_attempt",
         "engine_request",
         "sample_dropped",
+        "sample_consumed",
         column=True,
     ),
     "reward": _number("Score of the request.", "request", column=True),
@@ -394,6 +397,7 @@ FIELDS = {
     "turns": _count("Number of turns of the request.", "request", column=True),
     "uid": _text(
         "Random id of the prompt in its batch, made by verl; with `session` it names a sample.",
+        "request",
         "request_start",
         "sample_consumed",
         "sample_dropped",
@@ -510,7 +514,7 @@ RUN = {
     "command": Field("list", "", "The command line, with its overrides; credentials masked. ¹"),
     "cwd": _text("Directory of the command. ¹"),
     "versions.*": _text("Versions of Python, verl, Ray, torch, engines and this package."),
-    "settings.*": Field(
+    "settings": Field(
         "object",
         "",
         "The settings under `profiler:`, credentials masked; ¹ `output_dir`, `nsight.directory`, "
@@ -530,7 +534,7 @@ RUN = {
     "training.n_gpus_per_node": _count("GPUs of each."),
     "training.use_v1": _flag("Which of verl's trainers."),
     "training.trainer_mode": _text("`trainer.v1.trainer_mode`."),
-    "training.asynchronous.*": Field(
+    "training.asynchronous": Field(
         "object",
         "",
         "Of an asynchronous trainer: `num_warmup_batches`, `parameter_sync_step`, `enable_switch`, "
@@ -540,7 +544,7 @@ RUN = {
     ),
     "training.project_name": _text("`trainer.project_name`."),
     "training.experiment_name": _text("`trainer.experiment_name`."),
-    "training.memory.*": Field(
+    "training.memory": Field(
         "object", "", "What the memory saver does in this run: flags and shares."
     ),
     **_CLOCK,
