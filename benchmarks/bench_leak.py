@@ -23,8 +23,8 @@ import weakref
 from pathlib import Path
 
 from verl_profiler.environ import SETTINGS
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 MANAGER = "sglang.srt.managers.tokenizer_manager"
@@ -87,8 +87,8 @@ def activate(folder):
         module = types.ModuleType(name)
         setattr(module, kind.__name__, kind)
         sys.modules[name] = module
-    carried = Carried(folder, folder, EventSettings(announce=False), take_anchor())
-    os.environ[SETTINGS] = carried.encode()
+    worker_config = WorkerConfig(folder, folder, EventSettings(announce=False), take_anchor())
+    os.environ[SETTINGS] = worker_config.encode()
     from verl_profiler import plugin
     from verl_profiler.instrumentation.status import status
 

@@ -30,10 +30,10 @@ from verl_profiler import span
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.context import Request, current_request
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 BATCH = 200
 BATCHES = 300
@@ -97,7 +97,8 @@ def start(folder):
     directory = tempfile.mkdtemp(dir=folder)
     settings = EventSettings(announce=False, max_pending=5_000_000)
     recorder.start(
-        Carried(directory, directory, settings, take_anchor()), lambda: Identity("agent_loop", 0)
+        WorkerConfig(directory, directory, settings, take_anchor()),
+        lambda: Identity("agent_loop", 0),
     )
     return Path(directory)
 
@@ -253,10 +254,10 @@ def bench_import():
         "print((time.perf_counter() - b) * 1e3)"
     )
     folder = tempfile.mkdtemp()
-    carried = Carried(folder, folder, EventSettings(announce=False), take_anchor()).encode()
+    encoded = WorkerConfig(folder, folder, EventSettings(announce=False), take_anchor()).encode()
     times = {"off": [], "on": []}
     for _ in range(9):
-        for name, environment in (("off", {}), ("on", {"VERL_PROFILER_SETTINGS": carried})):
+        for name, environment in (("off", {}), ("on", {"VERL_PROFILER_SETTINGS": encoded})):
             done = subprocess.run(
                 [sys.executable, "-c", code],
                 env={"PATH": "", **environment},

@@ -36,9 +36,9 @@ from verl.utils import transferqueue_utils as bridge
 
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.recording import recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 from verl_profiler.transfer_queue import calls, lines
 from verl_profiler.transfer_queue import probes as tracing
 from verl_profiler.transfer_queue.switches import Switches
@@ -236,7 +236,9 @@ def main():
         log.addHandler(handler)
         log.propagate = False
         events = EventSettings(announce=False)
-        recorder.start(Carried(folder, folder, events, take_anchor()), lambda: Identity("actor", 0))
+        recorder.start(
+            WorkerConfig(folder, folder, events, take_anchor()), lambda: Identity("actor", 0)
+        )
         found = {"alone": measure_alone()}
         ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR")
         tq.init()

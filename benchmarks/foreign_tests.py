@@ -34,13 +34,13 @@ AGAIN = 2
 def settings(folder):
     """Make a run directory; return what a worker of that run has in its environment."""
     from verl_profiler.recording import run_directory
-    from verl_profiler.recording.carried import Carried, EventSettings
     from verl_profiler.recording.clock import take_anchor
+    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
     anchor = take_anchor()
     events = EventSettings(announce=False)
     made = run_directory.make(str(folder), anchor, events, {})
-    return Carried(str(made), str(folder), events, anchor).encode(), made
+    return WorkerConfig(str(made), str(folder), events, anchor).encode(), made
 
 
 def outcomes(report):

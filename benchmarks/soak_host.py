@@ -608,8 +608,8 @@ class Soak:
         from verl_profiler.instrumentation import placing
         from verl_profiler.instrumentation.status import status
         from verl_profiler.recording import recorder, run_directory
-        from verl_profiler.recording.carried import Carried, EventSettings
         from verl_profiler.recording.clock import now, take_anchor
+        from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
         anchor = take_anchor()
         settings = EventSettings(
@@ -622,9 +622,9 @@ class Soak:
         made = run_directory.make(str(self.run), anchor, settings, {})
         if made != self.run:
             raise SystemExit(f"{made} is not {self.run}")
-        carried = Carried(str(made), str(self.run), settings, anchor)
+        worker_config = WorkerConfig(str(made), str(self.run), settings, anchor)
         self.recorder = recorder
-        recorder.start(carried, lambda: Identity("soak", 0))
+        recorder.start(worker_config, lambda: Identity("soak", 0))
         self.now, self.record, self.span = now, recorder.record, verl_profiler.span
         self.log = verl_profiler.log_manager.log
         self.loop = Loop(self)

@@ -14,9 +14,9 @@ from verl_profiler.capture import session
 from verl_profiler.instrumentation import nvtx_ranges, placing
 from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores SIGINT, and so would all that tests start.
@@ -80,18 +80,18 @@ def _leaves_nothing_behind(_data_before):
 
 
 @pytest.fixture
-def carried(tmp_path):
+def worker_config(tmp_path):
     """What a process gets from the driver: a run directory that exists, quick flushes."""
     directory = tmp_path / "run"
     directory.mkdir()
     events = EventSettings(flush_interval_s=0.01, announce=False)
-    return Carried(str(directory), str(directory), events, take_anchor())
+    return WorkerConfig(str(directory), str(directory), events, take_anchor())
 
 
 @pytest.fixture
-def recording(carried):
+def recording(worker_config):
     """A recorder that runs in this process as `worker_0`; stopped when the test ends."""
-    active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+    active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     yield active
     recorder.stop()
 

@@ -13,7 +13,7 @@ from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.cli import COMMANDS, main
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.launch.settings import MemorySaverSettings, Settings
-from verl_profiler.recording.carried import EventSettings
+from verl_profiler.recording.worker_config import EventSettings
 from verl_profiler.transfer_queue.switches import Switches
 
 ROOT = Path(__file__).parents[1]

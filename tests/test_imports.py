@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from verl_profiler.environ import SETTINGS
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 READING = {"duckdb", "matplotlib", "jinja2", "pandas", "numpy", "scipy"}
 HOSTS = {"torch", "ray", "verl", "sglang", "vllm", "transfer_queue", "hydra", "omegaconf"}
@@ -41,10 +41,10 @@ def test_importing_the_package_has_no_effects():
 
 def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
     """Also when it records, with every probe registered."""
-    carried = Carried(str(tmp_path), "x", EventSettings(announce=False), take_anchor())
+    worker_config = WorkerConfig(str(tmp_path), "x", EventSettings(announce=False), take_anchor())
     found = imported_by(
         "import verl_profiler.plugin; import verl_profiler.recording.recorder as r; assert r.active()",
-        **{SETTINGS: carried.encode()},
+        **{SETTINGS: worker_config.encode()},
     )
 
     assert {"wrapt", "msgspec"} <= found

@@ -41,9 +41,9 @@ def test_settings_that_cannot_be_read_record_nothing(text, closed, monkeypatch, 
         assert "(plugin-failed)" in capsys.readouterr().err
 
 
-def test_a_failure_after_recording_began_is_told(carried, monkeypatch, capsys):
+def test_a_failure_after_recording_began_is_told(worker_config, monkeypatch, capsys):
     """The probes are lost, the process is not."""
-    monkeypatch.setenv(SETTINGS, carried.encode())
+    monkeypatch.setenv(SETTINGS, worker_config.encode())
     monkeypatch.setattr(plugin, "_place_probes", lambda _families: 1 / 0)
 
     assert plugin.activate() is False
@@ -80,24 +80,24 @@ def test_a_reason_in_the_header_holds_no_credential():
     assert "ValueError" in json.loads(header)["probes"]["missed"]["turn"]
 
 
-def test_the_message_of_an_exception_is_not_recorded(carried):
+def test_the_message_of_an_exception_is_not_recorded(worker_config):
     """It may hold a prompt or a credential; its type is enough."""
-    recorder.start(carried, lambda: Identity("agent_loop", 0), plugin._describe)
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0), plugin._describe)
     with pytest.raises(ValueError, match="sECRet"), span("mine"):
         raise ValueError("sECRet")
     recorder.stop()
 
-    files = [path for path in Path(carried.directory).rglob("*") if path.is_file()]
+    files = [path for path in Path(worker_config.directory).rglob("*") if path.is_file()]
     assert [] == [path.name for path in files if b"sECRet" in path.read_bytes()]
     assert any(b'"error":"ValueError"' in path.read_bytes() for path in files)
 
 
-def test_a_header_without_paths(carried, monkeypatch):
+def test_a_header_without_paths(worker_config, monkeypatch):
     """`profiler.record_command: false` holds for headers too."""
-    carried = msgspec.structs.replace(carried, record_command=False)
-    monkeypatch.setenv(SETTINGS, carried.encode())
+    worker_config = msgspec.structs.replace(worker_config, record_command=False)
+    monkeypatch.setenv(SETTINGS, worker_config.encode())
     plugin.activate("driver")
     recorder.stop()
 
-    (header,) = (Path(carried.directory) / "processes").iterdir()
-    assert carried.directory.encode() not in header.read_bytes()
+    (header,) = (Path(worker_config.directory) / "processes").iterdir()
+    assert worker_config.directory.encode() not in header.read_bytes()

@@ -13,7 +13,7 @@ __all__ = [
     "UNDER_NSYS",
 ]
 
-# The settings of a run, as `recording.carried.Carried` encodes them.
+# The settings of a run, as `recording.worker_config.WorkerConfig` encodes them.
 SETTINGS = "VERL_PROFILER_SETTINGS"
 # The check before training failed, so nothing is captured.
 CAPTURES_OFF = "VERL_PROFILER_CAPTURES_OFF"

@@ -41,51 +41,51 @@ def activate(role: str | None = None) -> bool:
                 _place_probes(())
             return False
         from verl_profiler.recording import recorder
-        from verl_profiler.recording.carried import Carried
         from verl_profiler.recording.identity import Identity, identify
+        from verl_profiler.recording.worker_config import WorkerConfig
 
-        carried = Carried.decode(text)
+        config = WorkerConfig.decode(text)
         if recorder.active() is not None:
             return True
-        plan = _plan(carried)
+        plan = _plan(config)
         if plan is not None:
             from verl_profiler.capture.file_modes import restore_umask
 
             restore_umask(plan.umask)
-        describe = _describe if carried.record_command else _describe_without_paths
+        describe = _describe if config.record_command else _describe_without_paths
         if role is not None:
             identity = Identity(role, None)
-            recorder.start(carried, lambda: identity, describe)
+            recorder.start(config, lambda: identity, describe)
         else:
-            recorder.start(carried, identify, describe)
-            families = carried.events.active_families()
+            recorder.start(config, identify, describe)
+            families = config.events.active_families()
             _place_probes(families)
             if plan is not None:
                 from verl_profiler.capture.probes import install
 
                 install(plan)
-            _open_ranges(carried)
+            _open_ranges(config)
     except Exception:  # noqa: BLE001  see the module docstring
         _complain("this process records nothing; training is not affected. (plugin-failed)")
         return False
     return True
 
 
-def _plan(carried: Any) -> Any:
+def _plan(config: Any) -> Any:
     """Return the capture plan; runs without captures import nothing for it."""
-    if carried.capture_plan is None:
+    if config.capture_plan is None:
         return None
-    from verl_profiler.capture.plan import carried_plan
+    from verl_profiler.capture.plan import decoded_plan
 
-    return carried_plan(carried.capture_plan)
+    return decoded_plan(config.capture_plan)
 
 
-def _open_ranges(carried: Any) -> None:
+def _open_ranges(config: Any) -> None:
     """Open NVTX ranges if requested, or if a tool records them."""
-    if carried.nvtx != "off":
+    if config.nvtx != "off":
         from verl_profiler.instrumentation import nvtx_ranges
 
-        nvtx_ranges.switch_on(always=carried.nvtx == "on")
+        nvtx_ranges.switch_on(always=config.nvtx == "on")
 
 
 def _transfers_are_traced() -> bool:

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
 from verl_profiler.capture import node_check, nsys_processes, probes, session
-from verl_profiler.capture.plan import carried_plan
+from verl_profiler.capture.plan import decoded_plan
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch import prepare
@@ -137,7 +137,7 @@ def drive(folder):
     nodes = wait_for(2)
     runner = TaskRunner.remote()
     found["hosts"] = ray.get(runner.run.remote([node["NodeID"] for node in nodes]))
-    plan = carried_plan(prepare.recorder.active().carried.capture_plan)
+    plan = decoded_plan(prepare.recorder.active().config.capture_plan)
     run = folder / "logs" / "run"
     processes = nsys_processes.processes_of(run, Path(plan.directory))
     found["in_use"] = [process.in_use for process in processes]

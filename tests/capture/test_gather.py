@@ -505,11 +505,11 @@ def test_reports_follow_the_umask(run):
     assert {0o640} == modes
 
 
-def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, carried):
+def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, worker_config):
     """nsys takes it away, and every file of the process would be writable for everybody."""
     plan = Plan("nsys", (1,), False, "/raw", "/journal", "error", {}, umask=0o027)
-    carried = msgspec.structs.replace(carried, capture_plan=plan.encode())
-    monkeypatch.setenv(SETTINGS, carried.encode())
+    worker_config = msgspec.structs.replace(worker_config, capture_plan=plan.encode())
+    monkeypatch.setenv(SETTINGS, worker_config.encode())
     before = os.umask(0)
     found = []
     try:

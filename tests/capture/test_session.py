@@ -20,7 +20,7 @@ BY_RANGE = {"capture-range": "nvtx"}
 
 
 @pytest.fixture
-def captured(carried, tmp_path):
+def captured(worker_config, tmp_path):
     """Record as agent-loop worker 0 with a plan; returns a function that takes the plan's changes."""
 
     def begin(**changes):
@@ -35,7 +35,7 @@ def captured(carried, tmp_path):
         )
         plan = msgspec.structs.replace(plan, **changes)
         recorder.start(
-            msgspec.structs.replace(carried, capture_plan=plan.encode()),
+            msgspec.structs.replace(worker_config, capture_plan=plan.encode()),
             lambda: Identity("agent_loop", 0),
         )
         recorder.active()._writer.identity = Identity("agent_loop", 0)

@@ -152,7 +152,7 @@ def toy(tmp_path, monkeypatch):
     del tools.toy
 
 
-def test_a_third_tool_needs_no_other_module(toy, carried, tmp_path):
+def test_a_third_tool_needs_no_other_module(toy, worker_config, tmp_path):
     """From the settings through plan, node check and capture session to the gathered report."""
     omegaconf = pytest.importorskip("omegaconf")
     run = tmp_path / "run"
@@ -170,7 +170,7 @@ def test_a_third_tool_needs_no_other_module(toy, carried, tmp_path):
     assert [] == problems_of(probe_node("toy", plan.directory, options), plan)
 
     recorder.start(
-        msgspec.structs.replace(carried, capture_plan=plan.encode()),
+        msgspec.structs.replace(worker_config, capture_plan=plan.encode()),
         lambda: Identity("agent_loop", 0),
     )
     recorder.active()._writer.identity = Identity("agent_loop", 0)

@@ -218,15 +218,15 @@ def test_a_value_of_another_type_or_sign_does_not_fit(field, value):
     assert not fits((IDENTITY | FIELDS)[field], value)
 
 
-def test_every_key_that_is_written_now_is_in_the_tables(carried, tmp_path, monkeypatch):
+def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path, monkeypatch):
     """A header with everything, run.json, a journal, a list of captures."""
     monkeypatch.setattr(
         "verl_profiler.launch.clock_exchange._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
     )
-    recorder.start(carried, lambda: Identity("trainer", 0), plugin._describe)
+    recorder.start(worker_config, lambda: Identity("trainer", 0), plugin._describe)
     recorder.record("step", 1, 2, {}, 1)
     recorder.stop()
-    header = json.loads((Path(carried.directory) / "processes/trainer_0.json").read_bytes())
+    header = json.loads((Path(worker_config.directory) / "processes/trainer_0.json").read_bytes())
     settings = parse({"output_dir": str(tmp_path / "x")})
     run = run_directory.make(str(tmp_path / "x"), take_anchor(), settings, {"memory": {"a": 1}})
     plan = Plan("torch", (1,), False, "/raw", str(tmp_path), "error", {"a": RoleCapture(None)})

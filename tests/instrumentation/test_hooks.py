@@ -60,9 +60,9 @@ def fails(*_arguments):
     raise RuntimeError("ours")
 
 
-def lines(carried, event):
+def lines(worker_config, event):
     recorder.stop()
-    return [line for line in lines_of(carried.directory) if line["event"] == event]
+    return [line for line in lines_of(worker_config.directory) if line["event"] == event]
 
 
 @pytest.mark.parametrize("probe", ["request", "engine_request"])
@@ -97,7 +97,7 @@ def test_the_context_is_the_hosts_again(probe, failing, recording, monkeypatch):
     assert (failing != "stopped") == bool(status.errors)
 
 
-def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording, carried):
+def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording, worker_config):
     """The next call that works begins a turn of its own; a count of open calls would be off."""
 
     async def loop(**_):
@@ -110,7 +110,7 @@ def test_an_engine_call_whose_begin_fails_leaves_the_turns_as_they_are(recording
     asyncio.run(wrapped("request", loop)(**REQUEST))
 
     assert {"engine_call": 1} == dict(status.errors)
-    assert [0, 1, 2] == [line["extra"]["turn"] for line in lines(carried, "turn")]
+    assert [0, 1, 2] == [line["extra"]["turn"] for line in lines(worker_config, "turn")]
 
 
 def test_a_call_that_is_collected_in_another_request_leaves_that_one_alone(recording):
@@ -147,7 +147,7 @@ def test_a_call_that_ends_in_a_copy_of_its_context_ends_there(recording):
     assert ended.run(context.current_request.get) is None
 
 
-def test_an_engine_call_in_a_context_that_an_earlier_one_left_is_recorded(recording, carried):
+def test_an_engine_call_in_a_context_that_an_earlier_one_left_is_recorded(recording, worker_config):
     """A task that was started within a request serves others later; the request in it is over."""
 
     async def use():
@@ -164,7 +164,7 @@ def test_an_engine_call_in_a_context_that_an_earlier_one_left_is_recorded(record
 
     asyncio.run(use())
 
-    assert 2 == len(lines(carried, "engine_request"))
+    assert 2 == len(lines(worker_config, "engine_request"))
 
 
 def test_an_async_generator_that_cannot_be_called_leaves_nothing(recording):
@@ -209,7 +209,7 @@ def test_the_event_loop_closes_a_probed_generator_once(recording, caplog):
     assert 20 == len(closed)
 
 
-def test_nested_probed_generators_are_closed_by_the_one_that_is_dropped(recording, carried):
+def test_nested_probed_generators_are_closed_by_the_one_that_is_dropped(recording, worker_config):
     """From the outside in, as without probes; each is recorded once."""
     closed = []
     probe = Probe("event", "rollout", ("x:y",))
@@ -237,7 +237,7 @@ def test_nested_probed_generators_are_closed_by_the_one_that_is_dropped(recordin
     asyncio.run(use())
 
     assert ["outer", "inner"] == closed
-    assert ["unfinished"] * 2 == [line["extra"]["status"] for line in lines(carried, "event")]
+    assert ["unfinished"] * 2 == [line["extra"]["status"] for line in lines(worker_config, "event")]
 
 
 @pytest.mark.parametrize("where", ["enter", "leave", "item"])
@@ -308,9 +308,9 @@ def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
     assert context.current_request.get() is None
 
 
-def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(carried):
+def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(worker_config):
     """What is open ends well there; the child works in the step that it was forked in."""
-    recorder.start(carried, lambda: Identity("agent_loop", 0))
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     recorder.before_stop(rollout.finish_open_requests)
     trainer = Trainer()
     context.process.hold_trainer(trainer)
@@ -330,7 +330,7 @@ def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(ca
 
     assert 0 == asyncio.run(wrapped("request", fork)(**REQUEST))
     recorder.stop()
-    found = lines_of(carried.directory)
+    found = lines_of(worker_config.directory)
 
     assert {"child", "request", "request_start"} <= {line["event"] for line in found}
     assert [None] == [line["extra"].get("status") for line in found if line["event"] == "request"]

@@ -184,7 +184,7 @@ def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvt
 @pytest.mark.parametrize("wanted", ["on", "auto", "off"])
 @pytest.mark.parametrize("attached", [False, True])
 def test_ranges_are_opened_where_they_were_requested(
-    wanted, attached, nvtx, carried, monkeypatch, tmp_path
+    wanted, attached, nvtx, worker_config, monkeypatch, tmp_path
 ):
     """`on` also without captures, for an nsys that the user starts; `auto` only under a tool."""
     library = tmp_path / "injection.so"
@@ -192,6 +192,6 @@ def test_ranges_are_opened_where_they_were_requested(
         library.touch()
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
     assert nvtx is not None
-    plugin._open_ranges(msgspec.structs.replace(carried, nvtx=wanted))
+    plugin._open_ranges(msgspec.structs.replace(worker_config, nvtx=wanted))
 
     assert (wanted == "on" or (wanted == "auto" and attached)) == nvtx_ranges.is_on()

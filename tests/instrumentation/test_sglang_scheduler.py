@@ -13,8 +13,8 @@ import pytest
 from verl_profiler.environ import SETTINGS
 from verl_profiler.instrumentation import sglang_scheduler
 from verl_profiler.instrumentation.sglang_scheduler import load
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 from verl_profiler.rehearsal.environment import environment
 
 
@@ -28,8 +28,10 @@ class Batch:
 @pytest.fixture
 def settings(monkeypatch):
     def set_nvtx(value):
-        carried = Carried("/run", "run", EventSettings(announce=False), take_anchor(), nvtx=value)
-        monkeypatch.setenv(SETTINGS, carried.encode())
+        worker_config = WorkerConfig(
+            "/run", "run", EventSettings(announce=False), take_anchor(), nvtx=value
+        )
+        monkeypatch.setenv(SETTINGS, worker_config.encode())
 
     return set_nvtx
 

@@ -150,7 +150,7 @@ def test_uninstalling_restores_the_very_same_object(host, recording, method):
     assert method not in vars(host.Host) or owner is host.Host
 
 
-def test_installing_twice_wraps_once(host, recording, carried):
+def test_installing_twice_wraps_once(host, recording, worker_config):
     """The entry point and Ray's hook may both load the plugin."""
     probes = [probe("Host.plain")]
     placing.install(probes)
@@ -162,15 +162,15 @@ def test_installing_twice_wraps_once(host, recording, carried):
     recorder.stop()
 
     assert first is host.Host.plain
-    assert 1 == len(lines_of(carried.directory))
+    assert 1 == len(lines_of(worker_config.directory))
 
 
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("method", ["plain", "coroutine", "generator", "items", "static", "given"])
-def test_a_trace_encloses_what_is_measured(host, carried, method, recorded):
+def test_a_trace_encloses_what_is_measured(host, worker_config, method, recorded):
     """In one wrapper, and without a recorder too."""
     if recorded:
-        recorder.start(carried, lambda: Identity("agent_loop", 0))
+        recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     order = []
 
     def trace(args, kwargs):
@@ -221,7 +221,7 @@ def test_a_trace_that_fails_costs_itself_only(host, recording):
     assert [5, 5] == measured
 
 
-def test_arguments_and_results_can_be_replaced(host, recording, carried):
+def test_arguments_and_results_can_be_replaced(host, recording, worker_config):
     """The host gets the new arguments, and so do the hooks; the caller gets the new result."""
     seen = []
     replacing = probe(
@@ -235,7 +235,7 @@ def test_arguments_and_results_can_be_replaced(host, recording, carried):
     assert [8] == host.function(7)
     recorder.stop()
     assert [(8,)] == seen
-    assert 1 == len(lines_of(carried.directory))
+    assert 1 == len(lines_of(worker_config.directory))
 
 
 def test_a_module_that_comes_after_the_end_is_left_alone(tmp_path, monkeypatch):
@@ -263,7 +263,9 @@ def foreign(function):
 
 
 @pytest.mark.parametrize("method", ["plain", "static", "of"])
-def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, carried, method):
+def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(
+    host, recording, worker_config, method
+):
     """It goes on calling ours, which cannot be taken from under it; later it may put ours back."""
     before = vars(host.Host)[method]
     kind = type(before) if method != "plain" else lambda function: function
@@ -282,7 +284,7 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(host, recording, c
     placing.uninstall()
     recorder.stop()
 
-    assert 2 == len(lines_of(carried.directory))
+    assert 2 == len(lines_of(worker_config.directory))
     assert before is vars(host.Host)[method]
 
 
@@ -298,7 +300,7 @@ def test_the_result_is_the_same_object(host, recording, method):
 
 
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
-def test_the_exception_is_the_same_object_and_is_recorded(host, recording, carried, method):
+def test_the_exception_is_the_same_object_and_is_recorded(host, recording, worker_config, method):
     """The host's error handling sees what it always saw."""
     placing.install([probe(f"Host.{method}")])
     one = host.Host()
@@ -309,13 +311,13 @@ def test_the_exception_is_the_same_object_and_is_recorded(host, recording, carri
     recorder.stop()
 
     assert one.error is caught.value
-    assert {"status": "error", "error": "KeyError"} == lines_of(carried.directory)[0]["extra"]
+    assert {"status": "error", "error": "KeyError"} == lines_of(worker_config.directory)[0]["extra"]
 
 
 @pytest.mark.parametrize("method", ["given", "either"])
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_decorated_coroutine_function_is_recorded_until_its_end(
-    host, recording, carried, method, raises
+    host, recording, worker_config, method, raises
 ):
     """verl's vLLM adapter has `torch.no_grad` before `update_weights`; what it hands out is awaited."""
     placing.install([probe(f"Host.{method}")])
@@ -330,14 +332,14 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
     except KeyError as error:
         got = error
     recorder.stop()
-    (line,) = lines_of(carried.directory)
+    (line,) = lines_of(worker_config.directory)
 
     assert (one.error if raises else one.result) is got
     assert line["duration_sec"] >= 0.01
     assert ("error" if raises else None) == line.get("extra", {}).get("status")
 
 
-def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, carried):
+def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, worker_config):
     """verl's checkpoint engine is called from coroutines and from plain code."""
     placing.install([probe("Host.either")])
     one = host.Host()
@@ -345,10 +347,10 @@ def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, 
 
     assert one.result is one.either(1)
     recorder.stop()
-    assert lines_of(carried.directory)[0]["duration_sec"] >= 0.01
+    assert lines_of(worker_config.directory)[0]["duration_sec"] >= 0.01
 
 
-def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried):
+def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, worker_config):
     """And stays cancelled."""
     placing.install([probe("Host.coroutine")])
     one = host.Host()
@@ -357,10 +359,10 @@ def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, carried
         asyncio.run(one.coroutine("raise"))
     recorder.stop()
 
-    assert "cancelled" == lines_of(carried.directory)[0]["extra"]["status"]
+    assert "cancelled" == lines_of(worker_config.directory)[0]["extra"]["status"]
 
 
-def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, carried):
+def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, worker_config):
     """Nothing is left open."""
     placing.install([probe("Host.coroutine")])
 
@@ -379,10 +381,10 @@ def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, c
     coroutine.close()
     recorder.stop()
 
-    assert "unfinished" == lines_of(carried.directory)[0]["extra"]["status"]
+    assert "unfinished" == lines_of(worker_config.directory)[0]["extra"]["status"]
 
 
-def test_a_generator_passes_values_both_ways(host, recording, carried):
+def test_a_generator_passes_values_both_ways(host, recording, worker_config):
     """verl's timers are generators behind `contextmanager`."""
     placing.install([probe("Host.generator")])
     generator = host.Host().generator("x")
@@ -393,10 +395,10 @@ def test_a_generator_passes_values_both_ways(host, recording, carried):
     recorder.stop()
 
     assert "back" == stopped.value.value
-    assert 1 == len(lines_of(carried.directory))
+    assert 1 == len(lines_of(worker_config.directory))
 
 
-def test_an_async_generator_passes_items_sends_and_throws(host, recording, carried):
+def test_an_async_generator_passes_items_sends_and_throws(host, recording, worker_config):
     """Every item also reaches the probe."""
     seen = []
     placing.install([probe("Host.items", item=lambda call, item: seen.append(item))])
@@ -416,7 +418,7 @@ def test_an_async_generator_passes_items_sends_and_throws(host, recording, carri
 
     assert [0, 1] == seen
     assert ["a"] == one.got
-    assert "KeyError" == lines_of(carried.directory)[0]["extra"]["error"]
+    assert "KeyError" == lines_of(worker_config.directory)[0]["extra"]["error"]
 
 
 def test_an_async_generator_that_is_dropped_is_closed(host, recording):
@@ -443,7 +445,7 @@ def test_an_async_generator_that_is_dropped_is_closed(host, recording):
     assert [True] == closed
 
 
-def test_a_probe_that_fails_costs_itself_only(host, recording, carried, capsys):
+def test_a_probe_that_fails_costs_itself_only(host, recording, worker_config, capsys):
     """Counted, printed once, and the host goes on."""
 
     def broken(call, *result):
@@ -530,18 +532,18 @@ def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
     assert "r" == one.plain(1)
 
 
-def test_a_partial_is_no_obstacle(host, recording, carried):
+def test_a_partial_is_no_obstacle(host, recording, worker_config):
     """Callables without names are wrapped by what they are."""
     host.bound = functools.partial(host.function, 3)
     placing.install([probe("bound")])
 
     assert 3 == host.bound()
     recorder.stop()
-    assert 1 == len(lines_of(carried.directory))
+    assert 1 == len(lines_of(worker_config.directory))
 
 
 @pytest.mark.parametrize("method", ["plain", "coroutine", "generator", "items"])
-def test_hooks_are_accounted_and_the_host_is_not(recording, carried, monkeypatch, method):
+def test_hooks_are_accounted_and_the_host_is_not(recording, worker_config, monkeypatch, method):
     """Each hook takes 1 s and the host 1000 s, by a clock that they move."""
     clock = [10**9]
     monkeypatch.setattr(wrapping, "now", lambda: clock[0])
@@ -583,7 +585,7 @@ def test_hooks_are_accounted_and_the_host_is_not(recording, carried, monkeypatch
 
     recorder.stop()
 
-    (line,) = lines_of(carried.directory)
+    (line,) = lines_of(worker_config.directory)
     assert (2 + (item is not None)) * 10**9 == recording.wrapper_ns
     host_s = 1000 * (1 + (method in ("generator", "items")))
     assert host_s + (item is not None) == line["duration_sec"]

@@ -120,7 +120,7 @@ def plan(name):
 
 
 @pytest.mark.parametrize(
-    ("requested", "tool", "carried"),
+    ("requested", "tool", "nvtx"),
     [
         ("on", None, "on"),
         ("auto", None, "off"),
@@ -129,12 +129,12 @@ def plan(name):
         ("off", "nsys", "off"),
     ],
 )
-def test_processes_open_ranges_where_the_tool_records_them(requested, tool, carried, tmp_path):
+def test_processes_open_ranges_where_the_tool_records_them(requested, tool, nvtx, tmp_path):
     """`on` also without captures, for an nsys that the user starts."""
     settings = parse({"output_dir": "x", "nsight": {"nvtx": requested}})
     made = tool and msgspec.structs.replace(plan("x"), tool=tool)
 
-    assert carried == launch._carried(settings, tmp_path, take_anchor(), made).nvtx
+    assert nvtx == launch._worker_config(settings, tmp_path, take_anchor(), made).nvtx
 
 
 class Handle:

@@ -5,15 +5,15 @@ import pytest
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.launch.settings import parse
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 
 def test_what_travels_comes_back_the_same():
     """The one-line form loses nothing."""
-    carried = Carried("/runs/a", "runs/a", EventSettings(steps=(1, 2)), take_anchor())
+    worker_config = WorkerConfig("/runs/a", "runs/a", EventSettings(steps=(1, 2)), take_anchor())
 
-    assert carried == Carried.decode(carried.encode())
+    assert worker_config == WorkerConfig.decode(worker_config.encode())
 
 
 def test_all_families_are_on_unless_switched_off():

@@ -56,11 +56,11 @@ async def score_at_once(worker, infos):
     )
 
 
-def scores(carried):
-    return [line for line in lines_of(carried.directory) if line["event"] == "reward_score"]
+def scores(worker_config):
+    return [line for line in lines_of(worker_config.directory) if line["event"] == "reward_score"]
 
 
-def test_calls_that_wait_for_a_thread_show_the_functions_time_apart(recording, carried):
+def test_calls_that_wait_for_a_thread_show_the_functions_time_apart(recording, worker_config):
     """Four at once and one thread: the last waits for three others."""
 
     def function(extra_info):
@@ -69,7 +69,7 @@ def test_calls_that_wait_for_a_thread_show_the_functions_time_apart(recording, c
 
     asyncio.run(score_at_once(Worker(Manager(function)), [{"n": n} for n in range(4)]))
     recorder.stop()
-    lines = sorted(scores(carried), key=lambda line: line["duration_sec"])
+    lines = sorted(scores(worker_config), key=lambda line: line["duration_sec"])
 
     for line in lines:
         times = line["extra"]
@@ -80,7 +80,7 @@ def test_calls_that_wait_for_a_thread_show_the_functions_time_apart(recording, c
     assert {} == reward._running
 
 
-def test_the_function_stays_what_it_was(recording, carried):
+def test_the_function_stays_what_it_was(recording, worker_config):
     """Of its kind, with its name, its result and its very exception, also without a recorder."""
     error = ValueError("mine")
 
@@ -109,19 +109,19 @@ def test_the_function_stays_what_it_was(recording, carried):
     assert {} == dict(status.errors)
 
 
-def test_two_calls_with_the_same_dict_are_not_mixed_up(recording, carried):
+def test_two_calls_with_the_same_dict_are_not_mixed_up(recording, worker_config):
     """Whose time it is cannot be seen."""
     shared = {}
     asyncio.run(score_at_once(Worker(Manager(lambda extra_info: 1.0)), [shared, shared]))
     recorder.stop()
 
-    assert 2 == len(scores(carried))
-    assert 0 == sum("compute_s" in line["extra"] for line in scores(carried)[1:])
+    assert 2 == len(scores(worker_config))
+    assert 0 == sum("compute_s" in line["extra"] for line in scores(worker_config)[1:])
     assert {} == reward._running
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-def test_spans_inside_the_function_carry_the_samples_identity(recording, carried, kind):
+def test_spans_inside_the_function_carry_the_samples_identity(recording, worker_config, kind):
     """A pool's thread has a context of its own, and keeps nothing of the last sample."""
 
     def function(extra_info):
@@ -150,7 +150,7 @@ def test_spans_inside_the_function_carry_the_samples_identity(recording, carried
     with span("afterwards"):
         pass
     recorder.stop()
-    lines = lines_of(carried.directory)
+    lines = lines_of(worker_config.directory)
 
     assert {(n, 10 + n, n % 2, f"u{n}") for n in range(4)} == {
         tuple(line["extra"][key] for key in ("n", "sample", "session", "uid"))

@@ -195,9 +195,9 @@ def test_a_resume_through_the_adapter_names_its_tags(recording):
     assert extra["rss_after_bytes"] > 0
 
 
-def test_samples_are_taken_only_when_asked_for(carried):
+def test_samples_are_taken_only_when_asked_for(worker_config):
     """Without an interval the writer has nothing more to do than before."""
-    recorder.start(carried, lambda: Identity("actor", 0))
+    recorder.start(worker_config, lambda: Identity("actor", 0))
     threads = threading.active_count()
     memory_sampler.begin()
 
@@ -205,9 +205,9 @@ def test_samples_are_taken_only_when_asked_for(carried):
     recorder.stop()
 
 
-def test_a_sample_has_the_process_its_host_and_the_step(carried):
+def test_a_sample_has_the_process_its_host_and_the_step(worker_config):
     """However often sampling is begun, there is one sampler."""
-    asked = msgspec.structs.replace(carried, memory_sample_interval_s=60.0)
+    asked = msgspec.structs.replace(worker_config, memory_sample_interval_s=60.0)
     active = recorder.start(asked, lambda: Identity("actor", 0))
     context.process.step = 4
     for _ in range(3):
@@ -216,7 +216,7 @@ def test_a_sample_has_the_process_its_host_and_the_step(carried):
         pass
     recorder.stop()
 
-    (sample,) = lines_of(carried.directory)
+    (sample,) = lines_of(worker_config.directory)
     assert ("memory_sample", 4) == (sample["event"], sample["step"])
     assert {"rss_bytes", "host_used_bytes"} == set(sample["extra"])
 

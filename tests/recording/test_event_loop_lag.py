@@ -18,8 +18,8 @@ from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import context, event_loop_lag, recorder
-from verl_profiler.recording.carried import EventSettings
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings
 
 PROBE = Probe("event", "rollout", ("x:y",))
 _current_batch: ContextVar[object] = ContextVar("current_batch")
@@ -43,8 +43,8 @@ async def _call():
 probed = wrapping.wrap(PROBE, _call)
 
 
-def lags(carried):
-    return [line for line in lines_of(carried.directory) if line["event"] == "event_loop_lag"]
+def lags(worker_config):
+    return [line for line in lines_of(worker_config.directory) if line["event"] == "event_loop_lag"]
 
 
 def beats(monkeypatch):
@@ -96,14 +96,14 @@ def test_a_loop_at_the_address_of_an_earlier_one_is_watched(recording, quick, mo
     assert 0 < first < len(seen)
 
 
-def test_a_loop_is_watched_again_by_the_next_recording(carried, quick, monkeypatch):
+def test_a_loop_is_watched_again_by_the_next_recording(worker_config, quick, monkeypatch):
     """The heart stops with its recording."""
     seen = beats(monkeypatch)
 
     async def serve():
         counts = []
         for _ in range(2):
-            recorder.start(carried, lambda: Identity("agent_loop", 0))
+            recorder.start(worker_config, lambda: Identity("agent_loop", 0))
             await probed()
             await asyncio.sleep(0.05)
             recorder.stop()
@@ -116,7 +116,7 @@ def test_a_loop_is_watched_again_by_the_next_recording(carried, quick, monkeypat
     assert second > first + 1
 
 
-def test_a_stall_is_recorded_with_the_call_that_caused_it(recording, carried, quick):
+def test_a_stall_is_recorded_with_the_call_that_caused_it(recording, worker_config, quick):
     """In the heartbeat's own context, which has no request."""
     blocking = wrapping.wrap(PROBE, lambda: time.sleep(0.3))
 
@@ -128,7 +128,7 @@ def test_a_stall_is_recorded_with_the_call_that_caused_it(recording, carried, qu
 
     asyncio.run(serve())
     recorder.stop()
-    longest = max(lags(carried), key=lambda line: line["duration_sec"])
+    longest = max(lags(worker_config), key=lambda line: line["duration_sec"])
 
     assert "event" == longest["extra"]["during"]
     assert "request_id" not in longest["extra"]
@@ -210,11 +210,11 @@ def covered(stalls, truth):
     )
 
 
-def stalls_of(carried):
+def stalls_of(worker_config):
     """Return begin and end as `now()` gives them, and the fields, of each recorded stall."""
-    clock = carried.clock
+    clock = worker_config.clock
     found = []
-    for line in lags(carried):
+    for line in lags(worker_config):
         at = datetime.fromisoformat(line["timestamp"].replace("Z", "+00:00"))
         seconds = (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
         end = seconds * 1000 - clock.wall_ns + clock.monotonic_ns
@@ -224,11 +224,11 @@ def stalls_of(carried):
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("block", [sleep_in_place, sleep_and_keep_the_interpreter, compute])
-def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(carried, kind, block):
+def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(worker_config, kind, block):
     """With no probe on what blocks; the beat runs at some time before it."""
     # A thread that asks for the interpreter every 10 ms may be the one that gets it after the call.
-    carried = msgspec.structs.replace(carried, events=EventSettings(announce=False))
-    recorder.start(carried, lambda: Identity("agent_loop", 0))
+    worker_config = msgspec.structs.replace(worker_config, events=EventSettings(announce=False))
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     truth = []
 
     async def serve():
@@ -242,7 +242,7 @@ def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(carried, kind, 
 
     run_in(kind, serve())
     recorder.stop()
-    stalls = stalls_of(carried)
+    stalls = stalls_of(worker_config)
     named = [fields for _, _, fields in stalls if "file" in fields]
     function = f"{__name__}:{block.__name__}"
 
@@ -254,7 +254,7 @@ def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(carried, kind, 
     assert all(0 <= fields["begin_error_s"] <= 1 for fields in named)
 
 
-def test_the_blocking_tool_and_its_request_are_named(recording, carried):
+def test_the_blocking_tool_and_its_request_are_named(recording, worker_config):
     """Others wait in the same loop meanwhile, in calls of tools of their own."""
 
     def begin_tool(call):
@@ -283,13 +283,13 @@ def test_the_blocking_tool_and_its_request_are_named(recording, carried):
 
     asyncio.run(serve())
     recorder.stop()
-    (stall,) = [line["extra"] for line in lags(carried) if "file" in line["extra"]]
+    (stall,) = [line["extra"] for line in lags(worker_config) if "file" in line["extra"]]
 
     assert ("culprit", 2, "hasty") == (stall["request_id"], stall["turn"], stall["tool"])
     assert f"{__name__}:sleep_in_place" == stall["during"]
 
 
-def test_what_a_library_does_is_named_by_the_users_function(recording, carried):
+def test_what_a_library_does_is_named_by_the_users_function(recording, worker_config):
     """The innermost function at all stands beside it."""
 
     def use_a_library():
@@ -303,14 +303,14 @@ def test_what_a_library_does_is_named_by_the_users_function(recording, carried):
 
     asyncio.run(serve())
     recorder.stop()
-    (stall,) = [line["extra"] for line in lags(carried) if "file" in line["extra"]]
+    (stall,) = [line["extra"] for line in lags(worker_config) if "file" in line["extra"]]
 
     assert stall["during"].endswith("use_a_library")
     assert stall["innermost"].startswith("threading:")
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_a_busy_loop_that_does_not_block_names_nothing(recording, carried, kind):
+def test_a_busy_loop_that_does_not_block_names_nothing(recording, worker_config, kind):
     """Thousands of short callbacks; that the machine is late is no function's doing."""
 
     async def short():
@@ -324,12 +324,12 @@ def test_a_busy_loop_that_does_not_block_names_nothing(recording, carried, kind)
 
     run_in(kind, serve())
     recorder.stop()
-    named = [fields for begin, end, fields in stalls_of(carried) if "file" in fields]
+    named = [fields for begin, end, fields in stalls_of(worker_config) if "file" in fields]
 
     assert len(named) <= 1
 
 
-def test_a_loop_that_is_not_run_keeps_nobody_waiting(recording, carried):
+def test_a_loop_that_is_not_run_keeps_nobody_waiting(recording, worker_config):
     """Between two calls of `run_until_complete`."""
     loop = asyncio.new_event_loop()
     loop.run_until_complete(probed())
@@ -339,7 +339,7 @@ def test_a_loop_that_is_not_run_keeps_nobody_waiting(recording, carried):
     loop.close()
     recorder.stop()
 
-    assert all(end - begin < 300_000_000 for begin, end, _ in stalls_of(carried))
+    assert all(end - begin < 300_000_000 for begin, end, _ in stalls_of(worker_config))
 
 
 def test_a_loop_that_ended_is_free_while_others_are_watched(recording):

@@ -15,37 +15,37 @@ import pytest
 from reading_back import headers_of, lines_of
 
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 
-def test_a_line_has_the_original_loggers_keys_in_its_order(recording, carried):
+def test_a_line_has_the_original_loggers_keys_in_its_order(recording, worker_config):
     """`jq` recipes and the users' own scripts go on working."""
     recorder.record("tool_call", 1_000_000, 3_500_000, {"request_id": "r", "turn": 0}, 3)
     recorder.record("request_start", None, 4_000_000, None, 3)
     recorder.stop()
 
-    span, instant = lines_of(carried.directory)
+    span, instant = lines_of(worker_config.directory)
 
     assert ["timestamp", "event", "duration_sec", "extra", "workid", "step"] == list(span)
     assert ["timestamp", "event", "workid", "step"] == list(instant)
     assert (0.0025, 0, 3) == (span["duration_sec"], span["workid"], span["step"])
     assert recording.name == "worker_0"
     assert ["step_3/worker_0.jsonl"] == [
-        str(file.relative_to(carried.directory))
+        str(file.relative_to(worker_config.directory))
         for file in recording.directory.glob("step_*/*.jsonl")
     ]
 
 
-def test_intervals_of_one_process_nest_to_the_microsecond(recording, carried):
+def test_intervals_of_one_process_nest_to_the_microsecond(recording, worker_config):
     """Rounding never makes a child stick out of its parent."""
     recorder.record("outer", 1_000_999, 9_000_001, None, 0)
     recorder.record("inner", 1_000_999, 9_000_001, None, 0)
     recorder.record("later", 9_000_001, 9_000_001, None, 0)
     recorder.stop()
 
-    outer, inner, later = lines_of(carried.directory)
+    outer, inner, later = lines_of(worker_config.directory)
 
     assert outer["duration_sec"] == inner["duration_sec"]
     assert outer["timestamp"] == inner["timestamp"] == later["timestamp"]
@@ -54,8 +54,10 @@ def test_intervals_of_one_process_nest_to_the_microsecond(recording, carried):
 
 def test_steps_that_are_not_wanted_are_not_recorded(tmp_path):
     """`profiler.events.steps` keeps the rest out of memory too."""
-    carried = Carried(str(tmp_path), str(tmp_path), EventSettings(steps=(2,), announce=False))
-    recorder.start(carried, lambda: Identity("agent_loop", 0))
+    worker_config = WorkerConfig(
+        str(tmp_path), str(tmp_path), EventSettings(steps=(2,), announce=False)
+    )
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     for step in (1, 2, 3):
         recorder.record("turn", 0, 1, None, step)
     recorder.stop()
@@ -63,19 +65,21 @@ def test_steps_that_are_not_wanted_are_not_recorded(tmp_path):
     assert [2] == [line["step"] for line in lines_of(tmp_path)]
 
 
-def test_without_a_step_the_process_says_which_one(recording, carried):
+def test_without_a_step_the_process_says_which_one(recording, worker_config):
     """Code outside a request belongs to the step that its process is in."""
     context.process.step = 7
     recorder.record("tq_put", 0, 1)
     recorder.stop()
 
-    assert [7] == [line["step"] for line in lines_of(carried.directory)]
+    assert [7] == [line["step"] for line in lines_of(worker_config.directory)]
 
 
 def test_a_full_queue_drops_counts_and_reports(tmp_path):
     """Memory stays bounded, and nobody is told that everything is there."""
     settings = EventSettings(max_pending=1000, flush_interval_s=60, announce=False)
-    recorder.start(Carried(str(tmp_path), str(tmp_path), settings), lambda: Identity("actor", 1))
+    recorder.start(
+        WorkerConfig(str(tmp_path), str(tmp_path), settings), lambda: Identity("actor", 1)
+    )
     for number in range(1500):
         recorder.record("turn", 0, number, None, 1)
     recorder.stop()
@@ -89,7 +93,7 @@ def test_a_full_queue_drops_counts_and_reports(tmp_path):
     assert 500 == headers_of(tmp_path)["actor_1"]["counters"]["dropped"]
 
 
-def test_what_json_does_not_know_costs_no_event(recording, carried):
+def test_what_json_does_not_know_costs_no_event(recording, worker_config):
     """Known types by value, other objects by their type, a cycle as one field."""
 
     class Text(str):
@@ -114,7 +118,7 @@ def test_what_json_does_not_know_costs_no_event(recording, carried):
     recorder.record("e", 0, 1, {"error": ValueError("no"), "date": dt.date(2026, 1, 2)}, 0)
     recorder.stop()
 
-    a, b, c, d, e = [line["extra"] for line in lines_of(carried.directory)]
+    a, b, c, d, e = [line["extra"] for line in lines_of(worker_config.directory)]
 
     assert {"whole": 3, "text": "x", "('a', 'b')": [1]} == a
     assert {"self": "<cycle>"} == b
@@ -123,13 +127,13 @@ def test_what_json_does_not_know_costs_no_event(recording, carried):
     assert {"error": "ValueError: no", "date": "2026-01-02"} == e
 
 
-def test_the_profiler_accounts_for_itself_per_step(recording, carried):
+def test_the_profiler_accounts_for_itself_per_step(recording, worker_config):
     """Events and bytes of its own lines are those of the file."""
     for step in (1, 1, 2):
         recorder.record("turn", 0, 1, {"request_id": "r"}, step)
     recorder.stop()
 
-    lines = lines_of(carried.directory, own=True)
+    lines = lines_of(worker_config.directory, own=True)
     costs = {line["step"]: line["extra"] for line in lines if line["event"] == "profiler_cost"}
     size = len(json.dumps(lines[0], separators=(",", ":"))) + 1
 
@@ -158,12 +162,12 @@ def test_sampled_sections_stand_for_those_beside_them(recording, monkeypatch):
     assert next(clock) < 5 * count
 
 
-def test_the_header_ends_with_the_reason(recording, carried):
+def test_the_header_ends_with_the_reason(recording, worker_config):
     """Who reads it knows that nothing is missing at the end."""
     recorder.record("turn", 0, 1, None, 4)
     recorder.stop("exit")
 
-    header = headers_of(carried.directory)["worker_0"]
+    header = headers_of(worker_config.directory)["worker_0"]
 
     assert "exit" == header["end_reason"]
     assert header["ended"] >= header["started"]
@@ -171,45 +175,47 @@ def test_the_header_ends_with_the_reason(recording, carried):
     assert ("agent_loop", 0, os.getpid()) == (header["role"], header["rank"], header["pid"])
 
 
-def test_two_processes_of_one_name_never_share_a_file(carried):
+def test_two_processes_of_one_name_never_share_a_file(worker_config):
     """An actor that was restarted gets a name of its own."""
     names = []
     for _ in range(3):
-        active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+        active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
         recorder.record("turn", 0, 1, None, 1)
         recorder.stop()
         names.append(active.name)
 
     assert ["worker_0", "worker_0-2", "worker_0-3"] == names
-    assert 3 == len(lines_of(carried.directory))
+    assert 3 == len(lines_of(worker_config.directory))
 
 
-def test_events_wait_until_the_process_is_known(carried):
+def test_events_wait_until_the_process_is_known(worker_config):
     """An actor's first events come before Ray has named it."""
     known = []
-    recorder.start(carried, lambda: known[0] if known else None)
+    recorder.start(worker_config, lambda: known[0] if known else None)
     recorder.record("load", 0, 1, None, 0)
     known.append(Identity("actor", 3))
     recorder.stop()
 
-    assert [3] == [line["workid"] for line in lines_of(carried.directory)]
+    assert [3] == [line["workid"] for line in lines_of(worker_config.directory)]
 
 
-def test_a_process_that_never_learns_its_role_still_writes(carried):
+def test_a_process_that_never_learns_its_role_still_writes(worker_config):
     """Under its host and pid."""
-    recorder.start(carried, lambda: None)
+    recorder.start(worker_config, lambda: None)
     recorder.record("turn", 0, 1, None, 0)
     recorder.stop()
 
-    assert [f"process_{os.uname().nodename}_{os.getpid()}"] == list(headers_of(carried.directory))
+    assert [f"process_{os.uname().nodename}_{os.getpid()}"] == list(
+        headers_of(worker_config.directory)
+    )
 
 
-def test_a_process_without_events_or_role_leaves_no_file(carried):
+def test_a_process_without_events_or_role_leaves_no_file(worker_config):
     """Ray starts workers ahead of need; they are not part of the run."""
-    recorder.start(carried, lambda: None)
+    recorder.start(worker_config, lambda: None)
     recorder.stop()
 
-    assert {} == headers_of(carried.directory)
+    assert {} == headers_of(worker_config.directory)
 
 
 def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
@@ -217,8 +223,10 @@ def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, mon
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    carried = Carried(str(tmp_path / "file" / "run"), "run", EventSettings(announce=False))
-    recorder.start(carried, lambda: Identity("engine", 0))
+    worker_config = WorkerConfig(
+        str(tmp_path / "file" / "run"), "run", EventSettings(announce=False)
+    )
+    recorder.start(worker_config, lambda: Identity("engine", 0))
     recorder.record("engine_request", 0, 1, None, 1)
     recorder.stop()
 
@@ -246,10 +254,10 @@ class FullDisk:
 
 
 def test_a_full_disk_leaves_whole_lines_and_loses_nothing_when_space_returns(
-    carried, monkeypatch, capsys
+    worker_config, monkeypatch, capsys
 ):
     """A torn line is taken back; the events wait in memory and are written later."""
-    active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+    active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     disk = FullDisk(monkeypatch)
     recorder.record("turn", 0, 1, {"n": 1}, 1)
     while not active.account()["write_errors"]:
@@ -261,12 +269,12 @@ def test_a_full_disk_leaves_whole_lines_and_loses_nothing_when_space_returns(
     recorder.stop()
 
     assert b"" == torn
-    assert [1, 2] == [line["extra"]["n"] for line in lines_of(carried.directory)]
+    assert [1, 2] == [line["extra"]["n"] for line in lines_of(worker_config.directory)]
     assert "No space left on device; its events are kept in memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failing", range(1, 8))
-def test_a_write_that_fails_once_never_breaks_a_file(carried, monkeypatch, failing):
+def test_a_write_that_fails_once_never_breaks_a_file(worker_config, monkeypatch, failing):
     """Whichever write it is, every line is whole and every event there."""
     calls = iter(range(1, 10**9))
     write = os.write
@@ -277,7 +285,7 @@ def test_a_write_that_fails_once_never_breaks_a_file(carried, monkeypatch, faili
             raise OSError(5, "Input/output error")
         return write(descriptor, data)
 
-    active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+    active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     monkeypatch.setattr(os, "write", flaky)
     for number in range(20):
         recorder.record("turn", 0, 1, {"n": number}, number % 3)
@@ -286,10 +294,12 @@ def test_a_write_that_fails_once_never_breaks_a_file(carried, monkeypatch, faili
     monkeypatch.setattr(os, "write", write)
     recorder.stop()
 
-    assert list(range(20)) == sorted(line["extra"]["n"] for line in lines_of(carried.directory))
+    assert list(range(20)) == sorted(
+        line["extra"]["n"] for line in lines_of(worker_config.directory)
+    )
 
 
-def test_handles_of_finished_steps_are_closed(recording, carried):
+def test_handles_of_finished_steps_are_closed(recording, worker_config):
     """A run of thousands of steps needs no `ulimit -n`."""
     for step in range(40):
         recorder.record("turn", 0, 1, None, step)
@@ -301,7 +311,7 @@ def test_handles_of_finished_steps_are_closed(recording, carried):
     assert 1 <= open_files <= 4
 
 
-def test_recording_from_many_threads_loses_nothing(recording, carried):
+def test_recording_from_many_threads_loses_nothing(recording, worker_config):
     """The queue is shared; the writer is alone."""
 
     def work(thread):
@@ -316,23 +326,24 @@ def test_recording_from_many_threads_loses_nothing(recording, carried):
     recorder.stop()
 
     got = {
-        (line["extra"]["thread"], line["extra"]["number"]) for line in lines_of(carried.directory)
+        (line["extra"]["thread"], line["extra"]["number"])
+        for line in lines_of(worker_config.directory)
     }
 
     assert 8 * 500 == len(got)
 
 
-def run_child(carried, body):
+def run_child(worker_config, body):
     """Run `body` in a process of its own that records as `worker_0`; return it finished."""
     code = textwrap.dedent(
         """
         import os, signal, sys, time
         from verl_profiler.recording import recorder
         from verl_profiler.recording.identity import Identity
-        from verl_profiler.recording.carried import Carried
+        from verl_profiler.recording.worker_config import WorkerConfig
 
-        carried = Carried.decode(sys.argv[1])
-        active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+        worker_config = WorkerConfig.decode(sys.argv[1])
+        active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
 
         def written(count):
             while active.account()["events"] < count:
@@ -340,7 +351,7 @@ def run_child(carried, body):
         """
     ) + textwrap.dedent(body)
     return subprocess.run(
-        [sys.executable, "-c", code, carried.encode()],
+        [sys.executable, "-c", code, worker_config.encode()],
         capture_output=True,
         text=True,
         timeout=60,
@@ -348,38 +359,39 @@ def run_child(carried, body):
     )
 
 
-def test_a_process_that_exits_has_written_everything(carried):
+def test_a_process_that_exits_has_written_everything(worker_config):
     """Also what it recorded in its last millisecond."""
     run_child(
-        carried, "for n in range(100): recorder.record('turn', 0, 1, {'n': n}, 1)\nsys.exit(3)"
+        worker_config,
+        "for n in range(100): recorder.record('turn', 0, 1, {'n': n}, 1)\nsys.exit(3)",
     )
 
-    assert 100 == len(lines_of(carried.directory))
-    assert "exit" == headers_of(carried.directory)["worker_0"]["end_reason"]
+    assert 100 == len(lines_of(worker_config.directory))
+    assert "exit" == headers_of(worker_config.directory)["worker_0"]["end_reason"]
 
 
-def test_sigterm_ends_the_files_and_then_the_process(carried):
+def test_sigterm_ends_the_files_and_then_the_process(worker_config):
     """The exit status stays that of the signal."""
     finished = run_child(
-        carried,
+        worker_config,
         "recorder.record('turn', 0, 1, None, 1)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
     )
 
     assert -15 == finished.returncode
-    assert 1 == len(lines_of(carried.directory))
-    assert "sigterm" == headers_of(carried.directory)["worker_0"]["end_reason"]
+    assert 1 == len(lines_of(worker_config.directory))
+    assert "sigterm" == headers_of(worker_config.directory)["worker_0"]["end_reason"]
 
 
-def test_the_hosts_own_sigterm_handler_stays(carried):
+def test_the_hosts_own_sigterm_handler_stays(worker_config):
     """Ray's, for example."""
     finished = run_child(
-        carried,
+        worker_config,
         """
         recorder.stop()
         recorder.process_end._installed = False
         mine = lambda *_: sys.exit(9)
         signal.signal(signal.SIGTERM, mine)
-        recorder.start(carried, lambda: Identity("agent_loop", 0))
+        recorder.start(worker_config, lambda: Identity("agent_loop", 0))
         assert signal.getsignal(signal.SIGTERM) is mine
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -390,10 +402,10 @@ def test_the_hosts_own_sigterm_handler_stays(carried):
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_killed_process_leaves_whole_lines_and_no_end(carried, ending):
+def test_a_killed_process_leaves_whole_lines_and_no_end(worker_config, ending):
     """What was flushed is there; the header does not claim that it ended."""
     run_child(
-        carried,
+        worker_config,
         f"""
         for n in range(1000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
         written(1000)
@@ -402,18 +414,18 @@ def test_a_killed_process_leaves_whole_lines_and_no_end(carried, ending):
         """,
     )
 
-    got = [line["extra"]["n"] for line in lines_of(carried.directory)]
+    got = [line["extra"]["n"] for line in lines_of(worker_config.directory)]
 
     assert list(range(len(got))) == got
     assert len(got) >= 1000
-    assert None is headers_of(carried.directory)["worker_0"]["ended"]
+    assert None is headers_of(worker_config.directory)["worker_0"]["ended"]
 
 
 @pytest.mark.parametrize("delay_ms", [1, 3, 7, 15, 40])
-def test_sigkill_at_any_moment_never_tears_a_line(carried, delay_ms):
+def test_sigkill_at_any_moment_never_tears_a_line(worker_config, delay_ms):
     """The kill comes from outside while events stream to the disk."""
     finished = run_child(
-        carried,
+        worker_config,
         f"""
         import threading
         threading.Timer({delay_ms / 1000}, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -425,13 +437,13 @@ def test_sigkill_at_any_moment_never_tears_a_line(carried, delay_ms):
     )
 
     assert -9 == finished.returncode
-    lines_of(carried.directory)
+    lines_of(worker_config.directory)
 
 
-def test_a_forked_child_writes_files_of_its_own(carried):
+def test_a_forked_child_writes_files_of_its_own(worker_config):
     """It repeats nothing of its parent and disturbs nothing of it."""
     finished = run_child(
-        carried,
+        worker_config,
         """
         recorder.record('turn', 0, 1, {'who': 'parent', 'n': 0}, 1)
         pid = os.fork()
@@ -444,12 +456,14 @@ def test_a_forked_child_writes_files_of_its_own(carried):
         """,
     )
 
-    got = sorted((line["extra"]["who"], line["extra"]["n"]) for line in lines_of(carried.directory))
+    got = sorted(
+        (line["extra"]["who"], line["extra"]["n"]) for line in lines_of(worker_config.directory)
+    )
 
     assert [("child", 1), ("child", 2), ("child", 3)] + [("parent", n) for n in range(4)] == got, (
         finished.stderr
     )
-    assert 2 == len(headers_of(carried.directory))
+    assert 2 == len(headers_of(worker_config.directory))
 
 
 def test_the_clock_is_monotonic_time():
@@ -467,8 +481,8 @@ def test_a_header_takes_what_packages_use_for_their_versions(tmp_path, capfd):
 
     describe = {"packages": {"torch": TorchVersion("2.13.0+cpu"), "odd": object()}}
     settings = EventSettings(announce=False)
-    carried = Carried(str(tmp_path), str(tmp_path), settings)
-    recorder.start(carried, lambda: Identity("actor", 1), lambda: describe)
+    worker_config = WorkerConfig(str(tmp_path), str(tmp_path), settings)
+    recorder.start(worker_config, lambda: Identity("actor", 1), lambda: describe)
     recorder.record("turn", 0, 1, None, 1)
     recorder.stop()
 

@@ -33,14 +33,14 @@ def until(condition):
         time.sleep(0.002)
 
 
-def with_events(carried, **changes):
+def with_events(worker_config, **changes):
     return msgspec.structs.replace(
-        carried, events=msgspec.structs.replace(carried.events, **changes)
+        worker_config, events=msgspec.structs.replace(worker_config.events, **changes)
     )
 
 
-def start(carried):
-    return recorder.start(carried, lambda: Identity("agent_loop", 0))
+def start(worker_config):
+    return recorder.start(worker_config, lambda: Identity("agent_loop", 0))
 
 
 def header_of(directory):
@@ -52,21 +52,21 @@ def numbers(directory):
     return [line["extra"]["n"] for line in lines_of(directory)]
 
 
-def run_child(carried, body, *arguments):
+def run_child(worker_config, body, *arguments):
     """Run `body` in a process of its own that records as `worker_0`; return it finished."""
     code = textwrap.dedent(
         """
         import multiprocessing, os, signal, sys, threading, time
         from verl_profiler.recording import context, recorder; from verl_profiler import log_manager, span
         from verl_profiler.recording.identity import Identity
-        from verl_profiler.recording.carried import Carried
+        from verl_profiler.recording.worker_config import WorkerConfig
 
-        carried = Carried.decode(sys.argv[1])
-        active = recorder.start(carried, lambda: Identity("agent_loop", 0))
+        worker_config = WorkerConfig.decode(sys.argv[1])
+        active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
         """
     ) + textwrap.dedent(body)
     return subprocess.run(
-        [sys.executable, "-c", code, carried.encode(), *arguments],
+        [sys.executable, "-c", code, worker_config.encode(), *arguments],
         capture_output=True,
         text=True,
         timeout=90,
@@ -100,13 +100,13 @@ class Disk:
 # A full disk
 
 
-def test_a_disk_that_is_full_for_many_flushes_loses_nothing(carried, monkeypatch):
+def test_a_disk_that_is_full_for_many_flushes_loses_nothing(worker_config, monkeypatch):
     """Through several accounts of the costs, which are lines of the same files."""
     monkeypatch.setattr(background_writer, "_COST_INTERVAL_S", 0.02)
     disk = Disk(monkeypatch)
-    start(carried)
+    start(worker_config)
     recorder.record("turn", 0, 1, {"n": 0}, 1)
-    until(lambda: list(carried_files(carried)))
+    until(lambda: list(files_of(worker_config)))
     disk.refuses = True
     for n in range(1, 60):
         recorder.record("turn", 0, 1, {"n": n}, n % 3)
@@ -115,24 +115,24 @@ def test_a_disk_that_is_full_for_many_flushes_loses_nothing(carried, monkeypatch
     disk.refuses = False
     recorder.stop()
 
-    assert list(range(60)) == sorted(numbers(carried.directory))
-    assert 0 == header_of(carried.directory)["counters"]["dropped"]
+    assert list(range(60)) == sorted(numbers(worker_config.directory))
+    assert 0 == header_of(worker_config.directory)["counters"]["dropped"]
 
 
-def carried_files(carried):
+def files_of(worker_config):
     return [
         os.path.join(folder, name)
-        for folder, _, names in os.walk(carried.directory)
+        for folder, _, names in os.walk(worker_config.directory)
         for name in names
         if name.endswith(".jsonl")
     ]
 
 
-def test_more_than_may_wait_for_a_disk_is_counted(carried, monkeypatch, capsys):
+def test_more_than_may_wait_for_a_disk_is_counted(worker_config, monkeypatch, capsys):
     """The first `max_pending` are kept."""
     disk = Disk(monkeypatch)
     disk.refuses = True
-    start(with_events(carried, max_pending=1000))
+    start(with_events(worker_config, max_pending=1000))
     for begin in range(0, 3000, 500):
         for n in range(begin, begin + 500):
             recorder.record("turn", 0, 1, {"n": n}, 1)
@@ -141,8 +141,8 @@ def test_more_than_may_wait_for_a_disk_is_counted(carried, monkeypatch, capsys):
     disk.refuses = False
     recorder.stop()
 
-    kept = numbers(carried.directory)
-    counters = header_of(carried.directory)["counters"]
+    kept = numbers(worker_config.directory)
+    counters = header_of(worker_config.directory)["counters"]
     assert list(range(1000)) == kept[:1000]
     assert 3000 == len(kept) + counters["dropped"]
     assert counters["dropped"] >= 1500
@@ -150,7 +150,7 @@ def test_more_than_may_wait_for_a_disk_is_counted(carried, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("disk", ["file size limit", "small file system"])
-def test_a_disk_that_is_really_full_and_then_has_room(carried, tmp_path, disk):
+def test_a_disk_that_is_really_full_and_then_has_room(worker_config, tmp_path, disk):
     """The kernel cuts writes where it likes; afterwards every line is there, once and whole."""
     room = tmp_path / "room"
     room.mkdir()
@@ -169,7 +169,7 @@ def test_a_disk_that_is_really_full_and_then_has_room(carried, tmp_path, disk):
         free = "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))"
     try:
         finished = run_child(
-            msgspec.structs.replace(carried, directory=str(room)),
+            msgspec.structs.replace(worker_config, directory=str(room)),
             f"""
             import pathlib, resource
             recorder._COST_INTERVAL_S = 0.05
@@ -192,7 +192,9 @@ def test_a_disk_that_is_really_full_and_then_has_room(carried, tmp_path, disk):
             subprocess.run(["umount", str(room)], check=True)
 
 
-def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(carried, monkeypatch):
+def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(
+    worker_config, monkeypatch
+):
     """It goes on where it stopped."""
     write, truncate = os.write, os.ftruncate
     torn = []
@@ -210,7 +212,7 @@ def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(carrie
             raise OSError(errno.EIO, "Input/output error")
         return truncate(descriptor, size)
 
-    active = start(with_events(carried, flush_interval_s=0.2))
+    active = start(with_events(worker_config, flush_interval_s=0.2))
     monkeypatch.setattr(os, "write", half)
     monkeypatch.setattr(os, "ftruncate", failing)
     for n in range(1049):
@@ -218,11 +220,11 @@ def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(carrie
     until(lambda: torn and not active.queue)
     recorder.stop()
 
-    assert list(range(1049)) == numbers(carried.directory)
+    assert list(range(1049)) == numbers(worker_config.directory)
 
 
 @pytest.mark.parametrize("others", [b"", b'{"n": "other"}\n'])
-def test_a_torn_line_in_a_file_of_the_callers_choice(carried, tmp_path, monkeypatch, others):
+def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, monkeypatch, others):
     """It is taken back unless somebody else has appended meanwhile; then it stays, and nothing else."""
     write = os.write
     torn = []
@@ -240,7 +242,7 @@ def test_a_torn_line_in_a_file_of_the_callers_choice(carried, tmp_path, monkeypa
         return write(descriptor, data)
 
     monkeypatch.setattr(os, "write", half)
-    start(carried)
+    start(worker_config)
     log_manager.log(tmp_path / "shared.jsonl", "mine", extra={"n": 1}, step=1)
     until(lambda: len(torn) == 2)
     log_manager.log(tmp_path / "shared.jsonl", "mine", extra={"n": 2}, step=1)
@@ -253,10 +255,10 @@ def test_a_torn_line_in_a_file_of_the_callers_choice(carried, tmp_path, monkeypa
     assert len(lines) == 2 + len(damaged)
 
 
-def test_a_disk_that_hangs_at_the_end_is_reported(carried, monkeypatch, capsys):
+def test_a_disk_that_hangs_at_the_end_is_reported(worker_config, monkeypatch, capsys):
     """In bounded time, with the number of events."""
     disk = Disk(monkeypatch)
-    active = start(carried)
+    active = start(worker_config)
     monkeypatch.setattr(background_writer, "_STALL_S", 0.2)
     disk.hangs.clear()
     for n in range(1000):
@@ -268,8 +270,8 @@ def test_a_disk_that_hangs_at_the_end_is_reported(carried, monkeypatch, capsys):
     writer.join(PATIENCE_S)
 
     assert "1,000 events were not written" in said
-    kept = numbers(carried.directory)
-    assert 1000 == len(kept) + header_of(carried.directory)["counters"]["dropped"]
+    kept = numbers(worker_config.directory)
+    assert 1000 == len(kept) + header_of(worker_config.directory)["counters"]["dropped"]
 
 
 # Bad events
@@ -299,9 +301,9 @@ class Unprintable:
     ids=["ValueError", "SystemExit", "KeyboardInterrupt", "CancelledError", "slow"],
 )
 @pytest.mark.parametrize("way", ["record", "span", "log"])
-def test_code_of_the_callers_objects_is_not_run(carried, error, way):
+def test_code_of_the_callers_objects_is_not_run(worker_config, error, way):
     """So it can neither raise, nor end the writer, nor hold it up."""
-    start(carried)
+    start(worker_config)
     bad = Unprintable(error)
     for n in range(3):
         recorder.record("turn", 0, 1, {"n": n}, 1)
@@ -316,7 +318,7 @@ def test_code_of_the_callers_objects_is_not_run(carried, error, way):
         recorder.record("turn", 0, 1, {"n": n}, 1)
     recorder.stop()
 
-    lines = lines_of(carried.directory)
+    lines = lines_of(worker_config.directory)
     assert list(range(500)) == sorted(line["extra"]["n"] for line in lines)
     (line,) = [line for line in lines if line["extra"]["n"] == 3]
     assert "Unprintable" in line["extra"]["bad"]
@@ -343,52 +345,52 @@ NOT_RECORDED = {
 
 @pytest.mark.parametrize("steps", [None, (1,)])
 @pytest.mark.parametrize("case", NOT_RECORDED)
-def test_a_bad_event_is_counted_and_costs_no_other(carried, capsys, case, steps):
+def test_a_bad_event_is_counted_and_costs_no_other(worker_config, capsys, case, steps):
     """The first of its kind is printed; the host sees nothing."""
-    start(with_events(carried, steps=steps))
+    start(with_events(worker_config, steps=steps))
     for n in range(500):
         log_manager.log(log_path=None, event="turn", extra={"n": n}, step=1)
         if n in (250, 251):
             log_manager.log(**{"log_path": None, "event": "e", "step": 1, **NOT_RECORDED[case]})
     recorder.stop()
 
-    counters = header_of(carried.directory)["counters"]
-    assert list(range(500)) == numbers(carried.directory)
+    counters = header_of(worker_config.directory)["counters"]
+    assert list(range(500)) == numbers(worker_config.directory)
     assert 2 == counters["dropped"]
     assert {"bad_event": 2} == counters["dropped_by"]
     assert 1 == capsys.readouterr().err.count("WARNING")
 
 
-def test_a_bad_step_of_a_probe_costs_no_other(carried):
+def test_a_bad_step_of_a_probe_costs_no_other(worker_config):
     """A trainer that raises, a step that cannot be hashed."""
-    start(with_events(carried, steps=(1,)))
+    start(with_events(worker_config, steps=(1,)))
     recorder.record("turn", 0, 1, {"n": 0}, 1)
     recorder.record("turn", 0, 1, {"n": 1}, [1])
     recorder.record("turn", 0, 1, {"n": 2}, 1)
     recorder.stop()
 
-    assert [0, 2] == numbers(carried.directory)
-    assert 1 == header_of(carried.directory)["counters"]["dropped"]
+    assert [0, 2] == numbers(worker_config.directory)
+    assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
 
 
 @pytest.mark.parametrize("bad", [("e", "a", 1, None, 1), ("e", 0, 1, ["a"], 1), (5, 0, 1, None, 1)])
-def test_a_bad_event_of_a_probe_costs_no_other(carried, bad):
+def test_a_bad_event_of_a_probe_costs_no_other(worker_config, bad):
     """The writer drops it alone."""
-    start(carried)
+    start(worker_config)
     for n in range(300):
         recorder.record("turn", 0, 1, {"n": n}, 1)
         if n == 100:
             recorder.record(*bad)
     recorder.stop()
 
-    assert list(range(300)) == numbers(carried.directory)
-    assert 1 == header_of(carried.directory)["counters"]["dropped"]
+    assert list(range(300)) == numbers(worker_config.directory)
+    assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
 
 
-def test_numbers_of_other_libraries_are_numbers(carried):
+def test_numbers_of_other_libraries_are_numbers(worker_config):
     """`step=np.int64(7)` is step 7."""
     numpy = pytest.importorskip("numpy")
-    start(carried)
+    start(worker_config)
     log_manager.log(
         None,
         "turn",
@@ -400,18 +402,18 @@ def test_numbers_of_other_libraries_are_numbers(carried):
     recorder.record("turn", 0, 1, {"n": numpy.int64(4)}, numpy.int64(7))
     recorder.stop()
 
-    logged, recorded = lines_of(carried.directory)
-    assert {"step_7"} == {os.path.basename(os.path.dirname(f)) for f in carried_files(carried)}
+    logged, recorded = lines_of(worker_config.directory)
+    assert {"step_7"} == {os.path.basename(os.path.dirname(f)) for f in files_of(worker_config)}
     assert {"n": 3, "x": 1.5, "one": 1.0} == logged["extra"]
     assert (0.5, 4, 7) == (logged["duration_sec"], logged["workid"], logged["step"])
     assert (7, {"n": 4}) == (recorded["step"], recorded["extra"])
 
 
-def test_paths_of_bytes_and_a_pipe(carried, tmp_path):
+def test_paths_of_bytes_and_a_pipe(worker_config, tmp_path):
     """Bytes are a path; a pipe without a reader, a folder and what lies below a file are none."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("")
-    start(carried)
+    start(worker_config)
     log_manager.log(os.fsencode(tmp_path / "a.jsonl"), "e", step=1)
     log_manager.log(tmp_path / "pipe", "e", step=1)
     log_manager.log(tmp_path, "e", step=1)
@@ -420,8 +422,8 @@ def test_paths_of_bytes_and_a_pipe(carried, tmp_path):
     recorder.stop()
 
     assert "e" == json.loads((tmp_path / "a.jsonl").read_text())["event"]
-    assert [0] == numbers(carried.directory)
-    assert {"bad_path": 3} == header_of(carried.directory)["counters"]["dropped_by"]
+    assert [0] == numbers(worker_config.directory)
+    assert {"bad_path": 3} == header_of(worker_config.directory)["counters"]["dropped_by"]
 
 
 def deep():
@@ -445,9 +447,9 @@ LARGE = {
 
 @pytest.mark.parametrize("way", ["record", "log", "keys"])
 @pytest.mark.parametrize("case", LARGE)
-def test_no_line_is_longer_than_64_kib(carried, case, way):
+def test_no_line_is_longer_than_64_kib(worker_config, case, way):
     """What is cut is there in part; everything else is whole."""
-    start(carried)
+    start(worker_config)
     value = LARGE[case]()
     if way == "record":
         recorder.record("turn", 0, 1, {"n": 0, "large": value, "after": "x"}, 1)
@@ -459,10 +461,10 @@ def test_no_line_is_longer_than_64_kib(carried, case, way):
     recorder.record("turn", 0, 1, {"n": 1}, 1)
     recorder.stop()
 
-    (file,) = carried_files(carried)
+    (file,) = files_of(worker_config)
     with open(file, "rb") as lines:
         assert max(map(len, lines)) <= 64 * 1024
-    first, last = lines_of(carried.directory)
+    first, last = lines_of(worker_config.directory)
     assert [0, 1] == [first["extra"]["n"], last["extra"]["n"]]
     if case == "text":
         cut = first["large" if way == "keys" else "extra"]
@@ -471,9 +473,9 @@ def test_no_line_is_longer_than_64_kib(carried, case, way):
         assert cut.endswith("(15,000,000 characters)")
 
 
-def test_a_path_of_thousands_of_characters_is_not_printed_in_full(carried, capsys):
+def test_a_path_of_thousands_of_characters_is_not_printed_in_full(worker_config, capsys):
     """The reason behind it is."""
-    start(carried)
+    start(worker_config)
 
     log_manager.log("/" + "d" * 5_000 + "/x.jsonl", "turn", step=1)
     recorder.stop()
@@ -483,26 +485,26 @@ def test_a_path_of_thousands_of_characters_is_not_printed_in_full(carried, capsy
     assert max(map(len, said.splitlines())) < 1_200
 
 
-def test_a_lone_surrogate_costs_no_field(carried):
+def test_a_lone_surrogate_costs_no_field(worker_config):
     """Nor does one in the event's name."""
-    start(carried)
+    start(worker_config)
     recorder.record("turn", 0, 1, {"n": 0, "text": "a\ud800b", "k\udfff": 1}, 1)
     log_manager.log(None, "e\ud800", extra={"n": 1, "text": "ü\ud800"}, step=1, more="\ud800")
     recorder.stop()
 
-    first, second = lines_of(carried.directory)
+    first, second = lines_of(worker_config.directory)
     assert {"n": 0, "text": "a\\ud800b", "k\\udfff": 1} == first["extra"]
     assert ("e\\ud800", {"n": 1, "text": "ü\\ud800"}) == (second["event"], second["extra"])
 
 
 @pytest.mark.parametrize("way", ["span", "log"])
-def test_nothing_of_the_callers_outlives_its_event(carried, way):
+def test_nothing_of_the_callers_outlives_its_event(worker_config, way):
     """An event that waits to be written holds no exception, batch or result."""
 
     class Batch(dict):
         pass
 
-    start(with_events(carried, flush_interval_s=60))
+    start(with_events(worker_config, flush_interval_s=60))
     kept = Batch(tokens=[1, 2])
     gone = weakref.ref(kept)
     if way == "span":
@@ -515,7 +517,7 @@ def test_nothing_of_the_callers_outlives_its_event(carried, way):
 
     assert None is gone()
     recorder.stop()
-    (line,) = lines_of(carried.directory)
+    (line,) = lines_of(worker_config.directory)
     assert {"tokens": [1, 2]} == line["extra"]["batch"]
 
 
@@ -523,9 +525,9 @@ def test_nothing_of_the_callers_outlives_its_event(carried, way):
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_the_writer_survives_what_is_thrown_into_it(carried, kind):
+def test_the_writer_survives_what_is_thrown_into_it(worker_config, kind):
     """As debuggers and time limits do; 20 times, wherever the thread is."""
-    active = start(carried)
+    active = start(worker_config)
     for n in range(2000):
         recorder.record("turn", 0, 1, {"n": n}, 1)
         if n % 100 == 0:
@@ -535,29 +537,29 @@ def test_the_writer_survives_what_is_thrown_into_it(carried, kind):
             time.sleep(0.003)
     recorder.stop()
 
-    written = numbers(carried.directory)
+    written = numbers(worker_config.directory)
     assert len(set(written)) == len(written)
-    assert 2000 == len(written) + header_of(carried.directory)["counters"]["dropped"]
+    assert 2000 == len(written) + header_of(worker_config.directory)["counters"]["dropped"]
     assert len(written) > 1900
 
 
-def test_what_is_encoded_is_written_soon(carried, monkeypatch):
+def test_what_is_encoded_is_written_soon(worker_config, monkeypatch):
     """A kill costs a batch, not all that a busy host left waiting."""
     disk = Disk(monkeypatch)
-    start(with_events(carried, flush_interval_s=60))
+    start(with_events(worker_config, flush_interval_s=60))
     for n in range(20_000):
         recorder.record("turn", 0, 1, {"n": n}, 1)
     recorder.stop()
 
     assert max(disk.lines_per_write) <= 20_000 / 8
-    assert list(range(20_000)) == numbers(carried.directory)
+    assert list(range(20_000)) == numbers(worker_config.directory)
 
 
 @pytest.mark.parametrize("ending", ["recorder.stop()", "sys.exit()"])
-def test_threads_that_record_to_the_end(carried, ending):
+def test_threads_that_record_to_the_end(worker_config, ending):
     """What they recorded while a recorder was active is written or counted."""
     finished = run_child(
-        with_events(carried, max_pending=20_000),
+        with_events(worker_config, max_pending=20_000),
         f"""
         import atexit
         counts = {{}}
@@ -582,17 +584,17 @@ def test_threads_that_record_to_the_end(carried, ending):
         """,
     )
     offered = int(finished.stdout)
-    written = len(lines_of(carried.directory))
-    dropped = header_of(carried.directory)["counters"]["dropped"]
+    written = len(lines_of(worker_config.directory))
+    dropped = header_of(worker_config.directory)["counters"]["dropped"]
 
     # Each thread may have been in the middle of one.
     assert 0 <= offered - written - dropped <= 2, finished.stderr
     assert written > 0
 
 
-def test_the_account_is_whole_at_every_quiet_moment(carried):
+def test_the_account_is_whole_at_every_quiet_moment(worker_config):
     """Offered and own events are written, dropped or waiting."""
-    active = start(with_events(carried, flush_interval_s=60, max_pending=1000))
+    active = start(with_events(worker_config, flush_interval_s=60, max_pending=1000))
     for n in range(1500):
         log_manager.log(None, "turn", extra={"n": n}, step=1)
     log_manager.log(None, "turn", duration="x")
@@ -607,17 +609,17 @@ def test_the_account_is_whole_at_every_quiet_moment(carried):
     )
     assert 1501 + ended["own_events"] == ended["events"] + ended["dropped"]
     assert 0 == ended["waiting"]
-    counters = header_of(carried.directory)["counters"]
-    assert len(lines_of(carried.directory, own=True)) == counters["events"] == ended["events"]
+    counters = header_of(worker_config.directory)["counters"]
+    assert len(lines_of(worker_config.directory, own=True)) == counters["events"] == ended["events"]
 
 
 # How far the files go
 
 
-def test_the_header_of_a_killed_process_is_up_to_date(carried):
+def test_the_header_of_a_killed_process_is_up_to_date(worker_config):
     """Its last events are in the files, and the header proves it."""
     run_child(
-        carried,
+        worker_config,
         """
         from verl_profiler.recording.clock import now
         for n in range(100):
@@ -627,9 +629,9 @@ def test_the_header_of_a_killed_process_is_up_to_date(carried):
         os.kill(os.getpid(), signal.SIGKILL)
         """,
     )
-    lines = lines_of(carried.directory, own=True)
-    header = header_of(carried.directory)
-    size = sum(os.path.getsize(file) for file in carried_files(carried))
+    lines = lines_of(worker_config.directory, own=True)
+    header = header_of(worker_config.directory)
+    size = sum(os.path.getsize(file) for file in files_of(worker_config))
 
     assert None is header["ended"]
     assert max(line["timestamp"] for line in lines) < header["complete_until"]
@@ -638,24 +640,24 @@ def test_the_header_of_a_killed_process_is_up_to_date(carried):
     assert 0.01 == header["flush_interval_s"]
 
 
-def test_while_a_disk_refuses_the_files_are_not_complete(carried, monkeypatch):
+def test_while_a_disk_refuses_the_files_are_not_complete(worker_config, monkeypatch):
     """What waits is in the header."""
     disk = Disk(monkeypatch)
-    active = start(carried)
+    active = start(worker_config)
     recorder.record("turn", 0, 1, {"n": 0}, 1)
     until(lambda: active.account()["events"])
-    until(lambda: header_of(carried.directory)["written_events"])
+    until(lambda: header_of(worker_config.directory)["written_events"])
     disk.refuses = True
     recorder.record("turn", 0, 1, {"n": 1}, 1)
-    until(lambda: header_of(carried.directory)["waiting_events"])
-    first = header_of(carried.directory)
+    until(lambda: header_of(worker_config.directory)["waiting_events"])
+    first = header_of(worker_config.directory)
     refused = disk.refused
     until(lambda: disk.refused > refused + 5)
-    then = header_of(carried.directory)
+    then = header_of(worker_config.directory)
     disk.refuses = False
     until(lambda: not active.account()["waiting"])
-    until(lambda: not header_of(carried.directory)["waiting_events"])
-    later = header_of(carried.directory)
+    until(lambda: not header_of(worker_config.directory)["waiting_events"])
+    later = header_of(worker_config.directory)
     recorder.stop()
 
     assert 1 == then["waiting_events"]
@@ -666,10 +668,10 @@ def test_while_a_disk_refuses_the_files_are_not_complete(carried, monkeypatch):
 # Forks
 
 
-def test_a_forked_child_has_forgotten_what_its_parent_holds(carried):
+def test_a_forked_child_has_forgotten_what_its_parent_holds(worker_config):
     """What is open in the parent ends there; the child works on in the step that it was forked in."""
     finished = run_child(
-        carried,
+        worker_config,
         """
         context.process.step = 7
         recorder.before_stop(lambda: recorder.record("request", 0, 1, {"of": "parent"}))
@@ -685,7 +687,8 @@ def test_a_forked_child_has_forgotten_what_its_parent_holds(carried):
         """,
     )
     got = [
-        (line["extra"]["of"], line["event"], line["step"]) for line in lines_of(carried.directory)
+        (line["extra"]["of"], line["event"], line["step"])
+        for line in lines_of(worker_config.directory)
     ]
 
     assert sorted(got) == [
@@ -696,10 +699,10 @@ def test_a_forked_child_has_forgotten_what_its_parent_holds(carried):
     assert "forgotten\n" == finished.stdout
 
 
-def test_a_child_that_is_told_to_end_while_it_is_forked_writes_nothing_of_its_parent(carried):
+def test_a_child_that_is_told_to_end_while_it_is_forked_writes_nothing_of_its_parent(worker_config):
     """`os.fork` has not returned to it: what it holds is the parent's, which writes it, too."""
     finished = run_child(
-        carried,
+        worker_config,
         """
         import signal
         told = []
@@ -718,14 +721,16 @@ def test_a_child_that_is_told_to_end_while_it_is_forked_writes_nothing_of_its_pa
     )
 
     assert "-15\n" == finished.stdout, finished.stderr
-    assert list(range(500)) == sorted(line["extra"]["n"] for line in lines_of(carried.directory))
-    assert 1 == len(headers_of(carried.directory))
+    assert list(range(500)) == sorted(
+        line["extra"]["n"] for line in lines_of(worker_config.directory)
+    )
+    assert 1 == len(headers_of(worker_config.directory))
 
 
-def test_a_child_of_multiprocessing_writes_what_it_has(carried):
+def test_a_child_of_multiprocessing_writes_what_it_has(worker_config):
     """It ends without `atexit`; one that records nothing leaves no header."""
     run_child(
-        carried,
+        worker_config,
         """
         def work(count):
             for n in range(count):
@@ -739,8 +744,8 @@ def test_a_child_of_multiprocessing_writes_what_it_has(carried):
         """,
     )
 
-    assert [0, 1, 2] == numbers(carried.directory)
-    children = [h for h in headers_of(carried.directory).values() if "child" in h["role"]]
+    assert [0, 1, 2] == numbers(worker_config.directory)
+    children = [h for h in headers_of(worker_config.directory).values() if "child" in h["role"]]
     assert ["exit"] == [header["end_reason"] for header in children]
 
 
@@ -748,16 +753,16 @@ def test_a_child_of_multiprocessing_writes_what_it_has(carried):
 
 
 @pytest.fixture
-def unwritable(tmp_path, monkeypatch, carried):
+def unwritable(tmp_path, monkeypatch, worker_config):
     """A run directory that cannot be made, and a temporary folder of the test's own."""
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    return msgspec.structs.replace(carried, directory=str(tmp_path / "file" / "run"))
+    return msgspec.structs.replace(worker_config, directory=str(tmp_path / "file" / "run"))
 
 
-def record_one(carried, n):
-    active = start(carried)
+def record_one(worker_config, n):
+    active = start(worker_config)
     recorder.record("turn", 0, 1, {"n": n}, 1)
     recorder.stop()
     return active.directory
@@ -796,35 +801,35 @@ def test_a_fallback_folder_that_another_user_prepared_is_not_used(unwritable, tm
     assert [1] == numbers(used)
 
 
-def test_an_event_file_that_is_a_link_is_not_followed(carried, tmp_path):
+def test_an_event_file_that_is_a_link_is_not_followed(worker_config, tmp_path):
     """The file of a process's own name is its own."""
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
     folder = tmp_path / "run" / "step_1"
     folder.mkdir()
     (folder / "worker_0.jsonl").symlink_to(victim)
-    record_one(carried, 0)
+    record_one(worker_config, 0)
 
     assert "mine\n" == victim.read_text()
-    assert 1 == header_of(carried.directory)["counters"]["dropped"]
+    assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
 
 
 @pytest.mark.parametrize("mask", [0o027, 0o002, 0o077])
-def test_file_modes_follow_the_umask(carried, mask):
+def test_file_modes_follow_the_umask(worker_config, mask):
     """As those of every other program."""
     before = os.umask(mask)
     try:
-        record_one(carried, 0)
+        record_one(worker_config, 0)
     finally:
         os.umask(before)
     modes = {
         stat.S_IMODE(os.stat(os.path.join(folder, name)).st_mode)
-        for folder, _, names in os.walk(carried.directory)
+        for folder, _, names in os.walk(worker_config.directory)
         for name in names
     }
     folders = {
-        stat.S_IMODE(os.stat(os.path.join(carried.directory, name)).st_mode)
-        for name in os.listdir(carried.directory)
+        stat.S_IMODE(os.stat(os.path.join(worker_config.directory, name)).st_mode)
+        for name in os.listdir(worker_config.directory)
     }
 
     assert {0o666 & ~mask} == modes
@@ -834,10 +839,10 @@ def test_file_modes_follow_the_umask(carried, mask):
 # Samples
 
 
-def test_samples_do_not_wait_for_flushes(carried):
+def test_samples_do_not_wait_for_flushes(worker_config):
     """An interval below that of the flushes is kept."""
     asked = msgspec.structs.replace(
-        with_events(carried, flush_interval_s=60), memory_sample_interval_s=0.05
+        with_events(worker_config, flush_interval_s=60), memory_sample_interval_s=0.05
     )
     active = start(asked)
     memory_sampler.begin()
@@ -846,7 +851,9 @@ def test_samples_do_not_wait_for_flushes(carried):
     passed = time.monotonic() - begin
     recorder.stop()
 
-    samples = [line for line in lines_of(carried.directory) if line["event"] == "memory_sample"]
+    samples = [
+        line for line in lines_of(worker_config.directory) if line["event"] == "memory_sample"
+    ]
     assert len(samples) >= 8
     # Not more often than asked either.
     assert len(samples) <= 2 + passed / 0.05

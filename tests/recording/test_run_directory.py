@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.settings import parse
 from verl_profiler.recording import run_directory
-from verl_profiler.recording.carried import EventSettings
 from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.worker_config import EventSettings
 
 CLOCK = take_anchor()
 

@@ -348,10 +348,10 @@ def test_calls_without_metadata_are_not_traced(hosts, trace):
     assert WHOLE == stages(printed())
 
 
-def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, carried):
+def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, worker_config):
     """Reads are GET, writes are PUT, all else is COMPUTE; tags alone are no PUT."""
     queue, _ = hosts
-    recorder.start(carried, lambda: Identity("trainer", 0))
+    recorder.start(worker_config, lambda: Identity("trainer", 0))
     printed = trace(trace=True, records=True)
 
     async def advantage(batch):
@@ -371,7 +371,7 @@ def test_a_direct_function_goes_through_its_stages_as_it_works(hosts, trace, car
         ),
         "FUNCTION_END",
     ] == stages(printed())
-    events = lines_of(carried.directory)
+    events = lines_of(worker_config.directory)
     function = next(event for event in events if event["event"] == "tq_function")
     for stage in ("get", "compute", "put"):
         parts = [e["duration_sec"] for e in events if e["event"] == f"tq_function_{stage}"]
@@ -582,9 +582,9 @@ def test_wrappers_travel_by_value(hosts, trace):
     assert 3 == pickle.loads(cloudpickle.dumps(wrapped))(3)
 
 
-def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
+def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, worker_config):
     """Known only while it runs; many requests of one batch can be told apart."""
-    recorder.start(carried, lambda: Identity("agent_loop", 0))
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     printed = trace(trace=True, records=True)
     request = context.Request(5)
     request.request_id = "r1"
@@ -603,7 +603,9 @@ def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, carried):
     assert "tool_agent" == asyncio.run(coroutine)
     recorder.stop()
     assert {trace_ids.of_batch("val", 5)} == {line["trace_id"] for line in printed()}
-    event = next(line for line in lines_of(carried.directory) if line["event"] == "tq_function")
+    event = next(
+        line for line in lines_of(worker_config.directory) if line["event"] == "tq_function"
+    )
     assert ("r1", 5) == (event["extra"]["request_id"], event["step"])
 
 
@@ -664,10 +666,10 @@ def test_no_target_has_two_probes():
     }
 
 
-def test_a_target_that_is_measured_too_has_one_wrapper(hosts, carried):
+def test_a_target_that_is_measured_too_has_one_wrapper(hosts, worker_config):
     """Whose events name call and function, so that they can be joined with the functions'."""
     queue, bridge = hosts
-    recorder.start(carried, lambda: Identity("actor", 0))
+    recorder.start(worker_config, lambda: Identity("actor", 0))
     client = queue.AsyncTransferQueueClient
     before = (client.async_get_data, client.async_put)
     measuring = [
@@ -682,7 +684,7 @@ def test_a_target_that_is_measured_too_has_one_wrapper(hosts, carried):
     placing.uninstall()
     recorder.stop()
     assert before == (client.async_get_data, client.async_put)
-    events = {event["event"]: event["extra"] for event in lines_of(carried.directory)}
+    events = {event["event"]: event["extra"] for event in lines_of(worker_config.directory)}
 
     function = events["tq_function"]
     for event, number in (("tq_get", 1), ("tq_put", 2)):

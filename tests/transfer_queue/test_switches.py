@@ -34,7 +34,7 @@ def test_an_environment_that_says_nothing_changes_nothing():
         Switches(trace=True, sample_rate=1.0),
     ],
 )
-def test_what_is_carried_arrives(switches):
+def test_the_switches_arrive_in_other_processes(switches):
     """The other processes read the same switches from their environment."""
     assert switches == Switches().under(variables(switches, {}))
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 
 class Remote:
@@ -185,7 +185,9 @@ def recognized():
 
 def main():
     directory = tempfile.mkdtemp()
-    settings = Carried(directory, take_anchor(), EventSettings(flush_interval_s=0.1))
+    settings = WorkerConfig(
+        directory, directory, EventSettings(flush_interval_s=0.1), take_anchor()
+    )
     recorder.start(settings, lambda: Identity("trainer", 0), dict)
     placing.install(all_probes())
     trainer = replicas()

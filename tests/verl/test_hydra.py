@@ -155,11 +155,11 @@ def test_with_the_option_the_run_directory_is_made_and_the_settings_travel(becam
     """In the environment, and in what Ray hands to other nodes."""
     on = became["on"]
     assert 0 == on["status"], on["err"]
-    carried = on["seen"]["settings"]
+    settings = on["seen"]["settings"]
     runtime_env = on["seen"]["config"]["ray_kwargs"]["ray_init"]["runtime_env"]
 
-    assert carried == runtime_env["env_vars"]["VERL_PROFILER_SETTINGS"]
-    assert json.loads(carried)["directory"].endswith("/logs/run")
+    assert settings == runtime_env["env_vars"]["VERL_PROFILER_SETTINGS"]
+    assert json.loads(settings)["directory"].endswith("/logs/run")
     assert on["seen"]["ray_init_hooked"]
     assert "logs/run/run.json" in on["files"]
     assert "[verl-profiler] events are in" in on["err"]

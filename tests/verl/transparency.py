@@ -25,9 +25,9 @@ from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 from verl_profiler.transfer_queue import calls
 from verl_profiler.transfer_queue.probes import PROBES as TRACING
 from verl_profiler.transfer_queue.probes import with_tracing
@@ -208,7 +208,7 @@ def main():
     folder = tempfile.mkdtemp()
     settings = EventSettings(announce=False, flush_interval_s=60)
     recorder.start(
-        Carried(folder, folder, settings, take_anchor()), lambda: Identity("agent_loop", 0)
+        WorkerConfig(folder, folder, settings, take_anchor()), lambda: Identity("agent_loop", 0)
     )
     report = {"measuring": check(all_probes())}
     calls.start(Switches(trace=True), "run", records=True)

@@ -20,7 +20,7 @@ __all__ = [
     "NsightSettings",
     "Plan",
     "RoleCapture",
-    "carried_plan",
+    "decoded_plan",
     "raw_directory",
 ]
 
@@ -129,13 +129,13 @@ class Plan(msgspec.Struct, frozen=True):
         return capture if capture is not None and capture.has(rank) else None
 
     def encode(self) -> str:
-        """Return the form that travels in `Carried.capture_plan`."""
+        """Return the form that travels in `WorkerConfig.capture_plan`."""
         return msgspec.json.encode(self).decode()
 
 
 @lru_cache(4)
-def carried_plan(text: str | None) -> Plan | None:
-    """Read the plan that travels in `Carried.capture_plan`; the same object for the same text."""
+def decoded_plan(text: str | None) -> Plan | None:
+    """Read the plan that travels in `WorkerConfig.capture_plan`; the same object for the same text."""
     return None if text is None else msgspec.json.decode(text, type=Plan)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_profiler.capture import session
 from verl_profiler.capture.actor_placement import captured_actors, hook_creation
-from verl_profiler.capture.plan import ROLES, Plan, carried_plan
+from verl_profiler.capture.plan import ROLES, Plan, decoded_plan
 from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.instrumentation.placing import install as place
 from verl_profiler.instrumentation.probe import Probe
@@ -40,7 +40,7 @@ def install(plan: Plan) -> None:
 def _captured(call: Call) -> tuple[Plan, Any] | None:
     """Return the plan and the trainer if its step is captured."""
     active, trainer = recorder.active(), call.arguments["self"]
-    plan = None if active is None else carried_plan(active.carried.capture_plan)
+    plan = None if active is None else decoded_plan(active.config.capture_plan)
     return (plan, trainer) if plan is not None and trainer.global_steps in plan.steps else None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from verl_profiler.capture import tools
-from verl_profiler.capture.plan import Plan, RoleCapture, carried_plan
+from verl_profiler.capture.plan import Plan, RoleCapture, decoded_plan
 from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.recording import context, recorder
 
@@ -113,7 +113,7 @@ def current() -> Process | None:
     """Return the captures of this process, or None if nothing is captured."""
     global _current
     active = recorder.active()
-    plan = carried_plan(active.carried.capture_plan) if active is not None else None
+    plan = decoded_plan(active.config.capture_plan) if active is not None else None
     # A running capture is ended by its caller, even after recording has stopped.
     if _current is None or (active is not None and _current.plan is not plan):
         _current = None

@@ -29,10 +29,10 @@ def load() -> None:
 
     try:
         from verl_profiler.instrumentation.nvtx_ranges import tool_attached
-        from verl_profiler.recording.carried import Carried
+        from verl_profiler.recording.worker_config import WorkerConfig
 
-        carried = Carried.decode(text)
-        if carried.nvtx == "on" or (carried.nvtx == "auto" and tool_attached()):
+        config = WorkerConfig.decode(text)
+        if config.nvtx == "on" or (config.nvtx == "auto" and tool_attached()):
             _register()
     except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
         recorder.say(f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)")

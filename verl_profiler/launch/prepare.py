@@ -18,7 +18,7 @@ from omegaconf import OmegaConf, open_dict
 from verl_profiler import transfer_queue
 from verl_profiler.capture import tools, verl_keys
 from verl_profiler.capture.actor_placement import hook_creation
-from verl_profiler.capture.plan import Plan, carried_plan
+from verl_profiler.capture.plan import Plan, decoded_plan
 from verl_profiler.capture.planner import make_plan, remarks
 from verl_profiler.environ import CAPTURES_OFF, SETTINGS
 from verl_profiler.errors import ConfigError
@@ -27,8 +27,8 @@ from verl_profiler.launch import clock_exchange
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.recording import recorder, run_directory
-from verl_profiler.recording.carried import Carried
 from verl_profiler.recording.clock import Anchor, take_anchor
+from verl_profiler.recording.worker_config import WorkerConfig
 
 __all__ = ["end", "prepare"]
 
@@ -62,7 +62,7 @@ def prepare(config: Any) -> Any:
     try:
         with open_dict(config):
             plan = capture and make_plan(config, capture, settings.nsight, directory)
-            encoded = _carried(settings, directory, clock, plan).encode()
+            encoded = _worker_config(settings, directory, clock, plan).encode()
             _put_into_runtime_env(config, {SETTINGS: encoded})
             if settings.events.engine_timing:
                 _enable_engine_timing(config)
@@ -109,13 +109,15 @@ def _trace_transfers(config: Any, settings: Settings) -> None:
         transfer_queue.wrap_main()
 
 
-def _carried(settings: Settings, directory: Path, clock: Anchor, plan: Plan | None) -> Carried:
+def _worker_config(
+    settings: Settings, directory: Path, clock: Anchor, plan: Plan | None
+) -> WorkerConfig:
     """Return what the other processes of the run get."""
     tool = tools.find(plan.tool) if plan is not None else None
     nvtx = settings.nsight.nvtx
     if nvtx == "auto" and not (tool is not None and tool.records_ranges):
         nvtx = "off"
-    return Carried(
+    return WorkerConfig(
         str(directory),
         settings.output_dir,
         settings.events,
@@ -171,7 +173,7 @@ def end(*, failed: bool) -> None:
         return
     try:
         recorder.stop("exit")
-        plan = carried_plan(active.carried.capture_plan)
+        plan = decoded_plan(active.config.capture_plan)
         _end(active.directory, plan, failed=failed)
     except Exception as error:  # noqa: BLE001  the command keeps its own result
         recorder.say(f"WARNING the end of the recording failed: {error!r}")
@@ -323,7 +325,7 @@ def _hook_ray_init() -> None:
 
 def _compare_clocks(ray: Any) -> None:
     active = recorder.active()
-    if active is None or not active.carried.events.clock_exchange:
+    if active is None or not active.config.events.clock_exchange:
         return
     try:
         clock_exchange.start(ray)

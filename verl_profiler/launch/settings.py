@@ -1,4 +1,4 @@
-"""Settings of one run, checked in the driver; `recording.carried` has what other processes get.
+"""Settings of one run, checked in the driver; for other processes see `recording.worker_config`.
 
 Users see the YAML of `configs/profiler/`, whose comments describe each key.
 """
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
-from verl_profiler.recording.carried import EventSettings
+from verl_profiler.recording.worker_config import EventSettings
 from verl_profiler.transfer_queue.switches import Switches
 
 __all__ = [

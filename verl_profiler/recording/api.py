@@ -28,9 +28,9 @@ import msgspec
 
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, values
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -312,7 +312,7 @@ class LogManager:
 
     @staticmethod
     def _place(path: Path, active: recorder.Recorder) -> Path:
-        configured = Path(os.path.expanduser(active.carried.output_dir))
+        configured = Path(os.path.expanduser(active.config.output_dir))
         for base in (configured, Path(os.path.abspath(configured))):
             try:
                 return active.directory / path.relative_to(base)
@@ -349,8 +349,8 @@ def start(
     anchor = take_anchor()
     events = EventSettings(announce=False)
     made = run_directory.make(os.fspath(directory), anchor, events, {})
-    carried = Carried(str(made), os.fspath(directory), events, anchor)
-    recorder.start(carried, lambda: Identity(role, rank))
+    config = WorkerConfig(str(made), os.fspath(directory), events, anchor)
+    recorder.start(config, lambda: Identity(role, rank))
     return made
 
 

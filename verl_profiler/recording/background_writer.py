@@ -62,7 +62,7 @@ class BackgroundWriter:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.directory = Path(recorder.carried.directory)
+        self.directory = Path(recorder.config.directory)
         self.fallback: str | None = None
         self.identity: Identity | None = None
         self.name: str | None = None
@@ -189,7 +189,7 @@ class BackgroundWriter:
                 self.complaints.make("flush", f"a flush failed: {error!r} (writer-failed)")
 
     def _wait_for_next_flush(self) -> None:
-        interval_ns = self._recorder.carried.events.flush_interval_s * 1e9
+        interval_ns = self._recorder.config.events.flush_interval_s * 1e9
         # Flushes begin at that distance, however long each one takes.
         passed_ns = now() - self._flush_began_ns if self._flush_began_ns else 0
         self._wake.wait(max(interval_ns - passed_ns, interval_ns / 10) / 1e9)
@@ -221,7 +221,7 @@ class BackgroundWriter:
             late_ns = (
                 until
                 - self._complete_ns
-                - round(self._recorder.carried.events.flush_interval_s * 1e9)
+                - round(self._recorder.config.events.flush_interval_s * 1e9)
             )
             self._longest_flush_ns = max(self._longest_flush_ns, late_ns)
             self._complete_ns = until
@@ -359,7 +359,7 @@ class BackgroundWriter:
         except OSError as error:
             try:
                 directory = fallback_directory(
-                    self._recorder.carried.directory, self._recorder.carried.clock
+                    self._recorder.config.directory, self._recorder.config.clock
                 )
                 self.name = self._header.claim(directory, base)
             except OSError:
@@ -373,7 +373,7 @@ class BackgroundWriter:
             self.directory = directory
             self.complaints.make(
                 "fallback",
-                f"{self._recorder.carried.directory} cannot be written on {socket.gethostname()}; the events "
+                f"{self._recorder.config.directory} cannot be written on {socket.gethostname()}; the events "
                 f"of this process go to {directory}.\n"
                 "Copy that folder's contents into the run directory afterwards. (not-writable)",
             )
@@ -426,7 +426,7 @@ class BackgroundWriter:
             "end_reason": ended,
             "directory": str(self.directory),
             "fallback": self.fallback,
-            "flush_interval_s": self._recorder.carried.events.flush_interval_s,
+            "flush_interval_s": self._recorder.config.events.flush_interval_s,
             "longest_flush_s": round(self._longest_flush_ns / 1e9, 6),
         }
         announcement = None
@@ -439,7 +439,7 @@ class BackgroundWriter:
             self.complaints.make(
                 "header", f"the header of {self.name} could not be written: {error} (disk-refuses)"
             )
-        if announcement and not self._recorder.announced and self._recorder.carried.events.announce:
+        if announcement and not self._recorder.announced and self._recorder.config.events.announce:
             self._recorder.announced = True
             say(f"{self.name}: {announcement}")
 

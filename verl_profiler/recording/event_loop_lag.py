@@ -43,7 +43,7 @@ def watch_running_loop() -> None:
     global last_loop, _last_reference
     loop = asyncio._get_running_loop()
     active = recorder.active()
-    if loop is None or active is None or not active.carried.events.families.event_loop:
+    if loop is None or active is None or not active.config.events.families.event_loop:
         return
     last_loop = id(loop)
     # A loop of another kind may refuse a weak reference or the timer; the call goes on without.
@@ -51,7 +51,7 @@ def watch_running_loop() -> None:
         _last_reference = weakref.ref(loop, _forget_last)
         if loop not in _watched:
             _watched.add(loop)
-            heartbeat = _Heartbeat(loop, active.carried.events.lag_threshold_s)
+            heartbeat = _Heartbeat(loop, active.config.events.lag_threshold_s)
             heartbeat.arm(_PERIOD_S)
             _beats.add(heartbeat)
             loop_watchdog.ensure_watched(_beats)

@@ -56,7 +56,7 @@ def begin(replica_devices: Sequence[int] | None = None) -> None:
     active = recorder.active()
     if active is None or _sampler is not None:
         return
-    interval_s = active.carried.memory_sample_interval_s
+    interval_s = active.config.memory_sample_interval_s
     if interval_s is not None:
         _sampler = _Sampler(interval_s, device_memory.current_device(), replica_devices)
         recorder.before_stop(_end)

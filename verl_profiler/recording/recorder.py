@@ -20,11 +20,11 @@ from typing import Any
 
 from verl_profiler.recording import context, process_end
 from verl_profiler.recording.background_writer import BackgroundWriter
-from verl_profiler.recording.carried import Carried
 from verl_profiler.recording.clock import Anchor, anchor_for_this_boot, now
 from verl_profiler.recording.complaints import say
 from verl_profiler.recording.encoding import EVENT_NAME_LIMIT, STEP_LIMIT
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import WorkerConfig
 
 __all__ = [
     "EVENT_NAME_LIMIT",
@@ -67,7 +67,7 @@ class Recorder:
     """Records the events of this process into one run directory.
 
     Args:
-        carried: Where to write and what.
+        config: Where to write and what.
         identify: Returns who this process is, or None while that is not known yet.
         describe: Returns further keys of the header; called in the writer thread.
 
@@ -80,7 +80,7 @@ class Recorder:
 
     def __init__(
         self,
-        carried: Carried,
+        config: WorkerConfig,
         identify: Callable[[], Identity | None],
         describe: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -88,12 +88,12 @@ class Recorder:
         self.wrapper_ns = 0
         self.wrapper_cpu_ns = 0
         self.alive_ns = 0
-        self.steps = frozenset(carried.events.steps) if carried.events.steps is not None else None
+        self.steps = frozenset(config.events.steps) if config.events.steps is not None else None
         self.taken: deque[tuple[Any, ...]] = deque()
         self.queue: Any = self.taken
-        self.limit = carried.events.max_pending
-        self.carried = carried
-        self.anchor: Anchor = anchor_for_this_boot(carried.clock)
+        self.limit = config.events.max_pending
+        self.config = config
+        self.anchor: Anchor = anchor_for_this_boot(config.clock)
         self.identify = identify
         self.describe = describe
         self.announced = False
@@ -287,14 +287,14 @@ def record(
 
 
 def start(
-    carried: Carried,
+    config: WorkerConfig,
     identify: Callable[[], Identity | None],
     describe: Callable[[], dict[str, Any]] = dict,
 ) -> Recorder:
     """Start recording in this process; a second call returns the running recorder."""
     global _active
     if _active is None:
-        _active = Recorder(carried, identify, describe)
+        _active = Recorder(config, identify, describe)
         _active.start_writer()
         process_end.install(stop, _forked)
     return _active

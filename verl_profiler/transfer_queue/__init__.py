@@ -72,8 +72,8 @@ def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
     """
     _announce(switches, v1)
     job = jobs_own_variables()
-    carried = variables(switches, os.environ)
-    return {name: value for name, value in carried.items() if name not in job}
+    passed_on = variables(switches, os.environ)
+    return {name: value for name, value in passed_on.items() if name not in job}
 
 
 def wrap_main() -> None:
@@ -91,22 +91,22 @@ def _become_driver(switches: Switches) -> None:
     _become_driver.done = True  # type: ignore[attr-defined]
     import wrapt
 
-    carried = carry(switches)
-    os.environ[RUN_VARIABLE] = carried.get(RUN_VARIABLE, "")
-    hook = functools.partial(_hook_ray_init, carried)
+    passed_on = carry(switches)
+    os.environ[RUN_VARIABLE] = passed_on.get(RUN_VARIABLE, "")
+    hook = functools.partial(_hook_ray_init, passed_on)
     if "ray" in sys.modules:
         hook(sys.modules["ray"])
     else:
         wrapt.register_post_import_hook(hook, "ray")
 
 
-def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
+def _hook_ray_init(passed_on: Mapping[str, str], ray: Any) -> None:
     original = ray.init
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         try:
-            _prepare(carried, args, kwargs)
+            _prepare(passed_on, args, kwargs)
         except Exception:  # noqa: BLE001  the run starts all the same
             traceback.print_exc()
         return original(*args, **kwargs)
@@ -114,7 +114,7 @@ def _hook_ray_init(carried: Mapping[str, str], ray: Any) -> None:
     ray.init = init
 
 
-def _prepare(carried: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _prepare(passed_on: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Put the switches, and the way in for verl before 0.9, into the arguments of `ray.init`."""
     from verl_profiler.instrumentation import worker_setup_hook
 
@@ -122,7 +122,7 @@ def _prepare(carried: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, 
     runtime_env = kwargs.get("runtime_env")
     if runtime_env is None or isinstance(runtime_env, dict):
         there = (runtime_env or {}).get("env_vars") or {}
-        kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**carried, **there}}
+        kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**passed_on, **there}}
     worker_setup_hook.add(args, kwargs)
 
 

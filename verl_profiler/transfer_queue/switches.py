@@ -151,14 +151,14 @@ def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, s
         switches: What is on.
         environment: The driver's; its log level goes along.
     """
-    carried = {}
+    passed_on = {}
     for variable, (field, _) in _VARIABLES.items():
         value = getattr(switches, field)
-        carried[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)
-    carried[RUN_VARIABLE] = str(uuid.uuid4())
+        passed_on[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)
+    passed_on[RUN_VARIABLE] = str(uuid.uuid4())
     if environment.get(LOG_LEVEL_VARIABLE):
-        carried[LOG_LEVEL_VARIABLE] = environment[LOG_LEVEL_VARIABLE]
-    return carried
+        passed_on[LOG_LEVEL_VARIABLE] = environment[LOG_LEVEL_VARIABLE]
+    return passed_on
 
 
 def jobs_own_variables() -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""What a process has to know in order to record; carried to each one in an environment variable."""
+"""The settings that a process needs in order to record, in one environment variable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["Carried", "EventSettings"]
+__all__ = ["EventSettings", "WorkerConfig"]
 
 _FAMILY_SWITCHES = msgspec.defstruct(
     "Families",
@@ -52,7 +52,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset(name for name in FAMILIES if getattr(self.families, name))
 
 
-class Carried(msgspec.Struct, frozen=True):
+class WorkerConfig(msgspec.Struct, frozen=True):
     """What travels to the other processes in `VERL_PROFILER_SETTINGS`.
 
     Args:
@@ -81,6 +81,6 @@ class Carried(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def decode(cls, text: str) -> Carried:
+    def decode(cls, text: str) -> WorkerConfig:
         """Read the one-line form."""
         return msgspec.json.decode(text, type=cls)
