@@ -87,6 +87,19 @@ def test_what_the_engine_does_not_report_is_not_zero():
     assert 5.0 == times["engine_tokens_per_s"]
 
 
+def test_retractions_and_accepted_drafts_are_summed_up():
+    """None where no call had any, or nothing was drafted."""
+    (none,) = engine_times(Tables.of({"engine_calls": CALLS}))
+    own = [
+        {**CALLS[0], "retractions": 2, "draft_tokens": 30, "accepted_draft_tokens": 12},
+        {**CALLS[1], "retractions": None, "draft_tokens": 10, "accepted_draft_tokens": 8},
+    ]
+    (some,) = engine_times(Tables.of({"engine_calls": own}))
+
+    assert (None, None) == (none["retractions"], none["draft_acceptance"])
+    assert (2, 0.5) == (some["retractions"], some["draft_acceptance"])
+
+
 def test_replicas_are_compared_by_the_time_of_their_calls():
     """The busiest comes first."""
     rows = replica_balance(Tables.of({"engine_calls": CALLS}))

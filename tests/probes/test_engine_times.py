@@ -44,6 +44,43 @@ CASES = {
         },
         {"cached_tokens": 8, "e2e_s": 3.5, "queue_s": 0.0, "prefill_s": 0.5, "decode_s": 1.5},
     ),
+    "sglang with retractions, data parallel, a cache on the host and drafts": (
+        {
+            "meta_info": {
+                "cached_tokens": 96,
+                "cached_tokens_details": {"device": 64, "host": 24, "storage": 8},
+                "num_retractions": 2,
+                "dp_rank": 0,
+                "spec_num_proposed_drafts": 30,
+                "spec_num_correct_drafts": 21,
+            }
+        },
+        {
+            "cached_tokens": 96,
+            "cached_host_tokens": 32,
+            "retractions": 2,
+            "dp_rank": 0,
+            "draft_tokens": 30,
+            "accepted_draft_tokens": 21,
+        },
+    ),
+    "sglang without any of them": (
+        {
+            "meta_info": {
+                "cached_tokens": 0,
+                "cached_tokens_details": None,
+                "num_retractions": 0,
+            }
+        },
+        {"cached_tokens": 0},
+    ),
+    "vllm with preemptions and drafts": (
+        fake_vllm_answer(
+            num_preemptions=3,
+            request_spec_decode_stats=SimpleNamespace(num_draft_tokens=9, num_accepted_tokens=4),
+        ),
+        {"cached_tokens": 32, "retractions": 3, "draft_tokens": 9, "accepted_draft_tokens": 4},
+    ),
     "sglang without enable_metrics": (
         {"meta_info": {"cached_tokens": 8, "e2e_latency": 3.5}},
         {"cached_tokens": 8, "e2e_s": 3.5},

@@ -170,7 +170,7 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
     assert [(row["part"], row["count"]) for row in expected] == [
         (row["part"], row["count"]) for row in shown
     ]
-    assert ["rewards"] == [name for name, section in sections.items() if section["view"]]
+    assert ["routing", "rewards"] == [name for name, section in sections.items() if section["view"]]
     assert {"captures", "log"} & set(sections) == set()
 
 

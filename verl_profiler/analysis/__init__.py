@@ -46,6 +46,7 @@ from verl_profiler.analysis.requests import (
     turns_per_request,
 )
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail, step_tail
+from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.steps import (
     step_durations,
@@ -118,6 +119,7 @@ __all__ = [
     "rewards",
     "rollout_balance",
     "rollout_tail",
+    "routes",
     "sleep_times",
     "slowest_requests",
     "span_kernels",
@@ -186,6 +188,7 @@ ANALYSES = {
         engine_times,
         engine_parts,
         replica_balance,
+        routes,
         token_rates,
         replica_token_rates,
         request_token_rates,

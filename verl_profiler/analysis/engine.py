@@ -19,7 +19,8 @@ _TOKENS = "prompt_tokens, generated_tokens, cached_tokens"
 _PARTS = f"""calls, served, total_us / 1e6 AS total_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s,
     max_us / 1e6 AS max_s, queue_us / 1e6 AS queue_s, prefill_us / 1e6 AS prefill_s,
     decode_us / 1e6 AS decode_s, outside_us / 1e6 AS outside_s, {_TOKENS},
-    generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s"""
+    generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s, retractions,
+    accepted_draft_tokens / nullif(draft_tokens, 0) AS draft_acceptance"""
 _RATES = f"""calls, {_TOKENS}, busy_s, generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s,
     timed_tokens / nullif(total_us / 1e6, 0) AS call_tokens_per_s"""
 
@@ -39,6 +40,8 @@ def _calls(group: str, where: str) -> str:
             try_cast(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
             try_cast(sum(response_tokens) AS BIGINT) AS generated_tokens,
             try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
+            try_cast(sum(retractions) AS BIGINT) AS retractions,
+            sum(draft_tokens) AS draft_tokens, sum(accepted_draft_tokens) AS accepted_draft_tokens,
             sum(greatest(end_us - greatest(begin_us, covered_us), 0)) / 1e6 AS busy_s,
             sum(response_tokens) FILTER (duration_us IS NOT NULL) AS timed_tokens
         FROM (
@@ -60,7 +63,9 @@ def engine_times(tables: Tables, steps: Steps = None) -> Rows:
         total_s, p50_s, p95_s, max_s; queue_s, prefill_s and decode_s (sums that the engine
         reports, None when it does not), outside_s (call time outside the engine); prompt_tokens,
         generated_tokens, cached_tokens, engine_tokens_per_s (by the time in which at least one
-        call was under way).
+        call was under way); retractions (how often the engine took requests out of its batch to
+        free KV cache, and computed them again; None where there were none) and draft_acceptance
+        (share of the draft tokens that were accepted; None without speculative decoding).
     """
     keys = "run, step, validate"
     return tables.rows(

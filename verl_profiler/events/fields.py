@@ -106,6 +106,10 @@ FIELDS = {
         "engine_call",
         column=True,
     ),
+    "accepted_draft_tokens": _count(
+        "Draft tokens that the model accepted, with speculative decoding.",
+        "engine_request",
+    ),
     "agent": _text(
         "Name of the agent loop, from the data set or the config.", "request", column=True
     ),
@@ -132,6 +136,10 @@ FIELDS = {
     "cached_tokens": _count(
         "Prompt tokens that the engine had in its cache.", "engine_request", column=True
     ),
+    "cached_host_tokens": _count(
+        "Prompt tokens among the cached ones that came from host memory or storage; absent if none.",
+        "engine_request",
+    ),
     "call": _text(
         "Id of one call in all processes: random digits, pid and a number.",
         *_TRACED,
@@ -153,6 +161,12 @@ FIELDS = {
         "memory_resume",
         "memory_sample",
         "replica_pool",
+    ),
+    "dp_rank": _count(
+        "Data-parallel rank of the engine that served the request.", "engine_request"
+    ),
+    "draft_tokens": _count(
+        "Tokens that the draft model proposed, with speculative decoding.", "engine_request"
     ),
     "dropped": _count("Events that were dropped.", "profiler_cost"),
     "dropped_step": _count(
@@ -210,9 +224,14 @@ FIELDS = {
         "Host memory in use on the machine, before.", "memory_release", "memory_resume"
     ),
     "host_used_bytes": _bytes("Host memory in use on the machine.", "memory_sample"),
+    "in_flight": _count(
+        "Generate calls on the chosen replica before this one, as verl counts them.",
+        "server_route",
+    ),
     "innermost": _text(
         "Module and name of the innermost Python function that held the loop.", "event_loop_lag"
     ),
+    "least_in_flight": _count("The same of the replica that had the fewest.", "server_route"),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
     "max_weight_version": _count(
@@ -284,9 +303,11 @@ FIELDS = {
         "Why: of a dispatch `step`, `warm_up`, `refill` or `reissue`; of dropped samples `stale`, "
         "`filtered`, `failed` or `surplus`; of replicas what they are stopped or resumed for, "
         "`weight_sync`, `switch_to_trainer`, `switch_to_rollout`, or the trainer's hook: `init_end`, "
-        "`step_begin`, `sample_end`, `step_end`, `validate_begin`, `switch_wait`.",
+        "`step_begin`, `sample_end`, `step_end`, `validate_begin`, `switch_wait`; of a route `sticky` "
+        "(the request's earlier replica) or `hash` (`full_determinism`).",
         "dispatch",
         "sample_dropped",
+        "server_route",
         "pool_switch",
         "replicas_join",
         "replicas_leave",
@@ -322,6 +343,11 @@ FIELDS = {
         "sample_consumed",
         column=True,
     ),
+    "retractions": _count(
+        "How often the engine took the request out of its batch to free KV cache, and computed it "
+        "again (SGLang's `num_retractions`, vLLM's `num_preemptions`); absent if never.",
+        "engine_request",
+    ),
     "reward": _number("Score of the request.", "request", column=True),
     "rows": _count(
         "Number of samples.", "tq_put", "tq_get", "tq_meta", "tq_clear", "tq_function", column=True
@@ -347,6 +373,7 @@ FIELDS = {
     "server": _text(
         "Address or id of the chosen engine server: IP address and port with SGLang.",
         "server_acquire",
+        "server_route",
         column=True,
     ),
     "size_bytes": _bytes(

@@ -195,6 +195,12 @@ EVENTS: dict[str, Event] = {
         "rollout", "engine_call", "The pause of an aborted generate call before its next attempt."
     ),
     "server_acquire": Event("rollout", "engine_call", "The load balancer chooses a replica."),
+    "server_route": Event(
+        "rollout",
+        None,
+        "The load balancer sent a generate call to a replica that was not the least loaded; in its process.",
+        instant=True,
+    ),
     "token_merge": Event("rollout", "turn", "New tokens are merged into the conversation."),
     "tool_parsing": Event("rollout", "turn", "Tool calls are read from the response."),
     "tool_execution": Event(

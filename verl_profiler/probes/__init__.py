@@ -18,6 +18,7 @@ _MODULES = (
     "asynchronous",
     "rollout",
     "engine_calls",
+    "routing",
     "engine",
     "reward",
     "workers",

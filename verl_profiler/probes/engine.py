@@ -117,6 +117,8 @@ def times_of(answer: Any) -> dict[str, Any]:
     Returns:
         `cached_tokens`, and in seconds `queue_s`, `prefill_s` (first forward pass until the first
         token) and `decode_s` (first token until the last), as far as reported; `e2e_s` of SGLang.
+        `cached_host_tokens`, `retractions` and `dp_rank`, `draft_tokens` and
+        `accepted_draft_tokens`, where there were any.
     """
     if isinstance(answer, dict):
         return _of_sglang(answer.get("meta_info") or {})
@@ -125,8 +127,16 @@ def times_of(answer: Any) -> dict[str, Any]:
 
 def _of_sglang(meta_info: dict[str, Any]) -> dict[str, Any]:
     first_token = meta_info.get("prefill_finished_time")
+    cached = meta_info.get("cached_tokens_details") or {}
     return _reported(
-        meta_info.get("cached_tokens"),
+        {
+            "cached_tokens": meta_info.get("cached_tokens"),
+            "cached_host_tokens": (cached.get("host") or 0) + (cached.get("storage") or 0) or None,
+            "retractions": meta_info.get("num_retractions") or None,
+            "dp_rank": meta_info.get("dp_rank"),
+            "draft_tokens": meta_info.get("spec_num_proposed_drafts"),
+            "accepted_draft_tokens": meta_info.get("spec_num_correct_drafts"),
+        },
         e2e_s=meta_info.get("e2e_latency"),
         queue_s=meta_info.get("queue_time"),
         prefill_s=_between(meta_info.get("forward_entry_time"), first_token),
@@ -140,8 +150,14 @@ def _of_vllm(output: Any) -> dict[str, Any]:
         getattr(metrics, f"{moment}_ts", None)
         for moment in ("queued", "scheduled", "first_token", "last_token")
     )
+    drafts = getattr(metrics, "request_spec_decode_stats", None)
     return _reported(
-        getattr(output, "num_cached_tokens", None),
+        {
+            "cached_tokens": getattr(output, "num_cached_tokens", None),
+            "retractions": getattr(metrics, "num_preemptions", None) or None,
+            "draft_tokens": getattr(drafts, "num_draft_tokens", None),
+            "accepted_draft_tokens": getattr(drafts, "num_accepted_tokens", None),
+        },
         queue_s=_between(queued, scheduled),
         prefill_s=_between(scheduled, first_token),
         decode_s=_between(first_token, last_token),
@@ -153,10 +169,8 @@ def _between(begin: float | None, end: float | None) -> float | None:
     return end - begin if begin and end else None
 
 
-def _reported(cached_tokens: int | None, **seconds: float | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if cached_tokens is not None:
-        fields["cached_tokens"] = plain(cached_tokens)
+def _reported(counts: dict[str, Any], **seconds: float | None) -> dict[str, Any]:
+    fields = {name: plain(count) for name, count in counts.items() if count is not None}
     for name, value in seconds.items():
         if value is not None:
             fields[name] = round(float(value), 6)

@@ -153,6 +153,7 @@ DERIVED = {
     "because": _text("The largest component of `behind_us`."),
     "last": _flag("Whether it was among the last."),
     "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
+    "sticky": _flag("Whether the replica is that of the request's previous call."),
     "source": _text("Where the row is from."),
     "stage": _text("Stage of the call."),
     "estimated": _flag("Whether stages are computed from percentages."),
@@ -239,13 +240,16 @@ _TABLES = {
     "engine_requests": (
         f"run step name replica engine_request_id request_id validate status {_INTERVAL} "
         "prompt_tokens response_tokens cached_tokens finish_reason queue_us prefill_us decode_us "
-        "e2e_us weight_version"
+        "e2e_us weight_version dp_rank retractions cached_host_tokens draft_tokens "
+        "accepted_draft_tokens"
     ),
     "engine_calls": (
         f"{_REQUEST} turn engine_request_id server status error {_INTERVAL} prompt_tokens "
         "response_tokens finish_reason engine_name replica engine_begin_us engine_end_us "
-        "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version"
+        "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version "
+        "retractions draft_tokens accepted_draft_tokens"
     ),
+    "server_routes": (f"{_REQUEST} turn server sticky in_flight least_in_flight at_us"),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",
     "steps": (
         f"run step finished {_INTERVAL} phases_us unaccounted_us requests unfinished_requests "

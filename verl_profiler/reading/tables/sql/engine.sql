@@ -6,7 +6,12 @@ SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.va
     micros(prefill_s) AS prefill_us,
     micros(decode_s) AS decode_us,
     micros(e2e_s) AS e2e_us,
-    e.weight_version
+    e.weight_version,
+    integer_of(rest, 'dp_rank') AS dp_rank,
+    integer_of(rest, 'retractions') AS retractions,
+    integer_of(rest, 'cached_host_tokens') AS cached_host_tokens,
+    integer_of(rest, 'draft_tokens') AS draft_tokens,
+    integer_of(rest, 'accepted_draft_tokens') AS accepted_draft_tokens
 FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
 WHERE e.event = 'engine_request' AND e.family = 'engine';
 
@@ -22,7 +27,7 @@ WITH calls AS NOT MATERIALIZED (
         begin_us AS engine_begin_us, end_us AS engine_end_us, duration_us AS engine_duration_us,
         prompt_tokens AS engine_prompt_tokens, response_tokens AS engine_response_tokens,
         finish_reason AS engine_finish_reason, cached_tokens, queue_us, prefill_us, decode_us,
-        weight_version
+        weight_version, retractions, draft_tokens, accepted_draft_tokens
     FROM engine_requests WHERE engine_request_id IS NOT NULL
 ), repeated AS MATERIALIZED (
     SELECT run, id FROM served GROUP BY run, id HAVING count(*) > 1

@@ -222,3 +222,21 @@ SELECT run, step, uid, session,
     max(trainer_version) AS trainer_version, min(begin_us) AS at_us
 FROM event_fields WHERE event IN ('sample_consumed', 'sample_dropped') AND uid IS NOT NULL
 GROUP BY run, step, uid, session, fate;
+
+-- The load balancer's choices, as the client sees them: it follows a request to its replica, or chooses
+-- anew.  Its own line is there only of a replica that was not the least loaded, and lies within the
+-- client's call.
+CREATE VIEW server_routes AS
+WITH routes AS (
+    SELECT run, request_id, server, end_us AS at_us, integer_of(rest, 'in_flight') AS in_flight,
+        integer_of(rest, 'least_in_flight') AS least_in_flight
+    FROM event_fields WHERE event = 'server_route' AND request_id IS NOT NULL
+)
+SELECT a.run, a.step, a.name, a.validate, a.request_id, a.turn, a.server, a.begin_us AS at_us,
+    coalesce(a.server = lag(a.server) OVER (
+        PARTITION BY a.run, a.step, a.validate, a.request_id ORDER BY a.begin_us), false) AS sticky,
+    r.in_flight, r.least_in_flight
+FROM (SELECT * FROM event_fields WHERE event = 'server_acquire' AND server IS NOT NULL) AS a
+LEFT JOIN routes AS r ON r.run = a.run AND r.request_id = a.request_id AND r.server = a.server
+    -- Clocks of two hosts differ a little; the calls of a request are further apart.
+    AND r.at_us BETWEEN a.begin_us - 2000 AND a.end_us + 2000;

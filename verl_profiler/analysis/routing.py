@@ -1,0 +1,50 @@
+"""How the load balancer spread generate calls over the replicas."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, rows_of
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["routes"]
+
+
+def routes(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Count the generate calls that each replica got, and those that another one had fewer of.
+
+    Loads are the load balancer's own counts of calls in flight, before the call.
+
+    Returns:
+        One row per run, step and server: replica (the process of the engine server; None where its
+        calls were not recorded), calls, share (of the step's calls), sticky (calls that went to the
+        replica of their request's previous call), unbalanced (calls for which another replica had
+        fewer in flight), excess (how many more the replica had than the least loaded one, mean over
+        all its calls) and max_excess; these three are None if the run has no such call, or none was
+        recorded.
+    """
+    where = rows_of(steps, worker=worker, validate=validate)
+    return tables.rows(
+        f"""
+        WITH names AS (
+            SELECT r.run, r.server, any_value(c.engine_name) AS replica
+            FROM (SELECT DISTINCT ON (run, server) * FROM server_routes ORDER BY run, server, at_us)
+                AS r JOIN engine_calls AS c USING (run, request_id, turn)
+            GROUP BY r.run, r.server
+        ), recorded AS (
+            SELECT DISTINCT run, true AS loads FROM server_routes WHERE in_flight IS NOT NULL
+        ), counted AS (
+            SELECT run, step, server, count(*) AS calls, count(*) FILTER (sticky) AS sticky,
+                count(*) FILTER (in_flight > least_in_flight) AS unbalanced, sum(in_flight - least_in_flight) AS excess,
+                max(in_flight - least_in_flight) AS max_excess
+            FROM server_routes WHERE {where} GROUP BY run, step, server
+        )
+        SELECT run, step, server, replica, calls,
+            calls / sum(calls) OVER (PARTITION BY run, step) AS share, sticky,
+            CASE WHEN loads THEN unbalanced END AS unbalanced,
+            CASE WHEN loads THEN coalesce(excess, 0) / calls END AS excess,
+            CASE WHEN loads THEN coalesce(max_excess, 0) END AS max_excess
+        FROM counted LEFT JOIN names USING (run, server) LEFT JOIN recorded USING (run)
+        ORDER BY run, step, calls DESC, server
+        """
+    )

@@ -1,0 +1,129 @@
+"""The view of the load balancer: which replica got a generate call, and how loaded it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler.analysis.routing import routes
+from verl_profiler.render.axes import bar_texts, bars, legend
+from verl_profiler.render.colors import PART_COLORS
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, share
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
+
+_SHOWN = 16
+
+
+def _routes(data: DataTables, choice: Choice) -> Figure:
+    rows = data["routes"]
+    calls = sum(row["calls"] for row in rows)
+    replicas = []
+    for server in dict.fromkeys(row["server"] for row in rows):
+        own = [row for row in rows if row["server"] == server]
+        replicas.append(
+            {
+                "name": next((row["replica"] for row in own if row["replica"]), server),
+                "calls": sum(row["calls"] for row in own),
+                "sticky": sum(row["sticky"] for row in own),
+                "excess": sum((row["excess"] or 0) * row["calls"] for row in own),
+            }
+        )
+    replicas.sort(key=lambda replica: -replica["calls"])
+    shown = replicas[:_SHOWN]
+    cut = "" if len(shown) == len(replicas) else f" (first {_SHOWN} of {len(replicas)})"
+    names = [short(replica["name"], 22) for replica in shown]
+    unbalanced = known(rows, "unbalanced")
+    sticky = share(sum(replica["sticky"] for replica in replicas) / calls)
+    title = f"{sticky} of the generate calls are sticky"
+    if unbalanced:
+        title += (
+            f"; {share(sum(unbalanced) / calls)} went to a replica that was not the least loaded"
+        )
+    figure, panels = sheet(
+        title,
+        f"{choice.text()}: {calls:,} generate calls, {counted(len(replicas), 'replica')}",
+        size=(12, 4.6),
+        panels=(1, 2 if unbalanced else 1),
+        notes=(
+            "verl sends later turns of a request to the replica that has its prefix cached (sticky). "
+            "Loads are the load balancer's own counts of calls in flight, before each call."
+        ),
+    )
+    lengths = bars(
+        panels[0],
+        names,
+        [
+            ("sticky", [replica["sticky"] for replica in shown], PART_COLORS["prefill"]),
+            (
+                "first, or moved",
+                [replica["calls"] - replica["sticky"] for replica in shown],
+                PART_COLORS["decode"],
+            ),
+        ],
+    )
+    texts = [share(replica["calls"] / calls) for replica in shown]
+    bar_texts(panels[0], lengths, texts, "generate calls", room=1.2)
+    panels[0].set_title(f"calls of each replica{cut}")
+    legend(panels[0])
+    if unbalanced:
+        means = [replica["excess"] / replica["calls"] for replica in shown]
+        lengths = bars(panels[1], names, [("", means, PART_COLORS["queue"])])
+        bar_texts(
+            panels[1],
+            lengths,
+            [f"{mean:.1f}" for mean in means],
+            "calls in flight above the least loaded replica, mean",
+            room=1.2,
+        )
+        panels[1].set_title("load when a call was added")
+    return figure
+
+
+VIEWS = (
+    View(
+        name="routes",
+        question="Does the load balancer spread generate calls over the replicas, and why not?",
+        analysis=asking(routes),
+        columns={
+            "server": "address of the engine server",
+            "replica": "process of the engine server",
+            "share": "part of the step's calls",
+            "sticky": "calls that went to the replica of the request's previous call",
+            "unbalanced": "calls for which another replica had fewer in flight",
+            "excess": "calls in flight above those of the least loaded replica, mean",
+            "max_excess": "the most of them",
+        },
+        draw=_routes,
+        empty="no choice of a replica was recorded there.",
+        section=Section(
+            "routing",
+            "Routing",
+            "whether sticky sessions load some replicas while others have few calls",
+        ),
+        shows="""
+            Left: the generate calls of each replica; sticky ones went to the replica of their
+            request's previous call. Right: how many more calls than the least loaded replica had
+            the chosen one in flight when a call was added; only where verl 0.9's load balancer
+            was recorded.
+        """,
+        conclude="""
+            - A large excess and mostly sticky calls: long conversations stay where they began.
+              Prefix caches gain by that, the tail of the rollout loses; compare the replicas'
+              times in the same step.
+            - A large excess with few sticky calls: `full_determinism` chooses by a hash.
+            - One replica with few calls: it joined late, or it was paused.
+        """,
+        limits="""
+            A count of calls is blind to their lengths, to KV cache and to queues inside the
+            engine. Load balancers with rules of their own are not recorded; their calls are
+            counted by the agent loop's side alone. Sources: `server_acquire`, and `server_route`
+            in the load balancer's process.
+        """,
+        takes=frozenset({"worker", "validate"}),
+    ),
+)
