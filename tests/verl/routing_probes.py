@@ -13,9 +13,9 @@ from pathlib import Path
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import recorder
-from verl_profiler.recording.carried import Carried, EventSettings
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 
 def choose():
@@ -40,7 +40,7 @@ def choose():
 
 def main():
     directory = tempfile.mkdtemp()
-    settings = Carried(directory, take_anchor(), EventSettings(flush_interval_s=0.1))
+    settings = WorkerConfig(directory, take_anchor(), EventSettings(flush_interval_s=0.1))
     recorder.start(settings, lambda: Identity("load_balancer", 0), dict)
     placing.install(all_probes())
     chosen, same = choose()
