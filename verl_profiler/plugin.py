@@ -56,6 +56,8 @@ def activate(role: str | None = None) -> bool:
         if role is not None:
             identity = Identity(role, None)
             recorder.start(config, lambda: identity, describe)
+            # A main module that imports actor classes takes them to all processes (verl.experimental).
+            _place_probes(config.events.active_families(), only_exported=True)
         else:
             recorder.start(config, identify, describe)
             families = config.events.active_families()
@@ -117,12 +119,19 @@ def _complain(text: str) -> None:
         )
 
 
-def _place_probes(families: Collection[str]) -> None:
-    """Place the probes of these families, and those of tracing even if nothing is recorded."""
+def _place_probes(families: Collection[str], *, only_exported: bool = False) -> None:
+    """Place the probes of these families, and those of tracing even if nothing is recorded.
+
+    With `only_exported` those of tracing are left out: the driver places its own.
+    """
     from verl_profiler.instrumentation import placing
     from verl_profiler.probes import select
 
-    placing.install(_with_tracing(select(families) if families else [], families))
+    probes = select(families) if families else []
+    if only_exported:
+        placing.install(probes, only_exported=True)
+        return
+    placing.install(_with_tracing(probes, families))
     if "rollout" in families:
         from verl_profiler.probes.rollout import finish_open_requests
         from verl_profiler.recording import recorder

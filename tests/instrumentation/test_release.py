@@ -69,7 +69,22 @@ def suitable():
             llm_server_manager=Anything(rollout_replicas=replicas),
             metadata={"length": 4},
             rank=0,
+            **dict.fromkeys(("current_param_version", "local_trigger_step"), 1),
+            **dict.fromkeys(("staleness_samples", "max_required_samples", "required_samples"), 1),
+            **dict.fromkeys(("max_concurrent_samples", "max_queue_size"), 1),
+            **dict.fromkeys(("active_tasks", "queue"), ()),
+            config=Anything(
+                trainer=Anything(test_freq=1),
+                async_training=Anything(trigger_parameter_sync_step=1),
+            ),
         ),
+        "rollout_sample": Anything(sample_id="s"),
+        "rollout_samples": Rows(
+            [Anything(sample_id="s", full_batch=Anything(non_tensor_batch={}))]
+        ),
+        "sample": Rows([b""]),
+        "prompts": Anything(meta_info={}),
+        "batch": Anything(meta_info={}),
         "partition_id": Text("train"),
         "uids": {"u"},
         "eviction_reasons": Rows([{"u"}, set(), set()]),

@@ -145,9 +145,7 @@ FIELDS = {
         *_TRACED,
         column=True,
     ),
-    "capacity": _count(
-        "How many prompts the queue holds at most; absent if unlimited.", "queue_depth"
-    ),
+    "capacity": _count("How many prompts it holds at most; absent if unlimited.", "queue_depth"),
     "compute_s": _seconds("Time of the function's own work.", "reward_score", "tq_function"),
     "consumed_step": _count(
         "verl's global step that trained on the sample.", "sample_consumed", column=True
@@ -234,6 +232,7 @@ FIELDS = {
     "least_in_flight": _count("The same of the replica that had the fewest.", "server_route"),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
+    "max_required_samples": _count("Limit of `staleness_samples`.", "dispatch_pause"),
     "max_weight_version": _count(
         "Newest version of the weights that made tokens of it; of a request, if there were several.",
         "request",
@@ -294,18 +293,20 @@ FIELDS = {
     ),
     "prompts": _count("Number of prompts.", "dispatch"),
     "put_s": _seconds("Time of putting results into the queue.", "tq_function"),
-    "queue": _text("Which queue: `replay_buffer` or `message_queue`.", "queue_depth"),
+    "queue": _text("Which: `replay_buffer`, `message_queue` or `rollouter`.", "queue_depth"),
     "queue_s": _seconds(
         "Time in the engine's queue, as the engine reports it.", "engine_request", column=True
     ),
     "ready": _count("Prompts whose requests have all ended.", "queue_depth"),
     "reason": _text(
         "Why: of a dispatch `step`, `warm_up`, `refill` or `reissue`; of dropped samples `stale`, "
-        "`filtered`, `failed` or `surplus`; of replicas what they are stopped or resumed for, "
+        "`filtered`, `failed`, `surplus` or `queue_full`; of a pause `staleness_limit` or "
+        "`queue_full`; of replicas what they are stopped or resumed for, "
         "`weight_sync`, `switch_to_trainer`, `switch_to_rollout`, or the trainer's hook: `init_end`, "
         "`step_begin`, `sample_end`, `step_end`, `validate_begin`, `switch_wait`; of a route `sticky` "
         "(the request's earlier replica) or `hash` (`full_determinism`).",
         "dispatch",
+        "dispatch_pause",
         "sample_dropped",
         "server_route",
         "pool_switch",
@@ -384,6 +385,10 @@ FIELDS = {
         "weight_bucket",
         column=True,
     ),
+    "staleness_samples": _count(
+        "Samples made or begun since the last sync, with those that were left before it.",
+        "dispatch_pause",
+    ),
     "tags": _list(
         "What is released or resumed: `kv_cache`, `weights`, …", "memory_release", "memory_resume"
     ),
@@ -423,9 +428,10 @@ FIELDS = {
     ),
     "turns": _count("Number of turns of the request.", "request", column=True),
     "uid": _text(
-        "Random id of the prompt in its batch, made by verl; with `session` it names a sample.",
+        "Id of the prompt in its batch, made by verl; with `session` it names a sample.",
         "request",
         "request_start",
+        "dispatch",
         "sample_consumed",
         "sample_dropped",
         "reward_score",
@@ -567,7 +573,7 @@ RUN = {
         "Of an asynchronous trainer: `num_warmup_batches`, `parameter_sync_step`, `enable_switch`, "
         "`max_off_policy_threshold`, `max_off_policy_strategy`, `hybrid_engine`, "
         "`checkpoint_engine`, and the standalone replicas' `rollout_nnodes` and "
-        "`rollout_n_gpus_per_node`.",
+        "`rollout_n_gpus_per_node`; of a fully asynchronous one verl's `async_training`.",
     ),
     "training.project_name": _text("`trainer.project_name`."),
     "training.experiment_name": _text("`trainer.experiment_name`."),

@@ -115,20 +115,20 @@ EVENTS: dict[str, Event] = {
     "sample_consumed": Event(
         "trainer",
         None,
-        "The replay buffer gave a sample to the trainer; `step` is the step that dispatched it.",
+        "The trainer took a sample from its queue; `step` is the step that dispatched it.",
         instant=True,
     ),
     "sample_dropped": Event(
         "trainer",
         None,
-        "The replay buffer removed all samples of a prompt untrained; `step` is the step that "
-        "dispatched it.",
+        "The queue removed all samples of a prompt untrained; `step` is the step that dispatched it.",
         instant=True,
     ),
     "queue_depth": Event(
         "trainer",
         None,
-        "Prompts in the replay buffer by state, at each poll that found other numbers.",
+        "Prompts in the replay buffer by state, at each poll that found other numbers; or those in "
+        "the message queue or the rollouter, at each change.",
         instant=True,
     ),
     "sampleable_wait": Event(
@@ -163,6 +163,17 @@ EVENTS: dict[str, Event] = {
     "resume_replicas": Event("trainer", None, "The trainer lets paused replicas generate again."),
     "metrics": Event("trainer", None, "The numbers that verl logs for a step.", instant=True),
     # rollout: one request is one agent-loop run of one sample
+    "generate_async": Event(
+        "rollout",
+        None,
+        "The one-step-off trainer's `timing_s/generate_async`: the agent loops make a batch while "
+        "the trainer works on the one before.",
+    ),
+    "dispatch_pause": Event(
+        "rollout",
+        None,
+        "The rollouter dispatches no samples, because a limit is reached.",
+    ),
     "request_start": Event(
         "rollout",
         None,

@@ -41,14 +41,19 @@ _generation = 0
 _MOST_WRAPPERS = 50
 
 
-def install(probes: Iterable[Probe]) -> None:
-    """Wrap the targets of `probes`, now or when their modules are imported.  Never raises."""
+def install(probes: Iterable[Probe], *, only_exported: bool = False) -> None:
+    """Wrap the targets of `probes`, now or when their modules are imported.  Never raises.
+
+    Args:
+        probes: Their targets are wrapped.
+        only_exported: Only those of classes that Ray pickles by value, with their wrappers.
+    """
     by_module: dict[str, list[Probe]] = {}
     for probe in probes:
         for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
             by_module.setdefault(module, []).append(probe)
     for module, wanted in by_module.items():
-        hook = functools.partial(_place_all, wanted, _generation)
+        hook = functools.partial(_place_all, wanted, _generation, only_exported)
         if module in sys.modules and not _is_initializing(sys.modules[module]):
             hook(sys.modules[module])
         else:
@@ -120,12 +125,26 @@ def _is_initializing(module: ModuleType) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
-def _place_all(probes: list[Probe], generation: int, module: ModuleType) -> None:
+def _place_all(
+    probes: list[Probe], generation: int, only_exported: bool, module: ModuleType
+) -> None:
     if generation != _generation:
         return
+    if only_exported:
+        probes = [probe for probe in probes if _is_exported(probe, module)]
     for probe in probes:
         if probe.always or recorder.active() is not None:
             _try_to_place(probe, module, module.__name__)
+
+
+def _is_exported(probe: Probe, module: ModuleType) -> bool:
+    """Whether a target of the probe belongs to a class that `@ray.remote` decorates in the module."""
+    owners = (
+        target.partition(":")[2].partition(".")[0]
+        for target in probe.targets
+        if target.partition(":")[0] == module.__name__
+    )
+    return any(hasattr(vars(module).get(owner), "__ray_metadata__") for owner in owners)
 
 
 def _try_to_place(probe: Probe, module: ModuleType, name: str) -> None:

@@ -240,6 +240,14 @@ def _training(config: Any) -> dict[str, Any]:
 
 def _asynchronous(pick: Callable[[str], Any]) -> dict[str, Any]:
     """Return the settings of an asynchronous trainer that explain its waits; empty for others."""
+    schedule = pick("async_training")
+    if isinstance(schedule, dict):
+        return {
+            **schedule,
+            "checkpoint_engine": pick("actor_rollout_ref.rollout.checkpoint_engine.backend"),
+            "rollout_nnodes": pick("rollout.nnodes"),
+            "rollout_n_gpus_per_node": pick("rollout.n_gpus_per_node"),
+        }
     mode = pick("trainer.v1.trainer_mode")
     if mode is None or mode == "sync" or pick("trainer.use_v1") is False:
         return {}

@@ -1,4 +1,4 @@
-"""What becomes of samples and of replicas in the V1 trainers; in the TaskRunner's process.
+"""What becomes of samples and of replicas in the V1 trainers; in the trainer's process.
 
 A sample is dispatched, gets ready in the replay buffer, and is consumed or dropped.  Replicas are aborted,
 put to sleep, synced, resumed and switched between training and generating.  Why is told by the nearest of
@@ -18,7 +18,7 @@ from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
-__all__ = ["PROBES"]
+__all__ = ["PROBES", "consume"]
 
 _V1 = "verl.trainer.ppo.v1"
 _TRAINER = f"{_V1}.trainer_base:PPOTrainer"
@@ -28,6 +28,9 @@ _SEPARATE = f"{_V1}.trainer_separate_async:PPOTrainerSeparateAsync"
 _BUFFER = f"{_V1}.replay_buffer:ReplayBuffer"
 _ASYNC_BUFFER = f"{_V1}.replay_buffer:ReplayBufferAsync"
 _MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+
+# Base class of the trainers in verl.experimental.
+_SEPARATED = "SeparateRayPPOTrainer"
 
 _TRAINING = "train"
 _DROPPED = ("stale", "filtered", "failed")
@@ -110,15 +113,31 @@ def _end_sample(call: Call, result: Any) -> None:
         return
     call.extra = {"samples": len(keys)}
     if call.arguments.get("partition_id") == _TRAINING:
-        _consume(keys, getattr(batch, "tags", None) or (), call.end_ns)
+        consume(keys, getattr(batch, "tags", None) or (), call.end_ns)
 
 
-def _consume(keys: Iterable[Any], tags: Iterable[dict[str, Any]], end_ns: int) -> None:
+def consume(
+    keys: Iterable[Any],
+    tags: Iterable[dict[str, Any]],
+    end_ns: int,
+    trainer_version: int | None = None,
+) -> None:
+    """Record the samples that the trainer of this process takes.
+
+    Args:
+        keys: Their names: uid, session and number of the output, with `_` between.
+        tags: Of each, as V1's samples have them: `global_steps` that dispatched it, and
+            `min_global_steps` and `max_global_steps`.
+        end_ns: When.
+        trainer_version: The version that the trainer has; None for the one synced last.
+    """
     trainer = context.process.trainer
     common: dict[str, Any] = {"consumed_step": context.process.current_step()}
-    if context.process.weight_version is not None:
-        common["trainer_version"] = context.process.weight_version
-    if getattr(trainer, "parameter_sync_step", 1) > 1:
+    if trainer_version is None:
+        trainer_version = context.process.weight_version
+    if trainer_version is not None:
+        common["trainer_version"] = trainer_version
+    if any(getattr(trainer, f"{prefix}parameter_sync_step", 1) > 1 for prefix in ("", "trigger_")):
         common["mini_batch"] = int(getattr(trainer, "local_trigger_step", 0))
     uids = set()
     for key, tag in zip(keys, tags, strict=False):
@@ -230,9 +249,15 @@ def _begin_weight_sync(call: Call) -> None:
     version = call.arguments.get("global_steps")
     if isinstance(version, int):
         call.extra["weight_version"] = version
-    if getattr(context.process.trainer, "trainer_mode", "sync") == "sync":
+    if not _is_asynchronous(context.process.trainer):
         # `update_weights` of the trainer is the same.
         call.event = None
+
+
+def _is_asynchronous(trainer: Any) -> bool:
+    if any(each.__name__ == _SEPARATED for each in type(trainer).__mro__):
+        return True
+    return getattr(trainer, "trainer_mode", "sync") != "sync"
 
 
 def _end_weight_sync(call: Call, _result: Any) -> None:

@@ -49,7 +49,10 @@ os.register_at_fork(after_in_child=_open_requests.clear)
 def _begin_request(call: Call) -> None:
     arguments = call.arguments
     trajectory = arguments["trajectory"]
-    request = Request(int(scalar(trajectory["step"])), validate=bool(trajectory["validate"]))
+    step = context.dispatching_step.get()
+    if step is None:
+        step = int(scalar(trajectory["step"]))
+    request = Request(step, validate=bool(trajectory["validate"]))
     request.sample = scalar(trajectory["sample_index"])
     session = arguments.get("session_id")
     request.session = scalar(trajectory["rollout_n"] if session is None else session)

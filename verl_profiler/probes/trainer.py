@@ -18,16 +18,17 @@ _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 _SEPARATED = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
 _ONE_STEP_OFF = "verl.experimental.one_step_off_policy.ray_trainer:OneStepOffRayTrainer"
 _FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_trainer:FullyAsyncTrainer"
-# It validates too, but its `global_steps` counts samples.
-_ROLLOUTER = "FullyAsyncRollouter"
+# It validates too, but its `global_steps` counts samples; the trainer's counts batches.
+_ROLLOUTER, _BATCH_COUNTER = "FullyAsyncRollouter", "FullyAsyncTrainer"
 
 _START_UP_STEP = 0
 
 
 def _hold_trainer(call: Call) -> None:
     trainer = call.arguments["self"]
-    if not any(each.__name__ == _ROLLOUTER for each in type(trainer).__mro__):
-        context.process.hold_trainer(trainer)
+    names = {each.__name__ for each in type(trainer).__mro__}
+    if _ROLLOUTER not in names:
+        context.process.hold_trainer(trainer, counts_steps=_BATCH_COUNTER not in names)
 
 
 def _begin_init(call: Call) -> None:
@@ -40,7 +41,8 @@ def _begin_timer(call: Call) -> None:
     if not context.process.is_trainer or context.current_request.get() is not None:
         call.event = None
         return
-    call.event = str(plain(call.arguments["name"]))
+    # verl 0.9.1 fully_async_trainer.py:743 writes the prefix that belongs to its metrics.
+    call.event = str(plain(call.arguments["name"])).removeprefix("timing_s/")
     # The counter may move on before the timer ends; a phase belongs to the step it began in.
     call.step = context.process.current_step()
 

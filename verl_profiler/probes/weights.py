@@ -32,9 +32,19 @@ _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
 _ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
 
 
+# Its trainers may sync at the begin of a step, under that step's number.
+_DETACHED = "DetachActorWorker"
+
+
 def _begin_sync(call: Call) -> None:
     step = call.arguments.get("global_steps")
     if isinstance(step, int):
+        host = call.arguments.get("self")
+        if step == context.process.next_step and any(
+            each.__name__ == _DETACHED for each in type(host).__mro__
+        ):
+            # The rank has not worked since the last sync.
+            context.process.sync_leads = True
         context.process.step = step
         context.process.next_step = None
         context.process.step_known = True
@@ -43,7 +53,7 @@ def _begin_sync(call: Call) -> None:
 
 
 def _end_sync(call: Call, _result: Any) -> None:
-    if call.step is not None:
+    if call.step is not None and not context.process.sync_leads:
         context.process.next_step = call.step + 1
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "Request",
     "current_engine_call",
     "current_request",
+    "dispatching_step",
     "process",
     "restore",
 ]
@@ -179,6 +180,8 @@ class Process:
         self.step = 0
         # After a weight sync: the step that begins with this process's next piece of work.
         self.next_step: int | None = None
+        # Whether a step's work follows the sync under its number, instead of preceding it.
+        self.sync_leads = False
         # True once a call that names the step (a weight sync) was seen in this process.
         self.step_known = False
         self.validate = False
@@ -186,6 +189,7 @@ class Process:
         # In the trainer: the version of the weights that the replicas got last.
         self.weight_version: int | None = None
         self._trainer: weakref.ref[Any] | None = None
+        self._counts_steps = True
 
     @property
     def is_trainer(self) -> bool:
@@ -203,9 +207,10 @@ class Process:
         self.reset()
         self.step = step
 
-    def hold_trainer(self, trainer: Any) -> None:
-        """Take the step from `trainer.global_steps` from now on."""
+    def hold_trainer(self, trainer: Any, *, counts_steps: bool = True) -> None:
+        """Take the step from `trainer.global_steps` from now on, unless that counts something else."""
         self._trainer = weakref.ref(trainer)
+        self._counts_steps = counts_steps
 
     def begin_work(self) -> None:
         """Enter the step that the last weight sync announced."""
@@ -214,7 +219,7 @@ class Process:
 
     def current_step(self) -> int:
         """Return the step that code outside a request belongs to."""
-        if self._trainer is not None:
+        if self._trainer is not None and self._counts_steps:
             step = getattr(self._trainer(), "global_steps", None)
             if isinstance(step, int):
                 self.step = step
@@ -222,6 +227,8 @@ class Process:
 
 
 current_request: ContextVar[Request | None] = ContextVar("verl_profiler_request", default=None)
+# The step that dispatched the prompts of this call, where they came with it.
+dispatching_step: ContextVar[int | None] = ContextVar("verl_profiler_step", default=None)
 current_engine_call: ContextVar[EngineCall | None] = ContextVar(
     "verl_profiler_engine_call", default=None
 )

@@ -53,7 +53,9 @@ _TIMERS = {
     **dict.fromkeys(
         ("sleep_replicas", "switch_to_rollout", "switch_to_trainer", "pool_switch"), "mode_switch"
     ),
-    **dict.fromkeys(("update_weights", "weight_sync"), "weight_sync"),
+    **dict.fromkeys(
+        ("update_weights", "weight_sync", "param_sync", "sync_rollout_weights"), "weight_sync"
+    ),
     **dict.fromkeys(
         ("init", "testing", "validation", "save_checkpoint", "start_profile", "stop_profile"),
         "overhead",
@@ -139,7 +141,11 @@ def _without_trainer(
     synced = [Span(row["begin_us"], row["end_us"], "weight_sync") for row in syncs] or [
         span for span in trainer if span.state == "weight_sync"
     ]
-    return innermost([*_nothing_open(tables, run, windows), *synced])
+    paused = (
+        Span(row["begin_us"], row["end_us"], "staleness_limit")
+        for row in _by_run(tables, _PAUSES)[run]
+    )
+    return innermost([*_nothing_open(tables, run, windows), *paused, *synced])
 
 
 def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> Iterator[Span]:
@@ -248,6 +254,10 @@ ORDER BY p.begin_us, p.end_us DESC
 _SYNCS = """
 SELECT run, begin_us, end_us FROM event_fields
 WHERE event = 'weight_sync' AND duration_us IS NOT NULL AND rest->>'$.pool' = 'standalone'
+"""
+_PAUSES = """
+SELECT run, begin_us, end_us FROM event_fields
+WHERE event = 'dispatch_pause' AND duration_us IS NOT NULL
 """
 _RANKS = """
 SELECT run, count(DISTINCT rank) AS ranks FROM processes WHERE role = 'actor' GROUP BY run

@@ -101,7 +101,7 @@ QUALIFY row_number() OVER (PARTITION BY run, step
     ORDER BY in_step DESC, duration_us DESC, name) = 1;
 
 -- A trainer that consumes what earlier steps dispatched, as its replay buffer noted; a synchronous one may
--- leave a few behind that it sampled beyond its need.  Older runs lack the notes: there most requests end
+-- leave a few behind that it sampled beyond its need.  A rollouter is asynchronous in any case.  Older runs lack the notes: there most requests end
 -- after the `gen` of their own step.
 CREATE TABLE asynchronous AS
 WITH consumed AS (
@@ -115,7 +115,7 @@ WITH consumed AS (
     GROUP BY run
 )
 SELECT run, requests, later FROM (SELECT * FROM consumed UNION ALL SELECT * FROM ended)
-WHERE later > 0.2 * requests;
+WHERE later > 0.2 * requests OR run IN (SELECT run FROM processes WHERE role = 'rollouter');
 
 -- The request that each `gen` waited for last.
 CREATE TABLE last_requests AS

@@ -1,0 +1,345 @@
+"""Drive the real classes of verl's experimental trainers with all probes on; report their events as JSON.
+
+    python experimental_probes.py
+
+Without Ray: actors are called directly.  `test_experimental_probes.py` reads the report.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import ray
+import torch
+from omegaconf import OmegaConf
+
+from verl_profiler.instrumentation import placing, wrapping
+from verl_profiler.instrumentation.status import status
+from verl_profiler.probes import all_probes, experimental
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+DIRECTORY = tempfile.mkdtemp()
+recorder.start(
+    WorkerConfig(DIRECTORY, DIRECTORY, EventSettings(flush_interval_s=0.1), take_anchor()),
+    lambda: Identity("trainer", 0),
+    dict,
+)
+# Before verl is imported, as in its processes: modules take functions from each other by name.
+placing.install(all_probes())
+
+from verl import DataProto  # noqa: E402
+from verl.experimental.agent_loop import agent_loop  # noqa: E402
+from verl.experimental.fully_async_policy import (  # noqa: E402
+    detach_utils,
+    fully_async_rollouter,
+    fully_async_trainer,
+    message_queue,
+)
+from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer  # noqa: E402
+from verl.experimental.separation.engine_workers import DetachActorWorker  # noqa: E402
+from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
+
+METRICS = {"generate_sequences": 1.0, "tool_calls": 0.5, "compute_score": 0.0, "num_preempted": 0}
+
+
+def unmade(actor_class):
+    """Return an object of an actor's class, without its constructor."""
+    metadata = getattr(actor_class, "__ray_metadata__", None)
+    cls = actor_class if metadata is None else metadata.modified_class
+    return cls.__new__(cls)
+
+
+class Remote:
+    """A method of an actor that runs at once; its result is a coroutine with `future`, as Ray's."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def remote(self, *args, **kwargs):
+        return _Answer(self.function(*args, **kwargs))
+
+
+class _Answer:
+    def __init__(self, coroutine):
+        self.coroutine = coroutine
+
+    def __await__(self):
+        return self.coroutine.__await__()
+
+    def future(self):
+        done = Future()
+
+        async def run():
+            try:
+                done.set_result(await self.coroutine)
+            except Exception as error:
+                done.set_exception(error)
+
+        self.task = asyncio.ensure_future(run())
+        return done
+
+
+class LoopWorker(agent_loop.AgentLoopWorker):
+    """The real one, whose agent loops answer at once, each made with the next of the versions."""
+
+    def __init__(self, versions):
+        self.rollout_config = SimpleNamespace(
+            temperature=1.0,
+            top_p=1.0,
+            top_k=-1,
+            calculate_log_probs=True,
+            agent=SimpleNamespace(default_agent_loop="x"),
+            val_kwargs=SimpleNamespace(top_p=1.0, top_k=-1, temperature=1.0),
+        )
+        self.versions = versions
+        self.steps = []
+        self.keys = []
+
+    async def generate_sequences(self, batch):
+        answer = await super().generate_sequences(batch)
+        self.keys.append(sorted(batch.meta_info))
+        return answer
+
+    async def _run_agent_loop(self, _sampling_params, trajectory, **_kwargs):
+        self.steps.append([context.dispatching_step.get(), trajectory["step"]])
+
+    def _postprocess(self, outputs, **_kwargs):
+        count = len(outputs)
+        pairs = list(zip(*(next(self.versions) for _ in range(count)), strict=True))
+        versions = {
+            name: np.array(each, dtype=object)
+            for name, each in zip(("min_global_steps", "max_global_steps"), pairs, strict=True)
+        }
+        batch = {
+            "prompts": torch.ones(count, 2, dtype=torch.int64),
+            "responses": torch.ones(count, 3, dtype=torch.int64),
+            "attention_mask": torch.ones(count, 5, dtype=torch.int64),
+            "response_mask": torch.ones(count, 3, dtype=torch.int64),
+        }
+        return DataProto.from_dict(batch, versions, meta_info={"metrics": [METRICS] * count})
+
+
+async def nothing():
+    return {}
+
+
+def manager_of(cls, worker):
+    manager = cls.__new__(cls)
+    manager.agent_loop_workers = [
+        SimpleNamespace(generate_sequences=Remote(worker.generate_sequences))
+    ]
+    return manager
+
+
+def prompt(count):
+    return DataProto.from_dict(
+        {"x": torch.zeros(count, 1)}, {"index": np.array([7] * count), "raw": np.zeros(count)}
+    )
+
+
+async def fully_async(report):
+    """Two versions: samples are dispatched, queued, one is lost in the full queue, two are taken."""
+    queue = unmade(message_queue.MessageQueue)
+    queue.__init__(None, 2)
+    client = message_queue.MessageQueueClient(
+        SimpleNamespace(
+            **{
+                name: Remote(getattr(queue, name))
+                for name in ("put_sample", "get_sample", "get_statistics", "get_queue_size")
+            }
+        )
+    )
+    worker = LoopWorker(iter([(0, 0), (0, 0), (0, 1), (0, 2), (1, 1), (2, 2)]))
+    rollouter = unmade(fully_async_rollouter.FullyAsyncRollouter)
+    config = OmegaConf.create(
+        {
+            "trainer": {"resume_mode": "disable"},
+            "async_training": {"trigger_parameter_sync_step": 2},
+        }
+    )
+    rollouter.__dict__.update(
+        config=config,
+        required_samples=2,
+        global_steps=1,
+        message_queue_client=client,
+        active_tasks=set(),
+        pending_queue=asyncio.Queue(),
+        max_required_samples=3,
+        max_concurrent_samples=2,
+        max_queue_size=2,
+        paused=False,
+        staleness_samples=0,
+        staleness_threshold=0.5,
+        step_start_time=0.0,
+        idle_start_time=0.0,
+        _step_generated_samples=0,
+        _completed_steps=1,
+        _active_count_history=[],
+        _STEP_HISTORY_SIZE=10,
+        _step_samples_history=[],
+        total_generated_samples=0,
+        dropped_stale_samples=0,
+        processed_sample_count=0,
+        async_rollout_manager=manager_of(fully_async_rollouter.FullyAsyncAgentLoopManager, worker),
+    )
+    # It wants more than this.
+    with contextlib.suppress(AttributeError):
+        await rollouter.init_workers()
+    rollouter._init_async_objects()
+    report["before"] = [rollouter.load_checkpoint(), context.process.current_step()]
+    await rollouter.reset_staleness()
+    rollouter.global_steps = 17
+    for number in (1, 2):
+        await rollouter._process_single_sample_streaming(sample(number))
+    rollouter._record_active_count()
+    rollouter._record_active_count()
+    rollouter.staleness_samples = 3
+    report["paused"] = [await rollouter._should_pause_generation() for _ in range(2)]
+    await rollouter.reset_staleness()
+    rollouter.max_queue_size = 9
+    report["paused"].append(await rollouter._should_pause_generation())
+    await rollouter._process_single_sample_streaming(sample(3))
+    report["rollouter_step"] = context.process.current_step()
+    report["loops"] = [worker.steps, worker.keys]
+
+    trainer = unmade(fully_async_trainer.FullyAsyncTrainer)
+    trainer.__dict__.update(
+        global_steps=9,
+        epoch=0,
+        current_param_version=2,
+        local_trigger_step=2,
+        trigger_parameter_sync_step=2,
+        required_samples=2,
+        message_queue_client=client,
+        dynamic_schedule_enabled=False,
+        _step_wait_times=[],
+        _step_wait_samples=[],
+        tokenizer=None,
+        config=OmegaConf.create(
+            {
+                "trainer": {"balance_batch": False, "test_freq": 2},
+                "async_training": {"use_trainer_do_validate": False},
+            }
+        ),
+    )
+    with contextlib.suppress(AttributeError):
+        await trainer.fit_step()
+    report["trainer"] = [context.process.trainer is trainer, context.process.current_step()]
+    context.process.weight_version = 2
+    _, batch = await trainer._get_samples_from_queue()
+    report["staleness"] = sum(
+        trainer.current_param_version - version >= 1
+        for version in batch.meta_info["trajectory_param_versions"]
+    )
+    trainer.local_trigger_step = 1
+    trainer.rollouter = SimpleNamespace(do_validate=Remote(nothing))
+    trainer.logger = SimpleNamespace(log=lambda **_: None)
+    for version in (2, 3):
+        trainer.current_param_version = version
+        await trainer._fit_validate()
+
+
+def sample(number):
+    return detach_utils.RolloutSample(
+        full_batch=prompt(2), sample_id=f"sample_0_{number}", epoch=0, rollout_status={}
+    )
+
+
+async def one_step_off(report):
+    """Two batches of two prompts, of two samples each."""
+    worker = LoopWorker(iter([(0, 0)] * 4 + [(1, 1)] * 4))
+    trainer = unmade(OneStepOffRayTrainer)
+    trainer.__dict__.update(
+        global_steps=1,
+        is_last_step=False,
+        metrics={},
+        timing_raw={},
+        async_rollout_manager=manager_of(agent_loop.AgentLoopManager, worker),
+        config=OmegaConf.create(
+            {
+                "trainer": {"balance_batch": False, "critic_warmup": 9},
+                "actor_rollout_ref": {"rollout": {"n": 2, "temperature": 1.0}},
+            }
+        ),
+    )
+    context.process.reset()
+    experimental._rollouter.is_here = False
+    context.process.hold_trainer(trainer)
+    context.process.weight_version = 0
+    rows = {"a": torch.zeros(2, 1), "index": np.array([1, 2]), "raw": np.zeros(2)}
+    batches = iter([(0, rows), (0, rows)])
+    future = asyncio.ensure_future(trainer._async_gen_next_batch(batches))
+    for version in (1, 2):
+        await future
+        _, future = await trainer._fit_generate(future, batches)
+        await asyncio.sleep(0)
+        # As the sync at the begin of the step does.
+        context.process.weight_version = version
+        trainer.global_steps += 1
+        trainer.is_last_step = version == 1
+        if version == 1:
+            await future
+    report["one_step_loops"] = worker.steps
+
+
+def syncs():
+    """Return the steps of the work after each sync, of a rank that is synced before its work, and after."""
+
+    async def nothing(*_args, **_kwargs):
+        return None
+
+    worker = DetachActorWorker.__new__(DetachActorWorker)
+    found = {}
+    for name, versions in (
+        ("before", (0, 1, "work", 2, "work")),
+        ("after", (0, "work", 1, "work")),
+    ):
+        context.process.reset()
+        found[name] = []
+        for version in versions:
+            if version == "work":
+                context.process.begin_work()
+                found[name].append(context.process.current_step())
+                continue
+            with contextlib.suppress(AttributeError):
+                asyncio.run(ActorRolloutRefWorker.update_weights(worker, global_steps=version))
+    return found
+
+
+def exported():
+    """Return which targets a driver wraps, which takes some classes to other processes by value."""
+    placing.uninstall()
+    placing.install(all_probes(), only_exported=True)
+    found = sorted({target for targets in status.installed.values() for target in targets})
+    placing.uninstall()
+    return found
+
+
+def main():
+    ray.get = lambda value: value
+    report = {}
+    asyncio.run(fully_async(report))
+    asyncio.run(one_step_off(report))
+    report["syncs"] = syncs()
+    report["errors"] = dict(wrapping.status.errors)
+    report["exported"] = exported()
+    recorder.stop()
+    report["events"] = [
+        json.loads(line)
+        for path in sorted(Path(DIRECTORY).glob("step_*/*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    print("REPORT " + json.dumps(report, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What is recorded of verl's experimental trainers, on their own classes, without Ray."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def report(reported):
+    return reported("experimental_probes.py")
+
+
+def named(report, event):
+    """Return (step, extra) of an event, in the order of the files."""
+    return [
+        (each["step"], each.get("extra", {})) for each in report["events"] if each["event"] == event
+    ]
+
+
+def fully_async(uid):
+    return uid.startswith("uid_sample_")
+
+
+def test_no_probe_fails(report):
+    """A failure is counted, and hidden from verl."""
+    assert {} == report["errors"]
+
+
+def test_a_driver_wraps_what_its_main_module_takes_along(report):
+    """Ray pickles these classes by value in the driver; in their own processes nothing else would be."""
+    owners = {target.partition(":")[2].partition(".")[0] for target in report["exported"]}
+
+    assert {"FullyAsyncTrainer", "FullyAsyncRollouter", "MessageQueue"} == owners
+
+
+def test_the_trainers_step_is_the_version_that_it_makes(report):
+    """Its `global_steps`, 9 here, counts batches."""
+    assert [True, 3] == report["trainer"]
+
+
+def test_the_rollouters_step_follows_the_syncs(report):
+    """Its `global_steps`, 17 here, counts samples."""
+    assert [0, 0] == report["before"]
+    assert 2 == report["rollouter_step"]
+
+
+def test_agent_loops_get_the_step_with_their_prompts(report):
+    """verl names none (-1); what was added to the prompts is gone before verl reads them."""
+    steps, keys = report["loops"]
+
+    assert [[1, -1]] * 4 + [[2, -1]] * 2 == steps
+    assert [[], [], []] == keys
+    assert [[None, 1]] * 8 == report["one_step_loops"]
+
+
+def test_each_sample_is_dispatched_once(report):
+    """With the version that the engines then have."""
+    dispatched = [
+        (step, x["uid"], x["weight_version"]) for step, x in named(report, "dispatch") if "uid" in x
+    ]
+
+    assert [
+        (1, "uid_sample_0_1", 0),
+        (1, "uid_sample_0_2", 0),
+        (2, "uid_sample_0_3", 1),
+    ] == dispatched
+
+
+def test_a_full_queue_drops_its_oldest_sample(report):
+    """Which the queue has only as bytes."""
+    assert [(1, {"uid": "uid_sample_0_1", "reason": "queue_full", "dropped_step": 2})] == named(
+        report, "sample_dropped"
+    )
+
+
+def test_staleness_of_consumed_samples_is_verls(report):
+    """Of those two prompts that are left, in the order of their sessions."""
+    consumed = [
+        (step, x["uid"][-1], x["session"], x["min_weight_version"], x["max_weight_version"])
+        for step, x in named(report, "sample_consumed")
+        if fully_async(x["uid"])
+    ]
+    common = {
+        (x["consumed_step"], x["trainer_version"], x["mini_batch"])
+        for _, x in named(report, "sample_consumed")
+        if fully_async(x["uid"])
+    }
+
+    assert [(1, "2", 0, 0, 1), (1, "2", 1, 0, 2), (2, "3", 0, 1, 1), (2, "3", 1, 2, 2)] == consumed
+    assert {(3, 2, 2)} == common
+    assert report["staleness"] == sum(2 - newest >= 1 for *_, newest in consumed) == 2
+    assert [(3, {"samples": 4})] == named(report, "sample_wait")
+
+
+def test_a_batch_of_one_step_off_is_consumed_by_the_next_step(report):
+    """Its versions are those of syncs at the begin of a step, the trainer's one is an update further."""
+    consumed = [
+        (step, x["consumed_step"], x["trainer_version"], x["max_weight_version"], x["session"])
+        for step, x in named(report, "sample_consumed")
+        if not fully_async(x["uid"])
+    ]
+
+    assert [(1, 1, 0, 0, 0), (1, 1, 0, 0, 1)] * 2 + [
+        (1, 2, 2, 1, 0),
+        (1, 2, 2, 1, 1),
+    ] * 2 == consumed
+    assert [(1, 2, 0), (1, 2, 0)] == [
+        (step, x["prompts"], x["weight_version"])
+        for step, x in named(report, "dispatch")
+        if "uid" not in x
+    ]
+
+
+def test_the_rollouter_pauses_at_a_limit(report):
+    """One pause, from the check that found the limit to the one that found none."""
+    ((step, pause),) = named(report, "dispatch_pause")
+
+    assert [True, True, False] == report["paused"]
+    assert 1 == step
+    assert {"reason": "staleness_limit", "staleness_samples": 3, "max_required_samples": 3} == pause
+
+
+def test_queue_and_rollouter_are_counted_when_they_change(report):
+    """Also when a sample was dropped: then the queue is still full."""
+    depths = [x for _, x in named(report, "queue_depth")]
+
+    assert [1, 2, 2, 1, 0] == [x["ready"] for x in depths if x["queue"] == "message_queue"]
+    assert [(0, 2)] == [(x["running"], x["capacity"]) for x in depths if x["queue"] == "rollouter"]
+
+
+def test_the_trainer_validates_every_second_version(report):
+    """A call that finds nothing to do is no validation."""
+    assert 1 == len(named(report, "testing"))
+
+
+def test_a_ranks_work_belongs_to_its_step(report):
+    """Whether the step syncs before its work, as one step off does, or after it."""
+    assert {"before": [1, 2], "after": [1, 2]} == report["syncs"]
