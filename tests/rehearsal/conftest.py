@@ -44,6 +44,7 @@ COMMANDS = {
         [str(Path(sys.executable).parent / "verl-profiler"), "rehearse"],
         [
             "profiler.events.engine_timing=true",
+            "profiler.events.engine_state=true",
             f"trainer.v1.sampler.custom_sampler.path={EXAMPLE.parent / 'sampler.py'}",
             "trainer.v1.sampler.custom_sampler.name=TimedReplayBuffer",
             f"actor_rollout_ref.rollout.agent.agent_loop_config_path={EXAMPLE.parent / 'agent_loops.yaml'}",

@@ -118,7 +118,7 @@ def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
 
 # How many lines of these there are follows the time that a run takes, not the work: a slow machine
 # writes more of them.  One line of metrics per step holds all of verl's.
-OF_TIME = {"event_loop_lag", "memory", "metrics", "profiler_cost"}
+OF_TIME = {"engine_state", "event_loop_lag", "memory", "metrics", "profiler_cost"}
 
 
 def test_lines_are_short(run):
@@ -404,3 +404,18 @@ def test_the_profiler_accounts_for_every_line(run):
         assert said <= len(lines) - len(costs)
         assert said > 0.5 * (len(lines) - len(costs))
         assert 0 == sum(cost["dropped"] for cost in costs)
+
+
+def test_the_engines_load_is_read_where_it_was_asked_for(run):
+    """SGLang's own counts: no more runs or waits than was sent, within its settings."""
+    states = run.of("engine_state")
+    if run.engine != "sglang":
+        assert [] == states
+        return
+    loads = [line["extra"] for line in states]
+    batches = {(x["kv_capacity_tokens"], x["running_limit"]) for x in loads}
+
+    assert 1 == len(batches)
+    assert all(x["kv_used_tokens"] <= x["kv_capacity_tokens"] for x in loads)
+    assert 0 < max(x["running_requests"] + x["waiting_requests"] for x in loads) <= 32
+    assert {line["file"] for line in run.of("engine_request")} == {line["file"] for line in states}

@@ -16,6 +16,7 @@ from verl_profiler.analysis.engine import (
     request_token_rates,
     token_rates,
 )
+from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.ledger import bubble_ledger
@@ -85,6 +86,8 @@ __all__ = [
     "bubble_ledger",
     "clock_agreement",
     "critical_path",
+    "engine_load",
+    "engine_load_over_time",
     "engine_parts",
     "engine_times",
     "event_shares",
@@ -187,6 +190,8 @@ ANALYSES = {
         tool_latencies,
         engine_times,
         engine_parts,
+        engine_load,
+        engine_load_over_time,
         replica_balance,
         routes,
         token_rates,

@@ -161,7 +161,9 @@ FIELDS = {
         "replica_pool",
     ),
     "dp_rank": _count(
-        "Data-parallel rank of the engine that served the request.", "engine_request"
+        "Data-parallel rank of the engine that served the request, or reports.",
+        "engine_request",
+        "engine_state",
     ),
     "draft_tokens": _count(
         "Tokens that the draft model proposed, with speculative decoding.", "engine_request"
@@ -229,6 +231,8 @@ FIELDS = {
     "innermost": _text(
         "Module and name of the innermost Python function that held the loop.", "event_loop_lag"
     ),
+    "kv_capacity_tokens": _count("Tokens that the KV cache of a scheduler holds.", "engine_state"),
+    "kv_used_tokens": _count("Tokens of it in use, as the scheduler reports it.", "engine_state"),
     "least_in_flight": _count("The same of the replica that had the fewest.", "server_route"),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
@@ -361,6 +365,8 @@ FIELDS = {
     ),
     "rss_bytes": _bytes("Host memory of the process.", "memory", "memory_sample"),
     "running": _count("Prompts whose requests run.", "queue_depth"),
+    "running_limit": _count("How many requests a scheduler runs at most.", "engine_state"),
+    "running_requests": _count("Requests in the running batch.", "engine_state"),
     "samples": _count(
         "Number of samples that were handed over, or dropped.", "sample_wait", "sample_dropped"
     ),
@@ -453,6 +459,7 @@ FIELDS = {
     "wait_s": _seconds(
         "Time from the call of the reward worker until the function began.", "reward_score"
     ),
+    "waiting_requests": _count("Requests in the waiting queues.", "engine_state"),
     "waits": _flag(
         "Whether the function waits for calls of the same data in other processes.", "tq_function"
     ),

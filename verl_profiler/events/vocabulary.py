@@ -234,6 +234,13 @@ EVENTS: dict[str, Event] = {
         "A reward worker scores a sample: it waits for a thread, and runs the reward function.",
     ),
     # engine servers
+    "engine_state": Event(
+        "engine",
+        None,
+        "Load of an engine at a moment, as its scheduler reports it; only with "
+        "`profiler.events.engine_state`, and only when it changed.",
+        instant=True,
+    ),
     "engine_request": Event(
         "engine",
         "engine_call",

@@ -21,6 +21,7 @@ _MODULES = (
     "engine_calls",
     "routing",
     "engine",
+    "engine_state",
     "reward",
     "workers",
     "weights",

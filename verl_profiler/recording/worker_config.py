@@ -31,6 +31,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_pending: Events held in memory at most, from 1000; further ones are dropped and counted.
         lag_threshold_s: Event-loop stalls from this length on are recorded, 0.001 to 60 s.
         engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
+        engine_state: Read the load of SGLang engines twice a second.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
     """
@@ -42,6 +43,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_pending: Annotated[int, Meta(ge=1000, le=50_000_000)] = 200_000
     lag_threshold_s: Annotated[float, Meta(ge=0.001, le=60)] = 0.02
     engine_timing: bool = False
+    engine_state: bool = False
     announce: bool = True
     clock_exchange: bool = True
 

@@ -153,6 +153,7 @@ DERIVED = {
     "because": _text("The largest component of `behind_us`."),
     "last": _flag("Whether it was among the last."),
     "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
+    "held_us": _us("Until the engine's next reading; NULL for its last, and where none followed."),
     "sticky": _flag("Whether the replica is that of the request's previous call."),
     "source": _text("Where the row is from."),
     "stage": _text("Stage of the call."),
@@ -248,6 +249,10 @@ _TABLES = {
         "response_tokens finish_reason engine_name replica engine_begin_us engine_end_us "
         "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version "
         "retractions draft_tokens accepted_draft_tokens"
+    ),
+    "engine_states": (
+        "run step name replica dp_rank at_us held_us running_requests waiting_requests "
+        "running_limit kv_used_tokens kv_capacity_tokens"
     ),
     "server_routes": (f"{_REQUEST} turn server sticky in_flight least_in_flight at_us"),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from verl_profiler.views.questions import (
     critical_path,
     devices,
+    engine_load,
     engines,
     memory,
     own_spans,
@@ -44,6 +45,7 @@ VIEWS: dict[str, View] = {
         requests,
         turns,
         engines,
+        engine_load,
         routing,
         tools,
         own_spans,

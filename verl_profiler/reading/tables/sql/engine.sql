@@ -52,3 +52,22 @@ SELECT * REPLACE (
         coalesce(finish_reason, engine_finish_reason) AS finish_reason
     ), id AS engine_request_id, duration_us - engine_duration_us AS outside_us
 FROM joined;
+
+-- Readings come every half second, and are left out for at most ten while nothing changes.
+CREATE VIEW engine_states AS
+SELECT run, step, name, replica, dp_rank, at_us,
+    CASE WHEN next_us - at_us <= 15_000_000 THEN next_us - at_us END AS held_us,
+    running_requests, waiting_requests, running_limit, kv_used_tokens, kv_capacity_tokens
+FROM (
+    SELECT e.run, e.step, e.name, p.replica, coalesce(integer_of(rest, 'dp_rank'), 0) AS dp_rank,
+        e.end_us AS at_us, lead(e.end_us) OVER (
+            PARTITION BY e.run, e.name, coalesce(integer_of(rest, 'dp_rank'), 0) ORDER BY e.end_us
+        ) AS next_us,
+        integer_of(rest, 'running_requests') AS running_requests,
+        integer_of(rest, 'waiting_requests') AS waiting_requests,
+        integer_of(rest, 'running_limit') AS running_limit,
+        integer_of(rest, 'kv_used_tokens') AS kv_used_tokens,
+        integer_of(rest, 'kv_capacity_tokens') AS kv_capacity_tokens
+    FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
+    WHERE e.event = 'engine_state' AND e.family = 'engine'
+);

@@ -1,0 +1,55 @@
+"""The load of engines, against readings written by hand."""
+
+from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
+
+# Seconds, then running and waiting requests and tokens in use.
+READINGS = [(0.0, 0, 0, 0), (1.0, 8, 2, 900), (3.0, 4, 0, 300), (4.0, 0, 0, 0), (60.0, 1, 0, 10)]
+
+
+def engine(span, tables, *names):
+    """Engines with these readings; nothing is known between the fourth and the fifth."""
+    return tables(
+        [
+            {
+                **span(
+                    *("engine_state", at, at),
+                    name=name,
+                    running_requests=running,
+                    waiting_requests=waiting,
+                    running_limit=8,
+                    kv_used_tokens=used,
+                    kv_capacity_tokens=1000,
+                ),
+                "duration_us": None,
+            }
+            for name in names
+            for at, running, waiting, used in READINGS
+        ]
+    )
+
+
+def test_means_are_by_time(span, tables):
+    """Four seconds are covered: 1 s idle, 2 s with 8 requests, 1 s with 4."""
+    (row,) = engine_load(engine(span, tables, "engine_0"))
+
+    assert (5, 4.0, 5.0, 8, 1.0, 2, 8) == tuple(
+        row[key]
+        for key in (
+            *("readings", "covered_s", "running", "max_running"),
+            *("waiting", "max_waiting", "running_limit"),
+        )
+    )
+    assert (0.525, 0.9, 0.25, 0.5) == tuple(
+        row[key] for key in ("kv_share", "max_kv_share", "idle_share", "waiting_share")
+    )
+
+
+def test_readings_are_in_order_and_gaps_are_not_filled(span, tables):
+    """By engine; the last reading before a gap holds for no known time."""
+    rows = engine_load_over_time(engine(span, tables, "engine_1", "engine_0"))
+
+    assert ["engine_0"] * 5 + ["engine_1"] * 5 == [row["name"] for row in rows]
+    assert [(0.0, 1.0), (1.0, 2.0), (3.0, 1.0), (4.0, None), (60.0, None)] == [
+        (row["at_s"], row["held_s"]) for row in rows[:5]
+    ]
+    assert [0.0, 0.9, 0.3, 0.0, 0.01] == [row["kv_share"] for row in rows[:5]]

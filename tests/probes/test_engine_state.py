@@ -1,0 +1,123 @@
+"""Reading an engine's load: lines of what changed, and an end where the engine has one."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from reading_back import lines_of
+
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.probes import engine_state
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+
+class FakeManager:
+    """In the place of SGLang's `TokenizerManager`: answers with the given loads, then fails."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def get_loads(self):
+        self.asked += 1
+        if not self.answers:
+            raise ConnectionError("gone")
+        return self.answers.pop(0)
+
+
+def fake_load(rank, running, waiting, used):
+    """In the form of SGLang's `GetLoadsReqOutput` (sglang 0.5.12)."""
+    return SimpleNamespace(
+        dp_rank=rank,
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        num_used_tokens=used,
+        max_total_num_tokens=1000,
+        max_running_requests=8,
+    )
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Return a function that launches a server with a manager, and returns the lines that it left."""
+    monkeypatch.setattr(engine_state, "_PERIOD_S", 0.001)
+    monkeypatch.setattr(engine_state, "_reader", None)
+
+    def run(manager, *, enabled=True):
+        events = EventSettings(flush_interval_s=0.01, engine_state=enabled)
+        config = WorkerConfig(str(tmp_path), str(tmp_path), events, take_anchor())
+        recorder.start(config, lambda: Identity("engine", 0), dict)
+
+        class Server:
+            tokenizer_manager = manager
+
+            async def launch_server(self):
+                return "launched"
+
+        launch = wrapping.wrap(engine_state.PROBES[0], Server.launch_server)
+
+        async def until_it_ends():
+            assert "launched" == await launch(Server())
+            reader = engine_state._reader
+            while reader is not None and (manager.answers or reader.task is not None):
+                await asyncio.sleep(0.001)
+
+        try:
+            asyncio.run(asyncio.wait_for(until_it_ends(), 30))
+        finally:
+            recorder.stop()
+        return [line["extra"] for line in lines_of(tmp_path) if line["event"] == "engine_state"]
+
+    return run
+
+
+def test_a_load_is_recorded_when_it_changed(launched):
+    """Of each data-parallel rank; what stays the same is not repeated."""
+    idle = fake_load(0, 0, 0, 0)
+    manager = FakeManager(
+        [idle, fake_load(1, 2, 0, 50)],
+        [idle, fake_load(1, 2, 0, 50)],
+        [fake_load(0, 8, 3, 990), fake_load(1, 2, 0, 60)],
+    )
+
+    lines = launched(manager)
+
+    assert [(0, 0, 0, 0), (1, 2, 0, 50), (0, 8, 3, 990), (1, 2, 0, 60)] == [
+        (x["dp_rank"], x["running_requests"], x["waiting_requests"], x["kv_used_tokens"])
+        for x in lines
+    ]
+    assert all((1000, 8) == (x["kv_capacity_tokens"], x["running_limit"]) for x in lines)
+
+
+def test_an_engine_that_fails_is_not_asked_again(launched, capfd):
+    """One line on the console names the error."""
+    manager = FakeManager([fake_load(None, 1, 0, 5)])
+
+    lines = launched(manager)
+
+    assert [{"running_requests": 1, "waiting_requests": 0, "kv_used_tokens": 5}] == [
+        {key: value for key, value in x.items() if key.endswith(("requests", "used_tokens"))}
+        for x in lines
+    ]
+    assert "dp_rank" not in lines[0]
+    assert manager.asked <= 2
+    assert capfd.readouterr().err.count("engine-state-failed") == manager.asked - 1
+
+
+def test_an_engine_that_cannot_be_asked_is_left_alone(launched, capfd):
+    """It is launched like any other."""
+    assert [] == launched(SimpleNamespace(answers=[]))
+    assert "engine-state-missing" in capfd.readouterr().err
+
+
+def test_nothing_is_asked_unless_it_was_asked_for(launched, capfd):
+    """The setting is off by default."""
+    manager = FakeManager([fake_load(0, 1, 0, 5)])
+    manager.answers.clear()
+
+    assert [] == launched(manager, enabled=False)
+    assert 0 == manager.asked
+    assert "engine-state" not in capfd.readouterr().err

@@ -1,0 +1,62 @@
+"""How full the engines were, from their own readings."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["engine_load", "engine_load_over_time"]
+
+
+def engine_load(tables: Tables, steps: Steps = None) -> Rows:
+    """Summarize the load of each engine by step.
+
+    An engine is told no step: a reading belongs to the step whose weights it has.  Means and shares
+    are by time, each reading until the next one.
+
+    Returns:
+        One row per run, step, engine process (name) and data-parallel rank: replica, readings,
+        covered_s (time of the readings), running and max_running (requests in the batch), waiting
+        and max_waiting (requests in the queues), running_limit, kv_share and max_kv_share (of the
+        KV cache in use), idle_share (time without a running request), waiting_share (time with a
+        waiting one).
+    """
+    return tables.rows(
+        f"""
+        WITH readings AS (
+            SELECT *, kv_used_tokens / nullif(kv_capacity_tokens, 0) AS kv_share,
+                coalesce(held_us, 0) AS us
+            FROM engine_states WHERE {in_steps(steps)}
+        )
+        SELECT run, step, name, dp_rank, replica, count(*) AS readings, sum(us) / 1e6 AS covered_s,
+            sum(running_requests * us) / nullif(sum(us), 0) AS running,
+            max(running_requests) AS max_running,
+            sum(waiting_requests * us) / nullif(sum(us), 0) AS waiting,
+            max(waiting_requests) AS max_waiting, max(running_limit) AS running_limit,
+            sum(kv_share * us) / nullif(sum(us), 0) AS kv_share, max(kv_share) AS max_kv_share,
+            coalesce(sum(us) FILTER (running_requests = 0), 0) / nullif(sum(us), 0) AS idle_share,
+            coalesce(sum(us) FILTER (waiting_requests > 0), 0) / nullif(sum(us), 0)
+                AS waiting_share
+        FROM readings GROUP BY run, step, name, dp_rank, replica
+        ORDER BY run, step, name, dp_rank
+        """
+    )
+
+
+def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the readings of each engine in order.
+
+    Returns:
+        One row per run, engine process (name), data-parallel rank and reading: step, at_s (since
+        the run's first reading of those selected), held_s (until the next; None where none
+        followed), running_requests, waiting_requests, running_limit, kv_share (of the KV cache in
+        use).
+    """
+    return tables.rows(
+        f"""
+        SELECT run, name, dp_rank, step, (at_us - min(at_us) OVER (PARTITION BY run)) / 1e6 AS at_s,
+            held_us / 1e6 AS held_s, running_requests, waiting_requests, running_limit,
+            kv_used_tokens / nullif(kv_capacity_tokens, 0) AS kv_share
+        FROM engine_states WHERE {in_steps(steps)} ORDER BY run, name, dp_rank, at_us
+        """
+    )

@@ -1,0 +1,120 @@
+"""The load of an SGLang engine over time, if asked for; in its server's process.
+
+`TokenizerManager.get_loads` asks each scheduler for its counts (sglang 0.5.12 and 0.5.23), which answers between two
+iterations; the answers come in the server's event loop.  An engine without it is left alone.  Hit rate,
+paused and retracted requests of the answer are not taken: they are of the last batch that SGLang logged, and
+only with `enable_metrics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from typing import Any
+
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes.values import plain
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
+
+__all__ = ["PROBES"]
+
+_PERIOD_S = 0.5
+# An engine whose load does not change gets a line this often, so that a reader can tell it from one
+# that does not answer.
+_LONGEST_NS = 10_000_000_000
+# SGLang's names of an event's fields.
+_LOAD = {
+    "running_requests": "num_running_reqs",
+    "waiting_requests": "num_waiting_reqs",
+    "kv_used_tokens": "num_used_tokens",
+    "kv_capacity_tokens": "max_total_num_tokens",
+    "running_limit": "max_running_requests",
+}
+
+_reader: _Reader | None = None
+
+
+class _Reader:
+    """Asks for the loads again and again, as long as the process records and the engine is there."""
+
+    def __init__(self, manager: Any, loop: Any) -> None:
+        self.manager = weakref.ref(manager)
+        self.loop = loop
+        # By data-parallel rank: the fields last recorded, and when.
+        self.recorded: dict[Any, tuple[dict[str, Any], int]] = {}
+        # A timer and a task keep the context they are made in: not that of the launch.
+        self.context = contextvars.Context()
+        # A loop holds its tasks by weak references only.
+        self.task: Any = None
+
+    def arm(self) -> None:
+        self.loop.call_later(_PERIOD_S, self._begin, context=self.context)
+
+    def _begin(self) -> None:
+        if recorder.active() is not None and self.manager() is not None:
+            self.task = self.loop.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        manager = self.manager()
+        if manager is None:
+            return
+        try:
+            loads = await manager.get_loads()
+            for load in loads:
+                self._record(load)
+        except Exception as error:  # noqa: BLE001  the engine serves with or without being asked
+            recorder.say(
+                f"WARNING the engine's load is no longer recorded: {error!r} (engine-state-failed)"
+            )
+            return
+        finally:
+            self.task = None
+        self.arm()
+
+    def _record(self, load: Any) -> None:
+        fields = {name: plain(getattr(load, theirs, None)) for name, theirs in _LOAD.items()}
+        rank = plain(getattr(load, "dp_rank", None))
+        at_ns = now()
+        last, last_ns = self.recorded.get(rank, ({}, 0))
+        if fields == last and at_ns - last_ns < _LONGEST_NS:
+            return
+        self.recorded[rank] = fields, at_ns
+        extra = {"dp_rank": rank, **fields}
+        extra = {name: value for name, value in extra.items() if value is not None}
+        recorder.record("engine_state", None, at_ns, extra, context.process.current_step())
+
+
+def _end_launch(call: Call, _result: Any) -> None:
+    global _reader
+    active = recorder.active()
+    if active is None or not active.config.events.engine_state or _reader is not None:
+        return
+    manager = getattr(call.arguments["self"], "tokenizer_manager", None)
+    if not callable(getattr(manager, "get_loads", None)):
+        recorder.say(
+            "WARNING profiler.events.engine_state: this engine does not report its load "
+            "(engine-state-missing)"
+        )
+        return
+    _reader = _Reader(manager, asyncio.get_running_loop())
+    recorder.after_fork(_forget)
+    _reader.arm()
+
+
+def _forget() -> None:
+    global _reader
+    _reader = None
+
+
+PROBES = (
+    Probe(
+        None,
+        "engine",
+        ("verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer.launch_server",),
+        leave=_end_launch,
+        optional=True,
+    ),
+)

@@ -1,0 +1,155 @@
+"""The view of the engines' load: batch, queue and KV cache over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.colors import ENGINE_COLORS, MUTED, PART_COLORS
+from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.text import counted, share
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
+
+# Engines drawn: those with the longest queues, then the fullest.
+_ENGINES = 6
+
+
+def _engine_load(data: DataTables, choice: Choice) -> Figure:
+    summed, readings = data["engine_load"], data["engine_load_over_time"]
+    engines = sorted(
+        {(row["name"], row["dp_rank"]) for row in readings},
+        key=lambda engine: (
+            *(
+                -max(known(_of(summed, engine), key), default=0)
+                for key in ("max_waiting", "max_kv_share")
+            ),
+            engine,
+        ),
+    )
+    shown = engines[:_ENGINES]
+    covered = sum(row["covered_s"] for row in summed)
+    idle = sum((row["idle_share"] or 0) * row["covered_s"] for row in summed)
+    waiting = sum((row["waiting_share"] or 0) * row["covered_s"] for row in summed)
+    fullest = max(known(summed, "max_kv_share"), default=None)
+    title = "Load of the engines"
+    if covered:
+        title = (
+            f"Engines ran requests {share(1 - idle / covered)} of the time, and had some waiting "
+            f"{share(waiting / covered)} of it"
+        )
+    if fullest is not None:
+        title += f"; KV cache at most {share(fullest)} full"
+    cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
+    figure, panels = sheet(
+        title,
+        f"{choice.text()} and validation: {len(readings):,} readings of "
+        f"{counted(len(engines), 'engine')}{cut}",
+        size=(12, 1.6 + 2.1 * len(shown)),
+        panels=(len(shown), 1),
+        sharex=True,
+        notes=(
+            "Read twice a second, and drawn until the next reading: shorter peaks are not seen. "
+            "Running: requests in the batch; dashed: how many fit; shaded: KV cache. The time of "
+            "start-up and training counts too."
+        ),
+    )
+    for place, (engine, axes) in enumerate(zip(shown, panels, strict=True)):
+        _draw(axes, _of(readings, engine), several_ranks=len({rank for _, rank in engines}) > 1)
+        if not place:
+            axes.legend(loc="upper left", ncols=2, frameon=False)
+    panels[-1].set_xlabel("seconds since the first reading")
+    return figure
+
+
+def _of(rows: Rows, engine: tuple[str, int]) -> Rows:
+    return [row for row in rows if (row["name"], row["dp_rank"]) == engine]
+
+
+def _draw(axes: Axes, rows: Rows, *, several_ranks: bool) -> None:
+    times = [row["at_s"] for row in rows]
+    for key, label, code in (
+        ("running_requests", "running", PART_COLORS["decode"]),
+        ("waiting_requests", "waiting", ENGINE_COLORS["queue"]),
+    ):
+        values = [row[key] or 0 for row in rows]
+        axes.step(times, values, where="post", color=code, label=label, linewidth=1.4)
+    highest = max((row["running_requests"] or 0 for row in rows), default=0)
+    limit = max(known(rows, "running_limit"), default=0)
+    if limit and limit <= 2 * highest:
+        axes.axhline(limit, color=MUTED, linestyle="--", linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("requests")
+    axes.locator_params(axis="y", integer=True)
+    kv = axes.twinx()
+    kv.fill_between(
+        times,
+        [100 * (row["kv_share"] or 0) for row in rows],
+        step="post",
+        color=PART_COLORS["prefill"],
+        alpha=0.25,
+        linewidth=0,
+    )
+    kv.set_ylim(0, 100)
+    kv.set_ylabel("KV cache [%]", color=MUTED)
+    kv.grid(visible=False)
+    rank = f", DP rank {rows[0]['dp_rank']}" if several_ranks else ""
+    axes.set_title(f"{short(rows[0]['name'], 30)}{rank}")
+
+
+VIEWS = (
+    View(
+        name="engine_load",
+        question="How full were the engines: running and waiting requests, and KV cache?",
+        analysis=asking(engine_load, engine_load_over_time),
+        columns={
+            "replica": "number of the replica",
+            "dp_rank": "data-parallel rank of the engine",
+            "readings": "number of readings",
+            "covered_s": "time of the readings",
+            "running": "requests in the batch, mean by time",
+            "max_running": "the most of them",
+            "waiting": "requests in the engine's queues, mean by time",
+            "max_waiting": "the most of them",
+            "running_limit": "requests that the engine runs at most",
+            "kv_share": "part of the KV cache in use, mean by time",
+            "max_kv_share": "the most of it",
+            "idle_share": "part of the time without a running request",
+            "waiting_share": "part of the time with a waiting request",
+        },
+        draw=_engine_load,
+        empty=(
+            "no engine was asked for its load there. Set profiler.events.engine_state=true; "
+            "SGLang 0.5.12 and 0.5.23 answer."
+        ),
+        section=Section(
+            "engine-load",
+            "Engine load",
+            "whether engines are idle while requests run elsewhere, or full with a queue",
+            link="Load",
+        ),
+        shows="""
+            One panel per engine: requests in the batch and in its queues, and behind them the
+            part of the KV cache in use.
+        """,
+        conclude="""
+            - Waiting requests and a full KV cache: memory limits the batch. More memory for the
+              engine (`gpu_memory_utilization`), more replicas, or shorter contexts.
+            - Waiting requests and room in the KV cache: `max_running_requests` limits the batch.
+            - One engine idle while another has a queue: see `routes`.
+            - Few running requests for a long time at the end of `gen`: the tail of the rollout.
+        """,
+        limits="""
+            Twice a second, so shorter peaks are not seen. An engine is told no step: a reading is
+            of the step whose weights it has. An engine that does not answer has no readings, and
+            the time until its next one counts for nothing. Source: `engine_state` events, SGLang
+            only.
+        """,
+    ),
+)
