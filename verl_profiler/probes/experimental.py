@@ -91,7 +91,7 @@ def _begin_assembling(call: Call) -> None:
         consume(keys, tags, call.begin_ns or now())
 
 
-def _tags(batch: Any, step: int | None) -> Iterator[dict[str, Any]]:
+def _tags(batch: Any, step: int | str | None) -> Iterator[dict[str, Any]]:
     """Give the versions of each row of a batch of agent loops, in order, as V1's samples have them."""
     columns = {
         name: batch.non_tensor_batch[name]
