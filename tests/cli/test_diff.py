@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.analysis.compare.conditions import condition
-from verl_profiler.cli import diff
+from verl_profiler.cli import diff, output
 from verl_profiler.errors import ReadingError
 
 DATA = Path(__file__).parent.parent / "data"
@@ -264,6 +264,18 @@ def test_steps_without_calls_count_as_zero(tmp_path, capsys):
     assert 1 == run(a, b, "--warmup", 0, "--fail-if", "tool_call.count < -50%")
 
 
+def test_a_list_of_names_that_only_one_run_has_is_bounded(tmp_path, capsys, runs, monkeypatch):
+    """The JSON of two runs of different work does not grow with their names."""
+    monkeypatch.setattr(output, "JSON_ROWS", 2)
+    other = make_run(tmp_path / "other", 12)
+    for name in ("first", "second", "third"):
+        add(other, 1, name)
+    document, _ = metrics_of(capsys, runs[0], other)
+
+    assert ["first", "second"] == [row["name"] for row in document["only_in_one"]]
+    assert 1 == document["only_in_one_left_out"]
+
+
 def test_what_only_one_run_has_is_listed(tmp_path, capsys, runs):
     """With how often; and a condition may ask for its count."""
     other = make_run(tmp_path / "other", 12)
@@ -272,6 +284,7 @@ def test_what_only_one_run_has_is_listed(tmp_path, capsys, runs):
     document, _ = metrics_of(capsys, runs[0], other)
 
     assert [{"run": "B", "name": "retry", "count": 3.0}] == document["only_in_one"]
+    assert 0 == document["only_in_one_left_out"]
     run(runs[0], other)
     assert "Only in B: retry (3 per step)" in capsys.readouterr().out
     assert 1 == run(runs[0], other, "--fail-if", "retry.count > 2")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import check_steps, step_range
-from verl_profiler.cli.output import print_json, target_of, write_whole
+from verl_profiler.cli.output import bounded, print_json, target_of, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
@@ -145,7 +145,15 @@ def run(args: argparse.Namespace) -> int:
         left_out,
     )
     if args.json:
-        print_json({"format": 2, **document})
+        kept, cut = bounded({"only_in_one": document["only_in_one"]})
+        print_json(
+            {
+                "format": 2,
+                **document,
+                **kept,
+                "only_in_one_left_out": cut.get("only_in_one", 0),
+            }
+        )
     else:
         sys.stdout.write(diff_text(shown(document), everything=args.all))
     if target is not None:

@@ -65,7 +65,8 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "workload": ("strings", "Metrics of the work itself that changed, such as `requests`."),
         "configuration": ("rows", "Settings that differ."),
-        "only_in_one": ("rows", "Metrics that only one side has."),
+        "only_in_one": ("rows", "Metrics that only one side has, at most 10,000."),
+        "only_in_one_left_out": ("integer", "How many more."),
         "left_out": (
             "integer",
             "Metrics that are not compared, because a side has too few values.",
