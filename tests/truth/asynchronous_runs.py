@@ -53,13 +53,15 @@ class Plan:
 
 @dataclass
 class Call:
-    """One attempt of a generate call: when it was served, and what it cost by step."""
+    """One attempt of a generate call: when it was served, by which weights, and what it cost by step."""
 
     turn: int
     attempt: int
     begin: int
+    version: int
     end: int | None = None
     aborted: bool = False
+    tokens: int = 0
     seconds: dict[int, float] = field(default_factory=dict)
 
 
@@ -82,6 +84,16 @@ class Sample:
     fate: str = "unconsumed"
     taken: int = 0
     consumed_step: int | None = None
+    trainer_version: int | None = None
+
+    @property
+    def tokens(self) -> dict[int, int]:
+        """Tokens that an abort did not discard, by the version that made them."""
+        found: dict[int, int] = {}
+        for call in self.calls:
+            if call.tokens:
+                found[call.version] = found.get(call.version, 0) + call.tokens
+        return found
 
     @property
     def calls_engine(self) -> bool:
@@ -105,6 +117,7 @@ class Simulation:
         self.seconds: dict[tuple[str, int, str], float] = {}
         self.now = 0
         self.step = 1
+        self.version = 0
         self.serves = True
         self._dispatch(plan.ahead)
         for self.step in range(1, plan.steps + 1):
@@ -134,6 +147,7 @@ class Simulation:
         synced = self.now
         self._serve(False)
         self._pass(self.plan.sync_ms, "weight_sync")
+        self.version = self.step
         self._note("update_weights", synced)
         self._note("step", begin)
 
@@ -155,13 +169,13 @@ class Simulation:
             if not sample.calls_engine:
                 continue
             if serves and sample.call is None:
-                sample.calls.append(Call(sample.stage // 2, sample.attempt, self.now))
+                sample.calls.append(Call(sample.stage // 2, sample.attempt, self.now, self.version))
             elif not serves and sample.call is not None:
                 call = sample.calls[-1]
                 call.end, call.aborted = self.now, True
                 sample.attempt += 1
                 if self.plan.redo:
-                    sample.done = 0
+                    sample.done = call.tokens = 0
 
     def _sampled(self) -> bool:
         """Look for finished samples, drop stale ones, and consume the oldest."""
@@ -175,6 +189,7 @@ class Simulation:
             return False
         for sample in ready:
             sample.fate, sample.consumed_step, sample.taken = "consumed", self.step, self.now
+            sample.trainer_version = self.version
         return True
 
     def _add(self, pool: str, step: int, account: str, seconds: float) -> None:
@@ -211,6 +226,8 @@ class Simulation:
             if sample.end is not None or (sample.calls_engine and sample.call is None):
                 continue
             sample.done += 1
+            if sample.call is not None:
+                sample.call.tokens += 1
             if sample.done == sample.lengths[sample.stage]:
                 self._end_stage(sample)
 
@@ -224,7 +241,7 @@ class Simulation:
         if sample.stage == len(sample.lengths):
             sample.end = self.now
         elif sample.calls_engine and self.serves:
-            sample.calls.append(Call(sample.stage // 2, 0, self.now))
+            sample.calls.append(Call(sample.stage // 2, 0, self.now, self.version))
 
 
 _ACCOUNTS = {
@@ -282,17 +299,17 @@ def _write_sample(run: Simulation, sample: Sample, span: Callable[..., None]) ->
     step = sample.step
     for call in sample.calls:
         end = run.now if call.end is None else call.end
-        tokens = 0 if call.aborted and run.plan.redo else end - call.begin
         ids = {
             "engine_request_id": f"{who['request_id']}-{call.turn}-{call.attempt}",
             "finish_reason": "abort" if call.aborted else "stop",
-            "response_tokens": tokens,
+            "response_tokens": call.tokens,
         }
-        span(f"engine_{sample.replica}", "engine_request", step, call.begin, end, **ids)
+        versions = {"weight_version": str(call.version)}
+        span(f"engine_{sample.replica}", "engine_request", step, call.begin, end, **ids, **versions)
         if call.aborted or call.attempt:
             span(
                 "worker_0", "engine_attempt", step, call.begin, end,
-                **who, turn=call.turn, attempt=call.attempt, **ids,
+                **who, turn=call.turn, attempt=call.attempt, **ids, **versions,
             )  # fmt: skip
         elif call.end is not None:
             span("worker_0", "engine_call", step, call.begin, end, **who, turn=call.turn, **ids)
@@ -300,14 +317,21 @@ def _write_sample(run: Simulation, sample: Sample, span: Callable[..., None]) ->
         tries = [call for call in sample.calls if call.turn == turn]
         if tries[-1].end is not None and not tries[-1].aborted:
             begin, end = tries[0].begin, tries[-1].end
-            span("worker_0", "engine_call", step, begin, end, **who, turn=turn, attempts=len(tries))
+            made = {"attempts": len(tries), "response_tokens": sum(call.tokens for call in tries)}
+            span("worker_0", "engine_call", step, begin, end, **who, turn=turn, **made)
     for turn, begin, end in sample.tools:
         span("worker_0", "tool_call", step, begin, end, **who, turn=turn, tool="t")
     span("worker_0", "request_start", step, sample.begin, None, **who, **uid)
     if sample.end is not None:
         span("worker_0", "request", step, sample.begin, sample.end, **who, **uid)
     if sample.fate == "consumed":
-        taken = {"session": "0", "consumed_step": sample.consumed_step}
+        taken = {
+            "session": "0",
+            "consumed_step": sample.consumed_step,
+            "trainer_version": sample.trainer_version,
+            "min_weight_version": min(sample.tokens),
+            "max_weight_version": max(sample.tokens),
+        }
         span("trainer_0", "sample_consumed", step, sample.taken, None, **uid, **taken)
     elif sample.fate == "dropped":
         span("trainer_0", "sample_dropped", step, sample.taken, None, **uid, reason="stale")

@@ -48,15 +48,22 @@ def with_own_spans(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A generated run, one of the rehearsal, what one with TransferQueue tracing left, and own spans."""
+    """A generated run, one of the rehearsal, an asynchronous one, TransferQueue tracing, and own spans."""
     own = with_own_spans(tmp_path_factory.mktemp("own") / "spanned_run")
     with (
         load(own, cache=False) as spanned,
         load(DATA / "small_run", cache=False) as small,
         load(DATA / "rehearsal_run.tar.gz", cache=False) as rehearsed,
         load(DATA / "tq" / "run.tar.gz", cache=False) as traced,
+        load(DATA / "colocate_async_run.tar.gz", cache=False) as asynchronous,
     ):
-        yield {"small": small, "rehearsed": rehearsed, "traced": traced, "spanned": spanned}
+        yield {
+            "small": small,
+            "rehearsed": rehearsed,
+            "traced": traced,
+            "spanned": spanned,
+            "asynchronous": asynchronous,
+        }
         FIGURES.clear()
 
 
@@ -66,7 +73,7 @@ def data_of(run, name, **chosen):
 
 
 # Plots that only some runs have data for.
-ONLY = {"tq_functions": "traced", "own_spans": "spanned"}
+ONLY = {"tq_functions": "traced", "own_spans": "spanned", "staleness": "asynchronous"}
 FIGURES = {}
 
 

@@ -49,6 +49,7 @@ from verl_profiler.analysis.requests import (
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail, step_tail
 from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.steps import (
     step_durations,
     step_phases,
@@ -126,6 +127,7 @@ __all__ = [
     "sleep_times",
     "slowest_requests",
     "span_kernels",
+    "staleness",
     "step_durations",
     "step_metrics",
     "step_phases",
@@ -169,6 +171,7 @@ ANALYSES = {
         critical_segments,
         critical_path,
         bubble_ledger,
+        staleness,
         step_replays,
         what_if,
         stragglers,

@@ -11,6 +11,7 @@ from verl_profiler.render.text import align, seconds, share
 from verl_profiler.render.visible import visible
 from verl_profiler.views.findings import finding_list
 from verl_profiler.views.ledger_text import ledger_text
+from verl_profiler.views.staleness_text import staleness_text
 
 __all__ = ["why"]
 
@@ -29,9 +30,9 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `what_if`,
-            `step_replays`, `stragglers` and `straggler_requests`, by name; of an asynchronous run,
-            only those of `bubble_ledger` and `stragglers`.
+        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `staleness`,
+            `what_if`, `step_replays`, `stragglers` and `straggler_requests`, by name; of an
+            asynchronous run, only those of `bubble_ledger`, `staleness` and `stragglers`.
         ranked: The rows of `findings`.
     """
     blocks = []
@@ -42,7 +43,7 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
             blocks.append(visible(f"run {run}"))
         if own["critical_path"]:
             blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
-        blocks.append(ledger_text(own["bubble_ledger"]))
+        blocks += [ledger_text(own["bubble_ledger"]), staleness_text(own["staleness"])]
         if own["step_replays"]:
             blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]

@@ -18,6 +18,7 @@ from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import replays_and_averages
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
+from verl_profiler.analysis.staleness import staleness
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["explanations", "ranked"]
@@ -31,8 +32,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits and bubble_ledger, by name; steady_path: critical_path without the warm-up,
-        which what_if, stragglers and culprits also leave out; and findings, see `ranked`, whose
+        straggler_requests, culprits, bubble_ledger and staleness, by name; steady_path: critical_path
+        without the warm-up, which what_if, stragglers and culprits also leave out; and findings, see `ranked`, whose
         overrides contain values of the run.
     """
     replays, averages = replays_and_averages(tables, steps)
@@ -53,6 +54,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "straggler_requests": straggler_requests(tables, steps),
         "culprits": culprits(tables, lasting, steady),
         "bubble_ledger": bubble_ledger(tables, steps),
+        "staleness": staleness(tables, steps),
     }
     found["findings"] = ranked(found)
     names = names_in(each for row in found["findings"] for each in row["overrides"])

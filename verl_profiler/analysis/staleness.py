@@ -1,0 +1,117 @@
+"""How many versions of the weights behind the samples of an asynchronous run were when they were consumed."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["staleness"]
+
+# Prompts that are named.
+_PROMPTS = 10
+
+
+def staleness(tables: Tables, steps: Steps = None) -> Rows:
+    """Count the versions between the weights that made a sample and those of the trainer that consumed it.
+
+    Only of asynchronous runs; `steps` are those that consumed. A sample is `waited` versions behind
+    because it lay in the queue after its last token, and `spanned` versions more because its tokens
+    were made by several. A token is off-policy if older weights than the trainer's made it.
+
+    Returns:
+        One row per run, step, part and what: part `all`; `versions` (what: versions behind, of the
+        sample's oldest token for samples, of each token for tokens); `length` (quartiles of the
+        run's samples by generated tokens); `attempts` (`aborted and resumed` or `not aborted`);
+        `prompt` (the stalest ones, by uid). samples, waited, spanned and behind (their sum; means
+        over samples; None for `versions`), max_behind, tokens (generated ones), off_policy_tokens,
+        unknown_tokens (of samples of several versions, whose own is not recorded), off_policy_share
+        (of tokens with a known version; None without any); logged_waited and logged_behind (verl's
+        `training/off_policy/trajectory_staleness/mean` and `…_worst/mean`; only for `all`).
+    """
+    return tables.rows(_ROWS.replace("{chosen}", in_steps(steps, "consumed_step")))
+
+
+_ROWS = f"""
+WITH taken AS (
+    SELECT row_number() OVER (ORDER BY run, consumed_step, uid, session) AS number, run,
+        consumed_step AS step, uid, session, trainer_version AS version,
+        min_weight_version = max_weight_version AS single,
+        trainer_version - max_weight_version AS waited,
+        max_weight_version - min_weight_version AS spanned,
+        trainer_version - min_weight_version AS behind
+    FROM samples WHERE fate = 'consumed' AND {{chosen}} AND run IN (SELECT run FROM asynchronous)
+        AND trainer_version IS NOT NULL AND min_weight_version IS NOT NULL
+), attempts AS (
+    SELECT run, request_id, turn, attempt, weight_version, response_tokens
+    FROM event_fields WHERE event = 'engine_attempt'
+), calls AS (
+    SELECT run, request_id, attempt, weight_version, response_tokens FROM attempts
+    UNION ALL
+    SELECT run, request_id, 0, weight_version, response_tokens
+    FROM engine_calls ANTI JOIN attempts USING (run, request_id, turn)
+), made AS (
+    -- A version without tokens changes nothing.
+    SELECT t.number, c.attempt, coalesce(c.response_tokens, 0) AS tokens,
+        CASE WHEN t.single THEN t.behind
+            ELSE t.version - try_cast(c.weight_version AS BIGINT) END AS behind
+    FROM taken AS t
+    JOIN requests AS r ON r.run = t.run AND r.uid = t.uid AND NOT r.validate
+        AND r.session IS NOT DISTINCT FROM t.session
+    JOIN calls AS c ON c.run = r.run AND c.request_id = r.request_id
+), whole AS (
+    SELECT t.*, coalesce(m.tokens, 0) AS tokens, coalesce(m.off, 0) AS off,
+        coalesce(m.unknown, 0) AS unknown, coalesce(m.resumed, false) AS resumed
+    FROM taken AS t LEFT JOIN (
+        SELECT number, sum(tokens) AS tokens, sum(tokens) FILTER (behind > 0) AS off,
+            sum(tokens) FILTER (behind IS NULL) AS unknown, bool_or(attempt > 0) AS resumed
+        FROM made GROUP BY number
+    ) AS m USING (number)
+), quartiles AS (
+    SELECT run, quantile_disc(tokens, [0.25, 0.5, 0.75]) AS ends FROM whole GROUP BY run
+), binned AS (
+    SELECT w.*, len(list_filter(q.ends, lambda each: each < w.tokens)) AS bin
+    FROM whole AS w JOIN quartiles AS q USING (run)
+), named AS (
+    SELECT *, min(tokens) OVER (PARTITION BY run, bin) || ' to '
+        || max(tokens) OVER (PARTITION BY run, bin) || ' tokens' AS length
+    FROM binned
+), stalest AS (
+    SELECT run, uid FROM whole GROUP BY run, uid
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY avg(behind) DESC, sum(tokens) DESC, uid)
+        <= {_PROMPTS}
+), grouped AS (
+    SELECT *, 'all' AS part, 0 AS place, 'all' AS what FROM named
+    UNION ALL SELECT *, 'length', bin, length FROM named
+    UNION ALL SELECT *, 'attempts', resumed::INT,
+        if(resumed, 'aborted and resumed', 'not aborted') FROM named
+    UNION ALL SELECT *, 'prompt', 0, uid FROM named SEMI JOIN stalest USING (run, uid)
+), counted AS (
+    SELECT run, step, part, place, what, count(*) AS samples, avg(waited) AS waited,
+        avg(spanned) AS spanned, avg(behind) AS behind, max(behind) AS max_behind,
+        sum(tokens) AS tokens, sum(off) AS off, sum(unknown) AS unknown
+    FROM grouped GROUP BY run, step, part, place, what
+    UNION ALL BY NAME
+    SELECT run, step, 'versions' AS part, behind AS place, behind::VARCHAR AS what,
+        sum(samples) AS samples, behind AS max_behind, sum(tokens) AS tokens,
+        if(behind > 0, sum(tokens), 0) AS off, 0 AS unknown
+    FROM (
+        SELECT run, step, behind, 1 AS samples, 0 AS tokens FROM whole
+        UNION ALL
+        SELECT run, step, m.behind, 0, m.tokens FROM made AS m JOIN taken USING (number)
+        WHERE m.behind IS NOT NULL AND m.tokens > 0
+    ) GROUP BY run, step, behind
+), logged AS (
+    SELECT run, step,
+        max(number_of(rest, '$.metrics."training/off_policy/trajectory_staleness/mean"')) AS waited,
+        max(number_of(rest, '$.metrics."training/off_policy/trajectory_staleness_worst/mean"')) AS behind
+    FROM event_fields WHERE event = 'metrics' GROUP BY run, step
+)
+SELECT c.run, c.step, part, what, samples::BIGINT AS samples, c.waited, spanned, c.behind, max_behind,
+    tokens::BIGINT AS tokens, off::BIGINT AS off_policy_tokens, unknown::BIGINT AS unknown_tokens,
+    CASE WHEN tokens > unknown THEN off / (tokens - unknown) END AS off_policy_share,
+    CASE part WHEN 'all' THEN l.waited END AS logged_waited,
+    CASE part WHEN 'all' THEN l.behind END AS logged_behind
+FROM counted AS c LEFT JOIN logged AS l USING (run, step)
+ORDER BY run, array_position(['all', 'versions', 'length', 'attempts', 'prompt'], part),
+    if(part = 'prompt', -c.behind, 0), step, place, what
+"""
