@@ -16,6 +16,7 @@ INSTALLED := $(VENV)/installed-$(ENGINE)
 # by side: the tests that run the real verl and Ray, which wait a lot, and two halves of all others.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
+SLOWEST := --durations=15 --durations-min=5
 HALF := tests/analysis tests/cli tests/truth tests/views
 # The checkers of the report page's JavaScript, and the node that runs them, which pip installs.
 PAGE_CHECKS := $(VENV)/page-checks
@@ -56,10 +57,10 @@ test: $(INSTALLED) $(VENV)/installed-dev
 endif
 
 test-real: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -m "$(REAL)"
+	$(VENV)/bin/python -m pytest $(SLOWEST) -m "$(REAL)"
 
 # Printed at the end, so that the parts do not mix.
-quick = nice $(VENV)/bin/python -m pytest -m "not ($(REAL))" $(1) >$(VENV)/$@.log 2>&1; \
+quick = nice $(VENV)/bin/python -m pytest $(SLOWEST) -m "not ($(REAL))" $(1) >$(VENV)/$@.log 2>&1; \
 	status=$$?; cat $(VENV)/$@.log; exit $$status
 
 test-quick: lint
