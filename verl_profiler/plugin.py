@@ -133,8 +133,8 @@ def _place_probes(families: Collection[str], *, only_exported: bool = False) -> 
         return
     placing.install(_with_tracing(probes, families))
     if "rollout" in families:
-        from verl_profiler.probes.rollout import finish_open_requests
         from verl_profiler.recording import recorder
+        from verl_profiler.recording.requests import finish_open_requests
 
         recorder.before_stop(finish_open_requests)
 

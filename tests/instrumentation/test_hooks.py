@@ -16,9 +16,9 @@ from reading_back import lines_of
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.status import status
-from verl_profiler.probes import all_probes, rollout
+from verl_profiler.probes import all_probes
 from verl_profiler.probes.values import LONGEST, plain, scalar
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, recorder, requests
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
 from verl_profiler.recording.identity import Identity
@@ -73,7 +73,7 @@ def test_the_context_is_the_hosts_again(probe, failing, recording, monkeypatch):
         monkeypatch.setattr(recorder.Recorder, "add_cpu", fails)
         monkeypatch.setattr(wrapping, "SAMPLED", 1)
     elif failing == "leave":
-        monkeypatch.setattr(rollout, "_request_fields", fails)
+        monkeypatch.setattr(requests, "_fields", fails)
         monkeypatch.setattr("verl_profiler.probes.engine.times_of", fails)
 
     async def use(**_):
@@ -311,7 +311,7 @@ def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
 def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(worker_config):
     """What is open ends well there; the child works in the step that it was forked in."""
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))
-    recorder.before_stop(rollout.finish_open_requests)
+    recorder.before_stop(requests.finish_open_requests)
     trainer = Trainer()
     context.process.hold_trainer(trainer)
     context.process.validate = True

@@ -9,8 +9,7 @@ import pytest
 from verl_profiler import plugin
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.probes import rollout
-from verl_profiler.recording import api, observers
+from verl_profiler.recording import api, observers, requests
 
 PLAIN = Probe("load", "workers", ("m:f",))
 LOOPED = Probe("tool_call", "rollout", ("m:g",))
@@ -113,8 +112,8 @@ def test_spans_and_turns_have_ranges(nvtx, recording):
     with api.span("rerank"):
         pass
     request = Request(3)
-    rollout.open_turn(request, 1)
-    rollout.close_turn(request, 1)
+    requests.open_turn(request, 1)
+    requests.close_turn(request, 1)
 
     assert [
         ("start", "rerank", "verl_profiler", "user", 0),

@@ -38,6 +38,13 @@ class Rows(list):
     prompt_ids = response_ids = token_ids = ()
 
 
+class Counts(dict):
+    """One of everything."""
+
+    def __getitem__(self, _key):
+        return 1
+
+
 class Text(str):
     """A text of which a weak reference can be taken."""
 
@@ -72,7 +79,8 @@ def suitable():
             **dict.fromkeys(("current_param_version", "local_trigger_step"), 1),
             **dict.fromkeys(("staleness_samples", "max_required_samples", "required_samples"), 1),
             **dict.fromkeys(("max_concurrent_samples", "max_queue_size"), 1),
-            **dict.fromkeys(("active_tasks", "queue"), ()),
+            **dict.fromkeys(("active_tasks", "queue", "_request_id_to_server"), ()),
+            _inflight_requests=Counts(),
             config=Anything(
                 trainer=Anything(test_freq=1),
                 async_training=Anything(trigger_parameter_sync_step=1),

@@ -1,4 +1,4 @@
-"""What real runs of verl's asynchronous trainers leave behind; two are recorded, one is run here."""
+"""What real runs of verl's asynchronous trainers leave behind; four are recorded, two are run here."""
 
 import importlib.util
 import json
@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from verl_profiler.analysis import critical_segments, step_replays
+from verl_profiler.analysis import bubble_ledger, critical_segments, step_replays
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parents[1] / "data"
@@ -35,18 +37,27 @@ class Run:
         return [line for line in self.events[event] if not line["extra"].get("validate")]
 
 
-def _live(folder):
+# Settings of the runs that are made here; with the fully asynchronous one, samples are left over.
+LIVE = {
+    "separate_async": (
+        "rehearsal.poll_interval_s=0.5",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+    ),
+    "fully_async": ("async_training.staleness_threshold=3",),
+}
+
+
+def _live(trainer, folder):
     output = folder / "run"
     if any(importlib.util.find_spec(name) is None for name in ("verl", "ray", "transfer_queue")):
         pytest.skip("needs verl")
     done = subprocess.run(
         [
             *(str(Path(sys.executable).parent / "verl-profiler"), "rehearse"),
-            *("--engine", "standin", "--trainer", "separate_async", "--steps", "2"),
+            *("--engine", "standin", "--trainer", trainer, "--steps", "2"),
             *("--ranks", "1", "--workers", "1", "--output", str(output)),
-            *("actor_rollout_ref.rollout.n=2", "rehearsal.poll_interval_s=0.5"),
-            *("trainer.v1.separate_async.parameter_sync_step=2", "trainer.val_before_train=false"),
-            "trainer.test_freq=-1",
+            *("actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"),
+            *("trainer.test_freq=-1", *LIVE[trainer]),
         ],
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -64,13 +75,18 @@ def _live(folder):
     params=[
         "colocate_async",
         "separate_async",
-        pytest.param("live", marks=[pytest.mark.rehearsal, pytest.mark.timeout(900)]),
+        "one_step_off",
+        "fully_async",
+        *(
+            pytest.param(f"live {trainer}", marks=[pytest.mark.rehearsal, pytest.mark.timeout(900)])
+            for trainer in LIVE
+        ),
     ],
 )
 def run(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "live":
-        return Run(_live(folder))
+    folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
+    if request.param.startswith("live "):
+        return Run(_live(request.param.removeprefix("live "), folder))
     shutil.unpack_archive(DATA / f"{request.param}_run.tar.gz", folder)
     return Run(next(folder.iterdir()))
 
@@ -125,7 +141,9 @@ def test_verl_and_the_agent_loops_name_the_same_versions(run):
 
 
 def test_staleness_is_that_of_verl(run):
-    """Which logs it for each step."""
+    """V1's trainers log it for each step."""
+    if not run.events["sample_wait"] or run.events["dispatch_pause"]:
+        pytest.skip("a trainer of verl.experimental")
     behind = defaultdict(list)
     for line in run.events["sample_consumed"]:
         extra = line["extra"]
@@ -150,6 +168,127 @@ def test_staleness_is_that_of_verl(run):
                 metrics[f"training/off_policy/{name}/mean"]
             )
             assert max(values) == metrics[f"training/off_policy/{name}/max"]
+
+
+def test_stale_samples_are_those_that_the_fully_asynchronous_trainer_counts(run):
+    """It logs how many samples were behind so far, up to the batch before the sync."""
+    if not run.events["dispatch_pause"]:
+        pytest.skip("another trainer")
+    # verl numbers the batches from 1.
+    behind, steps = Counter(), defaultdict(set)
+    for line in run.events["sample_consumed"]:
+        extra = line["extra"]
+        batch = extra["consumed_step"], extra.get("mini_batch", 1)
+        steps[extra["consumed_step"]].add(batch)
+        behind[batch] += extra["trainer_version"] - extra["max_weight_version"] >= 1
+    batches = sorted(batch for own in steps.values() for batch in own)
+    logged = [
+        line["extra"]["metrics"]
+        for line in run.events["metrics"]
+        if "training/global_step" in line["extra"]["metrics"]
+    ]
+
+    assert logged
+    for metrics in logged:
+        before = batches[: int(metrics["training/global_step"])]
+        assert (
+            sum(behind[batch] for batch in before)
+            == metrics["fully_async/count/stale_trajectory_processed"]
+        )
+
+
+def test_the_rollouter_pauses_at_the_staleness_limit(run):
+    """And dispatches no more before a sync has made room."""
+    for line in run.events["dispatch_pause"]:
+        extra = line["extra"]
+        assert "staleness_limit" == extra["reason"]
+        assert extra["staleness_samples"] >= extra["max_required_samples"]
+        end = datetime.fromisoformat(line["timestamp"])
+        begin = end - timedelta(seconds=line["duration_sec"])
+        assert not [
+            each
+            for each in run.events["dispatch"]
+            if begin < datetime.fromisoformat(each["timestamp"]) < end
+        ]
+
+
+def test_what_the_queue_holds_follows_from_what_comes_and_goes(run):
+    """The message queue: one more or one less at a time, and never more than it can hold."""
+    depths = [
+        line["extra"]
+        for line in sorted(run.events["queue_depth"], key=lambda each: each["timestamp"])
+        if line["extra"]["queue"] == "message_queue"
+    ]
+    for before, after in pairwise(depths):
+        assert 1 == abs(after["ready"] - before["ready"])
+        assert after["ready"] <= after["capacity"]
+
+
+def test_the_time_of_all_devices_is_accounted_for(run):
+    """Each pool's accounts add up to its devices times the steps' time, which the pools share."""
+    with load(run.directory) as read:
+        rows = bubble_ledger(read.tables)
+        lasted = {
+            (row["step"]): row["duration_us"] / 1e6
+            for row in read.tables.rows("SELECT step, duration_us FROM steps WHERE finished")
+        }
+    seconds = defaultdict(float)
+    for row in rows:
+        seconds[row["pool"], row["step"]] += row["device_s"] / row["devices"]
+
+    pools = {pool for pool, _ in seconds}
+    standalone = any(line["extra"]["pool"] == "standalone" for line in run.events["replica_pool"])
+    assert {"rollout"} & pools == ({"rollout"} if standalone else set())
+    assert lasted.keys() == {step for _, step in seconds}
+    for (_, step), spent in seconds.items():
+        whole = next(seconds[pool, step] for pool in sorted(pools))
+        assert spent == pytest.approx(whole, rel=0.01)
+        assert spent >= lasted[step] * 0.99
+
+
+def _open_samples(run):
+    """Return begin and end of each dispatched sample that some request made, in order."""
+    dispatched = {
+        line["extra"]["uid"]: datetime.fromisoformat(line["timestamp"])
+        for line in run.events["dispatch"]
+        if "uid" in line["extra"]
+    }
+    uids = {
+        (line["step"], line["extra"]["sample"], line["extra"]["session"]): line["extra"]["uid"]
+        for line in run.training("request_start")
+    }
+    found = []
+    for line in run.training("request"):
+        extra = line["extra"]
+        uid = uids.get((line["step"], extra["sample"], extra["session"]))
+        if uid in dispatched:
+            found.append((dispatched[uid], datetime.fromisoformat(line["timestamp"])))
+    return sorted(found)
+
+
+def test_a_replica_is_not_ahead_while_dispatched_samples_are_open(run):
+    """They may wait for their agent loop, whose worker starts late, as in the first step here."""
+    spans = _open_samples(run)
+    if not spans:
+        pytest.skip("dispatches without uids")
+    with load(run.directory) as read:
+        ahead = sum(
+            row["device_s"]
+            for row in bubble_ledger(read.tables)
+            if row["account"] == "staleness_limit"
+        )
+        (times,) = read.tables.rows(
+            "SELECT min(begin_us) AS begin_us, max(end_us) AS end_us FROM phases "
+            "WHERE step IN (SELECT step FROM steps WHERE finished)"
+        )
+    covered, last = 0.0, None
+    for begin, end in spans:
+        if last is None or end > last:
+            covered += (end - (begin if last is None else max(begin, last))).total_seconds()
+            last = end
+
+    assert covered > 1
+    assert ahead <= (times["end_us"] - times["begin_us"]) / 1e6 - covered + 0.1
 
 
 def test_each_turn_has_one_engine_call(run):

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+from verl_profiler import span
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, recorder
@@ -34,8 +35,8 @@ async def nothing(*_args, **_kwargs):
     return None
 
 
-def generate(answers):
-    """One generate call of a single-turn agent loop, whose engine gives these answers."""
+def client_of(answers):
+    """A client of verl's whose engine gives these answers."""
     from omegaconf import OmegaConf
     from verl.workers.rollout import llm_server
     from verl.workers.rollout.replica import TokenOutput
@@ -56,7 +57,12 @@ def generate(answers):
     config = OmegaConf.create(
         {"actor_rollout_ref": {"rollout": {"name": "x", "response_length": 64}}}
     )
-    client = llm_server.FullyAsyncLLMServerClient(config, balancer)
+    return llm_server.FullyAsyncLLMServerClient(config, balancer)
+
+
+def generate(answers):
+    """One generate call of a single-turn agent loop, whose engine gives these answers."""
+    client = client_of(answers)
     request = context.Request(3)
 
     async def run():
@@ -65,6 +71,28 @@ def generate(answers):
 
     output = asyncio.run(run())
     return [len(output.token_ids), request.turns, request.min_weight_version, request.attempts]
+
+
+async def converse(client, conversation):
+    """A framework without verl's agent loops: two generate calls, with a tool between them."""
+    with span("task", request_id=conversation, uid="prompt", session=1):
+        await client.generate("sticky", prompt_ids=[1, 2], sampling_params={})
+        with span("look_up"):
+            pass
+        await client.generate("sticky", prompt_ids=[1, 2, 3], sampling_params={})
+
+
+def framework():
+    """One call that nobody names, and then two conversations at once, in a process without a step."""
+    context.process.reset()
+    client = client_of([(4, "completed", 6)] * 5)
+
+    async def run():
+        await client.generate("nobody's", prompt_ids=[1], sampling_params={})
+        await asyncio.gather(converse(client, "first"), converse(client, "second"))
+        return context.current_request.get() is None
+
+    return asyncio.run(run())
 
 
 def sample():
@@ -200,6 +228,7 @@ def main():
         "errors": dict(wrapping.status.errors),
         "trainer": trainer.global_steps,
         "recognized": recognized(),
+        "framework": framework(),
     }
     recorder.stop()
     report["events"] = [

@@ -8,12 +8,12 @@ def report(reported):
     return reported("asynchronous_probes.py")
 
 
-def named(report, *events):
-    """Return (event, step, extra) of events, in the order of the files."""
+def named(report, *events, of_framework=False):
+    """Return (event, step, extra) of events, in the order of the files; step 7 is the framework's."""
     return [
         (each["event"], each["step"], each.get("extra", {}))
         for each in report["events"]
-        if each["event"] in events
+        if each["event"] in events and (each["step"] == 7) == of_framework
     ]
 
 
@@ -108,3 +108,36 @@ def test_replicas_are_switched_with_their_reasons(report):
     assert ["replicas_join", "replicas_leave"] == [
         event for event, _, _ in named(report, "replicas_join", "replicas_leave")
     ]
+
+
+def test_a_framework_of_ones_own_names_its_requests(report):
+    """The calls inside of a span are its turns; the step is that of the version that answered."""
+    calls = named(report, "engine_call", of_framework=True)
+    requests = named(report, "request", of_framework=True)
+
+    assert report["framework"]
+    assert [("first", 0), ("first", 1), ("second", 0), ("second", 1)] == sorted(
+        (x["request_id"], x["turn"]) for _, _, x in calls if "request_id" in x
+    )
+    assert [("first", 2, "prompt", 1, "task"), ("second", 2, "prompt", 1, "task")] == sorted(
+        (x["request_id"], x["turns"], x["uid"], x["session"], x["agent"]) for _, _, x in requests
+    )
+    for event, count in (("request_start", 2), ("turn", 4), ("look_up", 2), ("task", 2)):
+        found = named(report, event, of_framework=True)
+        assert count == len(found) == len([x for _, _, x in found if "request_id" in x])
+
+
+def test_an_engine_call_without_a_request_is_kept(report):
+    """Its engine's id is that of the engine server's line; nothing makes a request of it."""
+    ((_, _, call),) = (
+        each
+        for each in named(report, "engine_call", of_framework=True)
+        if "request_id" not in each[2]
+    )
+
+    assert (1, 4, "completed") == (
+        *(call["prompt_tokens"], call["response_tokens"]),
+        call["finish_reason"],
+    )
+    assert call["engine_request_id"]
+    assert "turn" not in call

@@ -102,7 +102,7 @@ EVENTS: dict[str, Event] = {
     "sample_wait": Event(
         "trainer",
         "gen",
-        "The trainer waits in the replay buffer for finished samples.",
+        "The trainer waits in its queue for finished samples.",
     ),
     "sleep_replicas": Event("trainer", "gen", "The trainer puts the engines to sleep."),
     # asynchronous trainers: what becomes of a sample, and of the replicas

@@ -3,6 +3,9 @@
 The client of asynchronous trainers calls the one of the others until an attempt is not aborted (verl 0.9.1
 llm_server.py:289).  The outer call is the `engine_call`; its attempts are told apart only once one was
 aborted.
+
+A framework of its own, outside of verl's agent loops, calls the client without a request, unless a span
+of the user's names one.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.probes.rollout import close_turn, open_turn, with_request
+from verl_profiler.probes.rollout import with_request
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
+from verl_profiler.recording.requests import close_turn, open_turn
 
 __all__ = ["PROBES"]
 
@@ -39,12 +43,16 @@ def _begin_repeating_call(call: Call) -> None:
 
 
 def _begin_generate_call(call: Call, engine_call: EngineCall) -> None:
+    event = call.event
     request = with_request(call)
     if request is None:
-        return
+        call.event, call.request = event, Request(context.process.current_step())
+        engine_call.request = request = call.request
+        request.validate = context.process.validate
+        request.learns_step = request.explicit_turns = True
     arguments = call.arguments
     call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
-    if request.request_id is None:
+    if request.request_id is None and engine_call.request is None:
         request.request_id = plain(arguments["request_id"])
     if not request.explicit_turns and request.calls_open == 0:
         close_turn(request, call.begin_ns or now())
@@ -55,7 +63,7 @@ def _begin_generate_call(call: Call, engine_call: EngineCall) -> None:
 
 
 def _begin_attempt(call: Call, outer: EngineCall) -> None:
-    request = with_request(call)
+    call.request = request = with_request(call) or outer.request
     call.event = "engine_attempt"
     call.extra = {"prompt_tokens": len(call.arguments["prompt_ids"]), "attempt": outer.attempts}
     if outer.attempts and request is not None:
@@ -82,6 +90,11 @@ def _end_engine_call(call: Call, result: Any) -> None:
         extra["finish_reason"] = plain(reason)
     call.extra = extra
     fields = getattr(result, "extra_fields", None) or {}
+    version = fields.get("global_steps")
+    if request.learns_step and isinstance(version, int):
+        context.process.learn_step(version)
+        if request.request_id is None:
+            request.step = context.process.current_step()
     if engine_call.outer is not None:
         _end_attempt(call, engine_call.outer, fields, reason in _ABORTED, count)
         return
@@ -130,13 +143,13 @@ def _keep_engine_request_id(_call: Call, result: Any) -> None:
 
 
 def _end_acquire(call: Call, result: Any) -> None:
-    if context.current_request.get() is None:
+    engine_call = context.current_engine_call.get()
+    if engine_call is None:
         call.event = None
         return
     if isinstance(result, tuple) and result:
         call.extra = {"server": plain(result[0])}
-        engine_call = context.current_engine_call.get()
-        outer = None if engine_call is None else engine_call.outer
+        outer = engine_call.outer
         if outer is not None and outer.attempts:
             call.extra["attempt"] = outer.attempts
 

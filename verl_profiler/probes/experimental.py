@@ -80,6 +80,10 @@ def _begin_fit_step(call: Call) -> None:
 
 def _end_collecting(call: Call, result: Any) -> None:
     batch = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    if batch is None:
+        # There is no such step: the samples have ended.
+        call.event = None
+        context.process.step -= 1
     call.extra = {"samples": len(batch) if isinstance(batch, Sized) else 0}
 
 
@@ -242,10 +246,11 @@ def _begin_handing_over(call: Call) -> None:
         prompts.meta_info[_STEP_KEY] = context.process.step
     elif _generated.get() is not None:
         call.state = [str(uid) for uid in prompts.non_tensor_batch["uid"]]
-        extra: dict[str, Any] = {"prompts": len(set(call.state)), "reason": "step"}
-        if context.process.weight_version is not None:
-            extra["weight_version"] = context.process.weight_version
-        recorder.record("dispatch", None, now(), extra, context.process.current_step())
+        version = context.process.weight_version
+        common = {} if version is None else {"weight_version": version}
+        for uid in dict.fromkeys(call.state):
+            extra = {"uid": uid, "prompts": 1, "reason": "step", **common}
+            recorder.record("dispatch", None, now(), extra, context.process.current_step())
 
 
 def _end_handing_over(call: Call, result: Any) -> None:

@@ -7,18 +7,22 @@ for other loops each engine call that follows a finished one begins the next tur
 
 from __future__ import annotations
 
-import os
-import weakref
 from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain, scalar
-from verl_profiler.recording import context, observers, recorder
+from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import Request
+from verl_profiler.recording.requests import (
+    begin_request,
+    close_turn,
+    end_request,
+    open_turn,
+)
 
-__all__ = ["PROBES", "close_turn", "finish_open_requests", "open_turn", "with_request"]
+__all__ = ["PROBES", "with_request"]
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 _WORKER = f"{_LOOP}:AgentLoopWorker"
@@ -31,19 +35,6 @@ _TOOL_FAILURES = (
     ("Unknown function '", "unknown_tool"),
     ("Invalid JSON in arguments for '", "bad_arguments"),
 )
-
-_REQUEST_FIELDS = (
-    "agent",
-    "prompt_tokens",
-    "response_tokens",
-    "generated_tokens",
-    "tool_tokens",
-    "reward",
-)
-
-_open_requests: weakref.WeakSet[Request] = weakref.WeakSet()
-# They end in the parent.
-os.register_at_fork(after_in_child=_open_requests.clear)
 
 
 def _begin_request(call: Call) -> None:
@@ -60,47 +51,15 @@ def _begin_request(call: Call) -> None:
     request.uid = None if uid is None else str(scalar(uid))
     agent = arguments.get("agent_name")
     request.agent = None if agent is None else plain(agent)
-    request.begin_ns = now()
     context.process.step = request.step or 0
     call.request = request
     call.bind(context.current_request, request)
-    _open_requests.add(request)
-    extra = request.identity()
-    if request.uid is not None:
-        extra["uid"] = request.uid
-    recorder.record("request_start", None, request.begin_ns, extra, request.step)
+    begin_request(request)
 
 
 def _end_request(call: Call, _result: Any) -> None:
     request: Request = call.request
-    _open_requests.discard(request)
-    close_turn(request, call.end_ns, call.error)
-    call.extra = _request_fields(request)
-    request.turn = None
-
-
-def _request_fields(request: Request) -> dict[str, Any]:
-    fields: dict[str, Any] = {"turns": request.turns}
-    for name in _REQUEST_FIELDS:
-        value = getattr(request, name)
-        if value is not None:
-            fields[name] = value
-    if request.min_weight_version != request.max_weight_version:
-        fields["min_weight_version"] = request.min_weight_version
-        fields["max_weight_version"] = request.max_weight_version
-    if request.attempts:
-        fields["attempts"] = request.attempts
-    return fields
-
-
-def finish_open_requests() -> None:
-    """Record every request that is still running as unfinished; called when the process ends."""
-    end = now()
-    for request in list(_open_requests):
-        request.turn = None
-        extra = {**request.identity(), **_request_fields(request), "status": "unfinished"}
-        recorder.record("request", request.begin_ns, end, extra, request.step)
-    _open_requests.clear()
+    call.extra = end_request(request, call.end_ns, call.error)
 
 
 def with_request(call: Call) -> Request | None:
@@ -135,32 +94,6 @@ def _begin_prompt(call: Call) -> None:
 def _end_prompt(call: Call, result: Any) -> None:
     if isinstance(result, list):
         call.extra = {"tokens": len(result)}
-
-
-def open_turn(request: Request, number: int) -> None:
-    """Begin a turn of a request."""
-    request.turn = number
-    request.turns = max(request.turns, number + 1)
-    request.turn_begin_ns = now()
-    request.tool_calls = 0
-    request.tool_begin_ns = None
-    if observers.current is not None:
-        observers.current.turn_begins(request, number)
-
-
-def close_turn(request: Request, end_ns: int, error: BaseException | None = None) -> None:
-    """Record the open turn of a request, if there is one."""
-    if observers.current is not None:
-        observers.current.turn_ends(request)
-    if request.turn_begin_ns is None:
-        return
-    extra = request.identity()
-    if request.tool_calls:
-        extra["tool_calls"] = request.tool_calls
-    if error is not None:
-        extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
-    recorder.record("turn", request.turn_begin_ns, end_ns, extra, request.step)
-    request.turn_begin_ns = None
 
 
 def _begin_generating(call: Call) -> None:

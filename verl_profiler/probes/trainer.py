@@ -21,6 +21,9 @@ _FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_trainer:FullyAs
 # It validates too, but its `global_steps` counts samples; the trainer's counts batches.
 _ROLLOUTER, _BATCH_COUNTER = "FullyAsyncRollouter", "FullyAsyncTrainer"
 
+# With it the fully asynchronous trainer leaves the step that it begins after the last one.
+_NO_MORE_SAMPLES = "TrainingStopException"
+
 _START_UP_STEP = 0
 
 
@@ -45,6 +48,11 @@ def _begin_timer(call: Call) -> None:
     call.event = str(plain(call.arguments["name"])).removeprefix("timing_s/")
     # The counter may move on before the timer ends; a phase belongs to the step it began in.
     call.step = context.process.current_step()
+
+
+def _end_timer(call: Call, _result: Any) -> None:
+    if type(call.error).__name__ == _NO_MORE_SAMPLES:
+        call.event = None
 
 
 def _begin_validation(call: Call) -> None:
@@ -92,6 +100,7 @@ PROBES = (
         ("verl.utils.profiler.performance:_timer",),
         reads=("name",),
         enter=_begin_timer,
+        leave=_end_timer,
     ),
     Probe(
         "validation",

@@ -21,13 +21,14 @@ import operator
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextvars import Token
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
 from verl_profiler.events.vocabulary import EVENTS
-from verl_profiler.recording import context, observers, recorder, values
+from verl_profiler.recording import context, observers, recorder, requests, values
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
@@ -165,12 +166,14 @@ def _path(log_path: Any) -> Path:
 class _Span:
     """What `span(...)` returns: a context manager, sync and async, and a decorator."""
 
-    __slots__ = ("_begin_ns", "_event", "_fields", "_range")
+    __slots__ = ("_begin_ns", "_event", "_fields", "_named", "_range")
 
     def __init__(self, event: str, fields: dict[str, Any]) -> None:
         self._event = event
         self._fields = fields
         self._begin_ns = 0
+        # The request that it names, and what takes it out of the context.
+        self._named: tuple[context.Request, Token[Any]] | None = None
         self._range: Any = None
 
     def set(self, **fields: Any) -> None:
@@ -190,6 +193,12 @@ class _Span:
     def __enter__(self) -> Self:
         if observers.current is not None:
             self._range = observers.current.span_begins(self._event)
+        if "request_id" in self._fields and recorder._active is not None:
+            request = requests.begin_named_request(
+                self._fields["request_id"], self._event, self._fields
+            )
+            if request is not None:
+                self._named = request, context.current_request.set(request)
         self._begin_ns = now()
         return self
 
@@ -200,6 +209,11 @@ class _Span:
         active = recorder._active
         if active is not None:
             _record(active, self._event, self._begin_ns, self._fields, error)
+        if self._named is not None:
+            request, token = self._named
+            self._named = None
+            requests.end_named_request(request, error)
+            context.restore(token, request)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -245,7 +259,8 @@ def span(event: Any, /, **fields: Any) -> Any:
         event: The event's name, a singular noun; or, as a bare decorator, the function, whose
             name is then the event's.  Names of the profiler's own events (`step`, `tool_call`:
             docs/events.md) are refused: such a span is counted, not recorded.
-        **fields: Attributes; a unit belongs in the name (`size_bytes`).
+        **fields: Attributes; a unit belongs in the name (`size_bytes`).  Outside of verl's agent
+            loops, `request_id` names a request: engine calls and spans inside belong to it.
 
     Returns:
         An object for `with`, `async with` or `@`, with `set(**fields)` and `add(**numbers)`; a

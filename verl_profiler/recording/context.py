@@ -36,6 +36,7 @@ class Request:
         "calls_open",
         "explicit_turns",
         "generated_tokens",
+        "learns_step",
         "max_weight_version",
         "min_weight_version",
         "prompt_tokens",
@@ -70,6 +71,8 @@ class Request:
         self.turn_begin_ns: int | None = None
         self.explicit_turns = False
         self.calls_open = 0
+        # Whether verl gives it no step: then it follows the versions of the weights.
+        self.learns_step = False
         # Attempts of all generate calls; 0 while none was aborted.
         self.attempts = 0
         self.min_weight_version: int | None = None
@@ -145,6 +148,7 @@ class EngineCall:
         "is_over",
         "outer",
         "repeats",
+        "request",
         "waits",
     )
 
@@ -159,6 +163,8 @@ class EngineCall:
         # In a server: whether it came during a pause.
         self.waits = False
         self.engine_request_id: str | None = None
+        # Of a call outside of all requests: what stands for one.
+        self.request: Request | None = None
         # The engine's last answer, as the server got it.
         self.answer: Any = None
         self.is_over = False
@@ -211,6 +217,11 @@ class Process:
         """Take the step from `trainer.global_steps` from now on, unless that counts something else."""
         self._trainer = weakref.ref(trainer)
         self._counts_steps = counts_steps
+
+    def learn_step(self, weight_version: int) -> None:
+        """Enter the step that tokens of this version are made in, unless the process knows its own."""
+        if self._trainer is None and not self.step_known:
+            self.step = max(self.step, weight_version + 1)
 
     def begin_work(self) -> None:
         """Enter the step that the last weight sync announced."""

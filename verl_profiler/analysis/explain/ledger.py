@@ -141,18 +141,22 @@ def _without_trainer(
     synced = [Span(row["begin_us"], row["end_us"], "weight_sync") for row in syncs] or [
         span for span in trainer if span.state == "weight_sync"
     ]
-    paused = (
-        Span(row["begin_us"], row["end_us"], "staleness_limit")
-        for row in _by_run(tables, _PAUSES)[run]
-    )
-    return innermost([*_nothing_open(tables, run, windows), *paused, *synced])
+    return innermost([*_nothing_open(tables, run, windows), *synced])
 
 
 def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> Iterator[Span]:
-    """Give the times in which no request is open."""
+    """Give the times in which no request is open, from its dispatch if that is known."""
     open_ = tables.arrays(
-        f"SELECT begin_us, coalesce(end_us, {_NEVER}) AS end_us FROM requests "
-        f"WHERE run = {_quoted(run)} AND begin_us IS NOT NULL ORDER BY begin_us"
+        f"""
+        WITH dispatched AS (
+            SELECT uid, min(begin_us) AS at_us FROM event_fields
+            WHERE run = {_quoted(run)} AND event = 'dispatch' AND uid IS NOT NULL GROUP BY uid
+        )
+        SELECT least(begin_us, coalesce(at_us, begin_us)) AS begin_us,
+            coalesce(end_us, {_NEVER}) AS end_us
+        FROM requests LEFT JOIN dispatched USING (uid)
+        WHERE run = {_quoted(run)} AND begin_us IS NOT NULL ORDER BY 1
+        """
     )
     first, last = windows[0][0], windows[-1][1]
     begins = np.append(open_["begin_us"], last)
@@ -255,10 +259,6 @@ _SYNCS = """
 SELECT run, begin_us, end_us FROM event_fields
 WHERE event = 'weight_sync' AND duration_us IS NOT NULL AND rest->>'$.pool' = 'standalone'
 """
-_PAUSES = """
-SELECT run, begin_us, end_us FROM event_fields
-WHERE event = 'dispatch_pause' AND duration_us IS NOT NULL
-"""
 _RANKS = """
 SELECT run, count(DISTINCT rank) AS ranks FROM processes WHERE role = 'actor' GROUP BY run
 """
@@ -285,14 +285,15 @@ WITH attempts AS MATERIALIZED (
     ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
 ), served AS (
     SELECT s.run, s.name AS replica, s.begin_us, s.end_us, s.validate OR c.validate AS validate,
-        c.request_id, c.lost,
+        c.request_id, c.lost, c.id IS NOT NULL AND c.request_id IS NULL AS loose,
         CASE WHEN c.attempt > 0 THEN coalesce(queue_us, 0) + prefill_us END AS repeated_us
     FROM engine_requests AS s LEFT JOIN (
         SELECT DISTINCT ON (run, id) * FROM calls WHERE id IS NOT NULL ORDER BY run, id, attempt
     ) AS c ON c.run = s.run AND c.id = s.engine_request_id
     WHERE s.duration_us IS NOT NULL
     UNION ALL
-    SELECT run, coalesce(server, 'unknown'), begin_us, end_us, validate, request_id, lost, NULL
+    SELECT run, coalesce(server, 'unknown'), begin_us, end_us, validate, request_id, lost,
+        request_id IS NULL, NULL
     FROM calls WHERE end_us IS NOT NULL AND run NOT IN (SELECT run FROM engine_requests)
 ), fates AS (
     SELECT r.run, r.request_id, any_value(s.consumed_step) AS consumed_step, bool_or(s.fate = 'dropped') AS dropped
@@ -302,7 +303,7 @@ WITH attempts AS MATERIALIZED (
 ), charged AS (
     SELECT s.*, CASE WHEN s.validate THEN 'overhead'
         WHEN s.lost THEN 'generating_aborted'
-        WHEN s.run NOT IN (SELECT run FROM samples) THEN 'generating'
+        WHEN s.loose OR s.run NOT IN (SELECT run FROM samples) THEN 'generating'
         WHEN f.consumed_step IS NOT NULL THEN 'generating'
         WHEN f.dropped THEN 'generating_dropped'
         ELSE 'generating_unconsumed' END AS account
