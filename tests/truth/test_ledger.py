@@ -14,6 +14,8 @@ from truth.test_culprits import healthy
 from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.views.ledger_text import ledger_lines
+from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.view import Choice
 
 PLANS = {
     "synchronous": Plan(separate=False, ahead=0),
@@ -59,6 +61,16 @@ def test_what_bounds_a_run_with_two_pools(plan, bound):
 
     assert bound in line
     assert ("bounded" in line or "each other" in line) == bool(bound)
+
+
+def test_one_device_is_no_plural():
+    """In the terminal and below the plot's title."""
+    pytest.importorskip("matplotlib")
+    rows = bubble_ledger(tables_of(events_of(Simulation(Plan(replicas=1)))))
+    figure = VIEWS["bubble_ledger"].figure({"bubble_ledger": rows}, Choice())
+
+    assert "1 device of the rollout" in figure.texts[1].get_text()
+    assert "1 device of the rollout" in "".join(ledger_lines(rows))
 
 
 def test_validation_and_checkpoints_are_overhead():

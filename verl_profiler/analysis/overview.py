@@ -14,39 +14,47 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = ["own_spans", "phase_totals", "request_totals"]
 
 
-def phase_totals(step_phases: Iterable[Mapping[str, Any]], step_times: Rows) -> Rows:
+def phase_totals(step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = True) -> Rows:
     """Sum the phases of finished steps.
 
     Args:
         step_phases: Rows of `step_phases`.
-        step_times: Rows of `step_times`.
+        by_run: Each run on its own; else all together, and run is None.
 
     Returns:
         One row per run and phase, most time first and `unaccounted` last: steps (finished ones),
-        total_s, mean_s (per finished step), share (of the steps' time), max_s and max_step.
+        total_s, mean_s (per finished step), share (of the steps' time), count, max_s and max_step.
     """
-    finished = {
-        (row["run"], row["step"]): row["duration_s"] for row in step_times if row["finished"]
-    }
-    totals: dict[tuple[str, str], dict[str, Any]] = {}
+    runs: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in step_phases:
-        if (row["run"], row["step"]) not in finished:
-            continue
-        key = row["run"], row["phase"]
-        total = totals.setdefault(
-            key,
-            {"run": key[0], "phase": key[1], "total_s": 0.0, "max_s": -1.0, "max_step": None},
-        )
-        total["total_s"] += row["duration_s"]
-        if row["duration_s"] > total["max_s"]:
-            total["max_s"], total["max_step"] = row["duration_s"], row["step"]
-    for total in totals.values():
-        lengths = [length for (run, _), length in finished.items() if run == total["run"]]
-        total["steps"] = len(lengths)
-        total["mean_s"] = total["total_s"] / len(lengths)
-        total["share"] = total["total_s"] / sum(lengths) if sum(lengths) else None
+        # Only those of finished steps have a share.
+        if row["share"] is not None:
+            runs.setdefault(row["run"] if by_run else None, []).append(row)
+    totals: Rows = []
+    for run, rows in runs.items():
+        steps = len({(row["run"], row["step"]) for row in rows})
+        whole_s = sum(row["duration_s"] for row in rows)
+        phases: dict[str, list[Mapping[str, Any]]] = {}
+        for row in rows:
+            phases.setdefault(row["phase"], []).append(row)
+        for phase, own in phases.items():
+            total_s = sum(row["duration_s"] for row in own)
+            longest = max(own, key=lambda row: row["duration_s"])
+            totals.append(
+                {
+                    "run": run,
+                    "phase": phase,
+                    "steps": steps,
+                    "total_s": total_s,
+                    "mean_s": total_s / steps,
+                    "share": total_s / whole_s if whole_s else None,
+                    "count": sum(row["count"] for row in own),
+                    "max_s": longest["duration_s"],
+                    "max_step": longest["step"],
+                }
+            )
     return sorted(
-        totals.values(),
+        totals,
         key=lambda row: (row["run"], row["phase"] == "unaccounted", -row["total_s"], row["phase"]),
     )
 

@@ -130,7 +130,7 @@ def _totals(opened: Run, steps: Steps, tables: dict[str, Any]) -> dict[str, Any]
     from verl_profiler.analysis.tools import tool_latencies
 
     return {
-        "phase_totals": phase_totals(tables["step_phases"], tables["step_times"]),
+        "phase_totals": phase_totals(tables["step_phases"]),
         "request_totals": request_totals(opened.tables, steps),
         "tool_latencies": tool_latencies(opened.tables, steps),
         "own_spans": own_spans(opened.tables, steps),

@@ -521,7 +521,7 @@ def _problem_list(problems: Sequence[str]) -> str:
     shown = [f"  - {visible(problem)}" for problem in problems[:_PROBLEMS]]
     if len(problems) > _PROBLEMS:
         shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
-    return "Problems\n" + "\n".join(shown)
+    return "Data-quality warnings\n" + "\n".join(shown)
 
 
 def _of(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, Any]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL
+from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
+from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import align, seconds, share
 
-__all__ = ["ledger_lines", "ledger_text"]
+__all__ = ["ledger_lines", "ledger_text", "pool_text"]
 
-_Rows = Sequence[Mapping[str, Any]]
 _BAR = 30
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
@@ -24,13 +24,13 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: _Rows) -> str:
+def ledger_text(rows: Rows) -> str:
     """Return a run's accounts over all steps, with a bar for each."""
     blocks = []
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
         steps = len({row["step"] for row in own})
-        sums = _sums(own)
+        sums = account_totals(own)
         total = sum(sums.values())
         lines = [
             [
@@ -43,7 +43,7 @@ def ledger_text(rows: _Rows) -> str:
             for account, spent in sums.items()
         ]
         title = (
-            f"device time, {_devices(own[0])} {POOLS[pool]}: {seconds(total / steps)} per step over all of them, "
+            f"device time, {pool_text(own[0])}: {seconds(total / steps)} per step over all of them, "
             "every second in one account"
         )
         blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
@@ -51,12 +51,12 @@ def ledger_text(rows: _Rows) -> str:
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
-def ledger_lines(rows: _Rows) -> list[str]:
+def ledger_lines(rows: Rows) -> list[str]:
     """Return a run's accounts over all steps, a line for each pool."""
     texts = []
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
-        sums = _sums(own)
+        sums = account_totals(own)
         total = sum(sums.values())
         useful = sum(sums.get(account, 0.0) for account in USEFUL)
         rest = sorted(
@@ -69,19 +69,19 @@ def ledger_lines(rows: _Rows) -> list[str]:
             if spent >= _SMALL * total
         ]
         busy = f"{share(useful / total)} {_BUSY[pool]}"
-        texts.append(f"{_devices(own[0])} {POOLS[pool]}: {', '.join([busy, *named])}")
+        texts.append(f"{pool_text(own[0])}: {', '.join([busy, *named])}")
     bound = _bound(rows)
     return [*texts, bound] if bound else texts
 
 
-def _bound(rows: _Rows) -> str:
+def _bound(rows: Rows) -> str:
     """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
     pools = dict.fromkeys(row["pool"] for row in rows)
     if "rollout" not in pools:
         return ""
     shares = {}
     for pool in pools:
-        sums = _sums([row for row in rows if row["pool"] == pool])
+        sums = account_totals([row for row in rows if row["pool"] == pool])
         shares[pool] = {name: spent / sum(sums.values()) for name, spent in sums.items()}
     trainer = max(
         (
@@ -100,14 +100,6 @@ def _bound(rows: _Rows) -> str:
     return f"bounded by the {'rollout' if trainer > rollout else 'trainer'}: {times}"
 
 
-def _devices(row: Mapping[str, Any]) -> str:
-    return f"{row['devices']:g} device{'s' * (row['devices'] != 1)}"
-
-
-def _sums(rows: _Rows) -> dict[str, float]:
-    """Return the device-seconds by account, in the order of `ACCOUNTS`."""
-    sums = {
-        account: sum(row["device_s"] for row in rows if row["account"] == account)
-        for account in ACCOUNTS
-    }
-    return {account: spent for account, spent in sums.items() if spent}
+def pool_text(row: Mapping[str, Any]) -> str:
+    """Return the devices of a row's pool: `2 devices of the trainer`."""
+    return f"{row['devices']:g} device{'s' * (row['devices'] != 1)} {POOLS[row['pool']]}"

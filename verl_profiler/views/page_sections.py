@@ -54,7 +54,7 @@ _LAID_OUT = (
     Section(
         "tools",
         "Tools",
-        "which tool takes the time, and whether it is always slow or sometimes: compare P50 with "
+        "which tool takes the most time, and whether it is always slow or sometimes: compare P50 with "
         "P99",
     ),
     Section(
@@ -81,18 +81,19 @@ _LAID_OUT = (
     ),
     Section(
         "lags",
-        "Event-loop lags",
+        "Event-loop stalls",
         "when an event loop did not run. What awaited in it then looks slow and is not",
-        link="Lags",
+        link="Stalls",
     ),
     Section("validation", "Validation", "separate: it is in none of the numbers above it"),
     Section(
         "problems",
-        "Problems",
-        "data-quality warnings: truncated files, dropped events, probes that were not placed",
+        "Data-quality warnings",
+        "truncated files, dropped events, probes that were not installed",
+        link="Warnings",
     ),
     Section("cost", "Profiler cost", "what recording took", link="Cost"),
-    Section("launch", "What was launched", "command, versions, settings", link="Launch"),
+    Section("launch", "Launch", "command, versions, settings"),
 )
 # Sections of views come before this one.
 _BEFORE = "lags"

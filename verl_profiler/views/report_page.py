@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS
 from verl_profiler.render.colors import (
     ENGINE_COLORS,
     PART_COLORS,
@@ -29,7 +29,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     """
     style = part("report.css")
     scripts = script("report")
-    data = {**document, "colors": _colors(document), "accounts": ACCOUNTS}
+    data = {**document, "colors": _colors(document), "accounts": ACCOUNTS, "pools": POOLS}
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],

@@ -14,6 +14,8 @@ from typing import Any
 
 from verl_profiler import analysis
 from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.explain.ledger import account_totals
+from verl_profiler.analysis.overview import phase_totals
 from verl_profiler.analysis.requests import request_percentiles, step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps
@@ -209,35 +211,25 @@ def _whole_path(paths: Rows) -> Rows:
 
 def _whole_ledger(rows: Rows) -> Rows:
     """Add up the accounts of each pool over all steps."""
-    sums: dict[tuple[str, str, str], dict[str, Any]] = {}
-    totals: dict[tuple[str, str], float] = {}
+    pools: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        key = row["run"], row["pool"], row["account"]
-        whole = sums.setdefault(key, {**row, "device_s": 0.0})
-        whole["device_s"] += row["device_s"]
-        totals[key[:2]] = totals.get(key[:2], 0.0) + row["device_s"]
-    for (run, pool, _), whole in sums.items():
-        whole["share"] = whole["device_s"] / totals[run, pool]
-    return list(sums.values())
+        pools.setdefault((row["run"], row["pool"]), []).append(row)
+    whole: Rows = []
+    for own in pools.values():
+        sums = account_totals(own)
+        total_s = sum(sums.values())
+        whole += [
+            {**own[0], "account": account, "device_s": device_s, "share": device_s / total_s}
+            for account, device_s in sums.items()
+        ]
+    return whole
 
 
 def _whole_phases(rows: Rows) -> Rows:
-    """Sum up the phases of all finished steps."""
-    sums: dict[str, list[float]] = {}
-    for row in rows:
-        if row["share"] is not None:
-            duration_s, count = sums.get(row["phase"], (0.0, 0))
-            sums[row["phase"]] = [duration_s + row["duration_s"], count + row["count"]]
-    total_s = sum(duration_s for duration_s, _ in sums.values())
-    ranked = sorted(sums.items(), key=lambda item: (item[0] == "unaccounted", -item[1][0], item[0]))
+    """Sum the phases of all finished steps, of all runs."""
     return [
-        {
-            "phase": phase,
-            "duration_s": duration_s,
-            "share": duration_s / total_s if total_s else None,
-            "count": count,
-        }
-        for phase, (duration_s, count) in ranked
+        {"duration_s": row["total_s"], **{key: row[key] for key in ("phase", "share", "count")}}
+        for row in phase_totals(rows, by_run=False)
     ]
 
 

@@ -47,17 +47,6 @@ class Group:
     otherwise: str = "unattributed"
 
 
-@dataclass
-class _Steps:
-    """A state over time: `states[i]` from `begins[i]` to the next."""
-
-    begins: Times
-    states: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def at(self, times: Times) -> NDArray[np.int64]:
-        return self.states[np.searchsorted(self.begins, times, "right") - 1]
-
-
 def innermost(spans: Iterable[Span]) -> list[Span]:
     """Return who is innermost at each time: spans without overlaps, in order.
 
@@ -114,11 +103,11 @@ def _integrate(
 ) -> None:
     states = [group.otherwise, *(span.state for span in group.states), *group.calls]
     number = {state: place for place, state in enumerate(dict.fromkeys(states))}
-    shown = _steps(group.states, number, number[group.otherwise])
+    changes = np.array([time for span in group.states for time in span[:2]], np.int64)
     begins = {name: np.sort(begins) for name, (begins, _) in group.calls.items()}
     ends = {name: np.sort(ends) for name, (_, ends) in group.calls.items()}
     bounds = np.array([time for window in windows for time in window], np.int64)
-    edges = np.unique(np.concatenate([bounds, shown.begins[1:], *begins.values(), *ends.values()]))
+    edges = np.unique(np.concatenate([bounds, changes, *begins.values(), *ends.values()]))
     if len(edges) < 2:
         return
     times, lengths = edges[:-1], np.diff(edges) / 1e6 * group.devices
@@ -126,7 +115,11 @@ def _integrate(
     lasts = np.array([end for _, end in windows], np.int64)
     window = np.searchsorted(firsts, times, "right") - 1
     inside = (window >= 0) & (times < lasts[window])
-    state = shown.at(times)
+    # After an odd number of changes, a time is inside a span.
+    change = np.searchsorted(changes, times, "right")
+    otherwise = number[group.otherwise]
+    inner = np.array([*(number[span.state] for span in group.states), otherwise])
+    state = np.where(change % 2, inner[change // 2], otherwise)
     running = {
         name: np.searchsorted(begins[name], times, "right")
         - np.searchsorted(ends[name], times, "right")
@@ -146,17 +139,3 @@ def _integrate(
         for name, at in number.items():
             if row[at]:
                 found[place][name] = found[place].get(name, 0.0) + float(row[at])
-
-
-def _steps(spans: Sequence[Span], number: Mapping[str, int], otherwise: int) -> _Steps:
-    """Return spans in order as steps; what lies between them is `otherwise`."""
-    begins, states = [np.iinfo(np.int64).min], [otherwise]
-    for span in spans:
-        if begins[-1] == span.begin_us:
-            states[-1] = number[span.state]
-        else:
-            begins.append(span.begin_us)
-            states.append(number[span.state])
-        begins.append(span.end_us)
-        states.append(otherwise)
-    return _Steps(np.array(begins, np.int64), np.array(states, np.int64))

@@ -32,9 +32,9 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits, bubble_ledger and staleness, by name; steady_path: critical_path
-        without the warm-up, which what_if, stragglers and culprits also leave out; and findings, see `ranked`, whose
-        overrides contain values of the run.
+        straggler_requests, culprits, bubble_ledger and staleness, by name; steady_path:
+        critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
+        and findings, see `ranked`, whose overrides contain values of the run.
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
@@ -72,19 +72,18 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
         found: The rows of steady_path, what_if, stragglers and culprits, by name.
 
     Returns:
-        One row per run and rule that triggers: first anomalies, then those that merely dominate, most
-        recoverable time first within each.  run, finding (a key of `RULES`),
-        dominates, recoverable_s (per step, on average: an upper bound unless there is a bound_s), bound_s
-        (the upper bound where recoverable_s is an estimate, else None), share (of the mean step),
-        low_s and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
-        mainly the bounds of loads that were never seen), steps (how many), replayed (how many of them the
-        gain is from; None if not from a replay), step_s (their mean), mostly_step (the step
-        with more than half of it, if there are three or more), culprit (a name; None if no single
-        one), culprit_kind, culprit_text (for display), where, evidence (rows of step, who, seconds,
-        what), says, cause and advice (templates for `values`), values, overrides (of Hydra,
-        templates for `VALUES`), proof (a command that fails on the changed run
-        if less than half of the gain was achieved), shows (names of plots and tables).  Gains overlap:
-        they are not additive.
+        One row per run and rule that triggers: first anomalies, then those that merely dominate,
+        most recoverable time first within each.  run, finding (a key of `RULES`), dominates,
+        recoverable_s (per step, on average: an upper bound unless there is a bound_s), bound_s (the
+        upper bound where recoverable_s is an estimate, else None), share (of the mean step), low_s
+        and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
+        mainly the bounds of loads that were never seen), steps (how many), replayed (how many of
+        them the gain is from; None if not from a replay), step_s (their mean), mostly_step (the
+        step with more than half of it, if there are three or more), culprit (a name; None if no
+        single one), culprit_kind, culprit_text (for display), where, evidence (rows of step, who,
+        seconds, what), message, cause and advice (templates for `values`), values, overrides (of
+        Hydra, templates for `VALUES`), proof (a command that fails on the changed run if less than
+        half of the gain was achieved), shows (names of plots and tables).  Gains are not additive.
     """
     rows: Rows = []
     paths = _by_run(found["steady_path"])

@@ -15,7 +15,7 @@ from verl_profiler.analysis.explain.device_time import Group, Span, Times, inner
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["ACCOUNTS", "POOLS", "USEFUL", "bubble_ledger"]
+__all__ = ["ACCOUNTS", "POOLS", "USEFUL", "account_totals", "bubble_ledger"]
 
 # What each account is, in the order in which people read them.
 ACCOUNTS = {
@@ -243,6 +243,14 @@ def _rows(
         for account in ACCOUNTS
         if seconds.get(account)
     ]
+
+
+def account_totals(rows: Rows) -> dict[str, float]:
+    """Sum rows of `bubble_ledger`: device-seconds by account, in the order of `ACCOUNTS`."""
+    sums = dict.fromkeys(ACCOUNTS, 0.0)
+    for row in rows:
+        sums[row["account"]] += row["device_s"]
+    return {account: device_s for account, device_s in sums.items() if device_s}
 
 
 # The timers of the process that runs the steps.

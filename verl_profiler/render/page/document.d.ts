@@ -297,4 +297,6 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   sections: PageSection[]; log: Log | null; colors: Record<string, string>;
   /** What each account of the device time is. */
   accounts: Record<string, string>;
+  /** Whose devices each pool has. */
+  pools: Record<string, string>;
 };

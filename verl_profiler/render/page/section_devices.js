@@ -6,13 +6,6 @@ import {colorOf, DATA, shownName, shownRows} from './data.js';
 import {plural} from './format.js';
 import {table} from './table.js';
 
-/** @type {Record<string, string>} */
-const POOLS = {
-  shared: 'shared by trainer and rollout',
-  trainer: 'of the trainer',
-  rollout: 'of the rollout',
-};
-
 export function devicesSection() {
   const rows = shownRows('bubble_ledger');
   if (!rows.length) return [about(`No step ended in ${shownName()}.`), ...notKept()];
@@ -49,7 +42,7 @@ function poolBlocks(pool, rows) {
       share: seconds / whole,
       what: DATA.accounts[account],
     }));
-  const title = `${plural(rows[0].devices, 'device')} ${POOLS[pool] ?? pool}`;
+  const title = `${plural(rows[0].devices, 'device')} ${DATA.pools[pool]}`;
   return [
     heading(title),
     partsBar(spent.map(({account, device_s, color}) => ({name: account, value: device_s, color}))),

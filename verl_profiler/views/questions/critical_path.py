@@ -292,7 +292,7 @@ VIEWS = (
     ),
     View(
         name="stragglers",
-        question="Who makes others wait, and why?",
+        question="Which requests, tools, workers and ranks are stragglers that the others wait for, and why?",
         analysis=_straggler_tables,
         columns={
             "kind": "`request`, `tool`, `worker`, `replica`, or a phase of the trainer",

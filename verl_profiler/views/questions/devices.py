@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, bubble_ledger
+from verl_profiler.analysis.explain.ledger import (
+    ACCOUNTS,
+    POOLS,
+    USEFUL,
+    account_totals,
+    bubble_ledger,
+)
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.axes import percent, step_stack
 from verl_profiler.render.colors import account_color
 from verl_profiler.render.figure import sheet
-from verl_profiler.render.text import share
+from verl_profiler.render.text import counted, share
+from verl_profiler.views.ledger_text import pool_text
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
@@ -27,21 +34,18 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
     rows = data["bubble_ledger"]
     steps = sorted({row["step"] for row in rows})
     pools = list(dict.fromkeys(row["pool"] for row in rows))
-    total = sum(row["device_s"] for row in rows)
-    sums: dict[str, float] = {}
-    for row in rows:
-        sums[row["account"]] = sums.get(row["account"], 0.0) + row["device_s"]
+    sums = account_totals(rows)
+    total = sum(sums.values())
     useful = sum(sums.get(account, 0.0) for account in USEFUL)
     lost = {account: spent for account, spent in sums.items() if account not in USEFUL}
     title = f"{share(useful / total)} of device time is training and consumed generation"
     if lost:
         largest = max(lost, key=lambda account: lost[account])
         title += f"; the largest rest is {_NAMES[largest]}, {share(lost[largest] / total)}"
-    devices = {row["pool"]: row["devices"] for row in rows}
+    of_pool = {row["pool"]: pool_text(row) for row in rows}
     figure, panels = sheet(
         title,
-        f"{choice.text()}: {len(steps)} steps; "
-        + ", ".join(f"{devices[pool]:g} devices {POOLS[pool]}" for pool in pools),
+        f"{choice.text()}: {counted(len(steps), 'step')}; {', '.join(of_pool.values())}",
         size=(11, 1.6 + 3.6 * len(pools)),
         panels=(len(pools), 1),
         notes=(
@@ -56,12 +60,8 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
 
 def _panel(axes: Axes, rows: Rows, steps: list[int]) -> None:
     shares = {(row["step"], row["account"]): row["share"] for row in rows}
-    spent = sum(row["device_s"] for row in rows)
-    shown = [
-        account
-        for account in ACCOUNTS
-        if sum(row["device_s"] for row in rows if row["account"] == account) >= _SMALL * spent
-    ]
+    sums = account_totals(rows)
+    shown = [account for account in sums if sums[account] >= _SMALL * sum(sums.values())]
     series = [
         (
             _NAMES[account],
@@ -81,7 +81,7 @@ _ACCOUNT_TABLE = "\n".join(
 VIEWS = (
     View(
         name="bubble_ledger",
-        question="What did the devices do with their time?",
+        question="How much of the device time is useful work, and what is the rest spent on?",
         analysis=asking(bubble_ledger),
         columns={
             "pool": "`shared`: trainer and rollout on the same devices; else `trainer` or `rollout`",

@@ -208,7 +208,7 @@ def _tokens(data: DataTables, choice: Choice) -> Figure:
 VIEWS = (
     View(
         name="engine_parts",
-        question="Do generate calls wait, prefill or decode, and how much is outside the engine?",
+        question="How long do generate calls queue, prefill and decode, and how much time is outside the engine?",
         analysis=asking(engine_parts),
         columns={
             "part": "component: `queue`, `prefill`, `decode`, `engine`, `outside` or `unseen`",

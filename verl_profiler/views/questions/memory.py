@@ -143,7 +143,7 @@ def _bands(axes: Axes, spans: Rows) -> None:
 VIEWS = (
     View(
         name="memory_over_time",
-        question="How full were devices, processes and hosts, and what was the trainer doing?",
+        question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
         analysis=asking(memory_over_time, phase_spans),
         columns={
             "begin_s": "time of the reading, in s after the first one",

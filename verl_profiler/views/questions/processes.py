@@ -149,7 +149,7 @@ def _cost(data: DataTables, choice: Choice) -> Figure:
 VIEWS = (
     View(
         name="loop_suspects",
-        question="Did an event loop stall, so that everything in it looked slow?",
+        question="Did an event loop stall and make everything on it look slow?",
         analysis=asking(loop_suspects),
         columns={
             "loop": "name of the event loop's thread",

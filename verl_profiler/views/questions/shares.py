@@ -167,7 +167,7 @@ def _exclusive(data: DataTables, choice: Choice) -> Figure:
 VIEWS = (
     View(
         name="event_shares",
-        question="Which share of the step, of the requests or of a process does each event take?",
+        question="What share of the step, of the requests or of a process does each event take?",
         analysis=_share_tables,
         columns={
             "whole": "what the share refers to: `step`, `requests` or `processes`",
@@ -199,7 +199,7 @@ VIEWS = (
     ),
     View(
         name="exclusive_times",
-        question="Where is the time spent, without counting anything twice?",
+        question="Where is the time spent, if the time of nested events is not counted twice?",
         analysis=asking(exclusive_times),
         columns={
             "scope": "`requests`, `step` (the trainer) or the role of the ranks",

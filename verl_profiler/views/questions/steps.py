@@ -211,7 +211,7 @@ def _validation(data: DataTables, choice: Choice) -> Figure:
 VIEWS = (
     View(
         name="step_durations",
-        question="How long do gen and training take in each step, and what lies between steps?",
+        question="How long do rollout and training take in each step, and how long is it from one step to the next?",
         analysis=asking(step_durations, step_trend),
         columns={
             "validated": "whether validation ran in it",
@@ -261,7 +261,7 @@ VIEWS = (
     ),
     View(
         name="validation_times",
-        question="How long do validations take, apart from training?",
+        question="How long does each validation take?",
         analysis=asking(validation_times),
         columns={
             "step": "step during which it ran; 0 is before training",

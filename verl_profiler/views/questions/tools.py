@@ -181,7 +181,7 @@ def _rewards(data: DataTables, choice: Choice) -> Figure:
 VIEWS = (
     View(
         name="tool_latencies",
-        question="Which tools take the time, how long are their calls, and how often do they fail?",
+        question="Which tools take the most time, how long are their calls, and how often do they fail?",
         analysis=asking(tool_latencies),
         columns={
             "tool": "name of the tool",
@@ -217,7 +217,7 @@ VIEWS = (
     ),
     View(
         name="reward_times",
-        question="How long do scoring and post-processing take, and what rewards come out?",
+        question="How long do scoring and post-processing take, and how high are the rewards?",
         analysis=asking(reward_times, rewards),
         columns={
             "part": "`postprocess`, `reward` (waiting for it) or `score` (the function itself)",

@@ -240,7 +240,7 @@ VIEWS = (
     ),
     View(
         name="tq_over_time",
-        question="When was TransferQueue slow, and when did it cost most?",
+        question="When was TransferQueue slow, and when did it take the most time?",
         analysis=asking(tq_over_time),
         columns={
             "part": "part of the run, from 0",

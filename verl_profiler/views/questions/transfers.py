@@ -241,7 +241,7 @@ def _byte_axis(axes: Axes, rows: Rows) -> None:
 VIEWS = (
     View(
         name="transfer_rates",
-        question="What goes through TransferQueue, and who spends time on it?",
+        question="How much data goes through TransferQueue, and which processes spend time on it?",
         analysis=asking(transfer_rates),
         columns={
             "busy_s": "time in which a process had at least one such call in progress, in s",
@@ -271,7 +271,7 @@ VIEWS = (
     ),
     View(
         name="weight_sync",
-        question="How long does it take to bring new weights into the engines?",
+        question="How long does it take to send new weights to the engines?",
         analysis=asking(weight_sync),
         columns={
             "trainer_s": "the whole sync by the trainer's timer, in s",
@@ -301,7 +301,7 @@ VIEWS = (
     ),
     View(
         name="memory_phases",
-        question="When is device memory fullest, and in which role?",
+        question="In which phase does each role use the most device memory?",
         analysis=asking(memory_phases),
         columns={
             "at": "verl's checkpoint",

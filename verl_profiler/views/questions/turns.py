@@ -174,7 +174,7 @@ _BOTH = frozenset({"worker", "validate"})
 VIEWS = (
     View(
         name="turn_times",
-        question="Do late turns take longer than early ones, and in what?",
+        question="Do late turns take longer than early ones, and in which component?",
         analysis=_turn_time_tables,
         columns={
             "turn": "index of the turn, from 0",

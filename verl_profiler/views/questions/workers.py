@@ -213,7 +213,7 @@ def _by_number(name: str) -> tuple[str, int, str]:
 VIEWS = (
     View(
         name="worker_phases",
-        question="Which worker was the slowest at what, and who waited for it?",
+        question="Which worker was the slowest in each phase, and how long did the others wait for it?",
         analysis=asking(worker_phases, worker_balance),
         columns={
             "phase": "what it did; `rollout` of agent-loop workers",
