@@ -1,35 +1,16 @@
 """The report page for keyboards and screen readers: axe-core's rules, tab stops, motion."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from views.chromium import Chromium
-
-from verl_profiler.cli.report import write_report
 
 pytestmark = pytest.mark.browser
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
 # `make lint` installs it there.
 AXE = Path(sys.prefix) / "page-checks/node_modules/axe-core/axe.min.js"
 BARS = "[...document.querySelectorAll('#steps .pick[aria-pressed]')]"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    started = Chromium()
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report") / "small_run"
-    shutil.copytree(SMALL, folder)
-    return write_report(folder)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,9 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-from views.chromium import Chromium
+from views.opened_report import CANVAS, SMALL, place, set_value, text, view
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
@@ -16,7 +15,6 @@ from verl_profiler.views.sections import document
 
 pytestmark = pytest.mark.browser
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
 # Neither captures nor a console log are in the run.
 SECTIONS = [name for name in page_sections.SECTIONS if name not in ("captures", "log", "spans")]
 HOSTILE = {
@@ -28,50 +26,6 @@ HOSTILE = {
     "separator": "line\u2028next",
     "long": "x" * 3_000,
 }
-CANVAS = "document.querySelector('.lane-canvas')"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    started = Chromium()
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report") / "small_run"
-    shutil.copytree(SMALL, folder)
-    return write_report(folder)
-
-
-def view(browser):
-    """Return the seconds that the timeline shows, first and last."""
-    shown = browser.evaluate(f"[{CANVAS}.dataset.from, {CANVAS}.dataset.to]")
-    return float(shown[0]), float(shown[1])
-
-
-def text(browser, selector):
-    return browser.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
-
-
-def place(browser, selector):
-    """Bring an element into the middle of the window; return its left, top, width and height."""
-    found = f"document.querySelector({json.dumps(selector)})"
-    browser.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
-    browser.settle()
-    return browser.evaluate(
-        f"(() => {{ const box = {found}.getBoundingClientRect(); "
-        "return [box.left, box.top, box.width, box.height]; })()"
-    )
-
-
-def choose_step(browser, step):
-    browser.evaluate(
-        "(() => { const select = document.getElementById('step'); select.value = "
-        f"'{step}'; select.dispatchEvent(new Event('change')); }})()"
-    )
-    browser.settle()
 
 
 def quiet(browser, path):
@@ -89,7 +43,7 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small):
     assert SECTIONS == [name for name, _ in found]
     assert all(length > 20 for _, length in found)
     for step in ("1", "2", "-1"):
-        choose_step(browser, step)
+        set_value(browser, "#step", step)
     assert quiet(browser, small)
 
 
@@ -98,11 +52,11 @@ def test_the_section_of_a_view_follows_the_step(browser, small):
     browser.open(small)
     rows = "document.querySelectorAll('#rewards tbody tr').length"
     every = browser.evaluate(rows)
-    choose_step(browser, "1")
+    set_value(browser, "#step", "1")
 
     assert 0 < browser.evaluate(rows) < every
     assert VIEWS["reward_times"].question in text(browser, "#rewards")
-    choose_step(browser, "-1")
+    set_value(browser, "#step", "-1")
 
 
 def test_a_console_log_has_a_section_that_follows_the_step(browser, tmp_path):
@@ -118,9 +72,9 @@ def test_a_console_log_has_a_section_that_follows_the_step(browser, tmp_path):
 
     assert "Every difference" not in text(browser, "#log")
     assert "<b>x" in text(browser, "#log")
-    choose_step(browser, "1")
+    set_value(browser, "#step", "1")
     assert "1.50 s" in text(browser, "#log table")
-    choose_step(browser, "2")
+    set_value(browser, "#step", "2")
     assert "1.25 s" in text(browser, "#log table")
     assert "1.50 s" not in text(browser, "#log table")
     assert quiet(browser, path)
@@ -233,7 +187,7 @@ def test_a_link_leads_to_a_step_and_a_request(browser, small):
     browser.press("ArrowDown")
     picked = browser.evaluate("location.hash")
     request = picked.split("request=")[1]
-    choose_step(browser, "2")
+    set_value(browser, "#step", "2")
     second = browser.evaluate("location.hash")
     assert "step=2" in second
 
@@ -316,7 +270,7 @@ def test_the_search_finds_a_request_in_any_step(browser, small):
             "SELECT request_id FROM requests WHERE step = 1 ORDER BY request_id LIMIT 1"
         )[0]["request_id"]
     browser.open(small)
-    choose_step(browser, "2")
+    set_value(browser, "#step", "2")
     browser.evaluate("document.getElementById('search').focus()")
     browser.call("Input.insertText", text=wanted[:20].upper())
     browser.settle()
@@ -365,7 +319,7 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
     assert "Mean per step" not in text(browser, "#path")
     assert text(browser, "#panel .facts").startswith("step 1 · ")
     assert "step 1" == browser.evaluate("document.getElementById('scene').selectedOptions[0].text")
-    choose_step(browser, "-1")
+    set_value(browser, "#step", "-1")
     assert whole == text(browser, "#tools")
 
 
@@ -465,7 +419,7 @@ def test_hostile_texts_appear_as_text(browser, tmp_path):
     out.write_text(page(data, made="now"), encoding="utf-8")
 
     browser.open(out)
-    choose_step(browser, "0")
+    set_value(browser, "#step", "0")
     browser.evaluate("document.querySelector('#request-table .more')?.click()")
     for row in range(len(HOSTILE)):
         browser.evaluate(f"document.querySelectorAll('#request-table tbody tr')[{row}].click()")
@@ -537,7 +491,7 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
 
     assert "asynchronous training" in text(browser, "#path")
     for step in ("-1", "2"):
-        choose_step(browser, step)
+        set_value(browser, "#step", step)
         shares = browser.evaluate(
             "[...document.querySelectorAll('#devices table')].map((table) => "
             "[...table.querySelectorAll('tbody tr')].map((row) => parseFloat(row.cells[1].innerText)))"

@@ -3,59 +3,13 @@
 import json
 import re
 import shlex
-import shutil
-from pathlib import Path
 
 import pytest
-from views.chromium import Chromium
-
-from verl_profiler.cli.report import write_report
+from views.opened_report import CANVAS, SMALL, place, set_value, text, view
 
 pytestmark = pytest.mark.browser
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
-CANVAS = "document.querySelector('.lane-canvas')"
 _CONDITION = re.compile(r"(\.[\w.]+) (==|>=|<) (\S+|\"[^\"]*\")$")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    started = Chromium()
-    yield started
-    started.close()
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report") / "small_run"
-    shutil.copytree(SMALL, folder)
-    return write_report(folder)
-
-
-def text(browser, selector):
-    return browser.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
-
-
-def set_value(browser, selector, value):
-    browser.evaluate(
-        f"(() => {{ const n = document.querySelector({json.dumps(selector)}); "
-        f"if (n.type === 'checkbox') n.checked = {json.dumps(value)}; "
-        f"else n.value = {json.dumps(value)}; n.dispatchEvent(new Event('change')); }})()"
-    )
-    browser.settle()
-
-
-def box(browser, selector):
-    browser.evaluate(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}})")
-    browser.settle()
-    return browser.evaluate(
-        f"(() => {{ const b = document.querySelector('{selector}').getBoundingClientRect(); "
-        "return [b.left, b.top, b.width, b.height]; })()"
-    )
-
-
-def view(browser):
-    return [float(browser.evaluate(f"{CANVAS}.dataset.{end}")) for end in ("from", "to")]
 
 
 def printed(command):
@@ -135,11 +89,11 @@ def test_every_slice_of_a_request_leads_to_its_one_event(browser, small):
 def test_hovering_and_clicking_a_slice_show_that_slice(browser, small):
     """Not only its request; a phase of the trainer leads to its event, too."""
     browser.open(small, fragment="step=1")
-    height = box(browser, ".lane-canvas")[3]
+    height = place(browser, ".lane-canvas")[3]
     tips, commands = set(), set()
     for down in range(8, int(height) - 4, 9):
         for right in (170, 240, 400):
-            left, top, *_ = box(browser, ".lane-canvas")
+            left, top, *_ = place(browser, ".lane-canvas")
             browser.mouse("mouseMoved", left + right, top + down)
             browser.settle()
             tip = browser.evaluate(
@@ -220,7 +174,7 @@ def test_the_minimap_shows_and_moves_the_window(browser, small):
     for _ in range(3):
         browser.press("+", "+")
     before = view(browser)
-    left, top, width, height = box(browser, ".minimap")
+    left, top, width, height = place(browser, ".minimap")
     gutter = 138
     scale = (home[1] - home[0]) / (width - gutter - 8)
     x = left + gutter + (sum(before) / 2 - home[0]) / scale

@@ -1,0 +1,39 @@
+"""The report of the small run in a browser: read what it shows, and change its controls."""
+
+import json
+from pathlib import Path
+
+SMALL = Path(__file__).parent.parent / "data" / "small_run"
+CANVAS = "document.querySelector('.lane-canvas')"
+
+
+def view(browser):
+    """Return the seconds that the timeline shows, first and last."""
+    shown = browser.evaluate(f"[{CANVAS}.dataset.from, {CANVAS}.dataset.to]")
+    return [float(each) for each in shown]
+
+
+def text(browser, selector):
+    """Return the visible text of an element."""
+    return browser.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+
+
+def place(browser, selector):
+    """Bring an element into the middle of the window; return its left, top, width and height."""
+    found = f"document.querySelector({json.dumps(selector)})"
+    browser.evaluate(f"{found}.scrollIntoView({{block: 'center'}})")
+    browser.settle()
+    return browser.evaluate(
+        f"(() => {{ const box = {found}.getBoundingClientRect(); "
+        "return [box.left, box.top, box.width, box.height]; })()"
+    )
+
+
+def set_value(browser, selector, value):
+    """Give a control a value, or check or uncheck it, as a user would."""
+    browser.evaluate(
+        f"(() => {{ const control = document.querySelector({json.dumps(selector)}); "
+        f"control[control.type === 'checkbox' ? 'checked' : 'value'] = {json.dumps(value)}; "
+        "control.dispatchEvent(new Event('change')); })()"
+    )
+    browser.settle()
