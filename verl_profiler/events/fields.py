@@ -98,6 +98,19 @@ _TRACED = (
     "tq_function_put",
 )
 
+_OF_REPLICAS = (
+    "replica_pool",
+    "weight_sync",
+    "pool_switch",
+    "replicas_join",
+    "replicas_leave",
+    "abort_replicas",
+    "resume_replicas",
+    "sleep_replicas",
+)
+_ENGINE_CALLS = ("engine_call", "engine_attempt", "engine_request")
+_SAMPLE_ENDS = ("sample_consumed", "sample_dropped")
+
 # Keys of `extra` by name: what it is, and the events that have it.
 FIELDS = {
     "aborted": _count("Requests in the engine server when it was told to abort.", "engine_abort"),
@@ -182,9 +195,7 @@ FIELDS = {
     ),
     "engine_request_id": _text(
         "Random id of one generate call, made by verl.",
-        "engine_call",
-        "engine_attempt",
-        "engine_request",
+        *_ENGINE_CALLS,
         "engine_parked",
         column=True,
     ),
@@ -198,9 +209,7 @@ FIELDS = {
     ),
     "finish_reason": _text(
         "Why generation ended: `stop`, `length`, `abort`, …; an engine server names aborts only.",
-        "engine_call",
-        "engine_attempt",
-        "engine_request",
+        *_ENGINE_CALLS,
         column=True,
     ),
     "forward_only": _flag("Whether the pass has no backward.", "forward_backward"),
@@ -241,8 +250,7 @@ FIELDS = {
         "Newest version of the weights that made tokens of it; of a request, if there were several.",
         "request",
         "engine_call",
-        "sample_consumed",
-        "sample_dropped",
+        *_SAMPLE_ENDS,
         column=True,
     ),
     "metrics": _object(
@@ -252,8 +260,7 @@ FIELDS = {
         "Oldest version of the weights that made tokens of it; of a request, if there were several.",
         "request",
         "engine_call",
-        "sample_consumed",
-        "sample_dropped",
+        *_SAMPLE_ENDS,
         column=True,
     ),
     "mini_batch": _count(
@@ -274,14 +281,7 @@ FIELDS = {
     "pending": _count("Prompts whose requests have not begun.", "queue_depth"),
     "pool": _text(
         "Which replicas: `hybrid` (on the trainer's devices), `standalone` or `colocated`.",
-        "replica_pool",
-        "weight_sync",
-        "pool_switch",
-        "replicas_join",
-        "replicas_leave",
-        "abort_replicas",
-        "resume_replicas",
-        "sleep_replicas",
+        *_OF_REPLICAS,
     ),
     "prefill_s": _seconds(
         "Time of prefill, as the engine reports it.", "engine_request", column=True
@@ -289,9 +289,7 @@ FIELDS = {
     "prompt_tokens": _count(
         "Length of the prompt in tokens, of a later attempt with what was generated; not the prompt.",
         "request",
-        "engine_call",
-        "engine_attempt",
-        "engine_request",
+        *_ENGINE_CALLS,
         "sample_consumed",
         column=True,
     ),
@@ -328,22 +326,13 @@ FIELDS = {
     ),
     "replicas": _list(
         "Ranks of the replicas.",
-        "replica_pool",
-        "weight_sync",
-        "pool_switch",
-        "replicas_join",
-        "replicas_leave",
-        "abort_replicas",
-        "resume_replicas",
-        "sleep_replicas",
+        *_OF_REPLICAS,
     ),
     "reserved_bytes": _bytes("Device memory that torch's allocator holds.", "memory"),
     "response_tokens": _count(
         "Length of the response in tokens, of dropped samples together; not the response.",
         "request",
-        "engine_call",
-        "engine_attempt",
-        "engine_request",
+        *_ENGINE_CALLS,
         "sample_dropped",
         "sample_consumed",
         column=True,
@@ -423,8 +412,7 @@ FIELDS = {
     "trainer_devices": _count("Devices of the trainer's ranks.", "replica_pool"),
     "trainer_version": _count(
         "Version of the weights that the trainer had last given to the replicas.",
-        "sample_consumed",
-        "sample_dropped",
+        *_SAMPLE_ENDS,
         column=True,
     ),
     "trace_id": _text(
@@ -438,8 +426,7 @@ FIELDS = {
         "request",
         "request_start",
         "dispatch",
-        "sample_consumed",
-        "sample_dropped",
+        *_SAMPLE_ENDS,
         "reward_score",
         column=True,
     ),
