@@ -75,7 +75,7 @@ def test_an_engine_that_is_not_profiled_imports_one_module():
     [
         "verl_profiler.reading.reader",
         "verl_profiler.analysis",
-        "verl_profiler.render.text",
+        "verl_profiler.views.summary_text",
         "verl_profiler.reading.formats.tq_log",
         "verl_profiler.exports.jsonl",
     ],

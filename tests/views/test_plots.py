@@ -21,9 +21,9 @@ from matplotlib.text import Text
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.render import colors
 from verl_profiler.render.figure import save, settings
-from verl_profiler.render.text import _other_lines
 from verl_profiler.views.columns import described
 from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.step_text import _other_lines
 from verl_profiler.views.view import Choice, NothingToDraw
 
 DATA = Path(__file__).parent.parent / "data"

@@ -77,9 +77,9 @@ def _print(
 ) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
-    from verl_profiler.render.text import step_blocks, summary
     from verl_profiler.views.findings import finding_list, findings
     from verl_profiler.views.overview_text import overview_text
+    from verl_profiler.views.summary_text import step_blocks, summary
 
     check_steps(opened, steps)
     tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import of_which, seconds, share
+from verl_profiler.render.text import seconds, share
+from verl_profiler.views.step_text import of_which
 
 __all__ = ["conclusions", "notes"]
 

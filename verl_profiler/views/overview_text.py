@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import align, of_which, quantile_texts, seconds, share
+from verl_profiler.render.text import align, quantile_texts, seconds, share
 from verl_profiler.render.visible import visible
 from verl_profiler.views.findings import finding_texts
 from verl_profiler.views.ledger_text import ledger_lines
+from verl_profiler.views.step_text import of_which
 
 __all__ = ["overview_text"]
 

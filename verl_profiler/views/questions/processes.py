@@ -17,7 +17,8 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.render.figure import patch, sheet, short
-from verl_profiler.render.text import counted, lag_weight, seconds, share
+from verl_profiler.render.text import counted, seconds, share
+from verl_profiler.views.step_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
