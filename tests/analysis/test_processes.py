@@ -240,7 +240,7 @@ def test_memory_peaks_name_where_and_leave_cpus_out():
     assert [("actor_1", "after", 30, 2)] == values(rows, "name", "at", "used_bytes", "readings")
 
 
-def test_the_cost_is_that_of_the_dearest_process():
+def test_the_cost_is_that_of_the_costliest_process():
     """Processes run beside each other: the slowest one's share is what a step can lose."""
     tables = Tables.of(
         {
@@ -274,8 +274,8 @@ def test_the_cost_is_that_of_the_dearest_process():
     (cost,) = profiler_cost(tables)
 
     assert (2, 30, "worker_0", 0.002) == tuple(
-        cost[key] for key in ("processes", "events", "dearest", "dearest_s")
+        cost[key] for key in ("processes", "events", "costliest", "costliest_s")
     )
     assert 0.0002 == pytest.approx(cost["share"])
-    assert 0.001 == pytest.approx(cost["dearest_cpu_s"])
+    assert 0.001 == pytest.approx(cost["costliest_cpu_s"])
     assert (0.00175, None) == (pytest.approx(cost["wrapper_cpu_s"]), cost["writer_cpu_s"])

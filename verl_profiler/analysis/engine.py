@@ -91,7 +91,7 @@ def engine_parts(
 ) -> Rows:
     """Cut the time of engine calls, as agent loops see it, into parts that add up to it.
 
-    An engine server knows neither the step nor whether a request is of validation; both are
+    An engine server has neither the step nor whether a request is of validation; both are
     those of the agent loop's call.
 
     Returns:

@@ -73,7 +73,7 @@ class Estimate:
 
     @cached_property
     def detectable(self) -> float:
-        """The smallest true value that is told from 0, at 5 %, in four of five such series."""
+        """The smallest true value that such series distinguish from 0 at 5 % with a power of 80 %."""
         return self.half_width() + self._distance(_POWER)
 
     def _distance(self, share: float) -> float:

@@ -267,7 +267,7 @@ def release_effects(tables: Tables, steps: Steps = None) -> Rows:
 def memory_findings(
     tables: Tables, steps: Steps = None, *, launches: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Rows:
-    """Say what is wrong with the release of memory, or why it cannot be told.
+    """Return what is wrong with the release of memory, or why that is unknown.
 
     Args:
         tables: The tables of the runs.

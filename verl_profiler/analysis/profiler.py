@@ -18,9 +18,9 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run and step: processes, events, size_bytes, dropped, wrapper_s, wrapper_cpu_s,
-        writer_s and writer_cpu_s (sums over processes), dearest (the process with the most wrapper
-        time), dearest_s, dearest_cpu_s (for how much of that its threads ran, from samples; None where
-        that was not recorded), share (the dearest process's wrapper time of the step's time;
+        writer_s and writer_cpu_s (sums over processes), costliest (the process with the most wrapper
+        time), costliest_s, costliest_cpu_s (for how much of that its threads ran, from samples; None where
+        that was not recorded), share (the costliest process's wrapper time of the step's time;
         None for an unfinished step).
     """
     return tables.rows(
@@ -33,8 +33,8 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
         SELECT e.run, e.step, count(*) AS processes, try_cast(sum(events) AS BIGINT) AS events,
             try_cast(sum(size_bytes) AS BIGINT) AS size_bytes, try_cast(sum(dropped) AS BIGINT) AS dropped,
             {_SUMS},
-            arg_max(e.name, (wrapper_s, e.name)) AS dearest, max(wrapper_s) AS dearest_s,
-            arg_max(wrapper_cpu_s, (wrapper_s, e.name)) AS dearest_cpu_s,
+            arg_max(e.name, (wrapper_s, e.name)) AS costliest, max(wrapper_s) AS costliest_s,
+            arg_max(wrapper_cpu_s, (wrapper_s, e.name)) AS costliest_cpu_s,
             max(wrapper_s) / nullif(any_value(s.duration_us) FILTER (s.finished), 0) * 1e6 AS share
         FROM each AS e JOIN steps AS s USING (run, step)
         GROUP BY e.run, e.step ORDER BY e.run, e.step

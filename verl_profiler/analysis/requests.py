@@ -309,7 +309,7 @@ def request_timeline(
 ) -> Rows:
     """List everything that happened in one request, in order.
 
-    Ids can repeat from step to step and in validation: then `step` and `validate` tell them apart.
+    Ids can repeat from step to step and in validation: then `step` and `validate` distinguish them.
 
     Returns:
         One row per interval: run, step, name, validate, event, turn, what (the tool or the replica),

@@ -1,4 +1,4 @@
-"""Which share of its whole every event took: with what it contains, and without.
+"""The share of its whole that every event took: with what it contains, and without.
 
 Without what it contains, the parts add up to the whole: each moment of a request (or of a
 process's work) belongs to the innermost interval that is open then.  What lies outside every
@@ -17,7 +17,7 @@ __all__ = ["event_shares", "exclusive_times"]
 def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
     """Compare the time of every event with the whole that it is a part of.
 
-    Events contain each other (`docs/events.md` says which), so shares of one whole add up to more
+    Events contain each other (see `docs/events.md`), so shares of one whole add up to more
     than 1; `exclusive_times` has those that add up.  What lies outside of steps (start-up,
     validation) is left out.
 

@@ -42,7 +42,7 @@ def logged_and_recorded(tables: Tables, run: LoggedRun, steps: Steps, problems: 
     """
     logged = _logged(run, steps)
     recorded = _recorded(tables, steps)
-    told = _told(tables, steps)
+    logged_values = _logged_values(tables, steps)
     rounded = {line.step: line.rounded for line in run.lines}
     recorded_steps = {step for step, _ in recorded}
     rows: Rows = []
@@ -64,7 +64,7 @@ def logged_and_recorded(tables: Tables, run: LoggedRun, steps: Steps, problems: 
                 difference_s,
                 span["count"],
                 logged_s or 0.0,
-                told.get((step, timer)),
+                logged_values.get((step, timer)),
                 rounded=rounded[step],
             )
         rows.append(
@@ -159,16 +159,16 @@ def _recorded(tables: Tables, steps: Steps) -> dict[tuple[int, str], Any]:
     return {(row["step"], row["timer"]): row for row in rows}
 
 
-def _told(tables: Tables, steps: Steps) -> dict[tuple[int, str], float]:
+def _logged_values(tables: Tables, steps: Steps) -> dict[tuple[int, str], float]:
     """Return what verl handed to its loggers, by step and timer."""
     rows = tables.rows(
         "SELECT step, extra->'$.metrics' AS metrics FROM events "
         f"WHERE event = 'metrics' AND {in_steps(steps)}"
     )
-    told = [(row["step"], json.loads(row["metrics"] or "null")) for row in rows]
+    logged_values = [(row["step"], json.loads(row["metrics"] or "null")) for row in rows]
     return {
         (step, name.removeprefix("timing_s/")): value
-        for step, metrics in told
+        for step, metrics in logged_values
         # A damaged line may hold anything.
         if isinstance(metrics, dict)
         for name, value in metrics.items()

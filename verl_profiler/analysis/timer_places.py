@@ -2,7 +2,7 @@
 
 Which timers lie inside `timing_s/step` differs between versions of verl (`testing` and
 `save_checkpoint` moved out in 0.6, `save_checkpoint` back in by 0.7.1), and the log does not name
-its version.  `timer_places` finds out from the numbers, for each launch.
+its version.  `timer_places` infers it from the numbers, for each launch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Place(NamedTuple):
     Args:
         place: `step` (directly inside), `gen` (inside gen), `outside` (of the step), `overlapping`
             (together with the others longer than the step), or `within` (inside another timer).
-        reason: In words, for places that the numbers had to tell.
+        reason: Why, for places inferred from the numbers.
     """
 
     place: str
@@ -110,7 +110,7 @@ def is_count(name: str) -> bool:
 
 
 def _known_place(name: str) -> Place | None:
-    """Return the place of a timer whose name tells it."""
+    """Return the place of a timer that follows from its name."""
     head, slash, _ = name.partition("/")
     if head in _IN_GEN:
         return Place("gen")
@@ -124,7 +124,7 @@ def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine])
 
     It does not where the step is too short for it.  Where every step has room for it, the steps
     that have it are compared with those that have not: does the time that no other timer covers
-    grow with it?  Where that cannot be said either, the habit of verl counts.
+    grow with it?  Where that is unknown too, verl's usual place counts.
     """
     timed = [line for line in lines if STEP_TIMER in line.values]
     rest_s = {line.step: _rest_s(line, inside) for line in timed}
@@ -150,7 +150,7 @@ def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine])
 
 
 def _compared(metric: str, lines: Sequence[StepLine], rest_s: Mapping[int, float]) -> Place | None:
-    """Compare the steps that have a timer with those that have not; None where that says nothing."""
+    """Compare the steps that have a timer with those that have not; None where that is inconclusive."""
     own = [line.values[metric] for line in lines if metric in line.values]
     with_it, without = (
         [rest_s[line.step] for line in lines if (metric in line.values) == has]

@@ -110,7 +110,7 @@ def reward_times(
 ) -> Rows:
     """Summarize the time that requests spend after their conversation.
 
-    Reward workers are not told the step, nor whether a request is of validation: both are those of
+    Reward workers receive neither the step nor whether a request is of validation: both are those of
     the request with the same `uid`.
 
     Returns:

@@ -50,7 +50,7 @@ def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = 
         waits for others, which count its time), rows;
         total_s, mean_s, p50_s, p95_s, max_s; for each stage of get, compute and put `<stage>_calls`,
         `_s`, `_mean_s`, `_p50_s`, `_p95_s`, `_max_s`, `_share` (of total_s) and `_variation` (the
-        standard deviation over the mean); overhead_share (get and put); what `tq_wall` says:
+        standard deviation over the mean); overhead_share (get and put); the columns of `tq_wall`:
         busy_s, tq_busy_s, tq_alone_s, wall_share, alone_share, concurrency.
     """
     stages = ",\n".join(_stage(stage) for stage in TQ_STAGES)

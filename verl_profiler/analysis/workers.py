@@ -1,4 +1,4 @@
-"""Which process was slowest at what, and who waited for whom.
+"""The slowest process of each phase, and how long the others waited for it.
 
 Ranks wait for each other at each piece of work: the k-th of one is compared with the k-th of the
 others, and only then is anything added up.  Where ranks have unequal numbers of pieces, their sums are

@@ -113,7 +113,7 @@ _SAMPLE_ENDS = ("sample_consumed", "sample_dropped")
 
 # Keys of `extra` by name: what it is, and the events that have it.
 FIELDS = {
-    "aborted": _count("Requests in the engine server when it was told to abort.", "engine_abort"),
+    "aborted": _count("Requests in the engine server when it was asked to abort.", "engine_abort"),
     "aborted_tokens": _count(
         "Tokens of the response that attempts made which were then aborted; verl keeps them.",
         "engine_call",
@@ -127,7 +127,7 @@ FIELDS = {
         "Name of the agent loop, from the data set or the config.", "request", column=True
     ),
     "allocated_bytes": _bytes("Device memory that torch's allocator has given out.", "memory"),
-    "at": _text("Which of verl's memory checkpoints, in verl's words.", "memory"),
+    "at": _text("Which of verl's memory checkpoints, as verl names it.", "memory"),
     "attempt": _count(
         "Number of the attempt of a generate call, from 0; of a pause, that of the attempt before.",
         "engine_attempt",
@@ -186,7 +186,7 @@ FIELDS = {
         "verl's global step during which the samples were dropped.", "sample_dropped"
     ),
     "during": _text(
-        "What ran while the loop stood still: the probed event, else the function.",
+        "What ran while the loop was stalled: the probed event, else the function.",
         "event_loop_lag",
         column=True,
     ),

@@ -34,7 +34,7 @@ NVTX_DOMAIN = "verl_profiler"
 # Agent-loop workers keep the file name of the original logger: `worker_<rank>.jsonl`.
 WORKER_ROLE = "agent_loop"
 
-# These compute inside their event loops: that such a loop stands still is by design.
+# These compute inside their event loops, which therefore stall by design.
 COMPUTING_ROLES = ("actor", "critic", "ref", "rollout")
 
 # Probe families, the keys of `profiler.events.families`.

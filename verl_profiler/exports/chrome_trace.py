@@ -33,7 +33,7 @@ class ChromeTrace:
         self._block += _encode({"origin_unix_ns": str(origin_ns)}) + b',"traceEvents":[\n'
         self._separator = b""
         self._paths: dict[int, str] = {0: ""}
-        # What tells an event of a track where it belongs.
+        # What assigns an event to its track.
         self._places: dict[int, dict[str, Any]] = {}
         self._tracks = 0
 

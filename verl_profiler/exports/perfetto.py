@@ -4,7 +4,7 @@ Only the messages that a timeline needs are known, by their field numbers; the t
 out with the classes that Perfetto ships.  Those would be a dependency, and take 1.2 to 1.8 times as
 long.
 
-All times are nanoseconds since 1970; the clock snapshot at the beginning says so.
+All times are nanoseconds since 1970; as the clock snapshot at the beginning declares.
 """
 
 from __future__ import annotations

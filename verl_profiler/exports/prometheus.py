@@ -265,7 +265,7 @@ def serve(
         names: Further names that requests may use for this machine.
 
     Returns:
-        The server, whose `server_port` says the port, and its thread.
+        The server, whose `server_port` is the port, and its thread.
 
     Raises:
         ReadingError: The address cannot be used.

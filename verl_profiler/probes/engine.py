@@ -1,6 +1,6 @@
 """One generate call inside an engine server, with the engine's own account of it.
 
-SGLang tells it in a request's `meta_info`, but the times only when it runs with `enable_metrics`;
+SGLang reports it in a request's `meta_info`, but the times only when it runs with `enable_metrics`;
 vLLM in a request's `metrics`, but only without `disable_log_stats`.  `profiler.events.engine_timing`
 sets both.  verl 0.9.1 reads these answers and drops the times.  Fields that the engine did not report
 are left out, never filled with zero.
@@ -108,7 +108,7 @@ def _end_resume(call: Call, _result: Any) -> None:
 
 
 def times_of(answer: Any) -> dict[str, Any]:
-    """Return what an engine's last answer says of one request's time.
+    """Return the times of one request from an engine's last answer.
 
     Args:
         answer: SGLang's answer, a dict with `meta_info` (sglang 0.5.12), or vLLM's `RequestOutput`
@@ -190,7 +190,7 @@ def _keep_answer(call: Call, item: Any) -> None:
 
 def _end_set_step(call: Call, _result: Any) -> None:
     # The weights of step k serve the rollouts of step k + 1, and the validation after step k.  A
-    # server is not told which; a reader takes the step from the client's side of the call.
+    # server does not receive it; a reader takes the step from the client's side of the call.
     step = call.arguments.get("global_steps")
     if isinstance(step, int):
         context.process.next_step = step + 1

@@ -1,7 +1,7 @@
 """Generate calls as the agent loop sees them, with the attempts of those that the engine aborts.
 
 The client of asynchronous trainers calls the one of the others until an attempt is not aborted (verl 0.9.1
-llm_server.py:289).  The outer call is the `engine_call`; its attempts are told apart only once one was
+llm_server.py:289).  The outer call is the `engine_call`; its attempts are distinguished only once one was
 aborted.
 
 A framework of its own, outside of verl's agent loops, calls the client without a request, unless a span

@@ -1,7 +1,7 @@
 """Agent loops: requests, turns, tools, reward; in the agent-loop workers.
 
 The request id is born inside `ToolAgentLoop.run` and every probe below it reads it from the
-`Request` that `_run_agent_loop` put into the context.  A tool agent loop says which turn it is in;
+`Request` that `_run_agent_loop` put into the context.  A tool agent loop has the number of its turn;
 for other loops each engine call that follows a finished one begins the next turn.
 """
 

@@ -74,7 +74,7 @@ def _log_metrics(call: Call) -> None:
 
 
 def _end_log_metrics(call: Call, _result: Any) -> None:
-    # An instant: verl's loggers may take long, and that is not what the line says.
+    # An instant: verl's loggers may take long, and that is not what the line is about.
     call.begin_ns = None
 
 

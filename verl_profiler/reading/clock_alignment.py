@@ -1,6 +1,6 @@
 """Place the clocks of other nodes on the driver's, by the comparisons that it made during the run.
 
-Each comparison says that another clock was ahead by an amount, to within a bound.  A line through
+Each comparison estimates by how much another clock was ahead, to within a bound.  A line through
 them (offset and drift) corrects the other node's times.  What is said about the result is never
 better than it is: the stated bound is the largest distance of a comparison from the line, plus that
 comparison's own bound.
@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["Ahead", "aheads", "fit"]
 
-# A drift is told from so much time on; two crystals differ by less than the limit.
+# A drift is estimated from so much time on; two crystals differ by less than the limit.
 _DRIFT_FROM_NS = 60 * 10**9
 _DRIFT_LIMIT = 5e-4
 # Comparisons much less certain than the others say nothing.

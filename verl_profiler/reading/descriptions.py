@@ -238,24 +238,24 @@ class Faults:
 
     def sentences(self) -> list[str]:
         """Return a sentence per file, for the first few of each kind, and how many more there are."""
-        said = self._unreadable[:_SHOWN]
+        texts = self._unreadable[:_SHOWN]
         if len(self._unreadable) > _SHOWN:
-            said.append(f"{len(self._unreadable) - _SHOWN} more such files cannot be read")
+            texts.append(f"{len(self._unreadable) - _SHOWN} more such files cannot be read")
         for shown, places in list(self._fields.items())[:_SHOWN]:
             some = ", ".join(place[:100] for place in places[:_SHOWN])
             more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-            said.append(f"{shown}: the value of {some}{more} cannot be right and is ignored")
+            texts.append(f"{shown}: the value of {some}{more} cannot be right and is ignored")
         if len(self._fields) > _SHOWN:
-            said.append(
+            texts.append(
                 f"{len(self._fields) - _SHOWN} more such files have values that cannot be right"
             )
-        return said
+        return texts
 
 
 def described(
     path: Path, shown: str, schema: Mapping[str, Any], faults: Faults
 ) -> dict[str, Any] | None:
-    """Read a JSON object whose fields are as `schema` says.
+    """Read a JSON object with the fields of `schema`.
 
     Args:
         path: The file.
@@ -277,12 +277,12 @@ def described(
 def checked(
     content: Mapping[str, Any], schema: Mapping[str, Any], shown: str, faults: Faults
 ) -> dict[str, Any]:
-    """Return the fields that are as `schema` says, and those without a row in it."""
+    """Return the fields that fit `schema`, and those without a row in it."""
     return _checked(content, schema, "", lambda place: faults.field(shown, place))
 
 
 def _checked(value: Any, kind: Any, place: str, drop: Callable[[str], None]) -> Any:
-    """Return a value as its kind says; None where it is not, or where it is None."""
+    """Return a value if it is of its kind, else None."""
     if value is None:
         return None
     if isinstance(kind, (Mapping, _Named)):

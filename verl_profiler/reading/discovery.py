@@ -121,7 +121,7 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError):
-        # A link that leads to itself; opening it says so.
+        # A link that leads to itself; opening it fails.
         return path.absolute()
 
 
@@ -195,7 +195,7 @@ def _step_of(folder: Path) -> int | None:
 
 
 def _described(root: Path, problems: list[str]) -> Source:
-    """Read what a run says about itself; both parts may be missing."""
+    """Read run.json and the headers of a run; both may be missing."""
     source = Source(root, _text(_resolved(root).name or str(root)))
     launch = root / RUN_FILE
     faults = Faults()
@@ -280,13 +280,13 @@ def _usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path
 
 
 def _unusable(failed: dict[Path, OSError], root: Path) -> list[str]:
-    said = [
+    texts = [
         f"{_shown(path, root)} cannot be read: {reason_of(error)}"
         for path, error in list(failed.items())[:_SHOWN]
     ]
     if len(failed) > _SHOWN:
-        said.append(f"{len(failed) - _SHOWN} more files cannot be read")
-    return said
+        texts.append(f"{len(failed) - _SHOWN} more files cannot be read")
+    return texts
 
 
 def _event_file(path: Path, root: Path, step: int | None) -> EventFile:

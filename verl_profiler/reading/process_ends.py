@@ -49,7 +49,7 @@ def end_problems(tables: Tables, now: datetime | None = None) -> Iterator[str]:
 
     Args:
         tables: Of one run or several.
-        now: The present, to tell a run that goes on from one that was killed as a whole.
+        now: The present, to distinguish a run that goes on from one that was killed as a whole.
     """
     rows = tables.rows(
         "SELECT run, name, role, shift_us, drift, drift_from_us, ended, header FROM processes "

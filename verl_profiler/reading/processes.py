@@ -46,7 +46,7 @@ class Process:
         clock_bound_us: How far its times may be from the driver's axis; 0 on the driver's host,
             None where nothing is known.
         clock_residual_us: How far the comparisons of its clock are from what is corrected.
-        recorded_events: What the header says was written; None without a header.
+        recorded_events: How many were written according to the header; None without one.
     """
 
     run: str
@@ -107,7 +107,7 @@ def processes(source: Source) -> dict[str, Process]:
 def process_problems(
     source: Source, found: dict[str, Process], counts: dict[str, int], *, original: bool
 ) -> Iterator[str]:
-    """Say what headers tell about missing, dropped and unfinished things.
+    """Return what is missing, dropped and unfinished according to the headers.
 
     Args:
         source: The run.

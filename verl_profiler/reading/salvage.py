@@ -30,7 +30,7 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(
 
 
 class Complaints:
-    """Collects what is wrong with one file, and says each kind once, with its first line."""
+    """Collects what is wrong with one file, and reports each kind once, with its first line."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown

@@ -176,7 +176,7 @@ class EngineCall:
 
 
 class Process:
-    """What this process knows outside any request."""
+    """The state of this process outside any request."""
 
     def __init__(self) -> None:
         self.reset()

@@ -1,7 +1,7 @@
 """Notice when an event loop does not run: a timer that is late by more than the threshold.
 
 A rollout is thousands of coroutines in one thread.  When one of them blocks, every request seems
-slow wherever it happens to wait; the recorded interval says when the loop itself stood still, and
+slow wherever it happens to wait; the recorded interval is when the loop itself was stalled, and
 `recording.event_loop_lag` in which function.
 """
 

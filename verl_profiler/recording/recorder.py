@@ -241,7 +241,7 @@ class Recorder:
         parent = self.identity
         self._writer.abandon()
         self._begin()
-        # A child is not the actor that its parent is; the parent's name says where it comes from.
+        # A child is not the actor that its parent is; the parent's name shows where it comes from.
         role = f"{parent.role}_child" if parent is not None else "child"
         self.announced = True
         # One that records nothing leaves no file.

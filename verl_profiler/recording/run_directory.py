@@ -137,7 +137,7 @@ def _launch(
 
 
 def _leave_out(launch: dict[str, Any]) -> None:
-    """Take out the command, and what tells of the machine: host, paths, variables, nsys options."""
+    """Take out the command, and what identifies the machine: host, paths, variables, nsys options."""
     for path in _COMMAND:
         *groups, key = path.split(".")
         node: Any = launch

@@ -172,8 +172,8 @@ class _Bounded:
             return text(type.__repr__(value), self._text_limit)
         if issubclass(kind, BaseException):
             arguments = BaseException.args.__get__(value)  # type: ignore[attr-defined]
-            said = f": {arguments[0]}" if arguments and type(arguments[0]) is str else ""
-            return text(f"{kind.__name__}{said}", self._text_limit)
+            message = f": {arguments[0]}" if arguments and type(arguments[0]) is str else ""
+            return text(f"{kind.__name__}{message}", self._text_limit)
         if issubclass(kind, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
             return text(str(value), self._text_limit)
         return self._foreign(value, kind, depth)

@@ -243,7 +243,7 @@ class EventFiles:
                 f"cannot write to {path}: {reason}; its events are dropped (events-lost)",
             )
             return
-        # A file of ours that cannot be opened says nothing about the others.
+        # A file of ours that cannot be opened is no reason to give up the others.
         self._refuses = self._refuses or (owned and code not in _LASTING)
         self._complain(
             "disk",

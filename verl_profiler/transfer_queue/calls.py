@@ -196,7 +196,7 @@ class FunctionCall(_Traced):
             self._close(error)
 
     def begin_operation(self, stage: str) -> bool:
-        """Enter GET or PUT because the queue is read or written; False where that says nothing."""
+        """Enter GET or PUT because the queue is read or written; False where that shows nothing."""
         if self._ended:
             return False
         if self.bridged:
@@ -360,7 +360,7 @@ class ClientCall(_Traced):
             entered.end_operation(None, error)
 
     def ids(self) -> dict[str, str]:
-        """Return what the event of this operation says of its data and its function."""
+        """Return the fields of this operation's event about its data and its function."""
         ids = {"trace_id": self.trace_id, "call": self.id}
         return {**ids, "func": self._func} if self._func else ids
 

@@ -160,7 +160,7 @@ def _complain(text: str) -> None:
 
 
 class _Trainer:
-    """What the process that logs knows: the entries read last, and what was logged of them."""
+    """The state of the process that logs: the entries read last, and what was logged of them."""
 
     own_key = b""
     entries: dict[bytes, dict[str, int]] = {}  # noqa: RUF012  one process, one trainer

@@ -86,28 +86,28 @@ class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def under(self, environment: Mapping[str, str]) -> Switches:
-        """Return these switches with what the environment says instead.
+        """Return these switches with the values of the environment instead.
 
         Raises:
             ConfigError: For a variable whose value cannot be read.
         """
-        said: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         for variable, (field, read) in _VARIABLES.items():
             text = environment.get(variable)
             if text is None:
                 continue
             try:
-                said[field] = read(text)
+                changes[field] = read(text)
             except ValueError:
                 raise ConfigError(
                     f"{variable}={text} in the environment: {_EXPECTED[read]}.", "config-value"
                 ) from None
         # One of the two replaces both.
-        if "sample_every" in said:
-            said.setdefault("sample_rate", None)
-        elif said.get("sample_rate") is not None:
-            said["sample_every"] = 1
-        switches = msgspec.structs.replace(self, **said)
+        if "sample_every" in changes:
+            changes.setdefault("sample_rate", None)
+        elif changes.get("sample_rate") is not None:
+            changes["sample_every"] = 1
+        switches = msgspec.structs.replace(self, **changes)
         switches.check("TQ_TRACE_SAMPLE")
         return switches
 

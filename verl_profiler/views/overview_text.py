@@ -214,7 +214,7 @@ def _cost(rows: Rows) -> str:
     if not shares:
         return ""
     row = max(shares, key=lambda each: each["share"])
-    return f"at most {share(row['share'])} of a step ({row['dearest']}, step {row['step']})"
+    return f"at most {share(row['share'])} of a step ({row['costliest']}, step {row['step']})"
 
 
 def _warnings(problems: Sequence[str], paint: Any) -> str:

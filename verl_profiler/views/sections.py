@@ -285,7 +285,7 @@ def _placed(
 
 
 def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:
-    """Bring together what the overview says about each step."""
+    """Collect what the overview shows of each step."""
 
     def by_step(name: str, **equal: Any) -> dict[tuple[Any, Any], Mapping[str, Any]]:
         chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}

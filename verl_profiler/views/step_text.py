@@ -251,11 +251,11 @@ def _other_lines(
         text = f"{peak['role']}: {size(used)}{of} in {peak['name']} ({peak['at']})"
         result.append(_fact("" if position else "memory peak", text))
     for cost in of_step(tables["profiler_cost"], row):
-        text = f"{seconds(cost['dearest_s'])} in {cost['dearest']}"
+        text = f"{seconds(cost['costliest_s'])} in {cost['costliest']}"
         if cost["share"] is not None:
             text += f", {share(cost['share'])} of the step"
-        if cost["dearest_cpu_s"] is not None:
-            text += f" ({seconds(cost['dearest_cpu_s'])} of it on a core)"
+        if cost["costliest_cpu_s"] is not None:
+            text += f" ({seconds(cost['costliest_cpu_s'])} of it on a core)"
         text += f"; {seconds(cost['wrapper_s'])} in all {cost['processes']} processes"
         if cost["events"] is not None:
             text += f", {cost['events']:,} events"

@@ -2,7 +2,7 @@
 
 A small run is drawn whole.  Of a large one, steps are chosen (the longest, and others spread
 evenly), and requests within them: the slowest, those that failed or never ended, the slowest of
-each worker, and every n-th of the rest.  Each timeline says how many of how many it draws.
+each worker, and every n-th of the rest.  Each timeline has how many of how many it draws.
 
 Times are in units of 10 us after the begin of their step.
 """

@@ -307,7 +307,7 @@ def _generation_style(name: str) -> Any:
 
 
 def _timer_color(name: str) -> str:
-    """Return the color of a timer, or of the work that its name speaks of."""
+    """Return the color of a timer, or of the work that its name stands for."""
     spare = color(name)
     return next((color(part) for part in reversed(name.split("/")) if is_known(part)), spare)
 

@@ -31,7 +31,7 @@ DataTables = Mapping[str, Rows]
 
 
 class NothingToDraw(Exception):  # noqa: N818
-    """The chosen part of the run has no data for this plot; the message says which and why."""
+    """The chosen part of the run has no data for this plot; the message names it and the reason."""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]
 
 
 def _prefixes(text: str) -> Iterator[re.Match[str]]:
-    """Find Ray's prefixes, not the processes that a text speaks of.
+    """Find Ray's prefixes, not the processes that a text mentions.
 
     A prefix without a name stands at the beginning only, and behind another prefix it directly
     follows the text: `Task x (pid=7) is reading` is verl's own.

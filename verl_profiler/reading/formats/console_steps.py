@@ -3,7 +3,7 @@
     step:7 - actor/entropy:0.32 - timing_s/gen:10.2 - perf/throughput:np.float64(38.7)
 
 verl prints `%.3f` up to 0.4 and what `pprint` makes of a value since 0.5.  A line may stand behind a
-progress bar, be wrapped by a terminal, or be cut.  Logs of several launches in a row are told apart:
+progress bar, be wrapped by a terminal, or be cut.  Logs of several launches in a row are separated:
 a launch that begins above the first step of the one before resumes it, and what it did again
 counts; one that does not is a run of its own.
 """
@@ -52,14 +52,14 @@ _LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One step, as the console says it.
+    """One step, as printed in the console.
 
     Args:
         step: verl's `global_steps`.
         values: Numbers by metric, of `FAMILIES` only.
         source: The file.
         number: The line in it.
-        pid: Of the trainer's process, where Ray says it.
+        pid: Of the trainer's process, where Ray prints it.
         validated: The line has results of a validation, or the time that one took.
         rounded: Every number has three decimals, as verl prints them up to 0.4.
     """
@@ -310,7 +310,7 @@ def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepL
 
 
 def _together(line: StepLine, more: StepLine) -> StepLine:
-    """Add what a second line says of the same step, such as its validation or a user's metrics."""
+    """Add what a second line has of the same step, such as its validation or a user's metrics."""
     return replace(
         line, values={**line.values, **more.values}, validated=line.validated or more.validated
     )

@@ -74,7 +74,7 @@ _NAMES = {"trace_id", "func", "stage", "call", "status", "batch_size", "op"}
 
 
 class Unreadable(Exception):  # noqa: N818
-    """A line is not what its mark promises; the message says why."""
+    """A line is not what its mark announces; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Seen:
 
     @property
     def at_us(self) -> int | None:
-        """Return when the process wrote it, by its own clock in microseconds; None if it says nothing."""
+        """Return when the process wrote it, by its own clock in microseconds; None if it has no time."""
         seconds = self.fields.get("timestamp")
         return None if seconds is None else round(seconds * 1e6)
 

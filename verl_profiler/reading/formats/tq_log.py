@@ -43,7 +43,7 @@ _SHOWN = 5
 
 
 class Note:
-    """Something to be said about the numbers; `views.tq_phrases` has the words.
+    """A remark on the numbers; `views.tq_phrases` has its text.
 
     Args:
         kind: Which of the phrases.
@@ -128,7 +128,7 @@ class _Reading:
         self.costs: list[Span] = []
         self.open_costs: dict[tuple[Any, ...], Span] = {}
         self.unreadable: list[str] = []
-        self.told: set[int] = set()
+        self.reported: set[int] = set()
 
     def take(self, line: Line) -> None:
         """Read a line; one that cannot be read is counted."""
@@ -177,10 +177,10 @@ class _Reading:
     def _is_told(self, line: Line) -> bool:
         """Say whether this very line was read before, such as from a copy of the log."""
         key = hash((line.process, line.wall_us, line.text))
-        if key in self.told:
+        if key in self.reported:
             self.log.counts["doubled"] += 1
             return True
-        self.told.add(key)
+        self.reported.add(key)
         return False
 
     def _count(self, kind: str, seen: Seen) -> None:

@@ -1,7 +1,7 @@
-"""Lines of TransferQueue calls put together: which lines tell of the same call.
+"""Lines of TransferQueue calls put together: which lines belong to the same call.
 
 Lines with a call's id are of that call, in whatever order they come.  Those without one are paired by
-their times: the end of a stage says when it began.
+their times: the end of a stage has its begin.
 """
 
 from __future__ import annotations

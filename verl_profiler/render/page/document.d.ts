@@ -176,7 +176,7 @@ interface SleepRow extends OfStep {
 
 interface CostRow extends OfStep {
   events: number; size_bytes: number; dropped: number; wrapper_s: Num; writer_s: Num;
-  dearest: MaybeText; dearest_s: Num; share: Num;
+  costliest: MaybeText; costliest_s: Num; share: Num;
 }
 
 interface CaptureRow extends OfStep {

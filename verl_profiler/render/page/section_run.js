@@ -175,8 +175,8 @@ export function costSection() {
   return [
     about(
       (worst
-        ? `At most ${share(worst.share)} of a step: ${seconds(worst.dearest_s)} of ` +
-          `${clean(worst.dearest)}’s time in step ${clean(worst.label)}. `
+        ? `At most ${share(worst.share)} of a step: ${seconds(worst.costliest_s)} of ` +
+          `${clean(worst.costliest)}’s time in step ${clean(worst.label)}. `
         : '') + `${number(DATA.about.events)} events in total. A background thread writes them.`,
     ),
     table({
@@ -186,8 +186,8 @@ export function costSection() {
       columns: [
         ['label', 'step', 'text'],
         ['share', '% of step (costliest process)', 'share'],
-        ['dearest', 'process', 'text'],
-        ['dearest_s', 'its wrappers', 's'],
+        ['costliest', 'process', 'text'],
+        ['costliest_s', 'its wrappers', 's'],
         ['wrapper_s', 'all wrappers', 's'],
         ['writer_s', 'all writers', 's'],
         ['events', 'events', 'n'],

@@ -106,7 +106,7 @@ def _cost(data: DataTables, choice: Choice) -> Figure:
         if share(max(shares)) != share(sum(shares) / len(shares)):
             title += f" on average, {share(max(shares))} at most"
     else:
-        title = f"The profiler took {seconds(max(row['dearest_s'] for row in rows))} in the busiest process"
+        title = f"The profiler took {seconds(max(row['costliest_s'] for row in rows))} in the busiest process"
     title += f"; {dropped:,} events were dropped" if dropped else "; no event was dropped"
     figure, panels = sheet(
         title,
@@ -205,10 +205,10 @@ VIEWS = (
             "wrapper_cpu_s": "CPU time in wrappers, all processes, in s",
             "writer_s": "time of the writer threads, all processes, in s",
             "writer_cpu_s": "CPU time of the writer threads, all processes, in s",
-            "dearest": "costliest process: the one with most time in wrappers",
-            "dearest_s": "its time in wrappers, in s",
-            "dearest_cpu_s": "its CPU time in wrappers, in s",
-            "share": "dearest_s as part of the step",
+            "costliest": "costliest process: the one with most time in wrappers",
+            "costliest_s": "its time in wrappers, in s",
+            "costliest_cpu_s": "its CPU time in wrappers, in s",
+            "share": "costliest_s as part of the step",
         },
         draw=_cost,
         empty="no account of the profiler's own was recorded there.",
