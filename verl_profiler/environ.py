@@ -1,6 +1,6 @@
 """Names of the environment variables of this package, for processes that may need no more of it.
 
-It imports nothing: a process that is not profiled, or not traced, looks here and at nothing else.
+It imports nothing: a process that is not profiled, or not traced, reads this and nothing else.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from verl_profiler.analysis import ANALYSES
 from verl_profiler.reading.reader import load
-from verl_profiler.reading.table_cache import Shelf
+from verl_profiler.reading.table_cache import TableCache
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # Between them, they read every table that is kept.
@@ -41,7 +41,7 @@ def asked(tables):
     return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 7))
 
 
-def shelf(run, table="*"):
+def cached_files(run, table="*"):
     return {
         path.name: path.stat().st_ino
         for path in (run / ".cache" / "events-1").glob(f"{table}-*.parquet")
@@ -52,7 +52,7 @@ def shelf(run, table="*"):
 def test_chunks_on_the_shelf_give_the_same_answers(run, monkeypatch):
     """However a run is cut, its tables are the same."""
     cut = answers(run)
-    files = shelf(run, "turns")
+    files = cached_files(run, "turns")
     monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 1_000_000)
 
     assert cut == answers(run, cache=False)
@@ -62,10 +62,10 @@ def test_chunks_on_the_shelf_give_the_same_answers(run, monkeypatch):
 def test_the_second_reading_makes_nothing(run):
     """No file is written again."""
     first = answers(run)
-    files = shelf(run)
+    files = cached_files(run)
 
     assert first == answers(run)
-    assert files == shelf(run)
+    assert files == cached_files(run)
     assert {name.split("-")[0] for name in files} == {
         "asynchronous", "engine_calls", "event_counts", "last_requests", "phases", "rank_spans", "request_caused_wait",
         "lags", "requests", "reward_scores", "samples", "steps", "tool_caused_wait",
@@ -76,13 +76,13 @@ def test_the_second_reading_makes_nothing(run):
 def test_a_run_that_grows_makes_only_its_last_step_again(run):
     """The turns of the steps before stay as they are."""
     answers(run)
-    before = shelf(run, "turns")
+    before = cached_files(run, "turns")
     path = run / "step_2" / "worker_0.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:-4]) + "\n")
 
     assert answers(run) == answers(run, cache=False)
-    after = shelf(run, "turns")
+    after = cached_files(run, "turns")
     assert 2 == len(set(before.items()) & set(after.items()))
     assert 3 == len(after)
 
@@ -106,7 +106,7 @@ def test_other_content_of_the_same_size_is_seen(run):
 def test_a_damaged_table_is_made_again(run, damage):
     """Like a damaged part of the events."""
     expected = answers(run)
-    for name in shelf(run):
+    for name in cached_files(run):
         path = run / ".cache" / "events-1" / name
         if damage is None:
             path.unlink()
@@ -127,14 +127,14 @@ def test_where_nothing_can_be_written_tables_go_elsewhere(run):
 def test_two_threads_make_each_table_once(run, monkeypatch):
     """Whoever comes second waits, and both have the answers of one who is alone."""
     made = Counter()
-    table = Shelf.table
+    table = TableCache.table
 
-    def counted(shelf, connection, name, query, made_from):
+    def counted(table_cache, connection, name, query, made_from):
         made[name, query] += 1
-        return table(shelf, connection, name, query, made_from)
+        return table(table_cache, connection, name, query, made_from)
 
     expected = answers(run, cache=False)
-    monkeypatch.setattr(Shelf, "table", counted)
+    monkeypatch.setattr(TableCache, "table", counted)
 
     with load(run, cache=False) as opened, ThreadPoolExecutor(2) as threads:
         given = list(threads.map(asked, [opened.tables, opened.tables.beside()]))

@@ -75,7 +75,7 @@ def test_a_rate_is_every_nth_call(rate, every):
         ({"TQ_TRACE_ENABLED": "ja"}, "TQ_TRACE_ENABLED=ja in the environment: use 1 or 0"),
         ({"TQ_TRACE_SAMPLE_EVERY": "often"}, "use a whole number such as 10"),
         ({"TQ_TRACE_SAMPLE_EVERY": "0"}, "sample_every is 0; use 1 for all calls"),
-        ({"TQ_TRACE_SAMPLE_RATE": "10"}, "sample_rate is 10.0; it must lie above 0"),
+        ({"TQ_TRACE_SAMPLE_RATE": "10"}, "sample_rate is 10.0; it must be above 0"),
         ({"TQ_TRACE_SAMPLE_RATE": "0.1", "TQ_TRACE_SAMPLE_EVERY": "2"}, "Keep one of them"),
     ],
 )

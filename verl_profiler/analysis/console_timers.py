@@ -198,7 +198,7 @@ def metric_summary(run: LoggedRun) -> Rows:
 
 
 def _launches(run: LoggedRun) -> list[tuple[list[StepLine], dict[str, Place]]]:
-    """Return the lines of each launch, and where its timers lie."""
+    """Return the lines of each launch, and the places of its timers."""
     launches: list[list[StepLine]] = []
     begins = set(run.begins)
     for line in run.lines:

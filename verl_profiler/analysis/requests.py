@@ -122,7 +122,7 @@ def slowest_requests(
 ) -> Rows:
     """Find the slowest requests of each step, and the one call that took longest in each.
 
-    `count` is how many per step; `validate` looks at validation instead of training.
+    `count` is how many per step; `validate` selects validation instead of training.
 
     Returns:
         One row per request, slowest first within its step: run, step, name, request_id, sample,

@@ -135,7 +135,7 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
         One row per run and step with finished training requests: requests, after_p80_s, after_p95_s
         and after_p99_s (from that quantile of their ends to the last one; None with too few, see
         `quantiles`), spread_s (from the first begin to the last end), poll_s (from the last
-        request's end to the end of `gen`; verl's replay buffer looks every 2 s), None where `gen`
+        request's end to the end of `gen`; verl's replay buffer polls every 2 s), None where `gen`
         was not recorded.
     """
     tails = quantiles("end_us", 0.8, 0.95, 0.99)

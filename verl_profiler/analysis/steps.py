@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 # A step is unusual when it is this many spreads (1.4826 times the median distance to the median)
-# away from the median, and three tenths of it: verl looks for finished samples every 2 s, so that
+# away from the median, and three tenths of it: verl polls for finished samples every 2 s, so that
 # gen of most steps may have the very same length.
 _SPREADS = 4
 
@@ -27,7 +27,7 @@ VALIDATIONS = """
         AND coalesce(parent, '') NOT IN ('testing', 'validation')
     GROUP BY run, step
 """
-"""SQL of the length of each step's validation; `testing_between_us` is what lies outside the step."""
+"""SQL of the length of each step's validation; `testing_between_us` is what is outside the step."""
 
 # Each step, with the begin of the next one where that was recorded.
 _ORDERED = """

@@ -1,7 +1,7 @@
 """The share of its whole that every event took: with what it contains, and without.
 
 Without what it contains, the parts add up to the whole: each moment of a request (or of a
-process's work) belongs to the innermost interval that is open then.  What lies outside every
+process's work) belongs to the innermost interval that is open then.  What is outside every
 request, or every piece of work, is not counted.
 """
 
@@ -18,7 +18,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
     """Compare the time of every event with the whole that it is a part of.
 
     Events contain each other (see `docs/events.md`), so shares of one whole add up to more
-    than 1; `exclusive_times` has those that add up.  What lies outside of steps (start-up,
+    than 1; `exclusive_times` has those that add up.  What is outside of steps (start-up,
     validation) is left out.
 
     Returns:

@@ -13,7 +13,7 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["logged_and_recorded", "timer_differences"]
 
-# A probe reads the clock outside of verl's timer: the span is longer by what lies between, which on
+# A probe reads the clock outside of verl's timer: the span is longer by what is between, which on
 # a busy machine may be a time slice.
 _PROBE_S = 0.002
 _PROBE_SHARE = 0.001
@@ -160,7 +160,7 @@ def _recorded(tables: Tables, steps: Steps) -> dict[tuple[int, str], Any]:
 
 
 def _logged_values(tables: Tables, steps: Steps) -> dict[tuple[int, str], float]:
-    """Return what verl handed to its loggers, by step and timer."""
+    """Return what verl passed to its loggers, by step and timer."""
     rows = tables.rows(
         "SELECT step, extra->'$.metrics' AS metrics FROM events "
         f"WHERE event = 'metrics' AND {in_steps(steps)}"
@@ -208,7 +208,7 @@ def _rest_difference(
     more = {key[1]: row["recorded_s"] for key, row in inside.items() if key not in logged}
     left_s = difference_s + sum(more.values())
     if abs(left_s) > _PROBE_S * len(inside):
-        return "not known: the timers above differ, or lie elsewhere", False
+        return "not known: the timers above differ, or are elsewhere", False
     if more:
         return f"the spans have {', '.join(more)}, which verl does not print", True
     return "what the other differences leave", True

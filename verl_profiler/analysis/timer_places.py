@@ -1,6 +1,6 @@
-"""Where each timer of a console log lies: inside verl's step, inside `gen`, or outside.
+"""Where each timer of a console log is: inside verl's step, inside `gen`, or outside.
 
-Which timers lie inside `timing_s/step` differs between versions of verl (`testing` and
+Which timers are inside `timing_s/step` differs between versions of verl (`testing` and
 `save_checkpoint` moved out in 0.6, `save_checkpoint` back in by 0.7.1), and the log does not name
 its version.  `timer_places` infers it from the numbers, for each launch.
 """
@@ -60,7 +60,7 @@ _NOISE_S = 0.01
 
 
 class Place(NamedTuple):
-    """Where a timer lies, and how that is known.
+    """Where a timer is, and how that is known.
 
     Args:
         place: `step` (directly inside), `gen` (inside gen), `outside` (of the step), `overlapping`
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 def timer_places(lines: Sequence[StepLine]) -> dict[str, Place]:
-    """Find out where each timer of a launch lies.
+    """Infer where each timer of a launch is.
 
     Args:
         lines: The steps of one launch: one version of verl.
@@ -120,7 +120,7 @@ def _known_place(name: str) -> Place | None:
 
 
 def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine]) -> Place:
-    """Tell from the numbers whether a timer lies inside the step.
+    """Infer from the numbers whether a timer is inside the step.
 
     It does not where the step is too short for it.  Where every step has room for it, the steps
     that have it are compared with those that have not: does the time that no other timer covers

@@ -1,4 +1,4 @@
-"""What the guide would look into: high overhead, unstable times, low throughput, failures."""
+"""What the guide would investigate: high overhead, unstable times, low throughput, failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIGH_OVERHEAD = 0.30
 # The guide names no number: the standard deviation of a stage over its mean, of this many calls.
 UNSTABLE = 0.5
 _ENOUGH_CALLS = 10
-# Below this size a call's fixed costs, not the bandwidth, decide how fast it looks.
+# Below this size a call's fixed costs, not the bandwidth, determine its measured rate.
 SMALL_BYTES = 1 << 20
 
 

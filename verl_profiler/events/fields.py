@@ -357,7 +357,7 @@ FIELDS = {
     "running_limit": _count("How many requests a scheduler runs at most.", "engine_state"),
     "running_requests": _count("Requests in the running batch.", "engine_state"),
     "samples": _count(
-        "Number of samples that were handed over, or dropped.", "sample_wait", "sample_dropped"
+        "Number of samples that were delivered, or dropped.", "sample_wait", "sample_dropped"
     ),
     "score": _number(
         "What the reward function returned, if that is a number.",

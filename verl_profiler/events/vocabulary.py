@@ -95,7 +95,7 @@ EVENTS: dict[str, Event] = {
     "init": Event("trainer", None, "Start-up: workers, engines and models are made."),
     "validation": Event("trainer", None, "One pass over the validation set."),
     "prepare_step": Event(
-        "trainer", "step", "The trainer reads the next batch and hands it to the agent loops."
+        "trainer", "step", "The trainer reads the next batch and passes it to the agent loops."
     ),
     "start_profile": Event("trainer", "step", "The captures of a step are started."),
     "stop_profile": Event("trainer", "step", "The captures of a step are ended."),
@@ -109,7 +109,7 @@ EVENTS: dict[str, Event] = {
     "dispatch": Event(
         "trainer",
         None,
-        "The trainer has handed prompts to the agent loops; not those of a validation.",
+        "The trainer has passed prompts to the agent loops; not those of a validation.",
         instant=True,
     ),
     "sample_consumed": Event(
@@ -292,7 +292,7 @@ EVENTS: dict[str, Event] = {
     "weight_receive": Event(
         "weights",
         "update_weights",
-        "A replica's rank gets the weights by a checkpoint engine and hands them to its engine.",
+        "A replica's rank gets the weights by a checkpoint engine and passes them to its engine.",
     ),
     "weight_bucket": Event(
         "weights", "weight_send", "One bucket of a checkpoint engine, in a sender or in a receiver."

@@ -166,7 +166,7 @@ def _wrap_decorated(
 ) -> Callable[..., Any]:
     """Wrap a coroutine function below a decorator that may hand out the coroutine, or run it.
 
-    `torch.no_grad` hands it out.  verl's `auto_await` looks at its caller: a coroutine gets it, anyone
+    `torch.no_grad` returns it.  verl's `auto_await` inspects its caller: a coroutine gets it, anyone
     else the result.  So here too it is called from a coroutine if the caller is one.
     """
     enter, leave = _hooks(probe)

@@ -1,8 +1,9 @@
 """What becomes of samples and of replicas in the V1 trainers; in the trainer's process.
 
-A sample is dispatched, gets ready in the replay buffer, and is consumed or dropped.  Replicas are aborted,
-put to sleep, synced, resumed and switched between training and generating.  Why is told by the nearest of
-verl's hooks and methods around the call (verl 0.9.1 trainer_colocate_async.py, trainer_separate_async.py).
+A sample is dispatched, gets ready in the replay buffer, and is consumed or dropped.  Replicas are
+aborted, put to sleep, synced, resumed and switched between training and generating.  The reason is that
+of the innermost of verl's hooks and methods around the call (verl 0.9.1 trainer_colocate_async.py,
+trainer_separate_async.py).
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def _begin_evicting(call: Call) -> None:
 
 
 def _begin_clearing(call: Call) -> None:
-    """Record the prompts whose samples are removed, before verl forgets them."""
+    """Record the prompts whose samples are removed, before verl discards them."""
     arguments = call.arguments
     buffer, partition_id, uids = arguments["self"], arguments["partition_id"], arguments["uids"]
     if not uids or partition_id != _TRAINING:

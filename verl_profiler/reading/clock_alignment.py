@@ -30,7 +30,7 @@ class Ahead:
         at_ns: A time on the other clock.
         offset_ns: Other minus driver at that time.
         drift: By how much that grows per nanosecond of the other clock.
-        bound_ns: How far the line may be from the truth.
+        bound_ns: How far the line may be from the true offset.
         residual_ns: How far the comparisons are from the line.
         samples: How many comparisons there are.
     """

@@ -7,7 +7,7 @@ A part is used again only if every file it was made from is the same one (inode)
 and times, the same process identity and clock shift, and the conversion is the same.  A run that is
 still written therefore converts its last part again, not all of it.  A part of which a file could
 not be read is not kept.  A directory that cannot be written costs the cache and nothing else.  The
-tables made from the events lie there too (`table_cache`); `cache_folder` is how several commands share it.
+tables made from the events are there too (`table_cache`); `cache_folder` is how several commands share it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class EventFile:
         path: Where it is.
         shown: Its path below the run directory, for messages.
         name: The process, from the file name.
-        step: From the folder's name; None when the file lies outside one.
+        step: From the folder's name; None when the file is outside one.
         size_bytes: Its size when it was found.
         modified_ns: Its modification time when it was found.
     """

@@ -44,7 +44,7 @@ from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.scans import quoted, scan
-from verl_profiler.reading.table_cache import EventPart, Shelf, event_parts, parts_query
+from verl_profiler.reading.table_cache import EventPart, TableCache, event_parts, parts_query
 from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -134,7 +134,7 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """Everything that makes these tables less than the truth, in plain sentences."""
+        """Data-quality warnings about these tables, in plain sentences."""
         if not self._checked:
             self._checked = True
             self._problems += _table_problems(self.tables, several=len(self.labels) > 1)
@@ -191,7 +191,7 @@ class Run:
             kept = converted.cache
         if parts:
             alone = kept if len(sources) == 1 else None
-            self.tables.shelf = Shelf(alone or scratch, scratch, parts)
+            self.tables.table_cache = TableCache(alone or scratch, scratch, parts)
         self.tables.take("event_fields", parts_query(parts) or _no_events())
         self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))

@@ -21,7 +21,7 @@ from verl_profiler.reading.scans import listed, quoted, scan
 from verl_profiler.reading.tables.derivations import fingerprint, from_rest
 from verl_profiler.reading.tables.schemas import SCHEMAS
 
-__all__ = ["EventPart", "Shelf", "event_parts", "parts_query"]
+__all__ = ["EventPart", "TableCache", "event_parts", "parts_query"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _column(name: str, parts: Sequence[EventPart]) -> str:
     return f"coalesce({column}, {left}) AS {column}" if having else f"{left} AS {column}"
 
 
-class Shelf:
+class TableCache:
     """A folder of tables as Parquet files.
 
     Args:

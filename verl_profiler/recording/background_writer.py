@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackgroundWriter"]
 
-# A process that never learns its role (a short Ray task) waits this long before it writes anyway.
+# A process whose role stays unknown (a short Ray task) waits this long before it writes anyway.
 _IDENTITY_PATIENCE_S = 10.0
 _HEADER_INTERVAL_S = 15.0
 _COST_INTERVAL_S = 10.0

@@ -53,7 +53,7 @@ _RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[a
 
 @dataclass
 class Function:
-    """A function that held the loop's thread, and for whom."""
+    """A function that held the loop's thread, and for which request."""
 
     during: str
     innermost: str
@@ -148,7 +148,7 @@ def _look_at_all(active: recorder.Recorder) -> float:
 
 
 def _look_at(beat: Beat, alive_ns: int) -> int:
-    """Sample a loop that is late; return when to look again."""
+    """Sample a loop that is late; return when to sample again."""
     due_ns = beat.due_ns
     grace_ns = min(max(beat.threshold_ns, _LEAST_NS), _MOST_NS)
     at_ns = now()

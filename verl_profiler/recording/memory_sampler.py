@@ -1,6 +1,6 @@
 """Read memory at regular times, in the processes that hold device memory, when asked to.
 
-verl's own checkpoints lie around weight syncs and offloads only; a sample every second also shows
+verl's own checkpoints are around weight syncs and offloads only; a sample every second also shows
 how full a device gets inside `update_actor` or during the rollout.  A thread of its own takes the
 samples, so that neither the host nor a slow disk is waited for.
 """

@@ -2,7 +2,7 @@
 
 Putting a line together and writing it takes tens of microseconds, and a call has a dozen of them.  The
 caller's thread only appends what it is made of, with the time; what is pending is written every 50 ms
-and at exit.  Where the log stands still (a full pipe) lines are dropped, and counted in the log.
+and at exit.  Where the log blocks (a full pipe) lines are dropped, and counted in the log.
 """
 
 from __future__ import annotations

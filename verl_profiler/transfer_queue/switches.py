@@ -76,7 +76,7 @@ class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return
         if not 0 < self.sample_rate <= 1:
             raise ConfigError(
-                f"{where}.sample_rate is {self.sample_rate}; it must lie above 0 and up to 1, for "
+                f"{where}.sample_rate is {self.sample_rate}; it must be above 0 and at most 1, for "
                 "example 0.1 for every tenth call.",
                 "config-value",
             )

@@ -1,1 +1,1 @@
-"""What people look at: text, plots and the HTML report, made of the tables of `analysis`."""
+"""What users read: text, plots and the HTML report, made of the tables of `analysis`."""

@@ -120,7 +120,7 @@ def document(
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
     for name, rows in whys.items():
-        # They speak of all steps together.
+        # They are about all steps together.
         data[name] = frame(rows, drop=() if several else ("run",))
     data["findings"] = ranked
     functions = tq_functions(tables, steps)

@@ -247,7 +247,7 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
 
 
 def _lags(tables: Tables) -> dict[tuple[int, str], list[list[Any]]]:
-    """List when the event loop of each process stood still: the longest of each scene."""
+    """List the event-loop stalls of each process: the longest of each scene."""
     rows = tables.rows(
         f"""
         SELECT s.scene, x.name, (x.begin_us - s.base_us) // {UNIT_US} AS begin,

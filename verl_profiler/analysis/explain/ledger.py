@@ -29,7 +29,7 @@ ACCOUNTS = {
     "staleness_limit": "a replica without calls, because no more samples are dispatched",
     "weight_sync": "weight sync",
     "mode_switch": "engines are put to sleep, woken or switched between pools",
-    "dispatch": "the trainer reads prompts and hands them to the agent loops",
+    "dispatch": "the trainer reads prompts and passes them to the agent loops",
     "overhead": "start-up, validation, checkpoints, captures",
     "unattributed": "no event explains it",
 }

@@ -1,6 +1,6 @@
 """NVIDIA Nsight Systems: Ray starts captured processes under `nsys profile`.
 
-A capture lies between two calls that nsys waits for: the NVTX range `capture` of the domain
+A capture is delimited by two calls that nsys waits for: the NVTX range `capture` of the domain
 `verl_profiler`, or `cudaProfilerStart` and `cudaProfilerStop` with capture-range=cudaProfilerApi.
 nsys numbers its reports and finishes them after the capture, in processes of its own.
 """

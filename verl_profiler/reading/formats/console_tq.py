@@ -193,7 +193,7 @@ def read_fields(line: Line, order: int) -> Seen:
     """Read the fields of a `[TQ-…]` line.
 
     Raises:
-        Unreadable: One of them is not what its name promises, or the line has no end.
+        Unreadable: One of them has another type than its name implies, or the line has no end.
     """
     if not line.whole:
         raise Unreadable("the line has no end")

@@ -64,7 +64,7 @@ class TransferLog:
         calls: Rows of the table `tq_calls`.
         stages: Rows of the table `tq_stages`.
         transfers: Rows of the table `transfers`.
-        notes: What makes the numbers less than the truth.
+        notes: Data-quality warnings.
         problems: What is wrong with the files themselves, in plain sentences.
         counts: `lines`, `unreadable`, `missing` (lines that Ray did not show) and others.
         missing: Lines that Ray did not show, by function and stage.

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.reading.scans import scan
-from verl_profiler.reading.table_cache import Shelf, parts_query
+from verl_profiler.reading.table_cache import TableCache, parts_query
 from verl_profiler.reading.tables.derivations import derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 
@@ -76,10 +76,12 @@ class Tables:
     A table is made when a query first names it after FROM or JOIN.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, shelf: Shelf | None = None) -> None:
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, table_cache: TableCache | None = None
+    ) -> None:
         self.connection = connection
         connection.execute(macros())
-        self.shelf = shelf
+        self.table_cache = table_cache
         self._made: set[str] = set()
         self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
         self._making = threading.RLock()
@@ -168,9 +170,9 @@ class Tables:
             query = f"SELECT {columns} FROM ({query})"
             if name in _BY_STEPS:
                 self._make_by_steps(name, query)
-            elif kept and self.shelf is not None:
-                everything = [part.fingerprint for part in self.shelf.parts]
-                self._shelve(self.shelf, name, {query: everything})
+            elif kept and self.table_cache is not None:
+                everything = [part.fingerprint for part in self.table_cache.parts]
+                self._cache_table(self.table_cache, name, {query: everything})
             else:
                 kind = "TABLE" if kept else "VIEW"
                 self.connection.execute(f"CREATE {kind} {name} AS {query}")
@@ -178,14 +180,14 @@ class Tables:
 
     def _make_by_steps(self, name: str, query: str) -> None:
         """Make a table from some steps at a time, so that memory does not grow with the run."""
-        if self.shelf is not None:
+        if self.table_cache is not None:
             queries = {
                 f"WITH {self._sources(query, number, chunk)} {query}": self._made_from(
-                    self.shelf, query, number, chunk
+                    self.table_cache, query, number, chunk
                 )
                 for number, chunk in enumerate(self._chunks())
             }
-            self._chunk_files[name] = self._shelve(self.shelf, name, queries)
+            self._chunk_files[name] = self._cache_table(self.table_cache, name, queries)
             return
         beginning = f"CREATE TABLE {name} AS"
         for number, chunk in enumerate(self._chunks()):
@@ -193,24 +195,24 @@ class Tables:
             self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
 
-    def _shelve(
-        self, shelf: Shelf, name: str, queries: Mapping[str, Iterable[str]]
+    def _cache_table(
+        self, table_cache: TableCache, name: str, queries: Mapping[str, Iterable[str]]
     ) -> list[tuple[str, Path]]:
         """Make a view of files with the rows of these queries; return their names and files."""
         files = [
-            shelf.table(self.connection, name, query, made_from)
+            table_cache.table(self.connection, name, query, made_from)
             for query, made_from in queries.items()
         ]
-        shelf.forget_others(name)
+        table_cache.forget_others(name)
         self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
         return files
 
     def _sources(self, query: str, number: int, chunk: _Chunk) -> str:
         """Return the SQL that puts the rows of a chunk in the place of all rows."""
         fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
-        if self.shelf is not None:
-            fields = f"({parts_query(self.shelf.of_steps(chunk.steps, chunk.without_step))})"
-            around = parts_query(self.shelf.of_times(*chunk.around_us))
+        if self.table_cache is not None:
+            fields = f"({parts_query(self.table_cache.of_steps(chunk.steps, chunk.without_step))})"
+            around = parts_query(self.table_cache.of_times(*chunk.around_us))
             served = f"WITH event_fields AS ({around}) {derivations()['engine_requests'].query}"
         sources = (
             f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()})"
@@ -231,14 +233,16 @@ class Tables:
                 sources += f", {name} AS NOT MATERIALIZED ({rows})"
         return sources
 
-    def _made_from(self, shelf: Shelf, query: str, number: int, chunk: _Chunk) -> list[str]:
+    def _made_from(
+        self, table_cache: TableCache, query: str, number: int, chunk: _Chunk
+    ) -> list[str]:
         """Say what decides the rows of a chunk."""
-        parts = shelf.of_steps(chunk.steps, chunk.without_step)
+        parts = table_cache.of_steps(chunk.steps, chunk.without_step)
         named = _named(query)
         if "engine_requests" in named:
-            parts += shelf.of_times(*chunk.around_us)
+            parts += table_cache.of_times(*chunk.around_us)
         if "tq_calls" in named and self.rows("SELECT 1 FROM tq_calls LIMIT 1"):
-            parts = list(shelf.parts)
+            parts = list(table_cache.parts)
         seen = self.rows(
             "SELECT DISTINCT run, event FROM event_counts "
             "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"

@@ -90,7 +90,7 @@ def _parts(data: DataTables, choice: Choice) -> Figure:
             value[step, part]["total_s"] * factor if (step, part) in value else 0.0
             for step in steps
         ]
-        # What the engine does not report in parts looks unlike the parts that it does.
+        # What the engine does not report in parts is drawn unlike the parts that it does.
         rest = part == "engine" and "decode" in totals
         per_call.append((part, numbers, PART_COLORS["other"] if rest else _COLORS[part]))
     step_stack(axes, steps, per_call, f"time of all calls together [{unit}]", "by step")

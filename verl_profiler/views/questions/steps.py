@@ -43,7 +43,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
             notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")
     else:
         notes.append(
-            "The trainer was not recorded: what lies between two rollouts (log-probabilities, "
+            "The trainer was not recorded: the time between two rollouts (log-probabilities, "
             "updates, weight sync, validation) has one color."
         )
     unusual = [row for row in rows if row["unusual"]]
@@ -232,7 +232,7 @@ VIEWS = (
         empty="no step has a rollout there.",
         section="steps",
         shows="""
-            One bar per step. Hatched, below zero: what lies between it and the next one.
+            One bar per step. Hatched, below zero: the time between it and the next one.
             The dashed line is the trend of `gen`, the median slope of all pairs of steps, which
             single steps do not move. Triangles mark unusual steps. A missing step is a gap in
             the axis, and the time across it is not counted as between steps.
