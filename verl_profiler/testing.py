@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ __all__ = ["recorded_events"]
 
 
 @contextlib.contextmanager
-def recorded_events() -> Iterator[list[dict[str, Any]]]:
+def recorded_events() -> Generator[list[dict[str, Any]], None, None]:
     """Record into a temporary directory; the list is filled when the block exits.
 
     Yields:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _cluster() -> Iterator[None]:
+def _cluster() -> Generator[None, None, None]:
     """Join the running Ray cluster."""
     try:
         import ray

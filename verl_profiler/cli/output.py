@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -147,7 +147,7 @@ def write_whole(target: Path, text: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
+def replacing(target: Path) -> Generator[IO[bytes], None, None]:
     """Open a temporary file that replaces `target` when it is complete.
 
     Its mode follows the umask.  A link is replaced, not followed.  A missing folder is created, and

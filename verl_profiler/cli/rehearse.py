@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -184,7 +184,7 @@ def _follow(
 
 
 @contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
+def _termination_as_interrupt() -> Generator[None, None, None]:
     """Treat SIGTERM and a closed terminal as Ctrl-C, so that nothing is left running."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

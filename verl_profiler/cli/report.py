@@ -14,7 +14,7 @@ import argparse
 import contextlib
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,7 +122,7 @@ def write(
 
 
 @contextlib.contextmanager
-def _quick_rows() -> Iterator[None]:
+def _quick_rows() -> Generator[None, None, None]:
     """Tune the interpreter for hundreds of thousands of rows.
 
     Garbage collection is off, because rows hold no cycles.  A short switch interval keeps a thread with

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
@@ -44,7 +44,7 @@ class _Guarded:
         return getattr(self.raw, name)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self) -> Generator[None, None, None]:
         """Name the stream in write errors, such as a full disk."""
         try:
             yield
@@ -65,7 +65,7 @@ class _Guarded:
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
+def guarded() -> Generator[None, None, None]:
     """Guard stdout and stderr, and flush them at the end.
 
     Raises:
@@ -133,7 +133,7 @@ def named(message: str, arguments: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def tidy_ends() -> Iterator[None]:
+def tidy_ends() -> Generator[None, None, None]:
     """Turn SIGTERM and SIGHUP into an exception, so that temporary files are removed.
 
     A second signal kills the command.  Signals that are ignored, as under nohup, stay ignored.

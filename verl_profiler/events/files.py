@@ -15,7 +15,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -277,7 +277,7 @@ class Expanded(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def expanded(file: IO[bytes], from_bytes: int | None = None) -> Iterator[IO[bytes]]:
+def expanded(file: IO[bytes], from_bytes: int | None = None) -> Generator[IO[bytes], None, None]:
     """Give the content of an open file, decompressed if it is gzip's.
 
     Args:

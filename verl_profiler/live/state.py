@@ -61,7 +61,7 @@ class RequestInFlight:
 class Tool:
     """The calls of one tool in a step."""
 
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list[float])
     failed: int = 0
 
 
@@ -78,13 +78,13 @@ class Step:
     begin_s: float
     last_s: float
     duration_s: float | None = None
-    phases: list[tuple[str, float]] = field(default_factory=list)
+    phases: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
     phase_end_s: float | None = None
-    seconds: list[float] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list[float])
+    ends: list[float] = field(default_factory=list[float])
     failed: int = 0
     started: int = 0
-    tools: dict[str, Tool] = field(default_factory=dict)
+    tools: dict[str, Tool] = field(default_factory=dict[str, Tool])
 
     @property
     def phase_seconds(self) -> dict[str, float]:

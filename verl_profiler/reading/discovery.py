@@ -67,10 +67,10 @@ class Source:
     root: Path
     label: str
     whole: bool = True
-    files: list[EventFile] = field(default_factory=list)
-    parquet: list[Path] = field(default_factory=list)
-    launch: dict[str, Any] = field(default_factory=dict)
-    headers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: list[EventFile] = field(default_factory=list[EventFile])
+    parquet: list[Path] = field(default_factory=list[Path])
+    launch: dict[str, Any] = field(default_factory=dict[str, Any])
+    headers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 
 def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[Source]:

@@ -88,7 +88,7 @@ def _descendants(ancestor: int) -> list[int]:
             continue
         if state not in "ZX":
             parents[int(entry.parent.name)] = int(parent)
-    found = []
+    found: list[int] = []
     for pid in parents:
         above = parents.get(pid)
         while above is not None and above != ancestor:

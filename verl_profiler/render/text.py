@@ -90,7 +90,7 @@ def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: 
         max(_width(row[column]) for row in cells if column < len(row))
         for column in range(max((len(row) for row in cells), default=0))
     ]
-    lines = []
+    lines: list[str] = []
     for row in cells:
         laid = [
             cell + gap if column in flush_left else gap + cell

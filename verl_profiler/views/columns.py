@@ -90,7 +90,7 @@ def described(own: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
         KeyError: A column has no description.
     """
     patterns = {key[:-1]: text for key, text in own.items() if key.endswith("*")}
-    texts = {}
+    texts: dict[str, str] = {}
     for name in names:
         pattern = next((text for start, text in patterns.items() if name.startswith(start)), None)
         texts[name] = own.get(name) or pattern or COMMON[name]

@@ -42,7 +42,7 @@ class Group:
 
     devices: float
     states: Sequence[Span] = ()
-    calls: Mapping[str, tuple[Times, Times]] = field(default_factory=dict)
+    calls: Mapping[str, tuple[Times, Times]] = field(default_factory=dict[str, tuple[Times, Times]])
     yields: frozenset[str] | None = None
     otherwise: str = "unattributed"
 

@@ -58,7 +58,9 @@ class StepModel:
     polls_us: tuple[float, ...] = ()
     poll_us: float = POLL_US
     slowness: tuple[float, float] = (1.0, 0.0)
-    slowness_of: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    slowness_of: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
     slope_error: float = 0.0
     load_varied: bool = False
     max_concurrency: int | None = None

@@ -14,7 +14,7 @@ import gzip
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -157,7 +157,7 @@ def clean(text: str) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Generator[BinaryIO, None, None]:
     file = sys.stdin.buffer if path == STDIN else open_log(path)
     try:
         with expanded(file) as content:

@@ -19,10 +19,10 @@ class ForeignSpan:
     end_ns: int
     name: str
     category: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
     instant: bool = False
-    sources: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list[int])
+    targets: list[int] = field(default_factory=list[int])
 
 
 @dataclass
@@ -40,9 +40,11 @@ class ForeignTrace:
 
     title: str
     host: str | None = None
-    pids: set[int] = field(default_factory=set)
-    threads: dict[str, list[ForeignSpan]] = field(default_factory=dict)
-    counters: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    pids: set[int] = field(default_factory=set[int])
+    threads: dict[str, list[ForeignSpan]] = field(default_factory=dict[str, list[ForeignSpan]])
+    counters: dict[str, list[tuple[int, float]]] = field(
+        default_factory=dict[str, list[tuple[int, float]]]
+    )
     left_out: int = 0
 
 

@@ -71,13 +71,13 @@ class TransferLog:
     """
 
     label: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    transfers: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    missing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    transfers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    notes: list[Note] = field(default_factory=list[Note])
+    problems: list[str] = field(default_factory=list[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    missing: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def tables(self) -> Tables:
         """Return the rows as tables for `verl_profiler.analysis`."""

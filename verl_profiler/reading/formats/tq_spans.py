@@ -39,10 +39,10 @@ class Span:
     last: Seen | None = None
     at_us: int | None = None
     # Times of the process's clock by stage, and the stages that ended: name, that line, length.
-    marks: dict[str, int | None] = field(default_factory=dict)
-    ended: list[tuple[str, Seen, int]] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, str] = field(default_factory=dict)
+    marks: dict[str, int | None] = field(default_factory=dict[str, int | None])
+    ended: list[tuple[str, Seen, int]] = field(default_factory=list[tuple[str, Seen, int]])
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    more: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, stage: str, seen: Seen) -> None:
         """Take one of its lines."""

@@ -76,10 +76,6 @@ def _ns(doc: str) -> Field:
     return Field("integer", "ns", doc)
 
 
-def _seconds(doc: str) -> Field:
-    return Field("number", "s", doc)
-
-
 # Columns that are no fields of the files, or not in the same form.
 DERIVED = {
     "run": _text("Label of the run."),
@@ -312,7 +308,7 @@ def _columns(table: str) -> dict[str, tuple[str, Field]]:
     known = {**CAPTURE, **HEADER, **RECORDED, **IDENTITY, **LINE, **DERIVED}
     if table.startswith("capture"):
         known |= CAPTURE
-    columns = {}
+    columns: dict[str, tuple[str, Field]] = {}
     for column in _TABLES[table].split():
         name, _, kind = column.partition(":")
         columns[name] = (kind or _type(name, known[name]), known[name])
