@@ -21,7 +21,7 @@ import math
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -201,23 +201,38 @@ def print_table(folder: Path, chosen: Sequence[str]) -> None:
             )
 
 
-def main() -> int:
-    """Run what is missing, then print the table."""
+def parsed(about: str, kind: str, known: Iterable[str], **numbers: int) -> argparse.Namespace:
+    """Return the arguments of a command that runs named rehearsals; its output folder exists.
+
+    Args:
+        about: Its help.
+        kind: What the names are of.
+        known: The names; they are the default, too.
+        numbers: Defaults of options with a number.
+    """
+    known = list(known)
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMPARISONS)}")
+    parser.add_argument("names", nargs="*", metavar=kind.upper(), help=", ".join(known))
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6)
+    for option, default in numbers.items():
+        parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
-    chosen = arguments.names or list(COMPARISONS)
-    unknown = [name for name in chosen if name not in COMPARISONS]
+    unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        parser.error(f"no comparison {', '.join(unknown)}: there are {', '.join(COMPARISONS)}")
+        parser.error(f"no {kind} {', '.join(unknown)}: there are {', '.join(known)}")
+    arguments.names = arguments.names or known
     arguments.output.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+def main() -> int:
+    """Run what is missing, then print the table."""
+    arguments = parsed(__doc__ or "", "comparison", COMPARISONS, repeats=5, steps=6)
+    chosen = arguments.names
     settings = dict.fromkeys(["base"])
     for name in chosen:
         settings |= dict.fromkeys([COMPARISONS[name].before, COMPARISONS[name].after])

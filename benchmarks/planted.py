@@ -11,7 +11,6 @@ Runs that are there already are not made again.  Exit status 1: a run failed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench_what_if import POLL, make, runs_of, seconds_of
+from bench_what_if import POLL, make, parsed, runs_of, seconds_of
 
 # The same tool as the rehearsal's, with the same description, so that the model is the same.
 TOOL = '''
@@ -211,20 +210,8 @@ def print_table(folder: Path, chosen: list[str]) -> None:
 
 def main() -> int:
     """Run what is missing, then print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("names", nargs="*", metavar="FAULT", help=f"{', '.join(FAULTS)}")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
-    parser.add_argument("--table", action="store_true", help="run nothing")
-    arguments = parser.parse_args()
-    chosen = list(dict.fromkeys(["none", *(arguments.names or FAULTS)]))
-    unknown = [name for name in chosen if name not in FAULTS]
-    if unknown:
-        parser.error(f"no fault {', '.join(unknown)}: there are {', '.join(FAULTS)}")
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    arguments = parsed(__doc__ or "", "fault", FAULTS, steps=6)
+    chosen = list(dict.fromkeys(["none", *arguments.names]))
     failed = 0
     if not arguments.table:
         for name in chosen:

@@ -60,7 +60,7 @@ def _shares(data: DataTables, choice: Choice) -> Figure:
         panels=((len(roles) + 1) // 2, 2 if len(roles) > 1 else 1),
         notes=(
             "Share of the step (trainer), of the time of all requests (agent loops, engines), or of "
-            "the step in each process (others). Events contain each other, so shares do not add up; "
+            "the step in each process (others). Events contain each other, so shares are not additive; "
             "those of exclusive_times do."
         ),
     )
@@ -190,7 +190,7 @@ VIEWS = (
             - The same event far apart in two runs is where the runs differ.
         """,
         limits="""
-            Shares do not add up, because events contain each other (a `turn` contains its
+            Shares are not additive, because events contain each other (a `turn` contains its
             `engine_call`); those of `exclusive_times` do. With concurrent calls in a process a
             share can exceed 100 %. Unfinished steps have no shares. Engine requests count under
             the step of the agent loop's call; the engine itself does not have it.

@@ -130,7 +130,7 @@ def _weights(data: DataTables, choice: Choice) -> Figure:
     if both:
         part = sum(row["transfer_s"] for row in both) / sum(row["trainer_s"] for row in both)
         title += f"; {share(part)} of it is the transfer itself"
-    notes = ["Ranks and memory: the slowest process. They overlap, and do not add up to the sync."]
+    notes = ["Ranks and memory: the slowest process. They overlap, and their sum is not the sync."]
     if first and rows is not first:
         length = first[0]["trainer_s"] or first[0]["slowest_rank_s"]
         notes.append(f"Not drawn: the sync of start-up, {seconds(length)}.")
@@ -170,7 +170,7 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
         return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0
 
     worst = max(rows, key=lambda row: (measure(row), row["step"]))
-    title = f"Memory is fullest in {worst['fullest']}: {size(measure(worst))}"
+    title = f"Memory use is highest in {worst['fullest']}: {size(measure(worst))}"
     if worst["total_bytes"]:
         title += f" of {size(worst['total_bytes'])}"
     title += f", {short(worst['at'], 60)} (step {worst['step']})"
@@ -295,7 +295,7 @@ VIEWS = (
             - The first sync is longer than the others: buffers and connections are created.
         """,
         limits="""
-            The lines overlap in time and do not add up. Step 0 has no timer of the trainer: its
+            The lines overlap in time and are not additive. Step 0 has no timer of the trainer: its
             sync is part of start-up.
         """,
     ),
