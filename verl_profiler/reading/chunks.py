@@ -23,6 +23,7 @@ from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.discovery import EventFile
 from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
 from verl_profiler.reading.processes import Process
+from verl_profiler.reading.salvage import repair
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.reading.tables.schemas import FIELDS
 
@@ -81,7 +82,7 @@ def build_part(
     paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
     repaired: set[int] = set()
 
-    def repair(numbers: Iterable[int]) -> None:
+    def repair_files(numbers: Iterable[int]) -> None:
         for number in numbers:
             file = group[number]
             copy = scratch / f"repaired-{number}.jsonl"
@@ -100,7 +101,7 @@ def build_part(
             else:
                 paths[number] = copy
 
-    repair([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
+    repair_files([number for number, file in enumerate(group) if not _ends_with_newline(file.path)])
     fields = set(FIELDS) if original else _likely_fields(group, processes)
     counts: list[tuple[int, int, int, int]] = []
     while paths:
@@ -136,9 +137,9 @@ def build_part(
                 if number not in repaired and not _readable(connection, path)
             }
             if unreadable:
-                repair(sorted(unreadable))
+                repair_files(sorted(unreadable))
             elif set(paths) - repaired:
-                repair(sorted(set(paths) - repaired))
+                repair_files(sorted(set(paths) - repaired))
             else:
                 for number in _named_in(error, paths) or set(paths):
                     problems.append(f"{group[number].shown} cannot be read ({reason_of(error)})")
@@ -151,7 +152,7 @@ def build_part(
         flawed = {number for number, _, faults, _ in counts if faults} - repaired
         if not flawed:
             break
-        repair(sorted(flawed))
+        repair_files(sorted(flawed))
     for number, count, *_ in counts if paths else []:
         name = group[number].name
         result.counts[name] = result.counts.get(name, 0) + count
