@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import real_nsys
 from fake_nvtx import FakeNvtx
+from hypothesis import HealthCheck, settings
 
 from verl_profiler.capture import session
 from verl_profiler.instrumentation import nvtx_ranges, placing
@@ -22,6 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a shell starts in the background ignores SIGINT, and so would all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# How fast examples are generated depends on the machine's load.
+settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any load")
 
 DATA = Path(__file__).parent / "data"
 
