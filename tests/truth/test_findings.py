@@ -115,6 +115,7 @@ def found_in(*steps):
 def test_every_rule_is_shown_somewhere():
     """Here on one step, or planted in a run of several (`test_culprits`)."""
     planted = {finding for _, finding, _ in PLANTED.values()}
+    planted |= {name for name, rule in RULES.items() if rule.pooled}  # test_asynchronous_findings
     planted |= {"failing_tools", "tool_time", "decode_bound", "trainer_bound"}
 
     assert set(RULES) == set(CASES) | planted

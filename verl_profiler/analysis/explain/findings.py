@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
 from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import (
@@ -56,7 +57,9 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "bubble_ledger": bubble_ledger(tables, steps),
         "staleness": staleness(tables, steps),
     }
-    found["findings"] = ranked(found)
+    found["findings"] = ranked(found) + asynchronous_findings(
+        tables, found["bubble_ledger"], steady
+    )
     names = names_in(each for row in found["findings"] for each in row["overrides"])
     values = fix_values(tables, names, steady)
     for row in found["findings"]:
@@ -96,6 +99,8 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
         known = {row["finding"]: row for row in named.get(run, ())}
         own: Rows = []
         for name, rule in RULES.items():
+            if rule.pooled:
+                continue
             replay = next((r for r in replays.get(run, ()) if r["what"] == rule.change), None)
             by_step, categories = _of_categories(path, rule)
             category_s = sum(by_step.values()) / steps

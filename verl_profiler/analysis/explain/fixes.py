@@ -23,6 +23,7 @@ VALUES: dict[str, int] = {
     "rarer_saves": 10,
     "buckets": 4096,
     "more_loaders": 16,
+    "more_warm_up": 2,
 }
 
 # Files that overrides refer to, by name.
@@ -56,6 +57,11 @@ _SHOWN = {
     "twice_the_storage": _PROCESSES.format(role="tq_storage"),
     "rarer_tests": _RARER.replace("{phase}", "testing"),
     "rarer_saves": _RARER.replace("{phase}", "save_checkpoint"),
+    "more_warm_up": """
+        SELECT run, 1 + ceil(sum(prompts) FILTER (reason = 'warm_up')
+            / max(prompts) FILTER (reason = 'step')) AS value
+        FROM (SELECT run, integer_of(rest, 'prompts') AS prompts, rest->>'$.reason' AS reason
+            FROM event_fields WHERE event = 'dispatch') GROUP BY run""",
     "p95_turns": """
         SELECT run, ceil(quantile_cont(turns, 0.95)) AS value FROM requests
         WHERE finished AND NOT validate AND turns > 0 AND {chosen} GROUP BY run""",

@@ -33,6 +33,8 @@ class Rule:
         named_advice: What to try in that case.
         overrides: Hydra overrides to paste; {name} refers to `VALUES`.
         named_overrides: Those for a single culprit.
+        pooled: Of an asynchronous run: judged by its device time, `asynchronous_findings`; the
+            overrides are for pools with devices of their own.
         without: Rules that make this one superfluous if they recover at least half as much; with
             `dominates`, rules whose gains are subtracted.
     """
@@ -56,6 +58,7 @@ class Rule:
     overrides: tuple[str, ...] = ()
     named_overrides: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
+    pooled: bool = False
 
 
 _MORE_WORKERS = ("actor_rollout_ref.rollout.agent.num_workers={twice_the_workers}",)
@@ -320,5 +323,64 @@ RULES: dict[str, Rule] = {
         dominates=True,
         without=("slow_ranks",),
         overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
+    ),
+    "waits_for_rollout": Rule(
+        "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
+        "The rollout bounds the run: it makes samples more slowly than the trainer consumes them.",
+        "More devices for the rollout{who}; let the trainer's replicas generate while it waits.",
+        ("bubble_ledger",),
+        least=0.05,
+        overrides=("trainer.v1.separate_async.hybrid_rollout.enable_switch=true",),
+        pooled=True,
+    ),
+    "waits_for_trainer": Rule(
+        "The rollout's devices are without calls for {lost_s} per step, {lost_share} of their time, "
+        "because no more samples are dispatched.",
+        "The trainer bounds the run: samples are ready before it needs them.",
+        "More devices for the trainer{who}; larger micro-batches. A faster rollout gains nothing.",
+        ("bubble_ledger",),
+        least=0.1,
+        dominates=True,
+        overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
+        pooled=True,
+    ),
+    "waits_in_turn": Rule(
+        "Trainer and rollout wait for each other in turn, the trainer {lost_s} per step.",
+        "Too few samples are under way: the rollout has none left before the trainer dispatches more.",
+        "A larger num_warmup_batches; samples get older by as much.",
+        ("bubble_ledger", "staleness"),
+        least=0.05,
+        overrides=("trainer.v1.separate_async.num_warmup_batches={more_warm_up}",),
+        pooled=True,
+    ),
+    "sync_bound": Rule(
+        "The weight sync stops the trainer for {lost_s} per step, {lost_share} of its time.",
+        "Weights are copied through host memory or in many small buckets, or synced too often.",
+        "A larger parameter_sync_step; a faster rollout.checkpoint_engine; larger buckets.",
+        ("bubble_ledger", "weight_sync"),
+        least=0.1,
+        overrides=(
+            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={buckets}",
+        ),
+        pooled=True,
+    ),
+    "stale_samples": Rule(
+        "{lost_share} of the generating devices' time, {lost_s} per step, makes samples that are "
+        "dropped, while the trainer waits.",
+        "Samples are too old when they are ready, or filtered.",
+        "A larger max_off_policy_threshold, or wait instead of dropping; fewer warm-up batches.",
+        ("bubble_ledger", "staleness"),
+        least=0.05,
+        overrides=("trainer.v1.sampler.max_off_policy_strategy=wait",),
+        pooled=True,
+    ),
+    "wasted_aborts": Rule(
+        "{lost_share} of the generating devices' time, {lost_s} per step, is lost to aborted calls, "
+        "while the trainer waits.",
+        "Weight syncs abort calls, whose tokens are discarded or whose prefill is repeated.",
+        "A larger parameter_sync_step; engines that keep the tokens of an aborted call.",
+        ("bubble_ledger", "staleness"),
+        least=0.05,
+        pooled=True,
     ),
 }
