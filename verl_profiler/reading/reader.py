@@ -326,8 +326,8 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
         yield (
             f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
             "consumed by a later step than the one that dispatched them; critical path, replays, rollout "
-            "tail, stragglers and findings need steps that consume their own requests, and are left out; "
-            "device time (verl-profiler why) holds"
+            "tail and stragglers need steps that consume their own requests, and are left out; device time "
+            "and its findings (verl-profiler why) hold"
         )
     yield from _contradictions(tables)
     if several:

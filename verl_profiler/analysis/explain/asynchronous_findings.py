@@ -18,6 +18,10 @@ _GENERATING = (
 )
 _EVIDENCE = 3
 _NOTHING = 1e-9
+# Older runs lack what became of their samples.
+_RECORDED = """
+SELECT run FROM asynchronous WHERE run IN (SELECT run FROM samples) ORDER BY run
+"""
 
 
 def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> Rows:
@@ -27,7 +31,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     waits, a faster trainer or sync at most its own time.
 
     Args:
-        tables: Of the runs.
+        tables: Of the runs; those that did not record their samples have none.
         ledger: The rows of `bubble_ledger`.
         steps: Those to judge; None for all.
 
@@ -35,7 +39,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         Rows as `findings.ranked` returns them, most recoverable time first, of each run.
     """
     rows: Rows = []
-    for found in tables.rows("SELECT DISTINCT run FROM asynchronous ORDER BY run"):
+    for found in tables.rows(_RECORDED):
         own = [
             row
             for row in ledger
