@@ -39,6 +39,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         Rows as `findings.ranked` returns them, most recoverable time first, of each run.
     """
     rows: Rows = []
+    others = {row["run"] for row in tables.rows(_EXPERIMENTAL)}
     for found in tables.rows(_RECORDED):
         own = [
             row
@@ -50,7 +51,17 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
                 _of_run(found["run"], own),
                 key=lambda row: (row["dominates"], -row["recoverable_s"]),
             )
+    for row in rows:
+        if row["run"] in others:
+            row["overrides"] = [each for each in row["overrides"] if "trainer.v1." not in each]
     return rows
+
+
+# Trainers of verl.experimental dispatch prompt by prompt; they have none of the V1 trainers' settings.
+_EXPERIMENTAL = """
+SELECT run FROM processes WHERE role = 'rollouter'
+UNION SELECT run FROM event_fields WHERE event = 'dispatch' AND uid IS NOT NULL
+"""
 
 
 class _Pool:
