@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
-from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import align, seconds, share
 
 __all__ = ["ledger_lines", "ledger_text", "pool_text"]
 
+_Rows = Sequence[Mapping[str, Any]]
 _BAR = 30
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
@@ -24,7 +24,7 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: Rows) -> str:
+def ledger_text(rows: _Rows) -> str:
     """Return a run's accounts over all steps, with a bar for each."""
     blocks = []
     for pool in dict.fromkeys(row["pool"] for row in rows):
@@ -51,7 +51,7 @@ def ledger_text(rows: Rows) -> str:
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
-def ledger_lines(rows: Rows) -> list[str]:
+def ledger_lines(rows: _Rows) -> list[str]:
     """Return a run's accounts over all steps, a line for each pool."""
     texts = []
     for pool in dict.fromkeys(row["pool"] for row in rows):
@@ -74,7 +74,7 @@ def ledger_lines(rows: Rows) -> list[str]:
     return [*texts, bound] if bound else texts
 
 
-def _bound(rows: Rows) -> str:
+def _bound(rows: _Rows) -> str:
     """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
     pools = dict.fromkeys(row["pool"] for row in rows)
     if "rollout" not in pools:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -245,7 +246,7 @@ def _rows(
     ]
 
 
-def account_totals(rows: Rows) -> dict[str, float]:
+def account_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Sum rows of `bubble_ledger`: device-seconds by account, in the order of `ACCOUNTS`."""
     sums = dict.fromkeys(ACCOUNTS, 0.0)
     for row in rows:
