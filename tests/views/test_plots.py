@@ -46,12 +46,34 @@ def with_own_spans(folder):
     return folder
 
 
+def with_loads(folder):
+    """Copy the generated run, with a reading of an engine's load where each of its requests ends."""
+    shutil.copytree(DATA / "small_run", folder, ignore=shutil.ignore_patterns(".cache"))
+    for path in folder.glob("step_*/engine_*.jsonl"):
+        lines = path.read_text().splitlines()
+        requests = [json.loads(line) for line in lines if '"event":"engine_request"' in line]
+        for number, request in enumerate(requests):
+            load = {
+                "running_requests": len(requests) - number,
+                "waiting_requests": max(3 - number, 0),
+                "running_limit": 4,
+                "kv_used_tokens": 900 // (number + 1),
+                "kv_capacity_tokens": 1000,
+            }
+            del request["duration_sec"]
+            lines.append(json.dumps({**request, "event": "engine_state", "extra": load}))
+        path.write_text("\n".join(lines) + "\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A generated run, one of the rehearsal, an asynchronous one, TransferQueue tracing, and own spans."""
     own = with_own_spans(tmp_path_factory.mktemp("own") / "spanned_run")
+    read = with_loads(tmp_path_factory.mktemp("loads") / "loaded_run")
     with (
         load(own, cache=False) as spanned,
+        load(read, cache=False) as loaded,
         load(DATA / "small_run", cache=False) as small,
         load(DATA / "rehearsal_run.tar.gz", cache=False) as rehearsed,
         load(DATA / "tq" / "run.tar.gz", cache=False) as traced,
@@ -62,6 +84,7 @@ def runs(tmp_path_factory):
             "rehearsed": rehearsed,
             "traced": traced,
             "spanned": spanned,
+            "loaded": loaded,
             "asynchronous": asynchronous,
         }
         FIGURES.clear()
@@ -73,7 +96,12 @@ def data_of(run, name, **chosen):
 
 
 # Plots that only some runs have data for.
-ONLY = {"tq_functions": "traced", "own_spans": "spanned", "staleness": "asynchronous"}
+ONLY = {
+    "tq_functions": "traced",
+    "own_spans": "spanned",
+    "staleness": "asynchronous",
+    "engine_load": "loaded",
+}
 FIGURES = {}
 
 

@@ -112,7 +112,7 @@ VIEWS = (
             "replica": "number of the replica",
             "dp_rank": "data-parallel rank of the engine",
             "readings": "number of readings",
-            "covered_s": "time of the readings",
+            "covered_s": "time of the readings, in s",
             "running": "requests in the batch, mean by time",
             "max_running": "the most of them",
             "waiting": "requests in the engine's queues, mean by time",
