@@ -9,7 +9,7 @@ import pytest
 
 from verl_profiler import plugin, span
 from verl_profiler.environ import SETTINGS
-from verl_profiler.instrumentation import worker_setup_hook
+from verl_profiler.instrumentation import placing, worker_setup_hook
 from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
@@ -98,6 +98,7 @@ def test_a_header_without_paths(worker_config, monkeypatch):
     monkeypatch.setenv(SETTINGS, worker_config.encode())
     plugin.activate("driver")
     recorder.stop()
+    placing.uninstall()
 
     (header,) = (Path(worker_config.directory) / "processes").iterdir()
     assert worker_config.directory.encode() not in header.read_bytes()

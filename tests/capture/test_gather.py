@@ -21,6 +21,7 @@ from verl_profiler.capture.plan import Plan
 from verl_profiler.cli import main
 from verl_profiler.environ import SETTINGS, UNDER_NSYS
 from verl_profiler.errors import ReadingError
+from verl_profiler.instrumentation import placing
 from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.recording import recorder
@@ -517,6 +518,7 @@ def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, worker_c
             monkeypatch.setenv(UNDER_NSYS, under_nsys)
             plugin.activate("driver")
             recorder.stop()
+            placing.uninstall()
             found.append(umask())
     finally:
         os.umask(before)
