@@ -16,7 +16,9 @@ from verl_profiler.views.sections import document
 pytestmark = pytest.mark.browser
 
 # Neither captures nor a console log are in the run.
-SECTIONS = [name for name in page_sections.SECTIONS if name not in ("captures", "log", "spans")]
+# Sections that only some runs have.
+ABSENT = ("captures", "log", "staleness", "engine-load", "spans")
+SECTIONS = [name for name in page_sections.SECTIONS if name not in ABSENT]
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",
     "quotes": "\"'`><svg onload=alert(2)>",
