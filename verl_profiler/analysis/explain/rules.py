@@ -108,9 +108,9 @@ RULES: dict[str, Rule] = {
         always=True,
     ),
     "slow_replica": Rule(
-        "One replica is slower than the others: {who}.",
+        "Replicas differ in speed ({who}).",
         "A slow or shared device, a throttled host, or other load on the engine's host.",
-        "Check clocks, temperature and other processes on that replica's devices; move it.",
+        "Check clocks, temperature and other processes on the slower replica's devices; move it.",
         ("token_rates", "stragglers"),
         change="replicas_equally_fast",
         measured=True,
