@@ -6,19 +6,14 @@
 """
 
 import asyncio
-import json
 import sys
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
+import probes_report
+
 from verl_profiler import span
-from verl_profiler.instrumentation import placing, wrapping
-from verl_profiler.probes import all_probes
-from verl_profiler.recording import context, recorder
-from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.recording import context
 
 
 class Remote:
@@ -212,12 +207,7 @@ def recognized():
 
 
 def main():
-    directory = tempfile.mkdtemp()
-    settings = WorkerConfig(
-        directory, directory, EventSettings(flush_interval_s=0.1), take_anchor()
-    )
-    recorder.start(settings, lambda: Identity("trainer", 0), dict)
-    placing.install(all_probes())
+    directory = probes_report.begin("trainer")
     trainer = replicas()
     real_sleep = asyncio.sleep
     asyncio.sleep = lambda _: real_sleep(0)
@@ -230,13 +220,7 @@ def main():
         "recognized": recognized(),
         "framework": framework(),
     }
-    recorder.stop()
-    report["events"] = [
-        json.loads(line)
-        for path in sorted(Path(directory).glob("step_*/*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    print("REPORT " + json.dumps(report), flush=True)
+    probes_report.end(directory, report)
 
 
 if __name__ == "__main__":

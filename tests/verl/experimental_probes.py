@@ -7,14 +7,12 @@ Without Ray: actors are called directly.  `test_experimental_probes.py` reads th
 
 import asyncio
 import contextlib
-import json
 import sys
-import tempfile
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import probes_report
 import ray
 import torch
 from omegaconf import OmegaConf
@@ -22,19 +20,10 @@ from omegaconf import OmegaConf
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes, experimental
-from verl_profiler.recording import context, recorder
-from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.recording import context
 
-DIRECTORY = tempfile.mkdtemp()
-recorder.start(
-    WorkerConfig(DIRECTORY, DIRECTORY, EventSettings(flush_interval_s=0.1), take_anchor()),
-    lambda: Identity("trainer", 0),
-    dict,
-)
 # Before verl is imported, as in its processes: modules take functions from each other by name.
-placing.install(all_probes())
+DIRECTORY = probes_report.begin("trainer")
 
 from verl import DataProto  # noqa: E402
 from verl.experimental.agent_loop import agent_loop  # noqa: E402
@@ -332,13 +321,7 @@ def main():
     report["syncs"] = syncs()
     report["errors"] = dict(wrapping.status.errors)
     report["exported"] = exported()
-    recorder.stop()
-    report["events"] = [
-        json.loads(line)
-        for path in sorted(Path(DIRECTORY).glob("step_*/*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    print("REPORT " + json.dumps(report, default=str), flush=True)
+    probes_report.end(DIRECTORY, report)
 
 
 if __name__ == "__main__":

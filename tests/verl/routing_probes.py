@@ -5,17 +5,9 @@
 `test_routing_probes.py` reads the report.
 """
 
-import json
 import sys
-import tempfile
-from pathlib import Path
 
-from verl_profiler.instrumentation import placing, wrapping
-from verl_profiler.probes import all_probes
-from verl_profiler.recording import recorder
-from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+import probes_report
 
 
 def choose():
@@ -39,19 +31,9 @@ def choose():
 
 
 def main():
-    directory = tempfile.mkdtemp()
-    settings = WorkerConfig(directory, take_anchor(), EventSettings(flush_interval_s=0.1))
-    recorder.start(settings, lambda: Identity("load_balancer", 0), dict)
-    placing.install(all_probes())
+    directory = probes_report.begin("load_balancer")
     chosen, same = choose()
-    report = {"chosen": chosen, "same": same, "errors": dict(wrapping.status.errors)}
-    recorder.stop()
-    report["events"] = [
-        json.loads(line)
-        for path in sorted(Path(directory).glob("step_*/*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    print("REPORT " + json.dumps(report), flush=True)
+    probes_report.end(directory, {"chosen": chosen, "same": same})
 
 
 if __name__ == "__main__":

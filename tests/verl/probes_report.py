@@ -1,0 +1,34 @@
+"""What the scripts that drive verl's real classes share: a recorder with all probes, and its lines as JSON."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from verl_profiler.instrumentation import placing, wrapping
+from verl_profiler.probes import all_probes
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+
+def begin(role):
+    """Record as a process of this role, with all probes placed; return the run directory."""
+    directory = tempfile.mkdtemp()
+    events = EventSettings(flush_interval_s=0.1)
+    config = WorkerConfig(directory, directory, events, take_anchor())
+    recorder.start(config, lambda: Identity(role, 0), dict)
+    placing.install(all_probes())
+    return directory
+
+
+def end(directory, report):
+    """Print what a script found, with the probes' errors so far and all recorded lines."""
+    report.setdefault("errors", dict(wrapping.status.errors))
+    recorder.stop()
+    report["events"] = [
+        json.loads(line)
+        for path in sorted(Path(directory).glob("step_*/*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    print("REPORT " + json.dumps(report, default=str), flush=True)
