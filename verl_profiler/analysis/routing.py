@@ -26,18 +26,21 @@ def routes(
     where = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(
         f"""
-        WITH names AS (
+        WITH chosen AS MATERIALIZED (
+            SELECT * FROM server_routes
+        ), names AS (
             SELECT r.run, r.server, any_value(c.engine_name) AS replica
-            FROM (SELECT DISTINCT ON (run, server) * FROM server_routes ORDER BY run, server, at_us)
+            FROM (SELECT DISTINCT ON (run, server) * FROM chosen ORDER BY run, server, at_us)
                 AS r JOIN engine_calls AS c USING (run, request_id, turn)
             GROUP BY r.run, r.server
         ), recorded AS (
-            SELECT DISTINCT run, true AS loads FROM server_routes WHERE in_flight IS NOT NULL
+            SELECT DISTINCT run, true AS loads FROM chosen WHERE in_flight IS NOT NULL
         ), counted AS (
             SELECT run, step, server, count(*) AS calls, count(*) FILTER (sticky) AS sticky,
-                count(*) FILTER (in_flight > least_in_flight) AS unbalanced, sum(in_flight - least_in_flight) AS excess,
+                count(*) FILTER (in_flight > least_in_flight) AS unbalanced,
+                sum(in_flight - least_in_flight) AS excess,
                 max(in_flight - least_in_flight) AS max_excess
-            FROM server_routes WHERE {where} GROUP BY run, step, server
+            FROM chosen WHERE {where} GROUP BY run, step, server
         )
         SELECT run, step, server, replica, calls,
             calls / sum(calls) OVER (PARTITION BY run, step) AS share, sticky,
