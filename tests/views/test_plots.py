@@ -30,47 +30,46 @@ DATA = Path(__file__).parent.parent / "data"
 HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
 
 
-def with_own_spans(folder):
-    """Copy the generated run, with spans of a user's own in its turns."""
+def with_more_lines(folder, files, event, more):
+    """Copy the generated run, with what `more` makes of the files' lines of an event, file by file."""
     shutil.copytree(DATA / "small_run", folder, ignore=shutil.ignore_patterns(".cache"))
-    for path in folder.glob("step_*/worker_0.jsonl"):
+    for path in folder.glob(f"step_*/{files}"):
         lines = path.read_text().splitlines()
-        turns = [json.loads(line) for line in lines if '"event":"turn"' in line]
-        for number, turn in enumerate(turns):
-            names = ("database_lookup", "rerank") if number % 3 else ("rerank",)
-            for name in names:
-                lines.append(
-                    json.dumps({**turn, "event": name, "duration_sec": 0.01 * (number + 1)})
-                )
-        path.write_text("\n".join(lines) + "\n")
+        own = [json.loads(line) for line in lines if f'"event":"{event}"' in line]
+        path.write_text("\n".join([*lines, *map(json.dumps, more(own))]) + "\n")
     return folder
 
 
-def with_loads(folder):
-    """Copy the generated run, with a reading of an engine's load where each of its requests ends."""
-    shutil.copytree(DATA / "small_run", folder, ignore=shutil.ignore_patterns(".cache"))
-    for path in folder.glob("step_*/engine_*.jsonl"):
-        lines = path.read_text().splitlines()
-        requests = [json.loads(line) for line in lines if '"event":"engine_request"' in line]
-        for number, request in enumerate(requests):
-            load = {
-                "running_requests": len(requests) - number,
-                "waiting_requests": max(3 - number, 0),
-                "running_limit": 4,
-                "kv_used_tokens": 900 // (number + 1),
-                "kv_capacity_tokens": 1000,
-            }
-            del request["duration_sec"]
-            lines.append(json.dumps({**request, "event": "engine_state", "extra": load}))
-        path.write_text("\n".join(lines) + "\n")
-    return folder
+def own_spans(turns):
+    """Give spans of a user's own in turns."""
+    for number, turn in enumerate(turns):
+        for name in ("database_lookup", "rerank") if number % 3 else ("rerank",):
+            yield {**turn, "event": name, "duration_sec": 0.01 * (number + 1)}
+
+
+def loads(requests):
+    """Give a reading of an engine's load where each of its requests ends."""
+    for number, request in enumerate(requests):
+        load = {
+            "running_requests": len(requests) - number,
+            "waiting_requests": max(3 - number, 0),
+            "running_limit": 4,
+            "kv_used_tokens": 900 // (number + 1),
+            "kv_capacity_tokens": 1000,
+        }
+        del request["duration_sec"]
+        yield {**request, "event": "engine_state", "extra": load}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A generated run, one of the rehearsal, an asynchronous one, TransferQueue tracing, and own spans."""
-    own = with_own_spans(tmp_path_factory.mktemp("own") / "spanned_run")
-    read = with_loads(tmp_path_factory.mktemp("loads") / "loaded_run")
+    own = with_more_lines(
+        tmp_path_factory.mktemp("own") / "spanned_run", "worker_0.jsonl", "turn", own_spans
+    )
+    read = with_more_lines(
+        tmp_path_factory.mktemp("loads") / "loaded_run", "engine_*.jsonl", "engine_request", loads
+    )
     with (
         load(own, cache=False) as spanned,
         load(read, cache=False) as loaded,
