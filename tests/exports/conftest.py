@@ -25,3 +25,14 @@ def training_log(tmp_path):
 def log_tables(training_log):
     """Its tables."""
     return read_logs([training_log]).tables()
+
+
+@pytest.fixture
+def receiver():
+    """A receiver of OpenTelemetry spans that is stopped when the test ends."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from exports.otlp_receiver import Receiver
+
+    started = Receiver()
+    yield started
+    started.stop()

@@ -35,6 +35,7 @@ COMMANDS = (
     "tq",
     "memory",
     "export",
+    "publish",
     "collect",
     "check",
     "rehearse",

@@ -4,9 +4,13 @@
     verl-profiler export perfetto logs/my-run -o timeline.pftrace.gz --step 3:5
     verl-profiler export perfetto logs/my-run --merge worker.pt.trace.json.gz
     verl-profiler export perfetto logs/my-run --chrome-json -o timeline.json
+    verl-profiler export otlp logs/my-run --endpoint http://127.0.0.1:4318
+    verl-profiler export otlp logs/my-run -o spans.jsonl --step 3
 
-One timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).  Traces of
-torch.profiler and SQLite exports of nsys under RUN/nsight are merged into it.
+perfetto: one timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).
+Traces of torch.profiler and SQLite exports of nsys under RUN/nsight are merged into it.
+otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans, for Jaeger, Tempo and
+other tracing backends.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,6 +30,8 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
     from verl_profiler.analysis import Steps
 
 __all__ = ["add_arguments", "run", "write_timeline"]
@@ -32,10 +39,12 @@ __all__ = ["add_arguments", "run", "write_timeline"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("format", choices=["perfetto"], help="the output format")
+    parser.add_argument("format", choices=["perfetto", "otlp"], help="the output format")
     add_runs(parser)
     add_out(
-        parser, "the file to write; compressed if it ends in .gz (default: RUN/timeline.pftrace)"
+        parser,
+        "the file to write; a timeline is compressed if it ends in .gz "
+        "(default: RUN/timeline.pftrace, RUN/spans.otlp.jsonl)",
     )
     add_steps(parser)
     parser.add_argument(
@@ -45,22 +54,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         type=Path,
-        help="additional torch.profiler traces or nsys SQLite exports to merge",
+        help="perfetto: additional torch.profiler traces or nsys SQLite exports to merge",
     )
     parser.add_argument(
         "--chrome-json",
         action="store_true",
-        help="write Chrome JSON trace events, for tools that cannot read Perfetto traces",
+        help="perfetto: write Chrome JSON trace events, for tools that cannot read Perfetto traces",
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318, instead of a file",
+    )
+    parser.add_argument(
+        "--only",
+        choices=("requests", "transfer-queue"),
+        help="otlp: leave out the other spans",
+    )
+    parser.add_argument("--project", metavar="NAME", help="otlp: RL-Insight's project")
+    parser.add_argument(
+        "--experiment", metavar="NAME", help="otlp: RL-Insight's experiment (default: the run's)"
     )
     add_cache(parser)
 
 
+# Option → the format that honors it.
+_HONORED = {
+    "merge": "perfetto",
+    "chrome_json": "perfetto",
+    "endpoint": "otlp",
+    "only": "otlp",
+    "project": "otlp",
+    "experiment": "otlp",
+}
+
+
 def run(args: argparse.Namespace) -> int:
-    """Write the timeline; return 0, or 1 if it would be empty.
+    """Write the timeline or the spans; return 0, or 1 if there are none.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
+    for name, form in _HONORED.items():
+        if getattr(args, name) and form != args.format:
+            raise ReadingError(
+                f"export {args.format} does not honor --{name.replace('_', '-')}; export {form} does.",
+                "option-not-heeded",
+            )
+    if args.format == "otlp":
+        return _otlp(args)
     name = "timeline.json" if args.chrome_json else "timeline.pftrace"
     target = target_of(args.runs, args.out, name, force=args.force)
     if not write_timeline(
@@ -76,6 +118,40 @@ def run(args: argparse.Namespace) -> int:
     if not args.chrome_json:
         print("Open it in https://ui.perfetto.dev, or with: verl-profiler open --perfetto RUN")
     return 0
+
+
+def _otlp(args: argparse.Namespace) -> int:
+    if args.endpoint is not None and args.out is not None:
+        raise ReadingError(
+            "--out writes a file, --endpoint writes none.\nLeave one of them out",
+            "option-not-heeded",
+        )
+    target = None
+    if args.endpoint is None:
+        target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force)
+
+    from verl_profiler.cli.tq_export import send_spans, write_lines
+    from verl_profiler.exports.otlp import About, otlp_lines
+    from verl_profiler.exports.otlp_requests import request_spans
+    from verl_profiler.exports.otlp_transfer_queue import transfer_queue_spans
+    from verl_profiler.reading.tq_sources import open_sources
+
+    with open_sources(args.runs, cache=not args.no_cache) as sources:
+        given: list[Iterator[ReadableSpan]] = []
+        for source in sources:
+            check_steps(source.tables, args.steps)
+            about = About.of_source(source, args.project, args.experiment)
+            if args.only != "transfer-queue":
+                given.append(request_spans(source.tables, about, args.steps))
+            if args.only != "requests":
+                alone = args.only is not None
+                given.append(
+                    transfer_queue_spans(source.tables, about, args.steps, of_requests=alone)
+                )
+        if args.endpoint is not None:
+            return send_spans(itertools.chain(*given), args.endpoint)
+        lines = otlp_lines(itertools.chain(*given))
+        return write_lines(lines, target, "spans with a time of day")
 
 
 def write_timeline(

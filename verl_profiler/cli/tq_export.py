@@ -16,9 +16,11 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["add_arguments", "chosen", "export"]
+__all__ = ["add_arguments", "chosen", "export", "send_spans", "write_lines"]
 
 _LOOPBACK = "127.0.0.1"
 # Option → the export that honors it.
@@ -139,34 +141,47 @@ def export(
             for source in sources
             for line in json_lines(source.tables, args.steps, index=args.index, **narrowed)
         )
-        return _write(lines, args.out, "calls")
-    from verl_profiler.exports.otel import About, otlp_lines, send, spans
+        return write_lines(lines, args.out, "calls")
+    from verl_profiler.exports.otlp import About, otlp_lines
+    from verl_profiler.exports.otlp_transfer_queue import transfer_queue_spans
 
     given = (
         span
         for source in sources
-        for span in spans(
+        for span in transfer_queue_spans(
             source.tables,
-            About(args.project or "", _experiments(source, args.experiment)),
+            About.of_source(source, args.project, args.experiment),
             args.steps,
             **narrowed,
         )
     )
     if args.endpoint is None:
-        return _write(otlp_lines(given), args.out, "spans with a time of day")
-    sent = send(given, args.endpoint)
+        return write_lines(otlp_lines(given), args.out, "spans with a time of day")
+    return send_spans(given, args.endpoint)
+
+
+def send_spans(given: Iterator[ReadableSpan], endpoint: str) -> int:
+    """Send spans and print how many; return 1 if there are none.
+
+    Raises:
+        ReadingError: The endpoint does not accept them.
+    """
+    from verl_profiler.exports.otlp import send
+
+    sent = send(given, endpoint)
     if not sent:
-        print_error("nothing to export: no call has a time of day")
+        print_error("nothing to export: there are no spans with a time of day")
         return 1
-    print(visible(f"Sent {sent:,} spans to {args.endpoint}"))
+    print(visible(f"Sent {sent:,} spans to {endpoint}"))
     return 0
 
 
-def _experiments(source: Source, given: str | None) -> dict[str, str]:
-    return {label: given or source.experiments.get(label) or label for label in source.labels}
+def write_lines(lines: Iterator[str], out: Path | None, what: str) -> int:
+    """Write lines to a file or the terminal; return 1 if there are none.
 
-
-def _write(lines: Iterator[str], out: Path | None, what: str) -> int:
+    Raises:
+        ReadingError: The file cannot be written.
+    """
     first = next(lines, None)
     if first is None:
         print_error(f"nothing to export: there are no {what}")
@@ -204,7 +219,7 @@ def _prometheus(
 
     known = read(sources)
     if args.serve is None:
-        return _write(iter([exposition(lambda: known)]), args.out, "metrics")
+        return write_lines(iter([exposition(lambda: known)]), args.out, "metrics")
     if any(str(path) == "-" for path in args.paths):
         raise ReadingError(
             "standard input can be read once only, and --serve reads for every scrape.\n"

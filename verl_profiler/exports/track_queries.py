@@ -6,6 +6,7 @@ from verl_profiler.events.vocabulary import EVENTS
 
 __all__ = [
     "ARROWS",
+    "ASYNCHRONOUS_COUNTERS",
     "COUNTERS",
     "GROUPS",
     "KINDS",
@@ -57,7 +58,8 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     CASE WHEN event IN ('engine_call', 'engine_request')
         THEN extra->>'$.engine_request_id' END AS engine_request_id,
     CASE event WHEN 'tool_call' THEN extra->>'$.tool' END AS tool,
-    CASE event WHEN 'reward_score' THEN extra->>'$.uid' END AS uid,
+    CASE WHEN event IN ('reward_score', 'sample_consumed', 'sample_dropped')
+        THEN extra->>'$.uid' END AS uid,
     sample, session, extra
 FROM events
 WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN ('memory', 'profiler_cost', 'request_start')
@@ -65,7 +67,7 @@ WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN ('memory', 'profiler_
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
 # numbers are those of the span that asks (an engine call, a tool call, a reward), and one more for the
-# way back.
+# way back; of samples, those of their consumption, or of the request whose sample was dropped.
 ARROWS = """
 CREATE OR REPLACE TEMP TABLE arrows AS
 WITH followed AS (
@@ -88,12 +90,21 @@ WITH followed AS (
     JOIN spans AS s ON s.event = 'reward_score' AND s.run = r.run AND s.uid = r.uid
         AND s.session IS NOT DISTINCT FROM r.session AND s.begin_us BETWEEN w.begin_us AND w.end_us
     WHERE w.event = 'reward' AND w.family = 'rollout'
+), taken AS (
+    SELECT q.id AS made_id, t.id, t.event FROM spans AS q
+    JOIN requests AS r USING (run, name, step, validate, request_id)
+    JOIN spans AS t ON t.run = r.run AND t.uid = r.uid AND NOT r.validate
+        AND t.event IN ('sample_consumed', 'sample_dropped')
+        AND (t.event = 'sample_dropped' OR t.session IS NOT DISTINCT FROM r.session)
+    WHERE q.event = 'request' AND q.family = 'rollout'
 ), edges AS (
     SELECT id AS arrow, id AS source, served_id AS target FROM calls
     UNION ALL SELECT id + 1, served_id, next_id FROM calls WHERE next_us >= end_us
     UNION ALL SELECT id, asked_id, id FROM followed WHERE event = 'tool_call'
     UNION ALL SELECT id + 1, id, answered_id FROM followed WHERE event = 'tool_call'
     UNION ALL SELECT id, id, scored_id FROM rewards
+    -- A step takes several outputs of a request; a drop stands for several requests.
+    UNION ALL SELECT if(event = 'sample_dropped', made_id, id), made_id, id FROM taken
 )
 SELECT id, list_sort(list(arrow) FILTER (leaving)) AS sources,
     list_sort(list(arrow) FILTER (NOT leaving)) AS targets
@@ -146,6 +157,15 @@ FROM (
 """
 _RATE = "response_tokens * 1e6 / duration_us"
 _WITH_RATE = "response_tokens > 0 AND duration_us > 0 AND {selected}"
+# How many events of asynchronous runs there were up to a time.
+_SO_FAR = """
+SELECT run, '' AS name, end_us AS time_us, sum(count(*)) OVER (
+    PARTITION BY run ORDER BY end_us ROWS UNBOUNDED PRECEDING) AS value
+FROM event_fields WHERE {which} AND run IN (SELECT run FROM asynchronous) AND {{selected}}
+GROUP BY run, end_us
+"""
+_CONSUMED = "event = 'sample_consumed'"
+_BEHIND = "trainer_version - min_weight_version"
 _EVERYWHERE = "(SELECT * REPLACE ('' AS name) FROM {})"
 
 # (counter, unit, query with run, name, time_us and value, in any order); without a process where
@@ -195,6 +215,54 @@ COUNTERS = (
             "SELECT run, name, begin_us AS time_us, duration_us / 1000 AS value FROM lags "
             "WHERE {selected} UNION ALL SELECT run, name, end_us, 0.0 FROM lags WHERE {selected}"
             ") GROUP BY run, name, time_us"
+        ),
+    ),
+)
+
+# The same, for asynchronous runs alone.
+ASYNCHRONOUS_COUNTERS = (
+    (
+        "weight version",
+        "version",
+        """
+        SELECT w.run, p.name, w.end_us AS time_us, max(w.weight_version::BIGINT) AS value
+        FROM (
+            SELECT run, end_us, weight_version,
+                unnest(from_json(rest->'$.replicas', '["BIGINT"]')) AS replica
+            FROM event_fields
+            WHERE event = 'weight_sync' AND weight_version IS NOT NULL AND {selected}
+        ) AS w JOIN processes AS p
+            ON p.run = w.run AND p.replica = w.replica AND p.role = 'engine'
+        GROUP BY w.run, p.name, w.end_us
+        """,
+    ),
+    *(
+        (
+            f"queue: {state}",
+            "prompts",
+            (
+                "SELECT run, name, end_us AS time_us, "
+                f"arg_max(integer_of(rest, '{state}'), begin_us) AS value FROM event_fields "
+                f"WHERE event = 'queue_depth' AND integer_of(rest, '{state}') IS NOT NULL "
+                "AND {selected} GROUP BY run, name, end_us"
+            ),
+        )
+        for state in ("ready", "running", "pending", "failed", "capacity")
+    ),
+    ("samples consumed", "samples", _SO_FAR.format(which=_CONSUMED)),
+    (
+        "off-policy samples consumed",
+        "samples",
+        _SO_FAR.format(which=f"{_CONSUMED} AND {_BEHIND} > 0"),
+    ),
+    ("prompts dropped", "prompts", _SO_FAR.format(which="event = 'sample_dropped'")),
+    (
+        "versions behind",
+        "versions",
+        (
+            f"SELECT run, '' AS name, end_us AS time_us, max({_BEHIND}) AS value "
+            f"FROM event_fields WHERE {_CONSUMED} AND {_BEHIND} IS NOT NULL "
+            "AND run IN (SELECT run FROM asynchronous) AND {selected} GROUP BY run, end_us"
         ),
     ),
 )

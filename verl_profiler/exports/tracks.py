@@ -3,7 +3,7 @@
 Spans of one lane are nested or apart, as every viewer asks.  A request has a lane of its own while
 it lasts; what overlaps in it without being nested, such as parallel tool calls, takes another one.
 Arrows lead from generate calls to the engine and back, and from the conversation to its tools,
-its reward worker, and back.
+its reward worker, and back; of asynchronous runs also from a request to the step that consumed it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from verl_profiler.analysis.selection import Steps, in_steps
 from verl_profiler.exports.perfetto import Arrows, Event, Kind, Points
 from verl_profiler.exports.track_queries import (
     ARROWS,
+    ASYNCHRONOUS_COUNTERS,
     COUNTERS,
     GROUPS,
     KINDS,
@@ -202,8 +203,9 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
 
 
 def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
-    tables.make("requests", "engine_requests", "engine_calls", "memory", "lags")
-    for counter, unit, query in COUNTERS:
+    tables.make("requests", "engine_requests", "engine_calls", "memory", "lags", "asynchronous")
+    more = ASYNCHRONOUS_COUNTERS if tables.rows("SELECT run FROM asynchronous") else ()
+    for counter, unit, query in (*COUNTERS, *more):
         asked = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
             f"FROM ({query.format(selected=selected)}) ORDER BY run, name, time_us"

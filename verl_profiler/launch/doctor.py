@@ -21,6 +21,7 @@ from verl_profiler.capture import probes as capture_probes
 from verl_profiler.capture import tools
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes import all_probes
+from verl_profiler.units import size
 
 __all__ = ["Finding", "examine", "examine_cluster", "find_targets"]
 
@@ -302,7 +303,7 @@ def _directory(path: Path) -> Finding:
             "Choose another with profiler.output_dir=DIR.",
         )
     free = shutil.disk_usage(existing).free
-    return Finding("output directory", True, f"{place}, {free / 1e9:.0f} GB free")
+    return Finding("output directory", True, f"{place}, {size(free)} free")
 
 
 def examine_cluster() -> list[Finding]:

@@ -22,8 +22,9 @@ from verl_profiler.capture.plan import Plan, decoded_plan
 from verl_profiler.capture.planner import make_plan, remarks
 from verl_profiler.environ import CAPTURES_OFF, SETTINGS
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import clock_exchange
+from verl_profiler.launch import clock_exchange, publishing
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.recording import recorder, run_directory
@@ -35,6 +36,8 @@ __all__ = ["end", "prepare"]
 NODE = "profiler"
 
 _ray_started = False
+# The trackers to publish to when the command ends.
+_publish_to: tuple[str, ...] = ()
 
 
 def prepare(config: Any) -> Any:
@@ -57,6 +60,7 @@ def prepare(config: Any) -> Any:
     if not settings.events.enabled and capture is None:
         _forget_earlier_run()
         return config
+    publish_to = _trackers(config, settings)
     clock = take_anchor()
     directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
     try:
@@ -70,6 +74,8 @@ def prepare(config: Any) -> Any:
         run_directory.discard(directory)
         raise
     _forget_earlier_run()
+    global _publish_to
+    _publish_to = publish_to
     _record_driver(encoded, directory)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
@@ -99,6 +105,19 @@ def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None
     for warning in translate.apply(config, settings.memory_saver):
         recorder.say(f"WARNING {warning}")
     return capture
+
+
+def _trackers(config: Any, settings: Settings) -> tuple[str, ...]:
+    """Return where to publish, which `profiler.publish: true` takes from verl's own logger."""
+    if settings.publish is not True:
+        return settings.publish or ()
+    found = publishing.trackers_of(_selected(config, "trainer.logger"))
+    if not found:
+        recorder.say(
+            "WARNING profiler.publish is on, but trainer.logger has none of "
+            f"{', '.join(TRACKERS)}: nothing will be published"
+        )
+    return found
 
 
 def _trace_transfers(config: Any, settings: Settings) -> None:
@@ -141,8 +160,9 @@ def _record_driver(encoded: str, directory: Path) -> None:
 
 def _forget_earlier_run() -> None:
     """Undo what an earlier run set in this process, or a recorded driver in its environment."""
-    global _ray_started
+    global _ray_started, _publish_to
     _ray_started = False
+    _publish_to = ()
     hook_creation(None)
     for variable in (SETTINGS, CAPTURES_OFF):
         os.environ.pop(variable, None)
@@ -187,6 +207,8 @@ def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
     recorder.say(f"events are in {directory}")
     if plan is not None and _ray_started and not os.environ.get(CAPTURES_OFF):
         _collect(directory, plan)
+    if _publish_to and _ray_started:
+        publishing.publish(directory, _publish_to)
 
 
 def _collect(directory: Path, plan: Plan) -> None:
@@ -206,16 +228,18 @@ def _collect(directory: Path, plan: Plan) -> None:
         )
 
 
+def _selected(config: Any, path: str) -> Any:
+    """Return the value at a path of the config; None where it cannot be resolved yet."""
+    try:
+        value = OmegaConf.select(config, path)
+    except Exception:  # noqa: BLE001  an interpolation that only a run can resolve
+        return None
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
 def _training(config: Any) -> dict[str, Any]:
     """Return the part of run.json that describes the training."""
-
-    def pick(path: str) -> Any:
-        try:
-            value = OmegaConf.select(config, path)
-        except Exception:  # noqa: BLE001  an interpolation that only a run can resolve
-            return None
-        return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
+    pick = functools.partial(_selected, config)
     return {
         "model": pick("actor_rollout_ref.model.path"),
         "rollout": pick("actor_rollout_ref.rollout.name"),
@@ -234,6 +258,7 @@ def _training(config: Any) -> dict[str, Any]:
         "asynchronous": _asynchronous(pick),
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
+        "logger": list(publishing.trackers_of(pick("trainer.logger"))),
         "memory": translate.facts(config),
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -61,10 +61,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         output_dir: Where the run directory is created.
         record_command: Write the command line, its directory, host, paths and variables to run.json.
+        publish: Publish report and findings when the command ends: to the trackers of `trainer.logger`
+            if true, or to the named ones.
     """
 
     output_dir: str
     record_command: bool = True
+    publish: bool | tuple[Literal["wandb", "tensorboard", "mlflow"], ...] = False
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()

@@ -1,88 +1,22 @@
-"""OpenTelemetry: what a real OTLP receiver decodes, and the attributes that dashboards ask for."""
+"""TransferQueue as OpenTelemetry spans: what a receiver decodes, and the attributes for dashboards."""
 
-import gzip
 import itertools
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from google.protobuf.json_format import Parse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
-from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from exports.otlp_receiver import Receiver, attributes, spans_of
 from tq_lines import Writer
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.exports.otel import About, otlp_lines, send, spans
+from verl_profiler.exports.otlp import About, otlp_lines, send
+from verl_profiler.exports.otlp_transfer_queue import transfer_queue_spans as spans
 from verl_profiler.reading.formats.tq_log import read_logs
 from verl_profiler.reading.tables.tables import Tables
 
 SHARED_ID = "5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f"
 ABOUT = About(project="p", experiment={"training.log": "e"})
-
-
-class Receiver(HTTPServer):
-    """An OTLP/HTTP receiver: decodes with the official protobuf classes."""
-
-    def __init__(self, status=200):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.status = status
-        self.paths = []
-        self.spans = []
-        self.services = set()
-        self.thread = threading.Thread(target=self.serve_forever)
-        self.thread.start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def stop(self):
-        self.shutdown()
-        self.server_close()
-        self.thread.join(timeout=30)
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        request = ExportTraceServiceRequest.FromString(body)
-        self.server.paths.append(self.path)
-        for resource in request.resource_spans:
-            self.server.services |= {a.value.string_value for a in resource.resource.attributes}
-            for scope in resource.scope_spans:
-                self.server.spans += scope.spans
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.end_headers()
-        self.wfile.write(ExportTraceServiceResponse().SerializeToString())
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def receiver():
-    """A receiver that is stopped when the test ends."""
-    started = Receiver()
-    yield started
-    started.stop()
-
-
-def value(attribute):
-    return getattr(attribute.value, attribute.value.WhichOneof("value"))
-
-
-def attributes(span):
-    return {each.key: value(each) for each in span.attributes}
 
 
 def test_a_receiver_gets_every_call_stage_and_transfer(receiver, log_tables):
@@ -190,20 +124,9 @@ def test_transfers_of_a_request_are_in_its_trajectory():
 
 
 def test_the_file_is_otlp_json(log_tables):
-    """Its ids are hexadecimal; with them as protobuf wants them, the official classes read it."""
-    import base64
+    """The official classes read it."""
+    sent = spans_of(otlp_lines(spans(log_tables, ABOUT)))
 
-    (line,) = otlp_lines(spans(log_tables, ABOUT))
-    content = json.loads(line)
-    for resource in content["resourceSpans"]:
-        for scope in resource["scopeSpans"]:
-            for span in scope["spans"]:
-                assert (32, 16) == (len(span["traceId"]), len(span["spanId"]))
-                for name in {"traceId", "spanId", "parentSpanId"} & set(span):
-                    span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
-    decoded = Parse(json.dumps(content), TracesData())
-
-    sent = [s for r in decoded.resource_spans for scope in r.scope_spans for s in scope.spans]
     assert [span.name for span in spans(log_tables, ABOUT)] == [span.name for span in sent]
     assert {0, 2} == {span.status.code for span in sent}
 

@@ -1,0 +1,342 @@
+"""Requests as OpenTelemetry traces: one request by hand, and what a real receiver and parser get."""
+
+import argparse
+import itertools
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+from cached_runs import REHEARSED
+from exports.otlp_receiver import attributes, spans_of
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+
+from verl_profiler.cli import export
+from verl_profiler.errors import ReadingError
+from verl_profiler.exports.otlp import About
+from verl_profiler.exports.otlp_requests import request_spans
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
+
+REQUEST = "e12c8d8b634c4d7886780b71afe3f673"
+# Read from the lines of the recorded rehearsal: name, microseconds, depth.
+TREE = """
+invoke_agent tool_agent 2215439
+    agent_loop 2121180
+        prompt_build 63317
+        turn 1191909
+            engine_call 650486
+                server_acquire 12786
+                engine_request 620470
+                    queue 3622
+                    prefill 9822
+                    decode 592573
+            token_merge 4735
+            tool_parsing 1043
+            tool_execution 497415
+                execute_tool check_answer 497415
+            token_merge 35138
+        turn 861999
+            engine_call 859420
+                server_acquire 26308
+                engine_request 761459
+                    queue 54130
+                    prefill 36581
+                    decode 619568
+            token_merge 822
+            tool_parsing 1466
+    postprocess 71153
+        reward 20387
+            reward_score 4992
+        tq_meta 11024
+        tq_put 30797
+        tq_meta 604
+"""
+BASE = 1_795_000_000_000_000
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    export.add_arguments(parser)
+    return export.run(parser.parse_args(["otlp", *map(str, arguments)]))
+
+
+def tree(spans):
+    """Return the lines of a trace, children in the order of their starts."""
+    below = {}
+    for span in spans:
+        below.setdefault(span.parent_span_id, []).append(span)
+
+    def lines(parent, depth):
+        for span in sorted(below.get(parent, ()), key=lambda each: each.start_time_unix_nano):
+            duration_us = (span.end_time_unix_nano - span.start_time_unix_nano) // 1000
+            yield f"{'    ' * depth}{span.name} {duration_us}"
+            yield from lines(span.span_id, depth + 1)
+
+    return list(lines(b"", 0))
+
+
+def parents(spans):
+    """Return by span name the names of the spans that contain those of that name."""
+    names = {span.context.span_id: span.name for span in spans}
+    found = {}
+    for span in spans:
+        found.setdefault(span.name, set()).add(span.parent and names[span.parent.span_id])
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """Unpack a recorded run."""
+
+    def unpack(name):
+        folder = tmp_path_factory.mktemp(name)
+        shutil.unpack_archive(Path(__file__).parent.parent / "data" / f"{name}.tar.gz", folder)
+        return folder / name
+
+    return unpack
+
+
+def test_a_receiver_gets_the_recorded_request_as_one_trace(receiver):
+    """Over the wire; the trace id is the request id, and all is one tree."""
+    assert 0 == run(REHEARSED, "--endpoint", receiver.url, "--step", 1, "--project", "p")
+
+    spans = [span for span in receiver.spans if span.trace_id.hex() == REQUEST]
+    assert TREE.strip().splitlines() == tree(spans)
+    (root,) = (span for span in spans if not span.parent_span_id)
+    wanted = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "tool_agent",
+        "gen_ai.conversation.id": REQUEST,
+        # 69 tokens of response are those of two calls, 35 and 17, and the tool's.
+        "gen_ai.usage.input_tokens": 43,
+        "gen_ai.usage.output_tokens": 35 + 17,
+        "verl.prompt_tokens": 43,
+        "verl.generated_tokens": 52,
+        "verl.tool_tokens": 17,
+        "verl.response_tokens": 69,
+        "verl.reward": 0.0,
+        "verl.worker": 1,
+        "verl.process": "worker_1",
+        "verl.turns": 2,
+        "verl.validate": False,
+        "verl.time.tool_s": 0.497415,
+        "verl.time.engine_s": 1.509906,
+        "status": "success",
+        "finished": True,
+    }
+    assert wanted == {name: attributes(root)[name] for name in wanted}
+    (tool,) = (span for span in spans if span.name.startswith("execute_tool"))
+    assert "check_answer" == attributes(tool)["gen_ai.tool.name"]
+    calls = [attributes(span) for span in spans if span.name == "engine_call"]
+    usage = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+    assert [(43, 35), (95, 17)] == [tuple(call[name] for name in usage) for call in calls]
+    assert [["stop"]] * 2 == [call["gen_ai.response.finish_reasons"] for call in calls]
+    assert {REQUEST} == {attributes(span)["gen_ai.conversation.id"] for span in spans}
+
+
+def test_every_span_has_the_identity_that_rl_insight_queries(receiver):
+    """Lane, sample and turn of its agent loop protocol; `global_steps` is compared as a number."""
+    run(REHEARSED, "--endpoint", receiver.url, "--project", "p", "--experiment", "e")
+
+    lanes = Counter()
+    for span in receiver.spans:
+        found = attributes(span)
+        assert ("p", "e") == (found["project"], found["experiment_name"])
+        assert type(found["global_steps"]) is int
+        if found.get("monitor.trace_source") == "gateway":
+            assert type(found["turn"]) is int
+            for name in ("chain_id", "type", "content", "prompt_tokens", "completion_tokens"):
+                assert name in found
+            assert found["state_lane_id"] == (
+                f"experiment=e/sample={found['sample']}/session={found['session']}/traj=0"
+            )
+            lanes[found["state_lane_id"]] += 1
+    assert 260 == sum(lanes.values())
+    sources = Counter(attributes(span).get("monitor.trace_source") for span in receiver.spans)
+    assert (96, 164) == (sources["session"], sources["tool"])
+
+
+def test_the_file_has_all_requests_and_calls_once(tmp_path):
+    """A transfer of a request is in its trace; others are exported as TransferQueue's."""
+    assert 0 == run(REHEARSED, "-o", tmp_path / "all.jsonl")
+    assert 0 == run(REHEARSED, "-o", tmp_path / "requests.jsonl", "--only", "requests")
+    assert 0 == run(REHEARSED, "-o", tmp_path / "tq.jsonl", "--only", "transfer-queue")
+
+    names = {
+        path.stem: Counter(span.name for span in spans_of(path.read_text().splitlines()))
+        for path in tmp_path.glob("*.jsonl")
+    }
+    assert (96, 0) == (
+        names["requests"]["invoke_agent tool_agent"],
+        names["tq"]["invoke_agent tool_agent"],
+    )
+    recorded = Counter(
+        json.loads(line)["event"]
+        for path in REHEARSED.glob("step_*/*.jsonl")
+        for line in path.read_text().splitlines()
+    )
+    for event in ("tq_put", "tq_get"):
+        assert recorded[event] == names["all"][event] == names["tq"][event]
+    spans = spans_of((tmp_path / "all.jsonl").read_text().splitlines())
+    assert len(spans) == len({(span.trace_id, span.span_id) for span in spans})
+
+
+def test_names_are_those_of_the_semantic_conventions():
+    """Every `gen_ai.*` attribute and operation is in OpenTelemetry's own list."""
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
+
+    with load([REHEARSED]) as opened:
+        spans = list(request_spans(opened.tables, About()))
+
+    used = {name for span in spans for name in span.attributes if name.startswith("gen_ai.")}
+    assert used <= known
+    named = {span.attributes.get("gen_ai.operation.name") for span in spans} - {None}
+    assert {"invoke_agent", "execute_tool", "text_completion"} == named <= operations
+
+
+def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run(unpacked):
+    """Each attempt has the engine's part of its own; a request that was cut off ends where it was seen."""
+    with load([unpacked("colocate_async_run")]) as opened:
+        spans = list(request_spans(opened.tables, About()))
+
+    traces = {}
+    for span in spans:
+        traces.setdefault(f"{span.context.trace_id:032x}", []).append(span)
+    retried = traces["1234d0f70ba74651827c4d0250aa3de5"]
+    above = parents(retried)
+    assert {"engine_call"} == above["engine_attempt"] == above["parked"]
+    assert 2 == sum(span.name == "engine_attempt" for span in retried)
+    assert "engine_attempt" in above["engine_request"]
+    late = traces["4b1f7a2599624308859f7ebeb20276a2"][0].attributes
+    assert (2, 3, "consumed") == (
+        late["global_steps"],
+        late["verl.consumed_step"],
+        late["verl.fate"],
+    )
+    cut = traces["059c6b8329be402fb232a09d7248800c"][0]
+    assert (1795418093057385, 1795418107690710) == (cut.start_time // 1000, cut.end_time // 1000)
+    assert ("error", False) == (cut.attributes["status"], cut.attributes["finished"])
+
+
+def tables(*events, **request):
+    """Return tables of one request, by hand: events are (name, begin, end, turn, fields)."""
+    who = {"run": "r", "step": 4, "name": "worker_0", "request_id": "q", "validate": False}
+    whole = {**who, "begin_us": BASE, "end_us": BASE + 100, "last_us": BASE + 100, "sample": "17"}
+    rows = [
+        {
+            **who,
+            "event": name,
+            "family": "user" if name.startswith("my_") else "rollout",
+            "begin_us": BASE + begin,
+            "end_us": BASE + end,
+            "turn": turn,
+            "extra": fields,
+        }
+        for name, begin, end, turn, fields in events
+    ]
+    return Tables.of({"requests": [{**whole, **request}], "events": rows, "samples": []})
+
+
+def test_own_spans_are_in_the_innermost_span_that_contains_them():
+    """Of two parallel tool calls around one, it is unknown whose it is; its attributes keep their names."""
+    given = tables(
+        ("turn", 0, 90, 0, {}),
+        ("tool_execution", 10, 80, 0, {}),
+        ("tool_call", 10, 80, 0, {"tool": "slow"}),
+        ("tool_call", 30, 60, 0, {"tool": "quick"}),
+        ("my_query", 15, 20, 0, {"table": "t", "ids": [1, 2]}),
+        ("my_row", 16, 17, 0, {}),
+        ("my_doubt", 40, 50, 0, {}),
+        ("my_end", 92, 95, None, {}),
+    )
+
+    spans = list(request_spans(given, About()))
+
+    above = parents(spans)
+    assert {"tool_execution"} == above["execute_tool quick"] == above["execute_tool slow"]
+    assert {"execute_tool slow"} == above["my_query"]
+    assert {"my_query"} == above["my_row"]
+    assert {"tool_execution"} == above["my_doubt"]
+    assert {"invoke_agent"} == above["my_end"]
+    (query,) = (span for span in spans if span.name == "my_query")
+    assert ("t", "[1,2]") == (query.attributes["table"], query.attributes["ids"])
+
+
+def test_errors_are_statuses():
+    """With the exception's type, as OpenTelemetry names it."""
+    given = tables(status="error", error="TimeoutError")
+
+    (root,) = request_spans(given, About())
+
+    assert not root.status.is_ok
+    assert ("error", "TimeoutError") == (root.attributes["status"], root.attributes["error.type"])
+
+
+def test_requests_without_a_time_of_day_are_left_out():
+    """A span needs one."""
+    assert [] == list(request_spans(tables(begin_us=5, end_us=9, last_us=9), About()))
+
+
+def test_exporting_twice_gives_the_same_bytes(tmp_path):
+    """A backend that is sent a run again has it once; a step alone has the spans that it has in all."""
+    run(REHEARSED, "-o", tmp_path / "a.jsonl")
+    run(REHEARSED, "-o", tmp_path / "b.jsonl", "--no-cache")
+    run(REHEARSED, "-o", tmp_path / "two.jsonl", "--step", 2)
+
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    whole, alone = (
+        {span.span_id: span for span in spans_of((tmp_path / name).read_text().splitlines())}
+        for name in ("a.jsonl", "two.jsonl")
+    )
+    assert alone
+    assert all(whole[name] == span for name, span in alone.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--merge", "x"], "export otlp does not honor --merge"),
+        (["--chrome-json"], "export otlp does not honor --chrome-json"),
+        (["--endpoint", "http://127.0.0.1:1", "-o", "x"], "--endpoint writes none"),
+        (["--endpoint", "localhost:4318"], "no OTLP/HTTP endpoint"),
+        (["--step", "9"], "step 9 is not in this run"),
+    ],
+)
+def test_options_that_are_not_honored_are_refused(tmp_path, monkeypatch, arguments, message):
+    """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ReadingError, match=re.escape(message)):
+        run(REHEARSED, *arguments, *([] if "--endpoint" in arguments else ["-o", tmp_path / "y"]))
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_timeline_does_not_honor_options_of_spans():
+    """`export perfetto` refuses them in the same way."""
+    parser = argparse.ArgumentParser()
+    export.add_arguments(parser)
+    for option in (["--endpoint", "http://x"], ["--only", "requests"], ["--project", "p"]):
+        with pytest.raises(ReadingError, match="export otlp does"):
+            export.run(parser.parse_args(["perfetto", str(REHEARSED), *option]))
+
+
+def test_spans_of_a_trace_lie_inside_their_parents():
+    """Except those of other processes, whose clocks may differ, and what the engine reports of itself."""
+    elsewhere = {"engine_request", "reward_score", "queue", "prefill", "decode", "wait", "compute"}
+    with load([REHEARSED]) as opened:
+        spans = {span.context.span_id: span for span in request_spans(opened.tables, About())}
+
+    inside = [span for span in spans.values() if span.parent and span.name not in elsewhere]
+    assert len(inside) > 2000
+    for span in inside:
+        parent = spans[span.parent.span_id]
+        assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
+    for first, second in itertools.pairwise(spans.values()):
+        # Traces are written one after another.
+        assert first.context.trace_id == second.context.trace_id or second.parent is None

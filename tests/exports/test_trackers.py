@@ -1,0 +1,200 @@
+"""Publish report and findings: read back from the real clients' own files, offline."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from cached_runs import REHEARSED, SMALL
+from wandb_offline import wandb_records
+
+from verl_profiler.cli import publish
+from verl_profiler.errors import ReadingError
+from verl_profiler.exports import trackers
+
+FILES = ["findings.json", "findings.md", "report.html"]
+# Of the recorded rehearsal, by hand: steps of 21.016081 and 20.106269 s, validation of 4.247865 s in one.
+MEAN_S = (21.016081 + 20.106269) / 2
+VALIDATION_S = 4.247865 / 2
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working directory, and no settings of the clients."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith(("WANDB_", "MLFLOW_", "TENSORBOARD_")):
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def run(*arguments):
+    parser = argparse.ArgumentParser()
+    publish.add_arguments(parser)
+    return publish.run(parser.parse_args([str(each) for each in arguments]))
+
+
+def test_wandb_gets_an_artifact_a_table_and_summary_values(folder):
+    """In a run of its own, in the training's project and group."""
+    pytest.importorskip("wandb")
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_profiler", "publish", str(REHEARSED), "--to", "wandb"],
+        env={**os.environ, "WANDB_MODE": "offline"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, True) == (done.returncode, done.stdout.startswith("Published to wandb: "))
+
+    records = list(wandb_records(folder))
+    (started,) = (each.run for each in records if each.WhichOneof("record_type") == "run")
+    assert ("rehearsal", "rehearsal-profile", "rehearsal", "profile") == (
+        started.project,
+        started.display_name,
+        started.run_group,
+        started.job_type,
+    )
+    published = {
+        each.request.log_artifact.artifact.type: each.request.log_artifact.artifact
+        for each in records
+        if each.WhichOneof("record_type") == "request"
+    }
+    published |= {
+        each.artifact.type: each.artifact
+        for each in records
+        if each.WhichOneof("record_type") == "artifact"
+    }
+    assert FILES == sorted(entry.path for entry in published["profile"].manifest.contents)
+    summary = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "summary":
+            for item in record.summary.update:
+                summary["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+    assert MEAN_S == pytest.approx(summary["profile/step_mean_s"])
+    assert VALIDATION_S == pytest.approx(summary["profile/recoverable/validation_s"])
+    (table,) = folder.glob("wandb/offline-run-*/files/media/table/profile/*.json")
+    content = json.loads(table.read_text())
+    assert ["finding", "message", "recoverable_s", "share", "who", "try"] == content["columns"]
+    assert ["validation", "polling"] == [row[0] for row in content["data"]]
+
+
+def test_tensorboard_gets_text_and_scalars_beside_the_training(folder, capsys):
+    """In the directory that verl's own logger writes to; the files are in a folder inside."""
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    assert 0 == run(REHEARSED, "--to", "tensorboard")
+
+    place = folder / "tensorboard_log/rehearsal/rehearsal"
+    assert f"Published to tensorboard: {place}\n" == capsys.readouterr().out
+    events = reading.EventAccumulator(str(place)).Reload()
+    (mean,) = events.Scalars("profile/step_mean_s")
+    assert (0, pytest.approx(MEAN_S)) == (mean.step, mean.value)
+    (found,) = events.Scalars("profile/finding_count")
+    assert 2 == found.value
+    (text,) = events.Tensors("profile/findings")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert "| Validation takes 2.12 s per step, equal to 10 % of the step time. |" in shown
+    # What is to be pasted is a block of code of its own.
+    assert "\n    trainer.test_freq=10\n" in shown
+    assert "\n    class FastPoll(ReplayBuffer):\n" in shown
+    assert FILES == sorted(path.name for path in (place / "profile").iterdir())
+    assert (place / "profile/report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_tensorboards_variable_is_honored(folder, monkeypatch):
+    """As verl does."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_DIR", str(folder / "elsewhere"))
+
+    assert 0 == run(REHEARSED, "--to", "tensorboard")
+    assert 1 == len(list(folder.glob("elsewhere/events.out.tfevents.*.profile")))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mlflow_gets_artifacts_and_metrics_in_the_trainings_run(folder, monkeypatch, training):
+    """The newest of that name, which keeps its status; without one, a run of its own."""
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    client = mlflow.MlflowClient(tracking_uri=os.environ["MLFLOW_TRACKING_URI"])
+    if training:
+        experiment = client.create_experiment("rehearsal")
+        for _ in range(2):
+            made = client.create_run(experiment, run_name="rehearsal").info.run_id
+        client.set_terminated(made, "FAILED")
+
+    assert 0 == run(REHEARSED, "--to", "mlflow")
+
+    experiment = client.get_experiment_by_name("rehearsal").experiment_id
+    runs = {each.info.run_id: each for each in client.search_runs([experiment])}
+    found = runs[made] if training else next(iter(runs.values()))
+    name, status = ("rehearsal", "FAILED") if training else ("rehearsal-profile", "FINISHED")
+    assert (name, status) == (found.info.run_name, found.info.status)
+    assert (2 if training else 1) == len(runs)
+    assert MEAN_S == pytest.approx(found.data.metrics["profile/step_mean_s"])
+    listed = client.list_artifacts(found.info.run_id, "profile")
+    assert [f"profile/{name}" for name in FILES] == sorted(each.path for each in listed)
+
+
+def test_a_tracker_that_fails_does_not_stop_the_others(monkeypatch, capsys):
+    """Each has its line; the exit status shows that one failed."""
+    calls = []
+
+    def fail(profile):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(trackers, "_wandb", fail)
+    monkeypatch.setattr(trackers, "_mlflow", lambda profile: calls.append(profile) or "there")
+
+    assert 1 == run(REHEARSED, "--to", "wandb", "mlflow", "--project", "p", "--experiment", "e")
+
+    assert (
+        "Not published to wandb: ConnectionError: no route\nPublished to mlflow: there\n"
+        == capsys.readouterr().out
+    )
+    assert ("p", "e") == (calls[0].project, calls[0].experiment)
+
+
+def test_a_client_that_is_not_installed_is_named(monkeypatch, capsys):
+    """With Python's own reason."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+
+    assert 1 == run(REHEARSED, "--to", "wandb")
+    assert capsys.readouterr().out.startswith("Not published to wandb: import of wandb halted")
+
+
+def test_a_run_without_a_tracker_is_refused():
+    """Its run.json has none of them."""
+    with pytest.raises(ReadingError, match=r"no logger to publish to.*\n.*--to wandb") as raised:
+        run(SMALL)
+    assert "no-tracker" == raised.value.slug
+
+
+def test_the_runs_own_logger_is_the_default(monkeypatch, tmp_path, capsys):
+    """As run.json has it."""
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(REHEARSED, folder, ignore=shutil.ignore_patterns(".cache"))
+    launched = json.loads((folder / "run.json").read_text())
+    launched["training"] |= {"logger": ["mlflow"], "project_name": "p", "experiment_name": "e"}
+    (folder / "run.json").write_text(json.dumps(launched))
+    monkeypatch.setattr(trackers, "_mlflow", lambda given: f"{given.project}/{given.experiment}")
+
+    assert 0 == run(folder)
+    assert "Published to mlflow: p/e\n" == capsys.readouterr().out
+
+
+def test_clients_are_not_imported_for_other_trackers():
+    """Nor by the command itself."""
+    code = (
+        "import sys; from verl_profiler.cli import main\n"
+        f"main(['publish', {str(REHEARSED)!r}, '--to', 'tensorboard'])\n"
+        "print(sorted({'wandb', 'mlflow', 'torch', 'tensorflow'} & set(sys.modules)))"
+    )
+    pytest.importorskip("tensorboard")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]" == done.stdout.splitlines()[-1]

@@ -1,0 +1,182 @@
+"""Publish the report and the findings of a run to W&B, TensorBoard or MLflow.
+
+    verl-profiler publish logs/my-run
+    verl-profiler publish logs/my-run --to wandb tensorboard
+
+Published are report.html, the findings as Markdown, JSON and a table, and a few numbers
+(profile/…), to the trackers of the run's own trainer.logger, under its project and experiment.
+profiler.publish=true does the same when a training ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_profiler.cli.options import add_cache, add_runs
+from verl_profiler.cli.output import json_text
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.vocabulary import TRACKERS
+from verl_profiler.render.visible import visible
+
+if TYPE_CHECKING:
+    from verl_profiler.exports.trackers import Profile
+    from verl_profiler.reading.reader import Run
+
+__all__ = ["add_arguments", "run"]
+
+_COLUMNS = ("finding", "message", "recoverable_s", "share", "who", "try")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_runs(parser)
+    parser.add_argument(
+        "--to",
+        nargs="+",
+        action="extend",
+        choices=TRACKERS,
+        default=[],
+        help="where to publish (default: as trainer.logger of the run)",
+    )
+    parser.add_argument("--project", metavar="NAME", help="default: trainer.project_name")
+    parser.add_argument("--experiment", metavar="NAME", help="default: trainer.experiment_name")
+    add_cache(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Publish; print a line per tracker; return 0, or 1 if one failed or there is nothing to publish.
+
+    Raises:
+        ReadingError: The paths cannot be used, or there is no tracker (exit code 2).
+    """
+    from verl_profiler.cli.report import write
+    from verl_profiler.reading.reader import load
+
+    with tempfile.TemporaryDirectory(prefix="verl-profiler-") as made:
+        folder = Path(made)
+        with load(args.runs, cache=not args.no_cache) as opened:
+            training = _training(opened)
+            trackers = list(dict.fromkeys(args.to or training.get("logger") or ()))
+            if not trackers:
+                raise ReadingError(
+                    "the run has no logger to publish to.\n"
+                    f"Name one: verl-profiler publish RUN --to {' '.join(TRACKERS)}",
+                    "no-tracker",
+                )
+            report = write(
+                args.runs, folder / "report.html", None, force=False, cache=not args.no_cache
+            )
+            if report is None:
+                return 1
+            profile = _profile(
+                opened,
+                report,
+                args.project or str(training.get("project_name") or "verl"),
+                args.experiment or str(training.get("experiment_name") or opened.labels[0]),
+            )
+        done = [_published(profile, tracker) for tracker in trackers]
+    return 0 if all(done) else 1
+
+
+def _training(opened: Run) -> Mapping[str, Any]:
+    launch = next((each for each in opened.launches.values() if each.get("training")), {})
+    training = launch.get("training")
+    return training if isinstance(training, dict) else {}
+
+
+def _published(profile: Profile, tracker: str) -> bool:
+    from verl_profiler.exports.trackers import publish
+
+    try:
+        where = publish(profile, tracker)
+    except ImportError as error:
+        print(visible(f"Not published to {tracker}: {error}"))
+    except Exception as error:  # noqa: BLE001  the client's own, of any kind; others are still tried
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(visible(f"Not published to {tracker}: {what}"))
+    else:
+        print(visible(f"Published to {tracker}: {where}"))
+        return True
+    return False
+
+
+def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profile:
+    from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.overview import phase_totals
+    from verl_profiler.analysis.steps import step_phases, step_times
+    from verl_profiler.exports.trackers import Profile
+    from verl_profiler.views.findings import finding_texts, findings
+
+    rows = findings(explanations(opened.tables, None))
+    texts = finding_texts(rows)
+    markdown = _markdown(experiment, rows, texts, opened.problems)
+    paths = report.with_name("findings.md"), report.with_name("findings.json")
+    paths[0].write_text(markdown, encoding="utf-8", errors="backslashreplace")
+    paths[1].write_text(
+        json_text({"format": 2, "findings": rows, "problems": opened.problems}), encoding="utf-8"
+    )
+    steps = [row["duration_s"] for row in step_times(opened.tables, None) if row["finished"]]
+    scalars = {"profile/finding_count": float(len(rows)), "profile/steps": float(len(steps))}
+    if steps:
+        scalars["profile/step_mean_s"] = sum(steps) / len(steps)
+    for row in phase_totals(step_phases(opened.tables, None)):
+        scalars.setdefault(f"profile/phase/{row['phase']}_mean_s", row["mean_s"])
+    for row in rows:
+        if row["recoverable_s"] is not None:
+            scalars.setdefault(f"profile/recoverable/{row['finding']}_s", row["recoverable_s"])
+    return Profile(
+        project,
+        experiment,
+        [report, *paths],
+        markdown,
+        _COLUMNS,
+        [
+            (
+                row["finding"],
+                row["message"],
+                row["recoverable_s"],
+                row["share"],
+                text["who"],
+                text["try"],
+            )
+            for row, text in zip(rows, texts, strict=True)
+        ],
+        {name: value for name, value in scalars.items() if value is not None},
+    )
+
+
+def _markdown(
+    experiment: str, rows: list[dict[str, Any]], texts: list[dict[str, Any]], problems: list[str]
+) -> str:
+    from verl_profiler.analysis.explain.fixes import FILES
+
+    lines = [f"# Profile of {_cell(experiment)}", ""]
+    if rows:
+        lines += ["| finding | recoverable | who | try |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| {' | '.join(_cell(text[key]) for key in ('message', 'gain', 'who', 'try'))} |"
+            for text in texts
+        ]
+    else:
+        lines.append("No single change is worth 3 % of a step.")
+    for text in texts:
+        if text["paste"] or text["files"] or text["proof"]:
+            lines += ["", f"## {_cell(text['message'])}"]
+        lines += [f"\n    {visible(each)}" for each in text["paste"]]
+        for name, _ in text["files"]:
+            lines += ["", f"{name}:", "", textwrap.indent(FILES[name].rstrip(), "    ")]
+        if text["proof"]:
+            lines += ["", "Afterwards, to check the gain:", "", f"    {visible(text['proof'])}"]
+    if problems:
+        lines += ["", "Data-quality warnings:", "", *(f"- {_cell(each)}" for each in problems)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Escape what Markdown would read as a table's bar, a tag or a line."""
+    return " ".join(visible(text).split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,247 @@
+"""OpenTelemetry spans: how they are made, written as OTLP in JSON lines, and sent to an endpoint.
+
+`otlp_requests` and `otlp_transfer_queue` make the spans.  Their ids are derived from the recorded
+data: exporting twice gives the same spans.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.reading.tq_sources import Source
+
+try:
+    from google.protobuf.json_format import MessageToDict
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExportResult
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+except ImportError as error:
+    raise ReadingError(
+        "this export needs the OpenTelemetry SDK, which is not installed.\n"
+        "pip install 'verl-profiler[otel]'",
+        "missing-extra",
+    ) from error
+
+__all__ = [
+    "SERVICE",
+    "About",
+    "context_of",
+    "filled",
+    "has_time_of_day",
+    "make_span",
+    "otlp_lines",
+    "send",
+    "span_id",
+    "trace_id",
+    "trajectory",
+]
+
+# The service under which RL-Insight's dashboards look.
+SERVICE = "rl_insight_monitor"
+_BATCH = 512
+# Times before 2001 are no times of day: a process's own clock, of lines without one.
+_FIRST_WALL_US = 10**15
+_SCOPE = InstrumentationScope("verl_profiler")
+
+
+@dataclass(frozen=True)
+class About:
+    """What all spans of an export have in common.
+
+    Args:
+        project: RL-Insight's variable of that name.
+        experiment: By run label; the label itself where it is not named.
+        service: `service.name` of the resource.
+    """
+
+    project: str = ""
+    experiment: Mapping[str, str] | None = None
+    service: str = SERVICE
+
+    def of(self, run: str) -> str:
+        """Return the experiment's name."""
+        return (self.experiment or {}).get(run, run)
+
+    @classmethod
+    def of_source(cls, source: Source, project: str | None, experiment: str | None) -> About:
+        """Name the experiment `experiment`, or as verl named it, or after the run."""
+        named = {
+            label: experiment or source.experiments.get(label) or label for label in source.labels
+        }
+        return cls(project or "", named)
+
+    @functools.cached_property
+    def resource(self) -> Resource:
+        """The resource of all spans."""
+        return Resource({SERVICE_NAME: self.service})
+
+
+def has_time_of_day(row: Mapping[str, Any]) -> bool:
+    """Whether an interval has a start and an end since 1970, as spans need them."""
+    begin_us, end_us = row["begin_us"], row["end_us"]
+    return begin_us is not None and end_us is not None and begin_us >= _FIRST_WALL_US
+
+
+def _digest(*parts: Any) -> bytes:
+    return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
+
+
+def trace_id(name: str | None, *parts: Any) -> int:
+    """Return the trace id of `name`, which is used as it is if it is a UUID.
+
+    Args:
+        name: The id that the traced data has; None if it has none.
+        parts: What identifies the trace where `name` alone is missing or is not a UUID.
+    """
+    try:
+        number = uuid.UUID(name).int if name else 0
+    except ValueError:
+        number = 0
+    return number or int.from_bytes(_digest(*parts), "big") or 1
+
+
+def span_id(*parts: Any) -> int:
+    """Return the span id of what `parts` identify."""
+    return int.from_bytes(_digest(*parts)[:8], "big") or 1
+
+
+def context_of(trace: int, span: int) -> SpanContext:
+    """Return the context of a span."""
+    return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1))
+
+
+def filled(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def trajectory(row: Mapping[str, Any], about: About) -> dict[str, Any]:
+    """Return the identity of a request in RL-Insight's agent loop protocol.
+
+    Args:
+        row: run, sample, session, uid and request_id.
+        about: The experiment.
+
+    Returns:
+        Nothing where the request has neither a sample nor a uid.
+    """
+    sample = row["sample"] if row["sample"] is not None else row["uid"]
+    if sample is None:
+        return {}
+    session = row["session"] or "0"
+    return {
+        "sample": sample,
+        "session": session,
+        "traj": "0",
+        "state_lane_id": (
+            f"experiment={about.of(row['run'])}/sample={sample}/session={session}/traj=0"
+        ),
+        "uid": row["uid"] or "",
+        "session_id": row["request_id"] or "",
+    }
+
+
+def make_span(
+    name: str,
+    row: Mapping[str, Any],
+    context: SpanContext,
+    parent: SpanContext | None,
+    attributes: Mapping[str, Any],
+    about: About,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> ReadableSpan:
+    """Return a span that has ended.
+
+    Args:
+        name: Its name.
+        row: begin_us and end_us, since 1970; status, if the call did not return.
+        context: Its own context.
+        parent: That of the span that contains it; None for the first of a trace.
+        attributes: Its attributes.
+        about: The export.
+        kind: Whether it calls another process or serves a call.
+    """
+    failed = row.get("status")
+    return ReadableSpan(
+        name=name,
+        context=context,
+        parent=parent,
+        resource=about.resource,
+        attributes=attributes,
+        kind=kind,
+        status=Status(StatusCode.ERROR, str(failed)) if failed else Status(StatusCode.UNSET),
+        start_time=row["begin_us"] * 1000,
+        end_time=row["end_us"] * 1000,
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def _batches(given: Iterator[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
+    batch: list[ReadableSpan] = []
+    for span in given:
+        batch.append(span)
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def otlp_lines(given: Iterator[ReadableSpan]) -> Iterator[str]:
+    """Give the lines of an OTLP file: one `TracesData` in JSON each, as collectors read them."""
+    for batch in _batches(given):
+        content = MessageToDict(encode_spans(batch), use_integers_for_enums=True)
+        for resource in content["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                for span in scope["spans"]:
+                    # OTLP differs from protobuf's own JSON here: ids are hexadecimal.
+                    for name in ("traceId", "spanId", "parentSpanId"):
+                        if name in span:
+                            span[name] = base64.b64decode(span[name]).hex()
+        yield json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def send(given: Iterator[ReadableSpan], endpoint: str, *, timeout_s: float = 10.0) -> int:
+    """Send spans to an OTLP/HTTP endpoint; return how many.
+
+    Args:
+        given: The spans.
+        endpoint: Such as `http://127.0.0.1:4318`; `/v1/traces` is added where there is no path.
+        timeout_s: For each batch, with repetitions.
+
+    Raises:
+        ReadingError: It does not take them.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ReadingError(
+            f"{endpoint!r} is no OTLP/HTTP endpoint.\nWrite for example http://127.0.0.1:4318",
+            "otlp-endpoint",
+        )
+    url = endpoint if "/" in rest.rstrip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+    exporter = OTLPSpanExporter(endpoint=url, timeout=timeout_s)
+    sent = 0
+    try:
+        for batch in _batches(given):
+            if exporter.export(batch) is not SpanExportResult.SUCCESS:
+                raise ReadingError(
+                    f"{url} did not take the spans; {sent} were sent before.\n"
+                    "Is a collector with an OTLP/HTTP receiver running there?",
+                    "otlp-endpoint",
+                )
+            sent += len(batch)
+    finally:
+        exporter.shutdown()
+    return sent

@@ -1,0 +1,139 @@
+"""Publish the report and the findings of a run to W&B, TensorBoard and MLflow.
+
+Each client is imported only if it is published to.  Names and places are those that verl's own
+`trainer.logger` uses, so that the profile is found beside the training's curves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Profile", "publish"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is published of a run.
+
+    Args:
+        project: `trainer.project_name`.
+        experiment: `trainer.experiment_name`.
+        files: The report, and the findings as Markdown and JSON.
+        markdown: The findings as text.
+        columns: Of the table of findings.
+        rows: Its rows, a value per column.
+        scalars: Numbers by name; times in seconds.
+    """
+
+    project: str
+    experiment: str
+    files: Sequence[Path]
+    markdown: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    scalars: Mapping[str, float]
+
+
+def publish(profile: Profile, tracker: str) -> str:
+    """Publish to one tracker; return where it is.
+
+    Args:
+        profile: What to publish.
+        tracker: wandb, tensorboard or mlflow.
+
+    Raises:
+        ImportError: The client is not installed.
+        Exception: Whatever the client raises.
+    """
+    return {"wandb": _wandb, "tensorboard": _tensorboard, "mlflow": _mlflow}[tracker](profile)
+
+
+def _wandb(profile: Profile) -> str:
+    """Log an artifact, a table and summary values in a run of its own in the training's group.
+
+    The training's run has ended, and its id is not known here, except where WANDB_RUN_ID set it: that
+    run is continued.
+    """
+    import wandb
+
+    known = os.environ.get("WANDB_RUN_ID")
+    name = f"{profile.experiment}-profile"
+    with wandb.init(
+        project=profile.project,
+        name=None if known else name,
+        group=None if known else profile.experiment,
+        job_type=None if known else "profile",
+        id=known,
+        resume="allow" if known else None,
+        settings=wandb.Settings(console="off", silent=True),
+    ) as run:
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", name)[:128], type="profile")
+        for path in profile.files:
+            artifact.add_file(str(path))
+        run.log_artifact(artifact)
+        table = wandb.Table(columns=list(profile.columns), data=[list(row) for row in profile.rows])
+        run.log({"profile/findings": table})
+        run.summary.update(dict(profile.scalars))
+        return run.url or f"{run.dir} (offline; upload it with wandb sync)"
+
+
+def _tensorboard(profile: Profile) -> str:
+    """Add a file of events to the training's directory, and the report beside it."""
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboard.plugins.text.summary_v2 import text_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    default = Path("tensorboard_log") / profile.project / profile.experiment
+    folder = Path(os.environ.get("TENSORBOARD_DIR") or default).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventFileWriter(str(folder), filename_suffix=".profile")
+    try:
+        values = [Summary.Value(tag=tag, simple_value=n) for tag, n in profile.scalars.items()]
+        for summary in (Summary(value=values), text_pb("profile/findings", profile.markdown)):
+            writer.add_event(Event(wall_time=time.time(), step=0, summary=summary))
+    finally:
+        writer.close()
+    beside = folder / "profile"
+    beside.mkdir(exist_ok=True)
+    for path in profile.files:
+        shutil.copyfile(path, beside / path.name)
+    return str(folder)
+
+
+def _mlflow(profile: Profile) -> str:
+    """Add artifacts and metrics to the training's run, which keeps its status; else to a new one."""
+    import mlflow
+
+    # verl's default.
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:////tmp/mlruns.db")
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    made = None
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    if not run_id:
+        found = client.get_experiment_by_name(profile.project)
+        experiment = found.experiment_id if found else client.create_experiment(profile.project)
+        escaped = profile.experiment.replace("'", "\\'")
+        runs = client.search_runs(
+            [experiment],
+            f"attributes.run_name = '{escaped}'",
+            max_results=1,
+            order_by=["attributes.start_time DESC"],
+        )
+        if not runs:
+            made = client.create_run(experiment, run_name=f"{profile.experiment}-profile")
+        run_id = (made or runs[0]).info.run_id
+    for path in profile.files:
+        client.log_artifact(run_id, str(path), "profile")
+    for name, value in profile.scalars.items():
+        client.log_metric(run_id, name, value)
+    if made is not None:
+        client.set_terminated(run_id)
+    return f"run {run_id} of {uri}"
