@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# What a build needs beside the packages.
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
 
@@ -123,7 +126,7 @@ def test_two_builds_of_the_same_sources_are_equal_byte_for_byte(tmp_path):
             shutil.copytree(
                 ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
             )
-        for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        for name in SOURCES:
             shutil.copyfile(ROOT / name, source / name)
         for path in source.rglob("*"):
             os.utime(path, (1_600_000_000 + len(built) * 1000,) * 2)
@@ -138,3 +141,66 @@ def test_two_builds_of_the_same_sources_are_equal_byte_for_byte(tmp_path):
 
     assert [".gz", ".whl"] == sorted(Path(name).suffix for name in built[0])
     assert [] == [name for name in built[0] if built[0][name] != built[1].get(name)]
+
+
+@pytest.fixture(scope="module")
+def checkouts(tmp_path_factory):
+    """Put the sources into a repository with a tag; return a function that makes a checkout of a kind."""
+    folder = tmp_path_factory.mktemp("versions")
+    tagged = folder / "tagged"
+    for name in ("verl_profiler", "configs", "hydra_plugins"):
+        shutil.copytree(ROOT / name, tagged / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*SOURCES, ".git_archival.txt", ".gitattributes"):
+        shutil.copyfile(ROOT / name, tagged / name)
+
+    def git(*words):
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+    git("init", "-q", str(tagged))
+    git("-C", str(tagged), "add", "-A")
+    git("-C", str(tagged), "commit", "-q", "-m", "one")
+    git("-C", str(tagged), "tag", "v7.8.9")
+
+    def checkout(kind):
+        made = folder / kind
+        if kind == "archive":
+            git("-C", str(tagged), "archive", "-o", str(folder / "it.tar"), "HEAD")
+            shutil.unpack_archive(folder / "it.tar", made)
+        elif kind == "copy":
+            shutil.copytree(
+                tagged, made, ignore=shutil.ignore_patterns(".git", "*.egg-info", "build")
+            )
+        elif kind == "shallow":
+            git("clone", "-q", "--no-tags", "--depth", "1", f"file://{tagged}", str(made))
+        elif kind == "after":
+            git("clone", "-q", str(tagged), str(made))
+            git("-C", str(made), "commit", "-q", "--allow-empty", "-m", "two")
+        return made
+
+    return checkout
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        ("tagged", r"7\.8\.9"),
+        ("after", r"7\.8\.10\.dev1\+g[0-9a-f]+"),
+        ("archive", r"7\.8\.9"),
+        # Without a tag, a version of development; without git, the one in pyproject.toml.
+        ("shallow", r"\d+\.\d+(\.\d+)?\.dev1\+g[0-9a-f]+"),
+        ("copy", r"0\.1\.0"),
+    ],
+)
+def test_the_version_is_that_of_the_tag(checkouts, tmp_path, kind, version):
+    """As pip finds it, in clones with and without tags and in sources without git."""
+    report = tmp_path / "report.json"
+    command = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--report", str(report)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", *command, str(checkouts(kind))],
+        check=True,
+        capture_output=True,
+    )
+    (found,) = json.loads(report.read_text())["install"]
+
+    assert re.fullmatch(version, found["metadata"]["version"])
