@@ -10,15 +10,20 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 
 from other_engines import vllm_server
+from reading_back import lines_of
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from verl_profiler.instrumentation import placing
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import select
-from verl_profiler.testing import recorded_events
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 PROMPT = [7 + place % 90 for place in range(300)]
 
@@ -73,11 +78,16 @@ async def asked(model):
 
 
 def main():
-    with recorded_events() as events:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = EventSettings(announce=False, engine_state=True)
+        config = WorkerConfig(folder, folder, settings, take_anchor())
+        recorder.start(config, lambda: Identity("engine", 0), dict)
         placing.install(select(["engine", "weights"]))
         answers, problems = asyncio.run(asked(sys.argv[1]))
         errors = dict(status.errors)
         placing.uninstall()
+        recorder.stop()
+        events = sorted(lines_of(folder), key=lambda line: line["timestamp"])
     report = {"events": events, "answers": answers, "problems": problems, "errors": errors}
     print("REPORT", json.dumps(report), flush=True)
     # vLLM's threads keep the process at its end (vllm 0.27.1).

@@ -32,7 +32,7 @@ def report(tmp_path_factory):
         patch.setattr(model, "STEPS", 1)
         patch.setattr(model, "TOKENIZER_DIALOGUES", 100)
         model.make(folder, [], seed=0)
-    path = f"{HERE.parent / 'verl'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    path = f"{HERE.parent / 'verl'}{os.pathsep}{HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     current = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, str(HERE / "real_vllm.py"), str(folder)],
@@ -99,3 +99,24 @@ def test_releases_and_resumes_are_those_of_the_engine(report):
     ]
 
     assert [("memory_release", ["all"]), ("memory_resume", ["weights"])] == moves
+
+
+def test_the_load_adds_up_to_the_requests(report, served):
+    """Tokens, prefix cache and batch by vLLM's own counts, against what was asked of it."""
+    states = [line["extra"] for line in report["events"] if line["event"] == "engine_state"]
+
+    def total(key):
+        return sum(state.get(key, 0) for state in states)
+
+    answered = sum(tokens for _, tokens in report["answers"].values())
+    assert 64 < states[0]["kv_capacity_tokens"] == states[-1]["kv_capacity_tokens"]
+    assert {1} == {state["running_requests"] for state in states if state["running_requests"]}
+    assert 0 == states[-1]["running_requests"] + states[-1]["waiting_requests"]
+    assert all(0 <= state["kv_used_tokens"] <= state["kv_capacity_tokens"] for state in states)
+    # The cancelled request generated tokens too, and no one received those of the last iteration.
+    assert total("decode_tokens") >= answered
+    assert total("iterations") >= answered
+    assert 0 == total("retractions")
+    cached = sum(line["extra"].get("cached_tokens") or 0 for line in served.values())
+    assert cached <= total("prefix_hit_tokens") < total("prefix_queried_tokens")
+    assert 300 <= total("prefill_tokens") <= 4 * 300 - cached

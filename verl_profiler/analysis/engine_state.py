@@ -19,13 +19,14 @@ def engine_load(tables: Tables, steps: Steps = None) -> Rows:
         covered_s (time of the readings), running and max_running (requests in the batch), waiting
         and max_waiting (requests in the queues), running_limit, kv_share and max_kv_share (of the
         KV cache in use), idle_share (time without a running request), waiting_share (time with a
-        waiting one).
+        waiting one).  Of vLLM also iterations, prefill_tokens and decode_tokens (computed in
+        them), retractions (requests taken out of the batch) and prefix_hit_share (of the prompt
+        tokens looked up in the prefix cache); None of SGLang.
     """
     return tables.rows(
         f"""
         WITH readings AS (
-            SELECT *, kv_used_tokens / nullif(kv_capacity_tokens, 0) AS kv_share,
-                coalesce(held_us, 0) AS us
+            SELECT *, coalesce(held_us, 0) AS us
             FROM engine_states WHERE {in_steps(steps)}
         )
         SELECT run, step, name, dp_rank, replica, count(*) AS readings, sum(us) / 1e6 AS covered_s,
@@ -36,7 +37,10 @@ def engine_load(tables: Tables, steps: Steps = None) -> Rows:
             sum(kv_share * us) / nullif(sum(us), 0) AS kv_share, max(kv_share) AS max_kv_share,
             coalesce(sum(us) FILTER (running_requests = 0), 0) / nullif(sum(us), 0) AS idle_share,
             coalesce(sum(us) FILTER (waiting_requests > 0), 0) / nullif(sum(us), 0)
-                AS waiting_share
+                AS waiting_share,
+            sum(iterations)::BIGINT AS iterations, sum(prefill_tokens)::BIGINT AS prefill_tokens,
+            sum(decode_tokens)::BIGINT AS decode_tokens, sum(retractions)::BIGINT AS retractions,
+            sum(prefix_hit_tokens) / nullif(sum(prefix_queried_tokens), 0) AS prefix_hit_share
         FROM readings GROUP BY run, step, name, dp_rank, replica
         ORDER BY run, step, name, dp_rank
         """
@@ -56,7 +60,7 @@ def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         SELECT run, name, dp_rank, step, (at_us - min(at_us) OVER (PARTITION BY run)) / 1e6 AS at_s,
             held_us / 1e6 AS held_s, running_requests, waiting_requests, running_limit,
-            kv_used_tokens / nullif(kv_capacity_tokens, 0) AS kv_share
+            kv_share
         FROM engine_states WHERE {in_steps(steps)} ORDER BY run, name, dp_rank, at_us
         """
     )

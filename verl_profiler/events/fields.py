@@ -122,6 +122,7 @@ FIELDS = {
     "accepted_draft_tokens": _count(
         "Draft tokens that the model accepted, with speculative decoding.",
         "engine_request",
+        "engine_state",
     ),
     "agent": _text(
         "Name of the agent loop, from the data set or the config.", "request", column=True
@@ -173,13 +174,18 @@ FIELDS = {
         "memory_sample",
         "replica_pool",
     ),
+    "decode_tokens": _count(
+        "Tokens that the engine generated since its previous line (vLLM).", "engine_state"
+    ),
     "dp_rank": _count(
         "Data-parallel rank of the engine that served the request, or reports.",
         "engine_request",
         "engine_state",
     ),
     "draft_tokens": _count(
-        "Tokens that the draft model proposed, with speculative decoding.", "engine_request"
+        "Tokens that the draft model proposed, with speculative decoding.",
+        "engine_request",
+        "engine_state",
     ),
     "dropped": _count("Events that were dropped.", "profiler_cost"),
     "dropped_step": _count(
@@ -240,6 +246,9 @@ FIELDS = {
     "innermost": _text(
         "Module and name of the innermost Python function that held the loop.", "event_loop_lag"
     ),
+    "iterations": _count(
+        "Iterations of the engine since its previous line (vLLM).", "engine_state"
+    ),
     "kv_capacity_tokens": _count("Tokens that the KV cache of a scheduler holds.", "engine_state"),
     "kv_used_tokens": _count("Tokens of it in use, as the scheduler reports it.", "engine_state"),
     "least_in_flight": _count("The same of the replica that had the fewest.", "server_route"),
@@ -282,6 +291,16 @@ FIELDS = {
     "pool": _text(
         "Which replicas: `hybrid` (on the trainer's devices), `standalone` or `colocated`.",
         *_OF_REPLICAS,
+    ),
+    "prefill_tokens": _count(
+        "Prompt tokens that the engine computed since its previous line, without those from its "
+        "prefix cache (vLLM).",
+        "engine_state",
+    ),
+    "prefix_hit_tokens": _count("Those of `prefix_queried_tokens` found there.", "engine_state"),
+    "prefix_queried_tokens": _count(
+        "Prompt tokens looked up in the prefix cache since the previous line (vLLM).",
+        "engine_state",
     ),
     "prefill_s": _seconds(
         "Time of prefill, as the engine reports it.", "engine_request", column=True
@@ -341,6 +360,7 @@ FIELDS = {
         "How often the engine took the request out of its batch to free KV cache, and computed it "
         "again (SGLang's `num_retractions`, vLLM's `num_preemptions`); absent if never.",
         "engine_request",
+        "engine_state",
     ),
     "reward": _number("Score of the request.", "request", column=True),
     "rows": _count(
@@ -571,6 +591,9 @@ RUN = {
     ),
     "training.project_name": _text("`trainer.project_name`."),
     "training.experiment_name": _text("`trainer.experiment_name`."),
+    "training.logger": Field(
+        "list", "", "Those of `trainer.logger` that `profiler.publish` can publish to."
+    ),
     "training.memory": Field(
         "object", "", "What the memory saver does in this run: flags and shares."
     ),

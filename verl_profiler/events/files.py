@@ -1,7 +1,7 @@
 """Open the files of a run: the only place where the reading half does.
 
 A run directory may come from anywhere.  What is opened is a regular file of bounded size, so that a
-named pipe, a device, a sparse file of 10 GB, or 100,000 nested brackets cost a message and no time.
+named pipe, a device, a sparse file of 10 GiB, or 100,000 nested brackets cost a message and no time.
 Links are followed: a directory may hold links to files elsewhere.
 """
 
@@ -18,6 +18,8 @@ import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
+
+from verl_profiler.units import size
 
 __all__ = [
     "EXPANSION_FROM_BYTES",
@@ -134,7 +136,7 @@ def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -
         status = os.fstat(descriptor)
         _check_kind(status)
         if limit_bytes is not None and status.st_size > limit_bytes:
-            raise UnusableFileError(f"is larger than {_size(limit_bytes)}")
+            raise UnusableFileError(f"is larger than {size(limit_bytes)}")
         if _may_have_holes(status):
             _check_holes(descriptor, status.st_size)
         if not status.st_size:
@@ -175,7 +177,7 @@ def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
     with open_regular(path, limit_bytes) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
-        raise UnusableFileError(f"is larger than {_size(limit_bytes)}")
+        raise UnusableFileError(f"is larger than {size(limit_bytes)}")
     return content
 
 
@@ -271,7 +273,7 @@ class Expanded(io.RawIOBase):
                 self._taken = max(self._taken, self._packed.tell())
             if self._given > self._from_bytes + _EXPANSION * self._taken:
                 raise UnusableFileError(
-                    f"expands to more than {_size(self._given)} from {_size(self._taken)}"
+                    f"expands to more than {size(self._given)} from {size(self._taken)}"
                 )
         return len(content)
 
@@ -318,20 +320,22 @@ def _may_have_holes(status: os.stat_result) -> bool:
     return status.st_size - 512 * status.st_blocks > _HOLES_LIMIT_BYTES
 
 
-def _check_holes(descriptor: int, size: int) -> None:
+def _check_holes(descriptor: int, size_bytes: int) -> None:
     place = holes = 0
     try:
-        while place < size:
+        while place < size_bytes:
             try:
                 data = os.lseek(descriptor, place, os.SEEK_DATA)
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-                data = size
+                data = size_bytes
             holes += data - place
             if holes > _HOLES_LIMIT_BYTES:
-                raise UnusableFileError(f"is a sparse file: {_size(size)} in name, mostly holes")
-            if data >= size:
+                raise UnusableFileError(
+                    f"is a sparse file: {size(size_bytes)} in name, mostly holes"
+                )
+            if data >= size_bytes:
                 break
             place = os.lseek(descriptor, data, os.SEEK_HOLE)
     finally:
@@ -363,10 +367,3 @@ def _cleaned(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_cleaned(each, depth + 1) for each in value]
     return {cleaned_text(key): _cleaned(each, depth + 1) for key, each in value.items()}
-
-
-def _size(size_bytes: int) -> str:
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes >= 1 << shift:
-            return f"{size_bytes / (1 << shift):.3g} {unit}"
-    return f"{size_bytes} bytes"

@@ -34,7 +34,7 @@ _BEGIN = """\
 Everything that this package writes about a run, field by field.
 It records times, counts, sizes, names and ids.
 It does not record prompts, responses, token ids, tool arguments and results, samples, weights, gradients, or messages of exceptions that calls end with.
-All of it stays in the run directory; only the sums `tq/*` of `profiler.transfer_queue` go to the loggers configured in verl.
+All of it stays in the run directory, except that two settings, both off by default, send to the loggers configured in verl: `profiler.transfer_queue.metrics` the sums `tq/*`, and `profiler.publish` the report (which has the command line with credentials masked, unless `profiler.record_command=false`) and the findings.
 
 Exceptions:
 

@@ -19,6 +19,7 @@ __all__ = [
     "NVTX_DOMAIN",
     "PHASES",
     "RUN_FILE",
+    "TRACKERS",
     "WORKER_ROLE",
     "Event",
     "process_name",
@@ -30,6 +31,9 @@ RUN_FILE = "run.json"
 
 # The domain of all our NVTX ranges.
 NVTX_DOMAIN = "verl_profiler"
+
+# The loggers of verl to which a profile can be published.
+TRACKERS = ("wandb", "tensorboard", "mlflow")
 
 # Agent-loop workers keep the file name of the original logger: `worker_<rank>.jsonl`.
 WORKER_ROLE = "agent_loop"
@@ -238,7 +242,8 @@ EVENTS: dict[str, Event] = {
         "engine",
         None,
         "Load of an engine at a moment, as its scheduler reports it; only with "
-        "`profiler.events.engine_state`, and only when it changed.",
+        "`profiler.events.engine_state`, and only when it changed; of vLLM also what it did since "
+        "the previous line.",
         instant=True,
     ),
     "engine_request": Event(

@@ -22,6 +22,7 @@ _MODULES = (
     "routing",
     "engine",
     "engine_state",
+    "vllm_state",
     "reward",
     "workers",
     "weights",

@@ -149,6 +149,7 @@ DERIVED = {
     "because": _text("The largest component of `behind_us`."),
     "last": _flag("Whether it was among the last."),
     "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
+    "kv_share": _number("Part of the KV cache in use."),
     "held_us": _us("Until the engine's next reading; NULL for its last, and where none followed."),
     "sticky": _flag("Whether the replica is that of the request's previous call."),
     "source": _text("Where the row is from."),
@@ -248,7 +249,8 @@ _TABLES = {
     ),
     "engine_states": (
         "run step name replica dp_rank at_us held_us running_requests waiting_requests "
-        "running_limit kv_used_tokens kv_capacity_tokens"
+        "running_limit kv_used_tokens kv_capacity_tokens kv_share iterations prefill_tokens "
+        "decode_tokens retractions prefix_queried_tokens prefix_hit_tokens"
     ),
     "server_routes": (f"{_REQUEST} turn server sticky in_flight least_in_flight at_us"),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",

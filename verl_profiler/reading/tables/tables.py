@@ -74,6 +74,9 @@ class Tables:
     """The tables of one or several runs, on one duckdb connection.
 
     A table is made when a query first names it after FROM or JOIN.
+
+    Attributes:
+        launches: `run.json` by run label, where there is one.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Tables:
         self.connection = connection
         connection.execute(macros())
         self.table_cache = table_cache
+        self.launches: Mapping[str, Mapping[str, Any]] = {}
         self._made: set[str] = set()
         self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
         self._making = threading.RLock()

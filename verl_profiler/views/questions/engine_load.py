@@ -8,7 +8,7 @@ from verl_profiler.analysis.engine_state import engine_load, engine_load_over_ti
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.colors import ENGINE_COLORS, MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, share
+from verl_profiler.units import counted, share
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 if TYPE_CHECKING:
@@ -122,11 +122,16 @@ VIEWS = (
             "max_kv_share": "the most of it",
             "idle_share": "part of the time without a running request",
             "waiting_share": "part of the time with a waiting request",
+            "iterations": "iterations of the engine (vLLM)",
+            "prefill_tokens": "prompt tokens that it computed (vLLM)",
+            "decode_tokens": "tokens that it generated (vLLM)",
+            "retractions": "requests that it took out of its batch, to be computed again (vLLM)",
+            "prefix_hit_share": "part of the prompt tokens found in its prefix cache (vLLM)",
         },
         draw=_engine_load,
         empty=(
             "no engine was asked for its load there. Set profiler.events.engine_state=true; "
-            "SGLang 0.5.12 and 0.5.23 answer."
+            "SGLang and vLLM report their load (docs/versions.md)."
         ),
         section=Section(
             "engine-load",
@@ -148,8 +153,8 @@ VIEWS = (
         limits="""
             Twice a second, so shorter peaks are not seen. An engine is told no step: a reading is
             of the step whose weights it has. An engine that does not answer has no readings, and
-            the time until its next one counts for nothing. Source: `engine_state` events, SGLang
-            only.
+            the time until its next one counts for nothing. Source: `engine_state` events of SGLang
+            and vLLM.
         """,
     ),
 )

@@ -57,7 +57,9 @@ FROM joined;
 CREATE VIEW engine_states AS
 SELECT run, step, name, replica, dp_rank, at_us,
     CASE WHEN next_us - at_us <= 15_000_000 THEN next_us - at_us END AS held_us,
-    running_requests, waiting_requests, running_limit, kv_used_tokens, kv_capacity_tokens
+    running_requests, waiting_requests, running_limit, kv_used_tokens, kv_capacity_tokens,
+    kv_used_tokens / nullif(kv_capacity_tokens, 0) AS kv_share, iterations, prefill_tokens,
+    decode_tokens, retractions, prefix_queried_tokens, prefix_hit_tokens
 FROM (
     SELECT e.run, e.step, e.name, p.replica, coalesce(integer_of(rest, 'dp_rank'), 0) AS dp_rank,
         e.end_us AS at_us, lead(e.end_us) OVER (
@@ -67,7 +69,13 @@ FROM (
         integer_of(rest, 'waiting_requests') AS waiting_requests,
         integer_of(rest, 'running_limit') AS running_limit,
         integer_of(rest, 'kv_used_tokens') AS kv_used_tokens,
-        integer_of(rest, 'kv_capacity_tokens') AS kv_capacity_tokens
+        integer_of(rest, 'kv_capacity_tokens') AS kv_capacity_tokens,
+        integer_of(rest, 'iterations') AS iterations,
+        integer_of(rest, 'prefill_tokens') AS prefill_tokens,
+        integer_of(rest, 'decode_tokens') AS decode_tokens,
+        integer_of(rest, 'retractions') AS retractions,
+        integer_of(rest, 'prefix_queried_tokens') AS prefix_queried_tokens,
+        integer_of(rest, 'prefix_hit_tokens') AS prefix_hit_tokens
     FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
     WHERE e.event = 'engine_state' AND e.family = 'engine'
 );

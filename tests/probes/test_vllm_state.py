@@ -1,0 +1,139 @@
+"""Readings of a vLLM engine: sums of its iterations, twice a second, and the last one before it idles."""
+
+from types import SimpleNamespace
+
+import pytest
+from reading_back import lines_of
+
+from verl_profiler.probes import vllm_state
+from verl_profiler.recording import recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+CONFIG = SimpleNamespace(
+    cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16),
+    scheduler_config=SimpleNamespace(max_num_seqs=8),
+)
+
+
+class FakeStatLoggerBase:
+    """In the place of vLLM's `StatLoggerBase`: what it has besides `record`."""
+
+    def log(self):
+        return "logged"
+
+
+def fake_iteration(running, waiting, usage, generated, computed=0, preempted=0, hits=(0, 0)):
+    """In the form of vLLM's `SchedulerStats` and `IterationStats` (vllm 0.27.1)."""
+    scheduler = SimpleNamespace(
+        num_running_reqs=running,
+        num_waiting_reqs=waiting,
+        kv_cache_usage=usage,
+        prefix_cache_stats=SimpleNamespace(hits=hits[0], queries=hits[1]),
+        spec_decoding_stats=None,
+    )
+    iteration = SimpleNamespace(
+        num_generation_tokens=generated,
+        prompt_token_stats=SimpleNamespace(computed=computed),
+        num_preempted_reqs=preempted,
+    )
+    return scheduler, iteration
+
+
+@pytest.fixture
+def recording(tmp_path, monkeypatch):
+    """Return a function that starts recording, and one that ends it and returns the readings."""
+    clock = SimpleNamespace(ns=10**9)
+    monkeypatch.setattr(vllm_state, "now", lambda: clock.ns)
+    monkeypatch.setattr(vllm_state, "_added", False)
+    monkeypatch.setitem(
+        vllm_state.sys.modules,
+        vllm_state._LOGGERS,
+        SimpleNamespace(StatLoggerBase=FakeStatLoggerBase),
+    )
+
+    def start(*, enabled=True):
+        events = EventSettings(flush_interval_s=0.01, engine_state=enabled)
+        config = WorkerConfig(str(tmp_path), str(tmp_path), events, take_anchor())
+        recorder.start(config, lambda: Identity("engine", 0), dict)
+
+    def end():
+        recorder.stop()
+        return [line["extra"] for line in lines_of(tmp_path) if line["event"] == "engine_state"]
+
+    yield SimpleNamespace(start=start, end=end, clock=clock)
+    recorder.stop()
+
+
+def test_iterations_are_summed_for_half_a_second(recording):
+    """The first is recorded at once, and so is the one after which nothing runs."""
+    recording.start()
+    (made,) = vllm_state._with_readings([])
+    logger = made(CONFIG, 1)
+    for after_ms, iteration in (
+        (0, fake_iteration(2, 1, 0.5, 1, computed=40, hits=(32, 72))),
+        (300, fake_iteration(3, 0, 0.75, 3, preempted=1)),
+        (300, fake_iteration(3, 0, 0.8, 3)),
+        (10, fake_iteration(0, 0, 0.0, 2)),
+    ):
+        recording.clock.ns += after_ms * 10**6
+        logger.record(*iteration, mm_cache_stats=None, engine_idx=1)
+    logger.record(None, None)
+
+    lines = recording.end()
+
+    assert [
+        (2, 1, 80, 1, 40, 1, 0, 32, 72),
+        (3, 0, 128, 2, 0, 6, 1, 0, 0),
+        (0, 0, 0, 1, 0, 2, 0, 0, 0),
+    ] == [
+        tuple(
+            line[key]
+            for key in (
+                *("running_requests", "waiting_requests", "kv_used_tokens", "iterations"),
+                *("prefill_tokens", "decode_tokens", "retractions"),
+                *("prefix_hit_tokens", "prefix_queried_tokens"),
+            )
+        )
+        for line in lines
+    ]
+    assert {(1, 160, 8)} == {
+        (line["dp_rank"], line["kv_capacity_tokens"], line["running_limit"]) for line in lines
+    }
+    assert "logged" == logger.log()
+    assert isinstance(logger, FakeStatLoggerBase)
+
+
+def test_statistics_stay_off_unless_readings_are_asked_for(recording, capfd):
+    """vLLM keeps statistics as soon as there is any additional logger."""
+    others = [object()]
+
+    assert others is vllm_state._with_readings(others)
+    recording.start(enabled=False)
+    assert others is vllm_state._with_readings(others)
+    vllm_state._end_init(None, None)
+    assert "engine-state" not in capfd.readouterr().err
+
+
+def test_an_engine_without_such_loggers_is_reported_once_it_is_made(recording, capfd, monkeypatch):
+    """It serves like any other."""
+    recording.start()
+    monkeypatch.delitem(vllm_state.sys.modules, vllm_state._LOGGERS)
+
+    assert [] == vllm_state._with_readings([])
+    vllm_state._end_init(None, None)
+
+    assert 1 == capfd.readouterr().err.count("engine-state-missing")
+
+
+def test_other_statistics_than_expected_end_the_readings(recording, capfd):
+    """Not the engine, which calls on every iteration."""
+    recording.start()
+    (made,) = vllm_state._with_readings([])
+    logger = made(CONFIG)
+    for _ in range(3):
+        logger.record(SimpleNamespace(), None)
+
+    assert [] == recording.end()
+    assert 1 == capfd.readouterr().err.count("engine-state-failed")
