@@ -61,6 +61,19 @@ def test_of_a_long_run_the_beginning_is_not_read(run, tmp_path):
     assert [("worker_0", 4, "late")] * 2 == polled(followed)
 
 
+def test_the_queue_of_a_long_run_is_followed_in_earlier_steps(tmp_path):
+    """It counts its steps by the samples in it, which may be older than the latest three."""
+    line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"queue_depth","step":2}\n'
+    for step in range(1, 7):
+        grow(tmp_path, [(f"step_{step}/trainer_0.jsonl", line)])
+    grow(tmp_path, [("step_2/message_queue_host_7.jsonl", line)])
+    followed = Run(tmp_path)
+
+    assert 7 == len(polled(followed))
+    grow(tmp_path, [("step_2/message_queue_host_7.jsonl", line)])
+    assert [("message_queue_host_7", 2, "queue_depth")] == polled(followed)
+
+
 def test_broken_lines_are_counted_and_passed_over(tmp_path, monkeypatch):
     """Also one that is longer than what is read at once."""
     monkeypatch.setattr(follow, "_BLOCK_BYTES", 256)

@@ -33,6 +33,7 @@ class Plan:
         stale: Samples that the trainer drops instead of consuming; each is replaced.
         redo: Whether a call that was aborted begins anew; otherwise it continues.
         separate: Whether the replicas, of one device each, have devices of their own.
+        queue: The capacity of a message queue that notes its depth; None for a replay buffer.
     """
 
     steps: int = 4
@@ -49,6 +50,7 @@ class Plan:
     stale: frozenset[int] = frozenset()
     redo: bool = False
     separate: bool = True
+    queue: int | None = None
 
 
 @dataclass
@@ -87,6 +89,10 @@ class Sample:
     trainer_version: int | None = None
 
     @property
+    def prompt_tokens(self) -> int:
+        return 20 + 7 * (self.number % 9)
+
+    @property
     def tokens(self) -> dict[int, int]:
         """Tokens that an abort did not discard, by the version that made them."""
         found: dict[int, int] = {}
@@ -107,7 +113,11 @@ class Sample:
 
 
 class Simulation:
-    """One run: `seconds` by (pool, step, account), `timers` of the trainer, and the samples."""
+    """One run: `seconds` by (pool, step, account), `timers` of the trainer, and the samples.
+
+    `depths` are (time, finished samples that no step has taken) at each change; `empty_s` and `full_s`
+    by step, how long there were none, or as many as the queue holds.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -115,6 +125,9 @@ class Simulation:
         self.samples: list[Sample] = []
         self.timers: list[tuple[str, int, int, int]] = []
         self.seconds: dict[tuple[str, int, str], float] = {}
+        self.depths: list[tuple[int, int]] = []
+        self.empty_s: dict[int, float] = {}
+        self.full_s: dict[int, float] = {}
         self.now = 0
         self.step = 1
         self.version = 0
@@ -202,8 +215,16 @@ class Simulation:
             self._advance()
 
     def _account(self, trainer: str) -> None:
-        """Charge the next millisecond of every device."""
+        """Charge the next millisecond of every device, and of the queue."""
         plan = self.plan
+        ready = sum(s.end is not None and s.fate == "unconsumed" for s in self.samples)
+        if not self.depths or self.depths[-1][1] != ready:
+            self.depths.append((self.now, ready))
+        for found, holds in (
+            (self.empty_s, not ready),
+            (self.full_s, ready >= (plan.queue or 1 << 62)),
+        ):
+            found[self.step] = found.get(self.step, 0.0) + holds / 1000
         if plan.separate:
             self._add("trainer", self.step, trainer, plan.trainer_devices / 1000)
         open_ = any(sample.end is None for sample in self.samples)
@@ -283,6 +304,10 @@ def events_of(run: Simulation) -> list[dict[str, Any]]:
         replicas = list(range(plan.replicas))
         pool = {"pool": "standalone", "replicas": replicas, "devices": plan.replicas}
         span("trainer_0", "replica_pool", 0, 0, None, **pool)
+    if plan.queue is not None:
+        for now, ready in run.depths:
+            depth = {"queue": "message_queue", "ready": ready, "capacity": plan.queue}
+            span("message_queue_0", "queue_depth", 0, now, None, **depth)
     for event, step, begin, end in run.timers:
         span("trainer_0", event, step, begin, end)
         if event == "update_actor":
@@ -323,7 +348,8 @@ def _write_sample(run: Simulation, sample: Sample, span: Callable[..., None]) ->
         span("worker_0", "tool_call", step, begin, end, **who, turn=turn, tool="t")
     span("worker_0", "request_start", step, sample.begin, None, **who, **uid)
     if sample.end is not None:
-        span("worker_0", "request", step, sample.begin, sample.end, **who, **uid)
+        tokens = {"prompt_tokens": sample.prompt_tokens}
+        span("worker_0", "request", step, sample.begin, sample.end, **who, **uid, **tokens)
     if sample.fate == "consumed":
         taken = {
             "session": "0",

@@ -46,8 +46,10 @@ PAIRS = {
 }
 # A sync stops the rollout as well, which then may be the one that is waited for.
 ALSO = {
-    "wasted_aborts": {"waits_for_rollout", "waits_in_turn"},
-    "stale_samples": {"waits_for_rollout", "waits_in_turn"},
+    "waits_for_rollout": {"split_off", "queue_empty"},
+    "waits_for_trainer": {"split_off"},
+    "wasted_aborts": {"waits_for_rollout", "waits_in_turn", "split_off", "queue_empty"},
+    "stale_samples": {"waits_for_rollout", "waits_in_turn", "split_off"},
     "sync_bound": {"waits_for_rollout", "waits_for_trainer"},
 }
 
@@ -88,6 +90,149 @@ def test_a_finding_bounds_what_its_fix_gains(name):
     )
     devices = plan.replicas if pool == "rollout" else plan.trainer_devices
     assert rows[name]["values"]["lost_s"] == pytest.approx(true / devices / (plan.steps - 1))
+
+
+def half(number):
+    return tuple(length // 2 for length in slow(number))
+
+
+def third(_):
+    return 270, 60, 210
+
+
+def late(_):
+    return 1500, 60, 900
+
+
+def long_and_short(number):
+    """Every fourth sample takes several steps."""
+    return (4200, 90, 1800) if number % 4 == 0 else (150 + number, 30, 120)
+
+
+# The finding, a run that has it, the same run without its cause, and what the culprit is called.
+PLANTED = {
+    "split_off, rollout": (
+        Plan(stages=slow, train_ms=300, sync_ms=20, trainer_devices=4),
+        Plan(stages=half, train_ms=600, sync_ms=20, replicas=4),
+        "trainer's devices",
+    ),
+    "split_off, trainer": (
+        Plan(stages=fast, train_ms=2700, replicas=6),
+        Plan(stages=third, train_ms=900, replicas=2, trainer_devices=6, batch=8, ahead=8),
+        "rollout's devices",
+    ),
+    "queue_full": (
+        Plan(stages=fast, train_ms=1800, ahead=8, queue=8, replicas=1, trainer_devices=1),
+        Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, batch=8, queue=16),
+        "message queue (capacity 8)",
+    ),
+    "queue_empty": (
+        Plan(stages=late, train_ms=300, sync_ms=20, queue=12, trainer_devices=1),
+        Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, batch=8, queue=16),
+        "message queue",
+    ),
+    "too_stale, queue": (
+        Plan(sync_ms=20, ahead=14, steps=8, replicas=1, trainer_devices=1),
+        Plan(sync_ms=20, ahead=4, steps=8, replicas=1, trainer_devices=1),
+        "the wait in the queue",
+    ),
+    "too_stale, long requests": (
+        Plan(
+            stages=long_and_short,
+            ahead=8,
+            train_ms=1800,
+            steps=12,
+            sync_ms=20,
+            replicas=1,
+            trainer_devices=1,
+        ),
+        Plan(ahead=4, steps=12, sync_ms=20, replicas=1, trainer_devices=1),
+        "long requests (320 to 6000 tokens)",
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_fault_is_named_first_and_its_absence_is_silent(planted):
+    """With the culprit; the step gets shorter by no more than is called recoverable."""
+    plan, fixed, culprit = PLANTED[planted]
+    name = planted.partition(",")[0]
+    rows, before, _ = found_in(plan)
+    later, after, _ = found_in(fixed)
+
+    assert name == next(iter(rows))
+    assert culprit == rows[name]["culprit"]
+    assert name not in later
+    if rows[name]["recoverable_s"]:
+        assert 0 < before - after <= rows[name]["recoverable_s"] + 1e-6
+
+
+@pytest.mark.parametrize("devices", [4, 12])
+def test_the_split_has_bounds_from_the_idle_devices(devices):
+    """Counted millisecond by millisecond; no more devices go than are idle, or than shorten the step."""
+    plan = Plan(stages=slow, train_ms=300, sync_ms=20, trainer_devices=devices)
+    rows, step_s, run = found_in(plan)
+
+    def spent(pool, what):
+        return sum(
+            seconds
+            for (own, step, account), seconds in run.seconds.items()
+            if own == pool and step > 1 and what in account
+        ) / (plan.steps - 1)
+
+    idle = spent("trainer", "waiting_for_samples") / step_s
+    lengths = {
+        moved: max(
+            (spent("trainer", "training") + 0.02 * (devices - moved)) / (devices - moved),
+            spent("rollout", "generating") / (2 + moved),
+        )
+        for moved in range(1, devices)
+    }
+    best = min(lengths, key=lengths.get)
+    values = rows["split_off"]["values"]
+
+    assert f"{idle:.1f} of the trainer's {devices} devices are idle" in values["who"]
+    assert best <= idle
+    count = f"1 to {best}" if best > 1 else "1"
+    assert f"Move {count} of the trainer's devices" in values["reason"]
+    assert rows["split_off"]["recoverable_s"] == pytest.approx(step_s - lengths[best], rel=0.02)
+
+
+def test_stale_tokens_are_counted():
+    """The share of the consumed tokens that are more than two versions behind."""
+    rows, _, run = found_in(PLANTED["too_stale, queue"][0])
+    tokens = [
+        (sample.trainer_version - version, count)
+        for sample in run.samples
+        if sample.fate == "consumed" and sample.consumed_step > 1
+        for version, count in sample.tokens.items()
+    ]
+    stale = sum(count for behind, count in tokens if behind > 2) / sum(count for _, count in tokens)
+
+    assert rows["too_stale"]["values"]["lost_share"] == pytest.approx(stale)
+    assert rows["too_stale"]["recoverable_s"] == 0
+
+
+@pytest.mark.parametrize(
+    ("training", "pasted", "lends"),
+    [
+        ({}, True, True),
+        ({"trainer_mode": "separate_async", "asynchronous": {"enable_switch": False}}, True, True),
+        ({"trainer_mode": "separate_async", "asynchronous": {"enable_switch": True}}, False, False),
+        ({"trainer_mode": "colocate_async", "asynchronous": {}}, False, False),
+        ({"trainer_mode": None, "asynchronous": "?"}, True, True),
+    ],
+)
+def test_what_is_set_already_is_not_pasted(training, pasted, lends):
+    """`enable_switch` of the run's own configuration, or of a trainer that has none."""
+    plan = PAIRS["waits_for_rollout"][0]
+    tables = tables_of(events_of(Simulation(plan)))
+    tables.launches = {"made": {"training": training}}
+    rows = findings(explanations(tables))
+    (row,) = [each for each in rows if each["finding"] == "waits_for_rollout"]
+
+    assert pasted == any("enable_switch=true" in each for each in row["overrides"])
+    assert lends == ("replicas generate while it waits" in row["advice"])
 
 
 def test_a_balanced_run_has_no_findings():

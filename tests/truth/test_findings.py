@@ -10,7 +10,7 @@ from truth.test_culprits import PLANTED
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.what_if import chosen_steps
-from verl_profiler.render.text import seconds
+from verl_profiler.units import seconds
 from verl_profiler.views.findings import RULES, finding_list, finding_texts, findings
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.

@@ -13,7 +13,7 @@ from truth.test_culprits import healthy
 
 from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
-from verl_profiler.views.ledger_text import ledger_lines
+from verl_profiler.views.ledger_text import bound_text, ledger_lines
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice
 
@@ -61,6 +61,37 @@ def test_what_bounds_a_run_with_two_pools(plan, bound):
 
     assert bound in line
     assert ("bounded" in line or "each other" in line) == bool(bound)
+
+
+def test_the_first_step_does_not_decide_what_bounds_a_run():
+    """A trainer that waited once, for the first samples, was called bounded by the rollout."""
+
+    def row(step, pool, account, seconds):
+        return {
+            "run": "run",
+            "step": step,
+            "pool": pool,
+            "devices": 1.0,
+            "account": account,
+            "device_s": seconds,
+        }
+
+    rows = [
+        row(step, *account)
+        for step in range(1, 7)
+        for account in (
+            ("trainer", "waiting_for_samples", 90.0 if step == 1 else 0.1),
+            ("trainer", "training", 2.0),
+            ("rollout", "generating", 1.0),
+            ("rollout", "staleness_limit", 0.0 if step == 1 else 1.1),
+        )
+    ]
+
+    assert (
+        "bounded by the trainer: the trainer waits 4.8 % of its time, the rollout is ahead 52 % (without step 1)"
+        == bound_text(rows)
+    )
+    assert "bounded by the rollout" in bound_text([row for row in rows if row["step"] < 3])
 
 
 def test_one_device_is_no_plural():

@@ -76,16 +76,46 @@ def test_each_grouping_has_every_sample():
     rows = staleness(tables_of(events_of(run)))
 
     consumed = [sample for sample in run.samples if sample.fate == "consumed"]
-    for part in ("all", "versions", "length", "attempts"):
+    for part in ("all", "versions", "length", "prompt_length", "attempts"):
         assert sum(row["samples"] for row in of(rows, part)) == len(consumed)
-    bins = defaultdict(int)
-    for row in of(rows, "length"):
-        bins[row["what"]] += row["samples"]
-    lengths = sorted(sum(sample.tokens.values()) for sample in consumed)
-    for name, count in bins.items():
-        low, high = (int(text) for text in name.removesuffix(" tokens").split(" to "))
-        assert count == sum(low <= length <= high for length in lengths)
-    assert len(bins) == 4
+    for part, unit, lengths in (
+        ("length", " tokens", [sum(sample.tokens.values()) for sample in consumed]),
+        ("prompt_length", " prompt tokens", [sample.prompt_tokens for sample in consumed]),
+    ):
+        bins = defaultdict(int)
+        for row in of(rows, part):
+            bins[row["what"]] += row["samples"]
+        for name, count in bins.items():
+            low, high = (int(text) for text in name.removesuffix(unit).split(" to "))
+            assert count == sum(low <= length <= high for length in lengths)
+        assert len(bins) == 4
+
+
+def test_staleness_by_prompt_length():
+    """The mean over the samples of each quartile of prompts, counted here."""
+    run = Simulation(PLANS["long requests"])
+    rows = of(staleness(tables_of(events_of(run))), "prompt_length")
+    consumed = [sample for sample in run.samples if sample.fate == "consumed"]
+
+    for name in {row["what"] for row in rows}:
+        low, high = (int(text) for text in name.removesuffix(" prompt tokens").split(" to "))
+        own = [sample for sample in consumed if low <= sample.prompt_tokens <= high]
+        behind = [sample.trainer_version - min(sample.tokens) for sample in own]
+        mine = [row for row in rows if row["what"] == name]
+        assert sum(row["behind"] * row["samples"] for row in mine) == pytest.approx(sum(behind))
+        assert sum(row["tokens"] for row in mine) == sum(sum(s.tokens.values()) for s in own)
+
+
+def test_prompts_of_unknown_length_are_in_no_group():
+    """Older runs lack it; nothing else changes."""
+    events = events_of(Simulation(PLANS["separate"]))
+    before = staleness(tables_of(events))
+    for event in events:
+        (event["extra"] or {}).pop("prompt_tokens", None)
+    after = staleness(tables_of(events))
+
+    assert of(before, "prompt_length")
+    assert after == [row for row in before if row["part"] != "prompt_length"]
 
 
 def test_long_and_resumed_samples_are_the_stale_ones():

@@ -18,6 +18,7 @@ from verl_profiler.analysis.engine import (
 )
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
+from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
@@ -86,6 +87,7 @@ __all__ = [
     "Steps",
     "bubble_ledger",
     "clock_agreement",
+    "critical_cycle",
     "critical_path",
     "engine_load",
     "engine_load_over_time",
@@ -171,6 +173,7 @@ ANALYSES = {
         critical_segments,
         critical_path,
         bubble_ledger,
+        critical_cycle,
         staleness,
         step_replays,
         what_if,

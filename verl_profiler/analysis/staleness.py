@@ -20,8 +20,8 @@ def staleness(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         One row per run, step, part and what: part `all`; `versions` (what: versions behind, of the
-        sample's oldest token for samples, of each token for tokens); `length` (quartiles of the
-        run's samples by generated tokens); `attempts` (`aborted and resumed` or `not aborted`);
+        sample's oldest token for samples, of each token for tokens); `length` and `prompt_length`
+        (quartiles of the run's samples by generated tokens and by those of the prompt); `attempts` (`aborted and resumed` or `not aborted`);
         `prompt` (the stalest ones, by uid). samples, waited, spanned and behind (their sum; means
         over samples; None for `versions`), max_behind, tokens (generated ones), off_policy_tokens,
         unknown_tokens (of samples of several versions, whose own is not recorded), off_policy_share
@@ -66,25 +66,34 @@ WITH taken AS (
             sum(tokens) FILTER (behind IS NULL) AS unknown, bool_or(attempt > 0) AS resumed
         FROM made GROUP BY number
     ) AS m USING (number)
+), sized AS (
+    SELECT number, 'length' AS part, tokens, ' tokens' AS unit FROM whole
+    UNION ALL
+    SELECT t.number, 'prompt_length', max(r.prompt_tokens), ' prompt tokens'
+    FROM taken AS t JOIN requests AS r ON r.run = t.run AND r.uid = t.uid AND NOT r.validate
+        AND r.session IS NOT DISTINCT FROM t.session
+    WHERE r.prompt_tokens IS NOT NULL GROUP BY t.number
 ), quartiles AS (
-    SELECT run, quantile_disc(tokens, [0.25, 0.5, 0.75]) AS ends FROM whole GROUP BY run
+    SELECT run, part, quantile_disc(s.tokens, [0.25, 0.5, 0.75]) AS ends
+    FROM sized AS s JOIN taken USING (number) GROUP BY run, part
 ), binned AS (
-    SELECT w.*, len(list_filter(q.ends, lambda each: each < w.tokens)) AS bin
-    FROM whole AS w JOIN quartiles AS q USING (run)
-), named AS (
-    SELECT *, min(tokens) OVER (PARTITION BY run, bin) || ' to '
-        || max(tokens) OVER (PARTITION BY run, bin) || ' tokens' AS length
-    FROM binned
+    SELECT w.*, s.part, s.tokens AS size, s.unit,
+        len(list_filter(q.ends, lambda each: each < s.tokens)) AS bin
+    FROM whole AS w JOIN sized AS s USING (number) JOIN quartiles AS q ON q.run = w.run
+        AND q.part = s.part
 ), stalest AS (
     SELECT run, uid FROM whole GROUP BY run, uid
     QUALIFY row_number() OVER (PARTITION BY run ORDER BY avg(behind) DESC, sum(tokens) DESC, uid)
         <= {_PROMPTS}
 ), grouped AS (
-    SELECT *, 'all' AS part, 0 AS place, 'all' AS what FROM named
-    UNION ALL SELECT *, 'length', bin, length FROM named
+    SELECT *, 'all' AS part, 0 AS place, 'all' AS what FROM whole
+    UNION ALL
+    SELECT * EXCLUDE (part, size, unit, bin), part, bin, min(size) OVER bins || ' to '
+        || max(size) OVER bins || unit
+    FROM binned WINDOW bins AS (PARTITION BY run, part, bin)
     UNION ALL SELECT *, 'attempts', resumed::INT,
-        if(resumed, 'aborted and resumed', 'not aborted') FROM named
-    UNION ALL SELECT *, 'prompt', 0, uid FROM named SEMI JOIN stalest USING (run, uid)
+        if(resumed, 'aborted and resumed', 'not aborted') FROM whole
+    UNION ALL SELECT *, 'prompt', 0, uid FROM whole SEMI JOIN stalest USING (run, uid)
 ), counted AS (
     SELECT run, step, part, place, what, count(*) AS samples, avg(waited) AS waited,
         avg(spanned) AS spanned, avg(behind) AS behind, max(behind) AS max_behind,
@@ -112,6 +121,6 @@ SELECT c.run, c.step, part, what, samples::BIGINT AS samples, c.waited, spanned,
     CASE part WHEN 'all' THEN l.waited END AS logged_waited,
     CASE part WHEN 'all' THEN l.behind END AS logged_behind
 FROM counted AS c LEFT JOIN logged AS l USING (run, step)
-ORDER BY run, array_position(['all', 'versions', 'length', 'attempts', 'prompt'], part),
+ORDER BY run, array_position(['all', 'versions', 'length', 'prompt_length', 'attempts', 'prompt'], part),
     if(part = 'prompt', -c.behind, 0), step, place, what
 """

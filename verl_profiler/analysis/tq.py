@@ -19,7 +19,7 @@ __all__ = [
     "tq_wall",
 ]
 
-# The guide's classes, in MB of 2^20 bytes a second.
+# The guide's classes, in MiB/s.
 GOOD_MIB_S = 500
 FAIR_MIB_S = 100
 

@@ -16,11 +16,10 @@ import argparse
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import check_steps, step_range
+from verl_profiler.cli.diff_sides import Read, read_both, side
 from verl_profiler.cli.output import bounded, print_json, target_of, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -29,14 +28,12 @@ from verl_profiler.render.visible import shown
 if TYPE_CHECKING:
     from verl_profiler.analysis.compare.comparison import Metric
     from verl_profiler.analysis.compare.conditions import Condition
-    from verl_profiler.analysis.selection import Rows, Steps
+    from verl_profiler.analysis.selection import Rows
 
 __all__ = ["add_arguments", "run", "side"]
 
 # In the head of every page: page/diff.html.
 _MARK = b'<meta name="generator" content="verl-profiler diff">'
-
-_SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 # Compared by default, by rows per step or once per step.  Each additional
 # metric reduces the statistical power for all, so none of these is redundant.
@@ -53,29 +50,6 @@ _COMPARED = 300
 # Settings that differ between any two runs and do not affect steps.
 _NAMES = ("output_dir", "experiment_name", "project_name", "default_local_dir", "hydra.run.dir")
 _OVERRIDE = re.compile(r"[+~]*(?P<name>[\w.@/-]+)=(?P<value>.*)", re.DOTALL)
-
-
-@dataclass
-class Side:
-    """One of the two sides of the comparison.
-
-    Args:
-        shown: The argument as given.
-        path: The run.
-        steps: First and last step; None for all after the warm-up.
-    """
-
-    shown: str
-    path: Path
-    steps: Steps = None
-
-
-def side(text: str) -> Side:
-    """Parse `RUN` or `RUN@N:M`; an existing path is a path, even if its name contains `@`."""
-    match = _SIDE.fullmatch(text)
-    if match is None or Path(text).exists():
-        return Side(text, Path(text))
-    return Side(text, Path(match["path"]), step_range(match["steps"]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,27 +89,40 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
+    from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
     from verl_profiler.analysis.compare.comparison import adjusted, change
     from verl_profiler.analysis.compare.conditions import condition
     from verl_profiler.views.diff_text import diff_text, gathered
+    from verl_profiler.views.ledger_text import bound_text
 
     conditions = [condition(text) for text in args.fail_if]
     target = None
     if args.html is not None:
         target = target_of([args.b.path], args.html, "diff.html", force=args.force, mark=_MARK)
-    a, b = (_read(each, args.warmup, cache=not args.no_cache) for each in (args.a, args.b))
+    a, b = read_both(args.a, args.b, args.warmup, cache=not args.no_cache)
+    asynchronous = a.asynchronous or b.asynchronous
     alone = _only_in_one(a.rows, b.rows)
+    if asynchronous:
+        alone = [each for each in alone if each["name"] not in NOT_COMPARED]
     _fill(a, b)
     one_run = _same(args.a.path, args.b.path)
     first, second = _by_name(a.rows), _by_name(b.rows)
     compared, left_out = _compared(first, second, {each["name"] for each in alone})
+    if asynchronous:
+        compared = {name: once for name, once in compared.items() if name not in NOT_COMPARED}
     metrics = _metrics(compared, first, second, one_run=one_run)
     changes = [change(metric) for metric in metrics]
     adjusted(changes)
     verdicts = _verdicts(conditions, first, second, one_run=one_run)
     document = gathered(
         [
-            {"name": side.shown, "steps": read.steps, "warm_up": read.warm_up}
+            {
+                "name": side.shown,
+                "steps": read.steps,
+                "warm_up": read.warm_up,
+                "asynchronous": read.asynchronous,
+                "bound": bound_text(read.ledger),
+            }
             for side, read in ((args.a, a), (args.b, b))
         ],
         changes,
@@ -163,49 +150,6 @@ def run(args: argparse.Namespace) -> int:
         # Standard output may carry the JSON.
         print_error(f"Wrote {target}")
     return int(any(verdict["holds"] for verdict in verdicts))
-
-
-@dataclass
-class _Read:
-    """The metrics of one side.
-
-    Args:
-        rows: Those of `step_metrics` for the compared steps.
-        steps: The compared steps.
-        warm_up: The steps left out before them.
-        launch: The run's `run.json`; empty where there is none.
-    """
-
-    rows: Rows
-    steps: list[int]
-    warm_up: list[int]
-    launch: Mapping[str, Any]
-
-
-def _read(each: Side, warmup: int | None, *, cache: bool) -> _Read:
-    """Return the metrics of one side's steps."""
-    from verl_profiler.analysis.compare.step_metrics import step_metrics
-    from verl_profiler.analysis.selection import warm_up
-    from verl_profiler.reading.reader import load
-
-    with load(each.path, cache=cache) as opened:
-        check_steps(opened, each.steps, f"{each.path}@")
-        rows = step_metrics(opened.tables, each.steps)
-        launch = next((found for found in opened.launches.values() if found), {})
-    finished = sorted({row["step"] for row in rows})
-    if warmup is None or each.steps is not None:
-        dropped = warm_up(finished, each.steps)
-    else:
-        dropped = finished[: max(warmup, 0)]
-    left = [step for step in finished if step not in dropped]
-    if not left:
-        raise ReadingError(
-            f"{each.shown} has {len(finished)} finished training steps"
-            f"{', all left out as warm-up' if finished else ''}, so nothing is left to "
-            "compare.\nName steps, for example RUN@1:5, or give --warmup 0",
-            "too-few-steps",
-        )
-    return _Read([row for row in rows if row["step"] in set(left)], left, dropped, launch)
 
 
 def _same(first: Path, second: Path) -> bool:
@@ -236,7 +180,7 @@ def _only_in_one(first: Rows, second: Rows) -> list[dict[str, Any]]:
     return found
 
 
-def _fill(first: _Read, second: _Read) -> None:
+def _fill(first: Read, second: Read) -> None:
     """Add zeros to each side for events that only the other has."""
     from verl_profiler.analysis.compare.step_metrics import PER_EVENT
 

@@ -1,7 +1,7 @@
 """Read the files of a run as they grow: each byte once, whole lines only.
 
 Opening a long run does not read all of it: of earlier steps, only the
-trainer's files, which are small.  Nothing is written, locked or requested from the run.
+files of the trainer and its queue, which are small.  Nothing is written, locked or requested from the run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _STEP_LIMIT = 1 << 31
 # Maximum nesting of a line; the decoder's own limit is the interpreter's stack.
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRAINER = "trainer_"
+# Counts its steps by the samples in it, so that it writes to earlier steps than the trainer.
+_QUEUE = "message_queue_"
 # Number of latest steps that are read completely at start, and polled on every refresh.
 _LATEST = 3
 _BLOCK_BYTES = 1 << 20
@@ -148,10 +150,12 @@ class Run:
             if step in latest:
                 found += [(step, path) for path in sorted(folder.glob("*.jsonl"))]
             elif step < (self._first_step or 0):
-                pattern = f"{_TRAINER}*.jsonl"
                 found += [
-                    (step, path) for path in folder.glob(pattern) if path not in self._offsets
+                    (step, path)
+                    for path in folder.glob(f"{_TRAINER}*.jsonl")
+                    if path not in self._offsets
                 ]
+                found += [(step, path) for path in folder.glob(f"{_QUEUE}*.jsonl")]
             else:
                 # Late lines of steps that were followed from their start.
                 found += [(step, path) for path in self._offsets if path.parent == folder]

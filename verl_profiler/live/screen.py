@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from verl_profiler.live.flow_lines import flow_lines, flow_steps
 from verl_profiler.live.state import Live, Step
 from verl_profiler.reading.quantiles import interpolated, least_values, quantile
-from verl_profiler.render.text import align, seconds, share
+from verl_profiler.render.text import align
+from verl_profiler.units import seconds, share
 
 __all__ = ["frame", "header_problems"]
 
@@ -49,6 +51,12 @@ def frame(
     step = live.current
     if step is None:
         blocks.append(["no events yet"])
+    elif live.flow.is_asynchronous(launch):
+        blocks += [
+            flow_lines(live, now_s),
+            _slowest(live, now_s),
+            flow_steps(live),
+        ]
     else:
         blocks += [
             [*_step_lines(live, now_s), *_request_lines(live, step, launch, now_s)],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_profiler.events.vocabulary import PHASES, WORKER_ROLE
+from verl_profiler.live.flow import Flow
 from verl_profiler.live.follow import Line
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import role_and_rank
@@ -21,6 +22,8 @@ __all__ = ["Live", "RequestInFlight", "Step", "Tool"]
 RATE_S = 10.0
 _KEPT_STEPS = 50
 _WORD = 100
+# Its processes are named after their host and pid.
+_ROLLOUTER = "rollouter"
 # Events after which a request's next activity is known.
 _NEXT = {
     "request_start": "prompt",
@@ -72,12 +75,14 @@ class Step:
     Args:
         phases: (name, seconds) in the order of their ends.
         ends: End times of its finished training requests, in seconds since 1970.
+        end_s: When the trainer's step ended.
     """
 
     number: int
     begin_s: float
     last_s: float
     duration_s: float | None = None
+    end_s: float | None = None
     phases: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
     phase_end_s: float | None = None
     seconds: list[float] = field(default_factory=list[float])
@@ -103,6 +108,7 @@ class Live:
         in_flight: Requests in flight, by process, step, validation, sample and session.
         newest_s: The latest time on any line, in seconds since 1970.
         rates: (end in seconds since 1970, generated tokens) of the latest engine calls.
+        flow: Queues, weight versions and samples of an asynchronous run.
     """
 
     def __init__(self) -> None:
@@ -111,6 +117,7 @@ class Live:
         self.newest_s = 0.0
         self.rates: deque[tuple[float, int]] = deque()
         self.finished: deque[float] = deque()
+        self.flow = Flow()
         self._by_id: dict[tuple[str, int, str], tuple[Any, ...]] = {}
 
     @property
@@ -122,6 +129,16 @@ class Live:
             if step.started or step.ends or step.phases or step.duration_s is not None
         ]
         return self.steps[max(busy or self.steps)] if self.steps else None
+
+    @property
+    def training(self) -> Step | None:
+        """The trainer's latest step; requests of later ones may be in flight already."""
+        numbers = [number for number, step in self.steps.items() if step.phases or step.duration_s]
+        if not numbers:
+            return None
+        step = self.steps[max(numbers)]
+        following = self.steps.get(step.number + 1)
+        return step if step.duration_s is None or following is None else following
 
     def take(self, name: str, number: int, line: Line) -> None:
         """Update the state with one line."""
@@ -135,6 +152,8 @@ class Live:
         # Engines assign requests to the step after their weights' version; workers have the real step.
         if role == "engine":
             return
+        self.flow.take(line, number, end_s)
+        self.flow.has_rollouter |= role.startswith(_ROLLOUTER)
         step = self._step(number, begin_s)
         step.begin_s = min(step.begin_s, begin_s)
         step.last_s = max(step.last_s, end_s)
@@ -157,8 +176,11 @@ class Live:
             Its name, its start in seconds since 1970, and how long it took in the previous step;
             None between steps, or if unknown.
         """
-        step = self.current
-        if step is None or step.duration_s is not None or not step.number:
+        return None if self.current is None else self.phase_of(self.current)
+
+    def phase_of(self, step: Step) -> tuple[str, float, float | None] | None:
+        """Infer the phase of a step, as `phase` does."""
+        if step.duration_s is not None or not step.number:
             return None
         begin_s = step.phase_end_s if step.phase_end_s is not None else step.begin_s
         before = self.steps.get(step.number - 1)
@@ -187,7 +209,7 @@ class Live:
         if line.duration_sec is None:
             return
         if line.event == "step":
-            step.duration_s = line.duration_sec
+            step.duration_s, step.end_s = line.duration_sec, end_s
         elif line.event in PHASES and line.event != "testing":
             step.phases.append((line.event, line.duration_sec))
             step.phase_end_s = end_s

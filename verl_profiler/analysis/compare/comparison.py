@@ -2,7 +2,7 @@
 
 The unit of observation is a step: its requests share the engines, so they are not independent.  Steps
 are autocorrelated too; `analysis.intervals` computes differences and intervals accordingly.  The
-headline metrics are tested separately from all others: the step at 5 %; gen and tokens/s at 5 % if the
+headline metrics are tested separately from all others: the step at 5 %; gen (or samples/s) and tokens/s at 5 % if the
 step is significant, else at 1 % together.  All others share a false discovery rate (Benjamini and
 Hochberg) of 1 %.  Without any difference, at most about 5 of 100 comparisons report a significant one.
 """
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from verl_profiler.analysis.intervals import Statistic, jump, mean_difference
 from verl_profiler.reading.quantiles import least_values
 
-__all__ = ["ALPHA", "HEADLINE", "Change", "Metric", "adjusted", "change"]
+__all__ = ["ALPHA", "HEADLINE", "HEADLINES", "Change", "Metric", "adjusted", "change"]
 
 # Significance level, and the complement of the intervals' level.
 ALPHA = 0.05
 # Level that the two other headline metrics share, and false discovery rate of all others.
 _OTHERS = 0.01
 HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
+# With those of comparisons of asynchronous runs, which have samples per second instead of gen.
+HEADLINES = ("step.mean", "gen.mean", "samples_per_s.mean", "generated_tokens_per_s.mean")
 # Pairing steps removes the variation that both runs share but halves the degrees of freedom.  It is used
 # only with at least this many pairs and this correlation.
 _PAIRS = 8
@@ -125,7 +127,7 @@ def change(metric: Metric) -> Change:
 def adjusted(changes: Sequence[Change]) -> None:
     """Set `adjusted_p` of metrics that are tested together."""
     tested = {each.metric.name: each for each in changes if each.p is not None}
-    headline = [tested.pop(name) for name in HEADLINE if name in tested]
+    headline = [tested.pop(name) for name in HEADLINES if name in tested]
     before = 0.0
     for place, each in enumerate(headline):
         # In order, while the previous one is significant; or alone, at its share of the level.

@@ -39,7 +39,7 @@ SELECT step, unnest(['tail_p80', 'tail_p95', 'rollout']), 's',
 FROM (
     SELECT step, {quantiles("end_us", 0.8, 0.95)} AS ends, max(end_us) AS last_us,
         min(begin_us) AS first_us
-    FROM training_requests GROUP BY step
+    FROM training_requests WHERE run NOT IN (SELECT run FROM asynchronous) GROUP BY step
 )
 UNION ALL
 SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'generated_tokens',
@@ -55,6 +55,24 @@ FROM chosen AS c LEFT JOIN training_requests AS a ON a.step = c.step
 WHERE EXISTS (SELECT 1 FROM training_requests) GROUP BY c.step
 UNION ALL
 SELECT step, 'generated_tokens_per_s', '/s', generated_tokens_per_s FROM chosen
+WHERE run NOT IN (SELECT run FROM consumed)
+UNION ALL
+SELECT step, 'generated_tokens_per_s', '/s', sum(a.generated_tokens) * 1e6 / c.duration_us
+FROM chosen AS c JOIN training_requests AS a USING (run, step)
+WHERE run IN (SELECT run FROM consumed) AND c.duration_us > 0 GROUP BY step, c.duration_us
+"""
+
+# Of asynchronous runs that recorded their samples: the step that each request is counted in.
+_CONSUMED = """
+SELECT DISTINCT ON (r.run, r.request_id) r.run, r.request_id, s.consumed_step
+FROM requests AS r JOIN samples AS s
+    ON s.run = r.run AND s.uid = r.uid AND s.session IS NOT DISTINCT FROM r.session
+WHERE s.fate = 'consumed' AND NOT r.validate AND r.run IN (SELECT run FROM asynchronous)
+"""
+_OF_CONSUMED = """
+SELECT t.* REPLACE (CASE WHEN t.run NOT IN (SELECT run FROM consumed) OR t.request_id IS NULL
+    THEN t.step ELSE c.consumed_step END AS step)
+FROM {table} AS t LEFT JOIN consumed AS c ON c.run = t.run AND c.request_id = t.request_id
 """
 
 # Name and duration of metrics that occur many times per step.  Engines assign requests to steps by the
@@ -64,15 +82,15 @@ SELECT step, 'request' AS name, duration_us FROM training_requests
 UNION ALL
 SELECT step, CASE WHEN event IN (SELECT phase FROM phases) THEN concat(family, ':', event)
     ELSE event END, duration_us
-FROM event_fields
+FROM {event_fields}
 WHERE duration_us IS NOT NULL AND NOT validate AND event <> 'request'
     AND family NOT IN ('trainer', 'engine', 'event_loop', 'profiler')
 UNION ALL
-SELECT step, concat('tool_call:', tool), duration_us FROM tool_calls WHERE NOT validate
+SELECT step, concat('tool_call:', tool), duration_us FROM {tool_calls} WHERE NOT validate
 UNION ALL
 SELECT step, unnest(['engine_request', 'queue', 'prefill', 'decode', 'outside']),
     unnest([engine_duration_us, queue_us, prefill_us, decode_us, outside_us])
-FROM engine_calls WHERE NOT validate
+FROM {engine_calls} WHERE NOT validate
 """
 
 
@@ -84,22 +102,29 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         step, its phases, tails, tokens) have `value`.  Metrics that occur many times (requests, calls)
         have the statistics `mean`, `p50`, `p90`, `p95`, `p99`, `max`, `total` (s) and `count`, and no
         `value`; `count` and `total` are 0 in steps without them, and a quantile is None with too few
-        (p95 needs 20, see `quantiles`).
+        (p95 needs 20, see `quantiles`).  In asynchronous runs a request and its calls count in the step
+        that consumed its sample; there are no tails.
     """
+    joined = tables.rows(f"SELECT run FROM ({_CONSUMED}) LIMIT 1")
+    sources = {
+        name: f"({_OF_CONSUMED.format(table=name)})" if joined else name
+        for name in ("event_fields", "tool_calls", "engine_calls", "requests")
+    }
+    many = _MANY.format(**sources)
     named = ", ".join(f"q[{place}] AS {name}" for place, name in enumerate(_QUANTILES, 1))
     return tables.rows(
         f"""
-        WITH chosen AS (
+        WITH consumed AS MATERIALIZED ({_CONSUMED}), chosen AS (
             SELECT * FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}
         ), training_requests AS (
-            SELECT * FROM requests
+            SELECT * FROM {sources["requests"]}
             WHERE finished AND NOT validate AND step IN (SELECT step FROM chosen)
         ), often AS (
             SELECT step, name, avg(duration_us) / 1e6 AS mean,
                 {quantiles("duration_us / 1e6", *_QUANTILES.values())} AS q,
                 max(duration_us) / 1e6 AS longest, sum(duration_us) / 1e6 AS total,
                 count(*)::DOUBLE AS count
-            FROM ({_MANY})
+            FROM ({many})
             WHERE duration_us IS NOT NULL AND step IN (SELECT step FROM chosen)
             GROUP BY step, name
         )

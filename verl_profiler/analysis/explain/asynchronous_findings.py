@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.staleness import staleness
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["asynchronous_findings"]
@@ -17,6 +21,8 @@ _GENERATING = (
     "generating_dropped",
 )
 _EVIDENCE = 3
+# Tokens more versions behind than this are stale: a step is one or two behind by design.
+_STALE = 2
 _NOTHING = 1e-9
 # Older runs lack what became of their samples.
 _RECORDED = """
@@ -39,22 +45,40 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         Rows as `findings.ranked` returns them, most recoverable time first, of each run.
     """
     rows: Rows = []
-    others = {row["run"] for row in tables.rows(_EXPERIMENTAL)}
+    experimental = {row["run"] for row in tables.rows(_EXPERIMENTAL)}
+    queues, stale = queue_times(tables, steps), staleness(tables, steps)
     for found in tables.rows(_RECORDED):
+        run = found["run"]
         own = [
             row
             for row in ledger
-            if row["run"] == found["run"] and (steps is None or steps[0] <= row["step"] <= steps[1])
+            if row["run"] == run and (steps is None or steps[0] <= row["step"] <= steps[1])
         ]
-        if own:
-            rows += sorted(
-                _of_run(found["run"], own),
-                key=lambda row: (row["dominates"], -row["recoverable_s"]),
-            )
-    for row in rows:
-        if row["run"] in others:
-            row["overrides"] = [each for each in row["overrides"] if "trainer.v1." not in each]
+        if not own:
+            continue
+        pools = _Pools(own)
+        training = tables.launches.get(run, {}).get("training")
+        settings = _Settings(training if isinstance(training, Mapping) else {})
+        named = [
+            *_split_off(pools),
+            *_of_queue(pools, [row for row in queues if row["run"] == run]),
+            *_of_staleness(pools, [row for row in stale if row["run"] == run]),
+            *_of_devices(pools, settings),
+        ]
+        for row in named:
+            row["run"] = run
+            row["overrides"] = [
+                each
+                for each in row["overrides"]
+                if not (run in experimental and "trainer.v1." in each) and settings.changes(each)
+            ]
+        rows += sorted(named, key=lambda row: (row["dominates"], -_rank_s(row, pools)))
     return rows
+
+
+def _rank_s(row: Mapping[str, Any], pools: _Pools) -> float:
+    """Return what a finding is ranked by: a split that is off names the cause of the trainer's wait."""
+    return max(row["recoverable_s"], pools.idle if row["finding"] == "split_off" else 0.0)
 
 
 # Trainers of verl.experimental dispatch prompt by prompt; they have none of the V1 trainers' settings.
@@ -84,44 +108,206 @@ class _Pool:
         return found
 
 
-def _of_run(run: str, ledger: Rows) -> Rows:
-    steps = sorted({row["step"] for row in ledger})
-    pools = {
-        name: _Pool([row for row in ledger if row["pool"] == name], steps)
-        for name in dict.fromkeys(row["pool"] for row in ledger)
-    }
-    rollout = pools.get("rollout")
-    trainer = next(pool for name, pool in pools.items() if name != "rollout")
-    shared = "shared" in pools
+class _Pools:
+    """The pools of a run: the trainer's, and the rollout's if it has devices of its own."""
+
+    def __init__(self, ledger: Rows) -> None:
+        self.steps = sorted({row["step"] for row in ledger})
+        pools = {
+            name: _Pool([row for row in ledger if row["pool"] == name], self.steps)
+            for name in dict.fromkeys(row["pool"] for row in ledger)
+        }
+        self.rollout = pools.get("rollout")
+        self.trainer = next(pool for name, pool in pools.items() if name != "rollout")
+        self.shared = "shared" in pools
+        self.idle = self.trainer.of("waiting_for_samples")
+        self.ahead = self.rollout.of("staleness_limit") if self.rollout else 0.0
+
+    @property
+    def in_turn(self) -> bool:
+        return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
+
+
+class _Settings:
+    """What `run.json` has of a run's settings."""
+
+    def __init__(self, training: Mapping[str, Any]) -> None:
+        self._mode = training.get("trainer_mode")
+        own = training.get("asynchronous")
+        self._set: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
+
+    def changes(self, override: str) -> bool:
+        """Return whether an override is for this run's trainer and not set already."""
+        key, _, value = override.partition("=")
+        if key.startswith("trainer.v1.separate_async.") and self._mode not in (
+            None,
+            "separate_async",
+        ):
+            return False
+        set_to = self._set.get(key.rpartition(".")[2])
+        return set_to is None or str(set_to).lower() != value.lower()
+
+
+def _of_devices(pools: _Pools, settings: _Settings) -> Rows:
+    """Return who waits for whom, and what devices do in vain."""
+    trainer, rollout = pools.trainer, pools.rollout
     # While devices that both share generate, the trainer has nothing to train on.
-    waited = trainer.of("waiting_for_samples", *(_GENERATING if shared else ()))
-    idle = trainer.of("waiting_for_samples")
-    ahead = rollout.of("staleness_limit") if rollout else 0.0
-    makers = rollout or trainer
+    waited = trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
     found: list[tuple[str, _Pool, tuple[str, ...], float]] = []
-    if rollout and min(idle, ahead) > max(idle, ahead) / 2:
-        found.append(("waits_in_turn", trainer, ("waiting_for_samples",), idle))
-    elif idle > ahead:
-        found.append(("waits_for_rollout", trainer, ("waiting_for_samples",), idle))
+    if rollout and pools.in_turn:
+        found.append(("waits_in_turn", trainer, ("waiting_for_samples",), pools.idle))
+    elif pools.idle > pools.ahead:
+        found.append(("waits_for_rollout", trainer, ("waiting_for_samples",), pools.idle))
     elif rollout:
         found.append(("waits_for_trainer", rollout, ("staleness_limit",), trainer.of("training")))
     found.append(("sync_bound", trainer, ("weight_sync",), trainer.of("weight_sync")))
     found += [
-        (name, makers, (account,), waited)
+        (name, rollout or trainer, (account,), waited)
         for name, account in (
             ("stale_samples", "generating_dropped"),
             ("wasted_aborts", "generating_aborted"),
         )
     ]
-    split = _split(trainer, rollout) if rollout and not shared else ""
+    split = _split(trainer, rollout) if rollout and not pools.shared else ""
+    lends = any(settings.changes(each) for each in RULES["waits_for_rollout"].overrides)
     return [
         _row(
-            run, name, pool, accounts, gain, split if name.startswith("waits_for") else "", rollout
+            name,
+            pool,
+            pool.by_step(*accounts),
+            gain,
+            culprit=accounts[0].replace("_", " "),
+            who=split if name.startswith("waits_for") else "",
+            reason=_LEND if lends and rollout else _SHORTEN,
+            pastes=rollout is not None,
         )
         for name, pool, accounts, gain in found
         if pool.of(*accounts) >= RULES[name].least * pool.step_s
         and gain >= RULES[name].least * trainer.step_s
     ]
+
+
+_LEND = "let the trainer's replicas generate while it waits"
+_SHORTEN = "shorter or fewer turns"
+
+
+def _split_off(pools: _Pools) -> Rows:
+    """Return whether devices of the pool that waits would be worth more in the other one.
+
+    At most as many can go as are idle on average: with one more, the pool that gives them would be
+    the one that the other waits for, even if its work divides evenly over devices. The gain assumes
+    that it does, in both pools, and that nothing else takes time: an upper bound.
+    """
+    trainer, rollout = pools.trainer, pools.rollout
+    if rollout is None or pools.shared or pools.in_turn:
+        return []
+    to_rollout = pools.idle > pools.ahead
+    account, pool, other = (
+        ("waiting_for_samples", trainer, rollout)
+        if to_rollout
+        else ("staleness_limit", rollout, trainer)
+    )
+    work = {id(trainer): trainer.of("training"), id(rollout): rollout.of(*_GENERATING)}
+    idle = pool.of(account) / pool.step_s * pool.devices
+    most = min(int(idle + _NOTHING), int(pool.devices) - 1)
+
+    def step_s(moved: int) -> float:
+        busy_s = pool.step_s - pool.of(account) - work[id(pool)]
+        busy_s += work[id(pool)] * pool.devices / (pool.devices - moved)
+        return max(busy_s, work[id(other)] * other.devices / (other.devices + moved))
+
+    gains = {moved: pool.step_s - step_s(moved) for moved in range(1, most + 1)}
+    best = max(gains, key=lambda moved: gains[moved], default=0)
+    if not best or gains[best] < RULES["split_off"].least * trainer.step_s:
+        return []
+    less, more = ("trainer", "rollout") if to_rollout else ("rollout", "trainer")
+    count = f"1 to {best}" if best > 1 else "1"
+    return [
+        _row(
+            "split_off",
+            pool,
+            pool.by_step(account),
+            gains[best],
+            culprit=f"{less}'s devices",
+            who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
+            f"{more} has {other.devices:g}",
+            reason=f"Move {count} of the {less}'s devices to the {more}; more would make the {less} the "
+            "one that is waited for.",
+        )
+    ]
+
+
+def _of_queue(pools: _Pools, queues: Rows) -> Rows:
+    """Return whether the queue is full or empty most of the time."""
+    found: Rows = []
+    total_s = sum(row["step_s"] for row in queues)
+    for name, column in (("queue_full", "full_s"), ("queue_empty", "empty_s")):
+        by_step = {row["step"]: row[column] for row in queues}
+        if not total_s or sum(by_step.values()) < RULES[name].least * total_s:
+            continue
+        # The trainer's devices that generate while it waits leave nothing ready either.
+        waits = (
+            pools.rollout and pools.idle >= RULES["waits_for_rollout"].least * pools.trainer.step_s
+        )
+        if name == "queue_empty" and not waits:
+            continue
+        queue = queues[0]["queue"].replace("_", " ")
+        if name == "queue_full":
+            queue += f" (capacity {queues[0]['capacity']})"
+        gain = pools.idle if name == "queue_empty" else 0.0
+        found.append(_row(name, pools.trainer, by_step, gain, culprit="", who=queue))
+    return found
+
+
+def _of_staleness(pools: _Pools, rows: Rows) -> Rows:
+    """Return whether the trained tokens are too old, and what made them so."""
+    rule = RULES["too_stale"]
+    versions = [row for row in rows if row["part"] == "versions"]
+    tokens = sum(row["tokens"] for row in versions)
+    stale = sum(row["tokens"] for row in versions if row["max_behind"] > _STALE)
+    if not tokens or stale < rule.least * tokens:
+        return []
+    maker, cause, advice = _maker(rows)
+    row = _row("too_stale", pools.trainer, {}, 0.0, culprit=maker, who=maker)
+    row["values"]["lost_share"] = stale / tokens
+    return [row | ({"cause": cause, "advice": advice} if cause else {})]
+
+
+def _maker(rows: Rows) -> tuple[str, str, str]:
+    """Return what makes samples old: the queue, long requests or aborts; with its cause and advice.
+
+    Of the steps and lengths with a stale sample.
+    """
+
+    def versions(name: str, part: str, what: str | None = None) -> float:
+        return sum(
+            row[name] * row["samples"]
+            for row in rows
+            if row["part"] == part and what in (None, row["what"]) and row["max_behind"] > _STALE
+        )
+
+    spanned = versions("spanned", "length")
+    if versions("waited", "length") >= spanned:
+        return "the wait in the queue", "", ""
+    lengths = {row["what"] for row in rows if row["part"] == "length"}
+    longest = max(lengths, key=lambda what: int(what.split()[0]))
+    if versions("spanned", "length", longest) > spanned / 2:
+        return (
+            f"long requests ({longest})",
+            "Their first tokens are made several versions before their last ones.",
+            "Limit turns or response length; sync less often (parameter_sync_step).",
+        )
+    if versions("spanned", "attempts", "aborted and resumed") > spanned / 2:
+        return (
+            "calls that syncs abort and resume",
+            "The tokens before the abort are older by a version with each sync.",
+            "Sync less often (parameter_sync_step), or let requests end before a sync.",
+        )
+    return (
+        "requests that span syncs",
+        "Their first tokens are made several versions before their last ones.",
+        "Sync less often (parameter_sync_step); fewer turns.",
+    )
 
 
 def _split(trainer: _Pool, rollout: _Pool) -> str:
@@ -138,21 +324,21 @@ def _split(trainer: _Pool, rollout: _Pool) -> str:
 
 
 def _row(
-    run: str,
     name: str,
     pool: _Pool,
-    accounts: tuple[str, ...],
+    by_step: Mapping[int, float],
     gain: float,
-    split: str,
-    rollout: _Pool | None,
+    *,
+    culprit: str,
+    who: str = "",
+    reason: str = "",
+    pastes: bool = True,
 ) -> dict[str, Any]:
+    """Return a finding; `by_step` are the seconds that it is about, of each of the pool's devices."""
     rule = RULES[name]
-    lost = pool.of(*accounts)
-    by_step = pool.by_step(*accounts)
+    lost = sum(by_step.values()) / len(pool.steps)
     worst = sorted(by_step, key=lambda step: (-by_step[step], step))[:_EVIDENCE]
-    who = accounts[0].replace("_", " ")
     return {
-        "run": run,
         "finding": name,
         "dominates": rule.dominates,
         "recoverable_s": gain,
@@ -165,27 +351,27 @@ def _row(
         "replayed": None,
         "step_s": pool.step_s,
         "mostly_step": worst[0]
-        if len(pool.steps) > 2 and by_step[worst[0]] > lost * len(pool.steps) / 2
+        if len(pool.steps) > 2 and worst and by_step[worst[0]] > lost * len(pool.steps) / 2
         else None,
-        "culprit": who,
-        "culprit_kind": "account",
-        "culprit_text": who,
+        "culprit": culprit or who,
+        "culprit_kind": "account" if culprit.replace(" ", "_") in ACCOUNTS else "",
+        "culprit_text": culprit or who,
         "where": "",
         "evidence": [
-            {"step": step, "who": who, "seconds": by_step[step], "what": ""}
+            {"step": step, "who": culprit or who, "seconds": by_step[step], "what": ""}
             for step in worst
             if by_step[step]
         ],
         "values": {
             "lost_s": lost,
             "lost_share": lost / pool.step_s,
-            "who": split,
-            "reason": "",
+            "who": who,
+            "reason": reason,
         },
         "message": rule.sentence,
         "cause": rule.cause,
         "advice": rule.advice,
-        "overrides": list(rule.overrides) if rollout else [],
+        "overrides": list(rule.overrides) if pastes else [],
         "proof": None,
         "shows": list(rule.shows),
     }

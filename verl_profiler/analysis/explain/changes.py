@@ -172,15 +172,14 @@ def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list
             stage.length_us for stage in request.stages if isinstance(stage, Work) and stage.own
         )
     mean = fmean(loads.values())
+
+    def changed(stage: Stage, load: float) -> Stage:
+        if isinstance(stage, Work) and stage.own and load and load != mean:
+            return stage._replace(length_us=stage.length_us * mean / load)
+        return stage
+
     return [
-        request._replace(
-            stages=tuple(
-                stage._replace(length_us=stage.length_us * mean / loads[request.worker])
-                if isinstance(stage, Work) and stage.own and loads[request.worker]
-                else stage
-                for stage in request.stages
-            )
-        )
+        _of_stages(request, (changed(stage, loads[request.worker]) for stage in request.stages))
         for request in requests
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
+from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import (
@@ -33,7 +34,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits, bubble_ledger and staleness, by name; steady_path:
+        straggler_requests, culprits, bubble_ledger, critical_cycle and staleness, by
+        name; steady_path:
         critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
         and findings, see `ranked`, whose overrides contain values of the run.
     """
@@ -55,6 +57,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "straggler_requests": straggler_requests(tables, steps),
         "culprits": culprits(tables, lasting, steady),
         "bubble_ledger": bubble_ledger(tables, steps),
+        "critical_cycle": critical_cycle(tables, steps),
         "staleness": staleness(tables, steps),
     }
     found["findings"] = ranked(found) + asynchronous_findings(

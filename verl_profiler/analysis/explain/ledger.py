@@ -16,7 +16,15 @@ from verl_profiler.analysis.explain.device_time import Group, Span, Times, inner
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["ACCOUNTS", "POOLS", "USEFUL", "account_totals", "bubble_ledger"]
+__all__ = [
+    "ACCOUNTS",
+    "POOLS",
+    "USEFUL",
+    "account_totals",
+    "bubble_ledger",
+    "step_windows",
+    "trainer_states",
+]
 
 # What each account is, in the order in which people read them.
 ACCOUNTS = {
@@ -95,7 +103,7 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     calls = _calls(tables)
     pools = _pools(tables)
     ranks = {row["run"]: row["ranks"] for row in tables.rows(_RANKS)}
-    for run, spans in _windows(tables, steps).items():
+    for run, spans in step_windows(tables, steps).items():
         windows = [(begin, end) for _, begin, end in spans]
         trainer = innermost(_states(timers[run]))
         replicas = calls.get(run, {})
@@ -117,6 +125,11 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
             ]
             rows += _rows(run, "rollout", devices, spans, integrate(windows, groups))
     return rows
+
+
+def trainer_states(tables: Tables, run: str) -> list[Span]:
+    """Return what the trainer of a run does at each time, as accounts: without overlaps, in order."""
+    return innermost(_states(_by_run(tables, _TIMED)[run]))
 
 
 def _states(timers: Rows) -> Iterator[Span]:
@@ -170,7 +183,7 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int, int]]]:
+def step_windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int, int]]]:
     """Return step, begin and end by run: from a step's begin to the next one's.
 
     The last one ends with its last timer, of validation for example.

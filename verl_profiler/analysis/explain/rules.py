@@ -69,7 +69,7 @@ RULES: dict[str, Rule] = {
         "verl's replay buffer polls for finished samples every 2 s (poll_interval, which has no "
         "setting in verl 0.9.1), so gen is a multiple of that.",
         "Subclass ReplayBuffer and pass poll_interval=0.2; the file and the overrides are below.",
-        ("critical_path", "requests_in_flight"),
+        ("critical_path", "rollout_tail"),
         change="no_polling",
         categories=("polling",),
         overrides=(
@@ -206,7 +206,7 @@ RULES: dict[str, Rule] = {
         "The trainer loads the batch and dispatches prompts one by one; a worker is busy, "
         "or, in the first step, still starting.",
         "More agent-loop workers; more dataloader workers; smaller prompts in the batch.",
-        ("critical_path", "requests_in_flight"),
+        ("critical_path", "rollout_tail"),
         categories=("dispatch", "prepare_step"),
         overrides=_MORE_WORKERS,
     ),
@@ -324,10 +324,44 @@ RULES: dict[str, Rule] = {
         without=("slow_ranks",),
         overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
     ),
+    "split_off": Rule(
+        "The split of devices is off: {who}.",
+        "One pool waits for the other one, which is busy nearly all the time.",
+        "{reason} trainer.n_gpus_per_node, trainer.nnodes and those of the rollout set the split.",
+        ("bubble_ledger",),
+        least=0.05,
+        pooled=True,
+    ),
+    "queue_full": Rule(
+        "The {who} is full for {lost_s} per step, {lost_share} of the time.",
+        "The rollout is ahead: samples age in the queue, then no more are dispatched, or some dropped.",
+        "More devices for the trainer; else fewer samples on the way (staleness_threshold): they get "
+        "younger, and steps take as long.",
+        ("bubble_ledger", "staleness"),
+        least=0.5,
+        pooled=True,
+    ),
+    "queue_empty": Rule(
+        "The {who} is empty for {lost_s} per step, {lost_share} of the time, and the trainer waits.",
+        "Samples are consumed as soon as they are ready; none is made ahead.",
+        "A faster rollout: more devices or replicas, more concurrent samples, shorter requests.",
+        ("bubble_ledger", "requests_in_flight"),
+        least=0.5,
+        pooled=True,
+    ),
+    "too_stale": Rule(
+        "{lost_share} of the trained tokens are more than 2 versions of the weights behind, mostly "
+        "because of {who}.",
+        "Samples wait in the queue: the rollout is several steps ahead of the trainer.",
+        "Fewer samples on the way: fewer num_warmup_batches, a smaller staleness_threshold.",
+        ("staleness",),
+        least=0.1,
+        pooled=True,
+    ),
     "waits_for_rollout": Rule(
         "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
         "The rollout bounds the run: it makes samples more slowly than the trainer consumes them.",
-        "More devices for the rollout{who}; let the trainer's replicas generate while it waits.",
+        "More devices for the rollout{who}; {reason}.",
         ("bubble_ledger",),
         least=0.05,
         overrides=("trainer.v1.separate_async.hybrid_rollout.enable_switch=true",),

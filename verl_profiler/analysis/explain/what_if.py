@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
 from statistics import fmean, median
 from typing import Any
 
@@ -258,10 +259,12 @@ def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str,
 def _changed(
     model: StepModel, requests: Sequence[Request], change: Change, medians: Mapping[str, float]
 ) -> Sequence[Request]:
-    """Return the changed requests."""
+    """Return the changed requests; the same object if the change touches none of them."""
     if change.requests is None or not requests:
         return requests
-    return change.requests(model, requests, medians)
+    changed = change.requests(model, requests, medians)
+    same = len(changed) == len(requests) and all(map(is_, changed, requests))
+    return requests if same else changed
 
 
 def _saved_us(

@@ -1,0 +1,181 @@
+"""What the timeline of an asynchronous run adds: versions, queues and the way of each sample."""
+
+import gzip
+import json
+import tarfile
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from views.perfetto_reading import read_trace
+from views.test_tracks import write
+
+from verl_profiler.exports.chrome_trace import ChromeTrace
+from verl_profiler.reading.reader import load
+
+DATA = Path(__file__).parent.parent / "data"
+RUNS = ("colocate_async", "separate_async", "one_step_off", "fully_async")
+
+
+def lines_of(archive):
+    """Give (process, event) of each line in the event files, without the package's reader."""
+    with tarfile.open(archive) as files:
+        for member in files:
+            path = Path(member.name)
+            if "step_" not in member.name or ".jsonl" not in path.name:
+                continue
+            content = files.extractfile(member).read()
+            if path.suffix == ".gz":
+                content = gzip.decompress(content)
+            for line in content.splitlines():
+                yield path.name.partition(".")[0], json.loads(line)
+
+
+def ended_ns(event):
+    """Return the end in ns; to a microsecond, since the files have no more."""
+    return round(datetime.fromisoformat(event["timestamp"]).timestamp() * 1e6) * 1000
+
+
+class Run:
+    """A recorded run: the events of its files by name, and its trace."""
+
+    def __init__(self, name, folder):
+        archive = DATA / f"{name}_run.tar.gz"
+        self.events = {}
+        for process, event in sorted(lines_of(archive), key=lambda line: line[1]["timestamp"]):
+            self.events.setdefault(event["event"], []).append((process, event))
+        with load([archive], cache=False) as run:
+            self.trace = read_trace(write(run.tables, folder / f"{name}.pftrace"))
+            self.chrome = json.loads(
+                write(run.tables, folder / f"{name}.json", ChromeTrace).read_text()
+            )
+
+    def extras(self, event):
+        return [each["extra"] for _, each in self.events.get(event, ())]
+
+    def counters(self, name):
+        """Return the points of the counters of that name, by process."""
+        return {
+            self.trace.path(track)[-2]: points
+            for track, points in self.trace.counters.items()
+            if self.trace.path(track)[-1] == name
+        }
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request, tmp_path_factory):
+    return Run(request.param, tmp_path_factory.mktemp("trace"))
+
+
+def test_each_replica_has_its_weight_version(run):
+    """From the end of each sync on, and of that replica alone."""
+    expected = {}
+    for _, event in run.events["weight_sync"]:
+        for replica in event["extra"]["replicas"]:
+            point = ended_ns(event), event["extra"]["weight_version"]
+            expected.setdefault(f"engine_{replica}", []).append(point)
+
+    assert expected == run.counters("weight version")
+
+
+def test_queues_have_their_depth_and_capacity(run):
+    """Of each state that the queue notes, in the process that holds the queue."""
+    for state in ("ready", "running", "pending", "failed", "capacity"):
+        expected = {}
+        for process, event in run.events.get("queue_depth", ()):
+            if state in event["extra"]:
+                point = ended_ns(event), event["extra"][state]
+                expected.setdefault(process, {}).update([point])
+
+        shown = run.counters(f"queue: {state}")
+        assert {process: dict(points) for process, points in shown.items()} == expected
+
+
+def test_consumed_off_policy_and_dropped_samples_add_up(run):
+    """Each counter ends at the number of such lines."""
+    consumed = run.extras("sample_consumed")
+    behind = [each["trainer_version"] - each["min_weight_version"] for each in consumed]
+    expected = {
+        "samples consumed": len(consumed),
+        "off-policy samples consumed": sum(each > 0 for each in behind),
+        "prompts dropped": len(run.extras("sample_dropped")),
+    }
+
+    for name, count in expected.items():
+        (points,) = run.counters(name).values() or [[(0, 0)]]
+        assert [value for _, value in points] == sorted(value for _, value in points)
+        assert count == points[-1][1]
+    (points,) = run.counters("versions behind").values()
+    assert max(behind) == max(value for _, value in points)
+
+
+def requests_of(run):
+    """Return the ids of finished requests by uid and session; only their first line has the uid."""
+    starts = {}
+    for process, event in run.events["request_start"]:
+        extra = event["extra"]
+        if not extra.get("validate"):
+            place = process, event["step"], extra["sample"], extra["session"]
+            starts.setdefault(place, []).append(extra["uid"])
+    found = {}
+    for process, event in run.events["request"]:
+        extra = event["extra"]
+        if not extra.get("validate"):
+            (uid,) = starts[process, event["step"], extra["sample"], extra["session"]]
+            found[uid, extra["session"]] = extra["request_id"]
+    return found
+
+
+def test_arrows_lead_from_the_request_to_the_step_that_consumed_it(run):
+    """One for each consumed sample, to the line that has its uid and session, or to its drop."""
+    requests = requests_of(run)
+    expected = Counter()
+    for each in run.extras("sample_consumed"):
+        expected[requests[each["uid"], each["session"]], each["uid"], each["consumed_step"]] += 1
+    for each in run.extras("sample_dropped"):
+        for (uid, _), request in requests.items():
+            if uid == each["uid"]:
+                expected[request, uid, None] += 1
+    drawn = Counter()
+    for ends in run.trace.arrows().values():
+        source, target = sorted(ends, key=lambda span: span.begin_ns)
+        if target.name in ("sample_consumed", "sample_dropped"):
+            assert source.name == "request"
+            drawn[
+                source.fields["request_id"],
+                target.fields["uid"],
+                target.fields.get("consumed_step"),
+            ] += 1
+            if target.name == "sample_consumed":
+                assert source.end_ns <= target.begin_ns
+
+    assert expected
+    assert expected == drawn
+
+
+def test_chrome_json_has_the_same_counters_and_arrows(run):
+    """Points of every counter, and both ends of each arrow."""
+    points = Counter(
+        event["name"].rpartition(" (")[0]
+        for event in run.chrome["traceEvents"]
+        if event["ph"] == "C"
+    )
+    flows = Counter(event["id"] for event in run.chrome["traceEvents"] if event["ph"] in "sf")
+    expected = Counter()
+    for track, values in run.trace.counters.items():
+        expected[run.trace.path(track)[-1]] += len(values)
+
+    assert expected == points
+    assert set(run.trace.arrows()) == set(flows)
+    assert {2} == set(flows.values())
+
+
+def test_synchronous_runs_have_none_of_these(tmp_path):
+    """Their samples are consumed by the step that dispatched them, and by no queue's order."""
+    with load([DATA / "rehearsal_run.tar.gz"], cache=False) as opened:
+        trace = read_trace(write(opened.tables, tmp_path / "run.pftrace"))
+    names = {trace.path(track)[-1] for track in trace.counters}
+
+    assert not {name for name in names if "version" in name or "behind" in name}
+    assert not {name for name in names if "off-policy" in name}
