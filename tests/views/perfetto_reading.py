@@ -51,7 +51,7 @@ class Reading:
     def arrows(self):
         """Return (source, target) spans, by their number."""
         ends = {}
-        for span in self.spans:
+        for span in (*self.spans, *self.instants):
             for flow in span.flows:
                 ends.setdefault(flow, []).append(span)
         return ends

@@ -69,6 +69,67 @@ def test_the_steps_are_one_tab_stop(browser, small):
     assert "none" != browser.evaluate("getComputedStyle(document.activeElement).outlineStyle")
 
 
+def test_a_table_is_one_tab_stop(browser, small):
+    """Its headings and rows together; arrow keys, Home and End move within them."""
+    browser.open(small)
+    browser.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    stops = browser.evaluate(
+        "[...document.querySelectorAll('.table')].map((table) => "
+        "[...table.querySelectorAll('*')].filter((n) => n.tabIndex >= 0 && n.className !== 'more').length)"
+    )
+    assert {1} == {*stops}
+    rows = "[...document.querySelectorAll('#request-table tbody tr')]"
+    heads = "[...document.querySelectorAll('#request-table thead button')]"
+    focused = f"[{rows}.indexOf(document.activeElement), {heads}.indexOf(document.activeElement)]"
+    count = browser.evaluate(f"{rows}.length")
+    assert count > 3
+
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.press("Tab")
+    chosen = browser.evaluate(f"{rows}.findIndex((row) => row.ariaSelected === 'true')")
+    assert [chosen, -1] == browser.evaluate(focused)
+    places = [count - 1, count - 2, 0, 1, 0]
+    for key, place in zip(("End", "ArrowUp", "Home", "ArrowDown", "ArrowUp"), places, strict=True):
+        browser.press(key)
+        assert [place, -1] == browser.evaluate(focused), key
+    places = [0, 1, 0, 0]
+    for key, place in zip(("ArrowUp", "ArrowRight", "ArrowLeft", "Home"), places, strict=True):
+        browser.press(key)
+        assert [-1, place] == browser.evaluate(focused), key
+    browser.press("Enter", "\r")
+    assert [-1, 0] == browser.evaluate(focused)
+    browser.press("ArrowDown")
+    browser.press("ArrowDown")
+    browser.press("Enter", "\r")
+    assert [1, -1] == browser.evaluate(focused)
+    assert ["true"] == browser.evaluate(
+        f"{rows}.map((row) => row.ariaSelected).filter((each) => each !== 'false')"
+    )
+    assert 1 == browser.evaluate(f"[...{rows}, ...{heads}].filter((n) => n.tabIndex === 0).length")
+
+
+def test_a_row_that_can_be_chosen_is_announced(browser, small):
+    """As one of the rows of a grid, by its name, with its place and whether it is chosen."""
+    browser.open(small)
+    browser.evaluate("document.querySelector('#request-table tbody tr').focus()")
+    node = browser.call("Runtime.evaluate", expression="document.activeElement")["result"][
+        "objectId"
+    ]
+    found = browser.call("Accessibility.getPartialAXTree", objectId=node, fetchRelatives=True)[
+        "nodes"
+    ]
+    row = found[0]
+    total = browser.evaluate("document.querySelector('#request-table table').ariaRowCount")
+
+    assert "row" == row["role"]["value"]
+    assert row["name"]["value"].startswith("Request ")
+    assert {"selected", "focusable"} <= {each["name"] for each in row["properties"]}
+    assert "grid" in {node["role"]["value"] for node in found if "role" in node}
+    assert "2" == browser.evaluate("document.activeElement.ariaRowIndex")
+    # Eight requests of each of two steps, and the heading.
+    assert "17" == total
+
+
 @pytest.mark.parametrize(("motion", "behavior"), [("reduce", "auto"), ("no-preference", "smooth")])
 def test_nothing_moves_for_those_who_do_not_want_it(browser, small, motion, behavior):
     """The way to the breakdown is a jump for them."""

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 # Neither captures nor a console log are in the run.
 # Sections that only some runs have.
-ABSENT = ("captures", "log", "staleness", "engine-load", "spans")
+ABSENT = ("captures", "log", "cycle", "staleness", "engine-load", "spans")
 SECTIONS = [name for name in page_sections.SECTIONS if name not in ABSENT]
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",
@@ -288,6 +288,37 @@ def test_the_search_finds_a_request_in_any_step(browser, small):
     assert "No listed request matches." == text(browser, "#request-table")
 
 
+def test_sections_contradict_neither_the_findings_nor_themselves(browser, tmp_path):
+    """The longest stall is one during a step, what-if gains are the long-run ones, no column is empty."""
+    shutil.unpack_archive(SMALL.parent / "rehearsal_run.tar.gz", tmp_path)
+    browser.open(write_report(tmp_path / "rehearsal_run"))
+
+    assert "Longest during a step: engine_0, 359 ms in step 1." in text(browser, "#lags")
+    first = browser.evaluate(
+        "[...[...document.querySelectorAll('#path table')]"
+        ".find((table) => table.caption.textContent === 'Replays').tBodies[0].rows[0].cells]"
+        ".map((cell) => cell.innerText)"
+    )
+    assert ["notify the trainer when samples are ready", "1.42 s", "6.9 %", "1.42 s"] == first[:4]
+    empty = browser.evaluate(
+        "['routes', 'rewards', 'weights'].flatMap((id) => [...document.querySelectorAll(`#${id} table`)])"
+        ".flatMap((table) => [...table.tHead.rows[0].cells].filter((head) => "
+        "[...table.tBodies[0].rows].every((row) => row.cells[head.cellIndex].innerText === '-')))"
+        ".map((head) => head.innerText)"
+    )
+    assert [] == empty
+
+
+def test_on_a_phone_a_request_is_its_first_digits_and_its_time(browser, small):
+    """The whole id would fill the screen; the panel below has it."""
+    browser.open(small, width=390)
+    wide = browser.evaluate(
+        "document.querySelector('#request-table tbody th').getBoundingClientRect().width"
+    )
+
+    assert wide < 130
+
+
 def test_a_column_sorts_both_ways(browser, small):
     """A click sorts, another turns it around, and the order is announced."""
     browser.open(small)
@@ -317,7 +348,7 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
     assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
     assert "in step 1" in text(browser, "#tools")
     assert "step 1" in text(browser, "#rollout")
-    assert "Replayed unchanged, it is off by" in text(browser, "#path")
+    assert "replay error" in text(browser, "#path")
     assert "Mean per step" not in text(browser, "#path")
     assert text(browser, "#panel .facts").startswith("step 1 · ")
     assert "step 1" == browser.evaluate("document.getElementById('scene').selectedOptions[0].text")
@@ -492,6 +523,13 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
     browser.open(write_report(tmp_path / "separate_async_run"))
 
     assert "asynchronous training" in text(browser, "#path")
+    tails = browser.evaluate(
+        "[...document.querySelectorAll('#steps .table thead th')]"
+        ".filter((head) => head.innerText === 'tail')"
+        ".flatMap((head) => [...head.closest('table').tBodies[0].rows]"
+        ".map((row) => row.cells[head.cellIndex].innerText))"
+    )
+    assert {"-"} == {*tails}
     for step in ("-1", "2"):
         set_value(browser, "#step", step)
         shares = browser.evaluate(

@@ -98,6 +98,7 @@ def data_of(run, name, **chosen):
 ONLY = {
     "tq_functions": "traced",
     "own_spans": "spanned",
+    "critical_cycle": "asynchronous",
     "staleness": "asynchronous",
     "engine_load": "loaded",
 }
@@ -242,6 +243,106 @@ def test_every_column_is_described_and_every_description_has_a_column(name, runs
     for column, text in described(view.columns, found).items():
         if column.endswith("_s") and not column.endswith("_per_s"):
             assert "in s" in text, column
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_an_asynchronous_run_is_drawn_or_has_nothing_to_draw(name, runs):
+    """Analyses of synchronous training have no rows there, others have."""
+    try:
+        figure = drawn(runs["asynchronous"], name)
+    except NothingToDraw:
+        return
+
+    assert [] == overlapping(figure)
+
+
+def test_a_hundred_steps_of_the_critical_path_are_groups_and_the_longest_by_name():
+    """A bar per step would be a pixel or two, and none could be told from its neighbor."""
+    rows = [
+        {"run": "r", "step": step, "category": category, "duration_s": duration_s}
+        for step in range(1, 101)
+        for category, duration_s in (
+            ("decode", 2.0),
+            ("tool", 9.0 if step == 57 else 1.0),
+            ("polling", 4.5 if step == 71 else 0.5),
+        )
+    ]
+    with settings():
+        figure = VIEWS["critical_path"].figure({"critical_path": rows}, Choice(run="r"))
+        FigureCanvasAgg(figure).draw()
+
+    above, below = figure.axes
+    # Three categories, of which each has a bar per group.
+    assert 25 * 3 == len(above.patches)
+    assert 11.5 == pytest.approx(max(patch.get_x() + patch.get_width() for patch in below.patches))
+    # 57 is in the group of 57 to 60: (11.5 + 3 x 3.5) / 4.
+    assert (11.5 + 3 * 3.5) / 4 == pytest.approx(
+        max(patch.get_y() + patch.get_height() for patch in above.patches)
+    )
+    assert ["1–4", "97–100"] == [
+        label.get_text() for label in (above.get_xticklabels()[0], above.get_xticklabels()[-1])
+    ]
+    assert ["step 57", "step 71"] == [label.get_text() for label in below.get_yticklabels()[:2]]
+    assert ["  11.5 s; tool +7.92 s", "  7.50 s; polling +3.96 s"] == [
+        text.get_text() for text in below.texts[:2]
+    ]
+    assert [] == overlapping(figure)
+
+
+def test_phases_with_little_waiting_are_named_and_those_without_are_left_out():
+    """A panel of its own scale would show 40 ms as dark as 4 s."""
+
+    def rows_of(waits):
+        phases, balance = [], []
+        for (role, phase), waited_s in waits.items():
+            for step in (1, 2):
+                same = {"run": "r", "step": step, "role": role, "phase": phase}
+                for name, own_s in ((f"{role}_0", waited_s), (f"{role}_1", 0.0)):
+                    phases.append(
+                        {**same, "name": name, "duration_s": 5 - own_s, "waited_s": own_s}
+                    )
+                balance.append(
+                    {**same, "processes": 2, "slowest": f"{role}_1", "waited_s": waited_s}
+                )
+        return {"worker_phases": phases, "worker_balance": balance}
+
+    waits = {("agent_loop", "rollout"): 4.0, ("actor", "update_actor"): 0.04}
+    with settings():
+        figure = VIEWS["worker_phases"].figure(
+            rows_of({**waits, ("actor", "update_weights"): 0.0}), Choice(run="r")
+        )
+    shown = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    notes = " ".join(text.get_text() for text in figure.texts)
+
+    assert ["rollout of agent_loop: how much later than the first to be done"] == [
+        title for title in shown if title
+    ]
+    assert "Not drawn, less waiting: update_actor of actor (40 ms per step)." in notes
+    assert "update_weights" not in notes
+    with pytest.raises(NothingToDraw, match="no process waited for another"):
+        VIEWS["worker_phases"].figure(rows_of(dict.fromkeys(waits, 0.0)), Choice(run="r"))
+
+
+def test_a_percentile_that_is_not_known_has_no_panel_and_no_legend(runs):
+    """An empty panel from 0 to 1 looks like a measurement."""
+    figure = drawn(runs["rehearsed"], "reward_times")
+    tools = drawn(runs["rehearsed"], "tool_latencies")
+
+    assert all(axes.lines for axes in figure.axes)
+    assert any("Not drawn: P99" in text.get_text() for text in figure.texts)
+    legend = tools.axes[-1].get_legend()
+    assert ["P50", "P80", "P95", "max"] == [text.get_text() for text in legend.get_texts()]
+
+
+def test_stalls_before_the_first_step_are_counted_only(runs):
+    """The longest bar and the title are of stalls during steps, and those where requests wait come first."""
+    figure = drawn(runs["rehearsed"], "loop_suspects")
+    (axes,) = figure.axes
+    (title, *_), notes = figure.texts, [text.get_text() for text in figure.texts]
+
+    assert "359 ms" in title.get_text()
+    assert any("Not drawn: 78 stalls before the first step." in note for note in notes)
+    assert "359 ms" in " ".join(text.get_text() for text in axes.texts[:3])
 
 
 def test_replays_without_gains_are_no_chart(runs):
@@ -449,7 +550,7 @@ def test_small_transfers_are_not_graded(runs):
     figure = drawn(runs["rehearsed"], "tq_over_time")
     title = next(text.get_text() for text in figure.texts if text.get_text())
 
-    assert re.match(r"Transfers of \d+(\.\d)? kB on average are too small to grade", title)
+    assert re.match(r"Transfers of \d+\.\d KiB on average are too small to grade", title)
 
 
 def test_the_weight_sync_of_start_up_is_not_drawn(runs):
@@ -463,19 +564,25 @@ def test_the_weight_sync_of_start_up_is_not_drawn(runs):
     )
 
 
-@pytest.mark.parametrize(("capacity", "flagged"), [(80e9, True), (200e9, False), (None, False)])
+@pytest.mark.parametrize(
+    ("capacity", "flagged"), [(80 << 30, True), (200 << 30, False), (None, False)]
+)
 def test_memory_above_the_capacity_is_drawn_and_flagged(capacity, flagged):
     """A reading outside the axes would be an empty plot without a reason."""
     reading = {"run": "r", "name": "actor_0", "role": "actor", "step": 1, "readings": 1, "moves": 0}
     host = {"rss_bytes": 1e9, "host_used_bytes": None, "total_bytes": capacity}
-    rows = [{**reading, **host, "begin_s": float(at), "used_bytes": 90e9 + at} for at in range(3)]
+    rows = [
+        {**reading, **host, "begin_s": float(at), "used_bytes": (90 << 30) + at} for at in range(3)
+    ]
 
     figure = VIEWS["memory_over_time"].figure(
         {"memory_over_time": rows, "phase_spans": []}, Choice(run="r")
     )
 
     title = figure.texts[0].get_text()
-    assert flagged == ("above its capacity of 80 GB" in " ".join(title.split()))
+    assert flagged == ("above its capacity of 80.0 GiB" in " ".join(title.split()))
     axes = figure.axes[0]
+    ticks = [label.get_text() for label in axes.get_yticklabels()]
+    assert {"40 GiB", "80 GiB"} <= {*ticks}
     low, high = axes.get_ylim()
     assert all(low <= value <= high for value in axes.get_lines()[0].get_ydata())

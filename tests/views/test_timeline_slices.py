@@ -7,6 +7,8 @@ import shlex
 import pytest
 from views.opened_report import CANVAS, SMALL, place, set_value, text, view
 
+from verl_profiler.cli.report import write_report
+
 pytestmark = pytest.mark.browser
 
 _CONDITION = re.compile(r"(\.[\w.]+) (==|>=|<) (\S+|\"[^\"]*\")$")
@@ -143,6 +145,91 @@ def test_the_filter_is_counted_and_survives_a_reload(browser, small):
     assert "" == text(browser, "#filter-count")
     assert "tool=" not in browser.evaluate("location.hash")
     assert high == browser.evaluate(f"{CANVAS}.clientHeight")
+
+
+def listed(browser):
+    """Return the ids of the requests in the table, whole."""
+    return browser.evaluate(
+        "[...document.querySelectorAll('#request-table tbody tr')]"
+        ".map((row) => row.ariaLabel.match(/^Request (.*), /)[1])"
+    )
+
+
+def test_the_filter_acts_on_the_request_table(browser, small):
+    """Of one step, of all, and together with a search; a filter that nothing passes is named."""
+    lines = [
+        (path.parent.name, line["event"], line["extra"])
+        for path in SMALL.glob("step_*/worker_*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["event"] in ("tool_call", "request") and not line["extra"].get("validate")
+    ]
+    callers = {extra["request_id"] for _, _, extra in lines if extra.get("tool") == "search"}
+    of_step = {
+        extra["request_id"]
+        for step, event, extra in lines
+        if (step, event) == ("step_1", "request")
+    }
+    browser.open(small, fragment="step=1")
+    assert of_step == {*listed(browser)}
+
+    set_value(browser, "#filter-tool", "search")
+    assert callers & of_step == {*listed(browser)}
+    assert text(browser, "#request-table caption").endswith(", filtered")
+    browser.reload()
+    assert callers & of_step == {*listed(browser)}
+    set_value(browser, "#step", "-1")
+    assert (
+        callers & {extra["request_id"] for _, _, extra in lines}
+        >= {*listed(browser)}
+        > of_step & callers
+    )
+    wanted = min(callers & of_step)
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.call("Input.insertText", text=wanted)
+    browser.settle()
+    assert [wanted] == listed(browser)
+    assert text(browser, "#found").endswith("1 match in all steps")
+    set_value(browser, "#filter-low", "1e9")
+    assert "No listed request matches the search and the filter." == text(browser, "#request-table")
+    assert text(browser, "#found").endswith("; the filter hides 1 more")
+    browser.evaluate("document.querySelector('.filter button').click()")
+    browser.settle()
+    assert [wanted] == listed(browser)
+
+
+def test_slow_requests_are_those_over_the_p95_of_their_own_step(browser, tmp_path):
+    """Those of a fast step too, while a slow step's timeline is drawn; P95 is that of docs/metrics.md."""
+    slow = set()
+    for step, unit in ((1, 0.1), (2, 1.0)):
+        # Of 24 durations 1 to 24, P95 is 1 + 0.95 * 23 = 22.85.
+        durations = {f"s{step}-{number:02}": unit * number for number in range(1, 25)}
+        slow |= {f"s{step}-23", f"s{step}-24"}
+        path = tmp_path / "run" / f"step_{step}" / "worker_0.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "timestamp": f"2026-11-21T02:{30 + step}:30.000000+00:00",
+                        "event": "request",
+                        "duration_sec": duration,
+                        "extra": {"request_id": name},
+                        "step": step,
+                    }
+                )
+                + "\n"
+                for name, duration in durations.items()
+            )
+        )
+    browser.open(write_report(tmp_path / "run"))
+    set_value(browser, "#filter-slow", True)
+
+    assert "over P95, 22.9 s" in text(browser, ".filter")
+    assert slow == {*listed(browser)}
+    set_value(browser, "#step", "0")
+    assert {"s1-23", "s1-24"} == {*listed(browser)}
+    assert "over P95, 2.29 s" in text(browser, ".filter")
+    assert text(browser, "#filter-count").startswith("2 of 24 requests")
 
 
 def test_rewards_and_roles_filter_too(browser, small):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.render.colors import GRID, MUTED
 from verl_profiler.render.figure import plain, tint
+from verl_profiler.units import BYTE_UNITS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ __all__ = [
     "legend",
     "percent",
     "percentile_marks",
+    "size_axis",
     "stack",
     "step_axis",
     "step_lines",
@@ -68,6 +70,26 @@ def value_axis(
     low = min(low * 1.06, 0.0) if math.isfinite(low) else 0.0
     (axes.set_ylim if of == "y" else axes.set_xlim)(low, high)
     axis.set_major_formatter(lambda value, _: form(value))
+
+
+def size_axis(axes: Axes, label: str) -> None:
+    """Name a vertical axis of bytes, with ticks at round numbers of its unit; draw first."""
+    from matplotlib.ticker import MaxNLocator
+
+    def power() -> int:
+        return min(int(math.log(max(*axes.get_ylim(), 1.0), 1024)), 4)
+
+    class Binary(MaxNLocator):
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            unit = 1024 ** power()
+            return super().tick_values(vmin / unit, vmax / unit) * unit
+
+    value_axis(
+        axes,
+        label,
+        form=lambda value: f"{value / 1024 ** power():,.4g} {BYTE_UNITS[power()]}",
+    )
+    axes.yaxis.set_major_locator(Binary(nbins=6))
 
 
 def step_axis(axes: Axes, steps: Sequence[float]) -> None:
@@ -292,8 +314,14 @@ def percentile_marks(
     """
     for name, place in names.items():
         longest = name == "max"
+        values = [
+            math.nan if row[f"{name}_s"] is None else row[f"{name}_s"] * factor for row in rows
+        ]
+        if all(map(math.isnan, values)):
+            # Too few values for this percentile everywhere: no entry in the legend either.
+            continue
         axes.plot(
-            [math.nan if row[f"{name}_s"] is None else row[f"{name}_s"] * factor for row in rows],
+            values,
             places,
             "|" if longest else "o",
             color=tint(place),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import seconds, share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.step_text import of_which
 
 __all__ = ["conclusions", "notes"]

@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.compare.comparison import HEADLINE, Change
-from verl_profiler.render.text import align, seconds, share
+from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
+from verl_profiler.analysis.compare.comparison import HEADLINES, Change
+from verl_profiler.render.text import align
+from verl_profiler.units import seconds, share
 
 __all__ = [
     "HEADINGS",
@@ -57,7 +59,8 @@ def gathered(
     """Return the comparison as plain values for JSON, text and the page.
 
     Args:
-        runs: `name`, `steps` and `warm_up` (steps left out) of both.
+        runs: `name`, `steps`, `warm_up` (steps left out), `asynchronous` and `bound` (what bounds it; of
+            asynchronous runs) of both.
         changes: The change of each metric.
         configuration: Differences between both `run.json`: `name`, `a`, `b`.
         alone: Names that only one run has: `run` ('A' or 'B'), `name`, and `count` per step.
@@ -75,7 +78,7 @@ def gathered(
             {
                 "metric": each.metric.name,
                 "unit": each.metric.unit,
-                "headline": each.metric.name in HEADLINE,
+                "headline": each.metric.name in HEADLINES,
                 "a": each.a,
                 "b": each.b,
                 "difference": each.difference,
@@ -125,11 +128,18 @@ _NOT_SIGNIFICANT = "No significant change"
 def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Return the tables: headline metrics, work, significant changes, others."""
     rows = document["metrics"]
-    apart = (*HEADLINE, *_WORKLOAD)
+    apart = {*HEADLINES, *_WORKLOAD}
+    devices = [
+        row
+        for row in rows
+        if row["metric"].startswith(DEVICE) or row["metric"].removesuffix(".mean") in STALENESS
+    ]
+    apart.update(row["metric"] for row in devices)
     others = [row for row in rows if row["metric"] not in apart]
     found = [
         ("Headline metrics", [row for row in rows if row["headline"]]),
         ("Work per step", [row for row in rows if row["metric"] in _WORKLOAD]),
+        ("Device-seconds and staleness per step", devices),
         (_SIGNIFICANT, [row for row in others if row["significant"]]),
         (_NOT_SIGNIFICANT, [row for row in others if not row["significant"]]),
     ]
@@ -177,7 +187,30 @@ def conclusion(document: Mapping[str, Any]) -> str:
 
 
 def _paragraphs(document: Mapping[str, Any]) -> list[str]:
-    return [text for text in (_premises(document), _step(document), _power(document)) if text]
+    texts = (_modes(document), _premises(document), _step(document), _power(document))
+    return [text for text in texts if text]
+
+
+def _modes(document: Mapping[str, Any]) -> str:
+    """Return how asynchronous runs are compared; empty without any."""
+    asynchronous = [run["asynchronous"] for run in document["runs"]]
+    if not any(asynchronous):
+        return ""
+    if all(asynchronous):
+        text = "Both are asynchronous"
+    else:
+        modes = ("asynchronous" if each else "synchronous" for each in asynchronous)
+        text = "; ".join(f"{letter} is {mode}" for letter, mode in zip("AB", modes, strict=True))
+    text += (
+        ": compare rates and device time.  Requests and tokens are those that a step consumed; gen, "
+        "rollout and tails are left out, because an asynchronous step only waits for its samples."
+    )
+    bounds = [
+        f"{letter}: {run['bound']}."
+        for letter, run in zip("AB", document["runs"], strict=True)
+        if run["bound"]
+    ]
+    return "  ".join([text, *bounds])
 
 
 def _premises(document: Mapping[str, Any]) -> str:
@@ -203,7 +236,7 @@ def _premises(document: Mapping[str, Any]) -> str:
 def _step(document: Mapping[str, Any]) -> str:
     """Return the step's change, and the largest other change."""
     rows = document["metrics"]
-    step = next(row for row in rows if row["metric"] == HEADLINE[0])
+    step = next(row for row in rows if row["metric"] == HEADLINES[0])
     length = f"A step takes {seconds(step['a'])} in A and {seconds(step['b'])} in B"
     if step["p"] is None:
         return (
@@ -230,7 +263,7 @@ def _step(document: Mapping[str, Any]) -> str:
 
 def _power(document: Mapping[str, Any]) -> str:
     """Return the smallest detectable change."""
-    step = next(row for row in document["metrics"] if row["metric"] == HEADLINE[0])
+    step = next(row for row in document["metrics"] if row["metric"] == HEADLINES[0])
     if step["detectable"] is None:
         return ""
     counts = [len(run["steps"]) for run in document["runs"]]
@@ -309,7 +342,7 @@ def _amount(value: float, unit: str) -> str:
 
 def _order(each: Change) -> tuple[Any, ...]:
     name = each.metric.name
-    first = (*HEADLINE, "step.p50")
+    first = (*HEADLINES, "step.p50")
     place = first.index(name) if name in first else len(first)
     lengths = each.metric.unit == "s"
     size = -abs(each.difference) if lengths else -abs(each.share or 0)

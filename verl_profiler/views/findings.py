@@ -9,8 +9,8 @@ from typing import Any
 from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.text import seconds, share
 from verl_profiler.render.visible import visible
+from verl_profiler.units import seconds, share
 from verl_profiler.views.page_sections import section_of
 
 __all__ = ["RULES", "finding_list", "finding_texts", "findings"]
@@ -55,6 +55,8 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
     if row["dominates"]:
         gain = f"at most {gain}; no anomaly, this bounds the step"
+    elif not row["recoverable_s"]:
+        gain = f"no step time{of}"
     elif row["bound_s"] is not None:
         gain += f" on the critical path, at most {seconds(row['bound_s'])}"
     elif not row["unseen"] or row["low_s"] is None:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
-from verl_profiler.render.text import align, seconds, share
+from verl_profiler.analysis.selection import warm_up
+from verl_profiler.render.text import align
+from verl_profiler.units import seconds, share
 
-__all__ = ["ledger_lines", "ledger_text", "pool_text"]
+__all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
 
 _Rows = Sequence[Mapping[str, Any]]
 _BAR = 30
@@ -47,7 +49,7 @@ def ledger_text(rows: _Rows) -> str:
             "every second in one account"
         )
         blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
-    bound = _bound(rows)
+    bound = bound_text(rows)
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
@@ -70,15 +72,20 @@ def ledger_lines(rows: _Rows) -> list[str]:
         ]
         busy = f"{share(useful / total)} {_BUSY[pool]}"
         texts.append(f"{pool_text(own[0])}: {', '.join([busy, *named])}")
-    bound = _bound(rows)
+    bound = bound_text(rows)
     return [*texts, bound] if bound else texts
 
 
-def _bound(rows: _Rows) -> str:
-    """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
+def bound_text(rows: _Rows) -> str:
+    """Return which pool the other one waits for, where trainer and rollout have devices of their own.
+
+    Step 1 is left out as in the findings: the trainer waits in it for the first samples.
+    """
     pools = dict.fromkeys(row["pool"] for row in rows)
     if "rollout" not in pools:
         return ""
+    left_out = [step for step in warm_up(sorted({row["step"] for row in rows})) if step <= 1]
+    rows = [row for row in rows if row["step"] not in left_out]
     shares = {}
     for pool in pools:
         sums = account_totals([row for row in rows if row["pool"] == pool])
@@ -93,6 +100,7 @@ def _bound(rows: _Rows) -> str:
     )
     rollout = shares["rollout"].get("staleness_limit", 0.0)
     times = f"the trainer waits {share(trainer)} of its time, the rollout is ahead {share(rollout)}"
+    times += " (without step 1)" if left_out else ""
     if max(trainer, rollout) < _WAITS:
         return f"trainer and rollout are balanced: {times}"
     if min(trainer, rollout) > max(trainer, rollout) / 2:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import align, seconds, share, size
+from verl_profiler.render.text import align
+from verl_profiler.units import seconds, share, size
 
 __all__ = ["memory_text"]
 

@@ -6,15 +6,29 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import align, quantile_texts, seconds, share
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import quantile_texts, seconds, share
 from verl_profiler.views.findings import finding_texts
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
 
-__all__ = ["overview_text"]
+__all__ = ["TABLES", "overview_text"]
 
 Rows = Sequence[Mapping[str, Any]]
+
+# What an overview is made of.
+TABLES = (
+    "bubble_ledger",
+    "step_times",
+    "phase_totals",
+    "request_totals",
+    "request_parts",
+    "slowest_requests",
+    "tool_latencies",
+    "own_spans",
+    "profiler_cost",
+)
 
 _FINDINGS = 3
 _TOOLS = 3
@@ -36,8 +50,7 @@ def overview_text(
     """Return a run's overview.
 
     Args:
-        found: Rows by name: bubble_ledger, step_times, phase_totals, request_totals, request_parts, slowest_requests,
-            tool_latencies, own_spans, profiler_cost.
+        found: Rows by name, of `TABLES`.
         about: `runs` (labels) and `events` (how many).
         findings: Rows of `views.findings.findings`.
         problems: Data-quality warnings.

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.reading.tables.tables import REQUEST_PARTS
-from verl_profiler.render.text import align, seconds, share
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import seconds, share
 
 __all__ = ["request_lines", "request_table"]
 

@@ -96,7 +96,14 @@ def document(
     whole["critical_path"] = _whole_path(found["critical_path"])
     found["bubble_ledger"] = whys.pop("bubble_ledger")
     whole["bubble_ledger"] = _whole_ledger(found["bubble_ledger"])
-    for name in ("critical_segments", "steady_path", "culprits", "staleness", "findings"):
+    for name in (
+        "critical_segments",
+        "steady_path",
+        "culprits",
+        "critical_cycle",
+        "staleness",
+        "findings",
+    ):
         del whys[name]
     found["step_replays"] = whys.pop("step_replays")
     data = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import align, share
+from verl_profiler.render.text import align
+from verl_profiler.units import share
 
-__all__ = ["by_group", "staleness_text"]
+__all__ = ["by_group", "makers", "staleness_text"]
 
 _Rows = Sequence[Mapping[str, Any]]
 
@@ -41,12 +42,20 @@ def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
     return found
 
 
+def makers(rows: _Rows) -> list[dict[str, Any]]:
+    """Return the groups by what can make samples stale: generated tokens, prompt tokens, aborts."""
+    lengths = [
+        each
+        for part in ("length", "prompt_length")
+        for each in sorted(by_group(rows, part), key=lambda row: int(row["what"].split()[0]))
+    ]
+    return lengths + sorted(by_group(rows, "attempts"), key=lambda row: row["what"], reverse=True)
+
+
 def staleness_text(rows: _Rows) -> str:
-    """Return how stale a run's samples were, by length and by aborts; empty without any."""
+    """Return how stale a run's samples were, by lengths and by aborts; empty without any."""
     if not rows:
         return ""
-    lengths = sorted(by_group(rows, "length"), key=lambda row: int(row["what"].split()[0]))
-    attempts = sorted(by_group(rows, "attempts"), key=lambda row: row["what"], reverse=True)
     lines = [["", "samples", "behind", "in queue", "generating", "at most", "off-policy tokens"]]
     lines += [
         [
@@ -58,7 +67,7 @@ def staleness_text(rows: _Rows) -> str:
             str(row["max_behind"]),
             "-" if row["off_policy_share"] is None else share(row["off_policy_share"]),
         ]
-        for row in (*by_group(rows, "all"), *lengths, *attempts)
+        for row in (*by_group(rows, "all"), *makers(rows))
     ]
     title = "versions of the weights behind the trainer, when a step consumed the samples (means)"
     return f"{title}\n{align(lines)}{_logged(rows)}"

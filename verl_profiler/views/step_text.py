@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
-from verl_profiler.render.text import align, counted, quantile_texts, seconds, share, size
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import counted, quantile_texts, seconds, share, size
 
 __all__ = [
     "TAIL_REQUESTS",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import align, counted, quantile_texts, seconds, share
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.step_text import (
     TAIL_REQUESTS,
     of_step,

@@ -18,7 +18,7 @@ from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.axes import legend, stack, time_unit
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
 from verl_profiler.render.figure import settings, sheet
-from verl_profiler.render.text import seconds, share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.timing_axes import (
     areas,
     finish,

@@ -9,8 +9,9 @@ from verl_profiler.analysis.console_timers import logged_phases, logged_steps, m
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.timer_differences import timer_differences
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.text import align, seconds
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import seconds
 
 __all__ = ["difference_table", "run_facts", "summary_block"]
 

@@ -75,7 +75,7 @@ _ENGLISH = {
         "them at that time"
     ),
     "low_throughput": (
-        "{event}: {mib_per_s} MB/s over {calls} calls and {size_bytes}; below {threshold} MB/s "
+        "{event}: {mib_per_s} MiB/s over {calls} calls and {size_bytes}; below {threshold} MiB/s "
         "is poor ({poor_share} of the calls are)"
     ),
     "low_throughput.advice": (
@@ -83,7 +83,7 @@ _ENGLISH = {
         "IOPS, and how the data is serialized"
     ),
     "small_transfers": (
-        "{event}: {mib_per_s} MB/s, but only {mean_bytes} per call: latency per call "
+        "{event}: {mib_per_s} MiB/s, but only {mean_bytes} per call: latency per call "
         "(p50 {p50_s}) is the bottleneck, not bandwidth"
     ),
     "small_transfers.advice": "move more data per call: larger batches, fewer transfers",
@@ -133,12 +133,12 @@ _CHINESE = {
     "worst": "最慢的是第 {worst_step} 步:平均 {worst_s}",
     "unstable.advice": "网络或存储可能不稳定:对照下方各训练步与时间段,查看当时的其他负载",
     "low_throughput": (
-        "{event}:吞吐量 {mib_per_s} MB/s({calls} 次调用,共 {size_bytes});低于 {threshold} MB/s "
+        "{event}:吞吐量 {mib_per_s} MiB/s({calls} 次调用,共 {size_bytes});低于 {threshold} MiB/s "
         "可能有性能问题(占调用的 {poor_share})"
     ),
     "low_throughput.advice": "可能是存储后端瓶颈:检查网络带宽;检查存储IOPS;优化数据序列化方式",
     "small_transfers": (
-        "{event}:吞吐量 {mib_per_s} MB/s,但每次仅传输 {mean_bytes}:瓶颈是单次调用延迟(p50 "
+        "{event}:吞吐量 {mib_per_s} MiB/s,但每次仅传输 {mean_bytes}:瓶颈是单次调用延迟(p50 "
         "{p50_s}),而不是带宽"
     ),
     "small_transfers.advice": "优化批次大小(batch_size),减少传输次数",

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.reading.tables.schemas import TQ_STAGES
-from verl_profiler.render.text import align, quantile_texts, seconds, share
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import quantile_texts, rate, seconds, share, size
 from verl_profiler.views.tq_phrases import phrase
 
-__all__ = ["finding_lines", "mebibytes", "rate", "tq_report"]
+__all__ = ["finding_lines", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -32,12 +33,12 @@ _LABELS = {
         "nothing_found": "No finding by the guide's thresholds: {}.",
         "no_overhead": "get and put at most 30 % of each function",
         "no_variation": "stable get and put times",
-        "no_slowness": "100 MB/s or more",
+        "no_slowness": "100 MiB/s or more",
         "nothing_known": "The data is insufficient for the guide's thresholds.",
         "advice": "try: ",
         "functions": "functions",
         "stages": "stages of a call",
-        "rates": "gets and puts (MB = 2^20 bytes)",
+        "rates": "gets and puts",
         "steps": "steps",
         "over_time": "over time",
         "data": "same data, by trace id",
@@ -52,12 +53,12 @@ _LABELS = {
         "nothing_found": "未发现异常:{}。",
         "no_overhead": "TQ总开销均不超过 30%",
         "no_variation": "GET/PUT耗时稳定",
-        "no_slowness": "吞吐量不低于 100 MB/s",
+        "no_slowness": "吞吐量不低于 100 MiB/s",
         "nothing_known": "现有数据不足以判断指南中的异常情况。",
         "advice": "建议:",
         "functions": "函数",
         "stages": "各阶段耗时",
-        "rates": "数据吞吐量(MB = 2^20 字节)",
+        "rates": "数据吞吐量",
         "steps": "训练步",
         "over_time": "时间段",
         "data": "同一数据(trace_id)的流转路径",
@@ -78,17 +79,17 @@ _TITLES = {
         "functions": "function|calls|failed|total|mean|p50|p95|max|get|compute|put|get+put",
         "stages": "function|stage|calls|mean|p50|p95|max|share|variation",
         "wall": "function|busy|get or put|share|no compute|share|concurrency",
-        "rates": "|calls|moved|per call|MB/s|p5|p50|class|good|fair|poor",
-        "steps": "step|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
-        "over_time": "from|calls|time|get|compute|put|get+put|moved|get MB/s|put MB/s",
+        "rates": "|calls|moved|per call|MiB/s|p5|p50|class|good|fair|poor",
+        "steps": "step|calls|time|get|compute|put|get+put|moved|get MiB/s|put MiB/s",
+        "over_time": "from|calls|time|get|compute|put|get+put|moved|get MiB/s|put MiB/s",
     },
     "zh": {
         "functions": "函数|调用次数|出错|总耗时|平均|p50|p95|最大|GET|COMPUTE|PUT|TQ总开销",
         "stages": "函数|阶段|次数|平均|p50|p95|最大|占比|波动",
         "wall": "函数|有调用|GET/PUT|占比|仅GET/PUT|占比|并发数",
-        "rates": "|次数|数据量|每次|MB/s|p5|p50|等级|良好|一般|偏低",
-        "steps": "训练步|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
-        "over_time": "开始|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MB/s|PUT MB/s",
+        "rates": "|次数|数据量|每次|MiB/s|p5|p50|等级|良好|一般|偏低",
+        "steps": "训练步|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MiB/s|PUT MiB/s",
+        "over_time": "开始|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MiB/s|PUT MiB/s",
     },
 }
 
@@ -122,17 +123,6 @@ def tq_report(
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def mebibytes(value: float | None) -> str:
-    """Return bytes in powers of 1024, as in the guide: `15.2 MB`."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1023.5:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TB"
-
-
 def _headline(tables: Mapping[str, Rows], run: str) -> str:
     """Return a summary of the cost of TransferQueue."""
     lines = [f"{run}: {_load(tables)}"]
@@ -143,8 +133,8 @@ def _headline(tables: Mapping[str, Rows], run: str) -> str:
             f"{share(whole['wall_share'])}, and {share(whole['alone_share'])} without concurrent compute."
         )
     moved = [
-        f"{row['event'].removeprefix('tq_')}s moved {mebibytes(row['size_bytes'])} at "
-        f"{rate(row['mib_per_s'])} MB/s"
+        f"{row['event'].removeprefix('tq_')}s moved {size(row['size_bytes'])} at "
+        f"{rate(row['mib_per_s'])} MiB/s"
         for row in tables["tq_throughput"]
         if row["caller"] is None
     ]
@@ -246,21 +236,12 @@ def _shown(key: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
     if key in ("size_bytes", "mean_bytes"):
-        return mebibytes(value)
+        return size(value)
     if key.endswith("_share") or key == "variation" or (key == "threshold" and value < 1):
         return share(value)
     if key.endswith("mib_per_s"):
         return rate(value)
     return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
-
-
-def rate(value: float | None) -> str:
-    """Format MB per second: `1,250`, `92`, `0.3`."""
-    if value is None:
-        return "-"
-    return (
-        f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.095 else f"{value:.2g}"
-    )
 
 
 def _table(
@@ -347,8 +328,8 @@ def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
             [
                 event.removeprefix("tq_") if caller is None else f"  {caller}",
                 f"{row['calls']:,}",
-                mebibytes(row["size_bytes"]),
-                mebibytes(row["mean_bytes"]),
+                size(row["size_bytes"]),
+                size(row["mean_bytes"]),
                 *(rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
                 _SPEEDS[language][row["speed"]],
                 *(share(row[key]) for key in ("good_share", "fair_share", "poor_share")),
@@ -369,7 +350,7 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
             f"{row['calls'] or row['transfers']:,}",
             *(seconds(row[key]) for key in ("total_s", "get_s", "compute_s", "put_s")),
             share(row["overhead_share"]),
-            mebibytes(row["size_bytes"]),
+            size(row["size_bytes"]),
             rate(row["get_mib_per_s"]),
             rate(row["put_mib_per_s"]),
         ]

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
 from verl_profiler.analysis.explain.what_if import CHANGES, UNCHANGED
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.text import align, seconds, share
+from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
+from verl_profiler.units import seconds, share
+from verl_profiler.views.cycle_text import cycle_text
 from verl_profiler.views.findings import finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import staleness_text
@@ -30,9 +32,9 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `staleness`,
+        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`, `staleness`,
             `what_if`, `step_replays`, `stragglers` and `straggler_requests`, by name; of an
-            asynchronous run, only those of `bubble_ledger`, `staleness` and `stragglers`.
+            asynchronous run, only those of `bubble_ledger`, `critical_cycle`, `staleness` and `stragglers`.
         ranked: The rows of `findings`.
     """
     blocks = []
@@ -43,7 +45,8 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
             blocks.append(visible(f"run {run}"))
         if own["critical_path"]:
             blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
-        blocks += [ledger_text(own["bubble_ledger"]), staleness_text(own["staleness"])]
+        blocks += [ledger_text(own["bubble_ledger"]), cycle_text(own["critical_cycle"])]
+        blocks.append(staleness_text(own["staleness"]))
         if own["step_replays"]:
             blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]

@@ -55,7 +55,7 @@ interface StepReplayRow extends ReplayRow, OfStep {
 }
 
 interface WhatIfRow extends ReplayRow {
-  about: string; steps: number; step_s: number; share: Num; low_s: Num; high_s: Num;
+  about: string; steps: number; step_s: number; expected_s: Num; share: Num; low_s: Num; high_s: Num;
   between_runs_s: Num;
 }
 
@@ -151,7 +151,7 @@ interface StallsRow extends OfStep {
 }
 
 interface LongestStallRow extends OfStep {
-  name: string; during: MaybeText; duration_s: number; at_s: number;
+  name: string; role: string; during: MaybeText; duration_s: number; at_s: number;
 }
 
 interface MemoryPeakRow extends OfStep {

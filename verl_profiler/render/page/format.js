@@ -1,6 +1,6 @@
-// Numbers and texts as people read them; the same words as the terminal's.
+// Numbers and texts as people read them. What has units follows verl_profiler/units.py.
 
-export const NONE = '–';
+export const NONE = '-';
 
 /** @param {unknown} value */
 export function missing(value) {
@@ -8,19 +8,28 @@ export function missing(value) {
 }
 
 /**
+ * A number that is not negative, with this many decimals; a tie is rounded up.
+ * @param {number} value
+ * @param {number} digits
+ */
+function fixed(value, digits) {
+  const scale = 10 ** digits;
+  return (Math.floor(value * scale + 0.5) / scale).toFixed(digits);
+}
+
+/**
  * @param {number | null | undefined} value
  * @returns {string}
  */
 export function seconds(value) {
-  if (value === null || value === undefined) return NONE;
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
   if (Math.abs(value) < 5e-7) return '0 s';
   if (value < 0) return `-${seconds(-value)}`;
-  if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
-  if (value < 0.0095) return `${(value * 1e3).toFixed(1)} ms`;
-  if (value < 0.9995) return `${(value * 1e3).toFixed(0)} ms`;
-  if (value < 9.995) return `${value.toFixed(2)} s`;
-  if (value < 119.95) return `${value.toFixed(1)} s`;
-  const whole = Math.round(value);
+  if (value < 0.001) return `${fixed(value * 1e6, 0)} µs`;
+  if (value < 0.0095) return `${fixed(value * 1e3, 1)} ms`;
+  if (value < 0.9995) return `${fixed(value * 1e3, 0)} ms`;
+  if (value < 119.95) return `${fixed(value, value < 9.995 ? 2 : 1)} s`;
+  const whole = Math.floor(value + 0.5);
   if (whole < 7200) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
@@ -34,30 +43,39 @@ export function quantile(value, row) {
   return missing(value) && !missing(row.max_s) ? 'too few' : seconds(value);
 }
 
-/** @param {number | null | undefined} value */
+/**
+ * @param {number | null | undefined} value
+ * @returns {string}
+ */
 export function share(value) {
-  if (value === null || value === undefined) return NONE;
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
   const percent = value * 100;
-  if (percent > 0 && percent < 0.05) return '<0.1 %';
-  return `${percent.toFixed(percent >= 9.95 || percent === 0 ? 0 : 1)} %`;
+  if (percent !== 0 && Math.abs(percent) < 0.05) return percent > 0 ? '<0.1 %' : '>-0.1 %';
+  if (percent < 0) return `-${share(-value)}`;
+  return `${fixed(percent, percent > 0 && percent < 9.95 ? 1 : 0)} %`;
 }
 
-/** @param {number | null | undefined} value */
-export function bytes(value) {
-  if (value === null || value === undefined) return NONE;
-  let scaled = value;
-  for (const unit of ['B', 'kB', 'MB', 'GB']) {
-    if (scaled < 999.5) return `${scaled.toFixed(unit === 'B' || scaled >= 9.95 ? 0 : 1)} ${unit}`;
-    scaled /= 1000;
+/**
+ * @param {number | null | undefined} value
+ * @returns {string}
+ */
+export function size(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
+  if (value < 0) return `-${size(-value)}`;
+  if (value < 1023.5) return `${fixed(value, 0)} B`;
+  let scaled = value / 1024;
+  for (const unit of ['KiB', 'MiB', 'GiB']) {
+    if (scaled < 1023.5) return `${fixed(scaled, scaled < 99.95 ? 1 : 0)} ${unit}`;
+    scaled /= 1024;
   }
-  return `${scaled.toFixed(1)} TB`;
+  return `${fixed(scaled, 1)} TiB`;
 }
 
 /** @param {number | null | undefined} value */
 export function number(value) {
   if (value === null || value === undefined) return NONE;
-  const size = Math.abs(value);
-  const digits = Number.isInteger(value) || size >= 100 ? 0 : size >= 10 ? 1 : 2;
+  const magnitude = Math.abs(value);
+  const digits = Number.isInteger(value) || magnitude >= 100 ? 0 : magnitude >= 10 ? 1 : 2;
   return value.toLocaleString('en-US', {
     minimumFractionDigits: digits,
     maximumFractionDigits: digits,
@@ -120,9 +138,9 @@ export function ticks(from, to, count) {
  * @param {number} step
  */
 export function tickLabel(value, step) {
-  const size = Math.max(Math.abs(value), step);
-  if (size < 0.001) return `${(value * 1e6).toFixed(step < 1e-6 ? 1 : 0)} µs`;
-  if (size < 1 && step < 0.1) {
+  const magnitude = Math.max(Math.abs(value), step);
+  if (magnitude < 0.001) return `${(value * 1e6).toFixed(step < 1e-6 ? 1 : 0)} µs`;
+  if (magnitude < 1 && step < 0.1) {
     return `${(value * 1e3).toFixed(step >= 0.001 ? 0 : step >= 1e-4 ? 1 : 2)} ms`;
   }
   const digits = step >= 1 ? 0 : Math.min(6, Math.ceil(-Math.log10(step) - 1e-9));

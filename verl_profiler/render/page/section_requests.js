@@ -14,9 +14,10 @@ import {
   trainingRows,
 } from './data.js';
 import {byId, element, find, scrollTo} from './dom.js';
-import {clean, NONE, number, plural, seconds, shorten} from './format.js';
-import {requestLines, slowestOf, spansOf} from './request.js';
+import {clean, number, seconds} from './format.js';
+import {requestLines, slowestOf} from './request.js';
 import {requestPanel} from './request_panel.js';
+import {listRequests} from './request_table.js';
 import {sliceDetails} from './slice.js';
 import {table} from './table.js';
 import {Timeline} from './timeline.js';
@@ -33,6 +34,7 @@ let picked = null;
 let onFiltered = () => {};
 export const filter = new Filter(() => {
   timeline?.place();
+  fillRequests();
   onFiltered();
 });
 
@@ -80,7 +82,7 @@ export function requestsSection(choose) {
     element(
       'div',
       {class: 'tools'},
-      element('label', {for: 'scene'}, 'of'),
+      element('label', {for: 'scene'}, 'Timeline of'),
       select,
       button('Zoom in', '+', () => timeline?.zoom(0.5)),
       button('Zoom out', '−', () => timeline?.zoom(2)),
@@ -129,6 +131,7 @@ export function applyFilter() {
   if (!timeline) return;
   filter.offer(timeline.scene);
   timeline.place();
+  fillRequests();
 }
 
 export function pickedRequest() {
@@ -235,86 +238,13 @@ function sceneLegend({order, lanes}) {
   return legend([...names].map(([name, color]) => ({name, color})));
 }
 
-/**
- * Names of the tools that a request called.
- * @param {RequestRow} request
- */
-function toolsOf(request) {
-  return spansOf(request)
-    .filter(({event}) => event === 'tool_call')
-    .map(({tool}) => tool ?? '');
-}
-
-/** Fill the table: with what a search finds in all steps, or with the step that is shown. */
+/** Fill the table with the requests that the search and the filter leave. */
 function fillRequests() {
-  const search = /** @type {HTMLInputElement} */ (byId('search'));
-  const wanted = search.value.trim().toLowerCase();
-  /** @param {RequestRow} request */
-  const matches = (request) =>
-    [request.request_id, request.sample, request.name, request.agent, request.status].some(
-      (value) => value?.toLowerCase().includes(wanted),
-    ) || toolsOf(request).some((tool) => tool.toLowerCase().includes(wanted));
-  const all = shown.step === ALL;
-  const rows = requests.filter((request) =>
-    wanted ? matches(request) : !request.validate && (all || request.s === shown.step),
+  listRequests(
+    filter,
+    (row) => row === picked,
+    (row) => pick(row, 'table'),
   );
-  const listed =
-    requests.length < timelines.of ? `, among the ${number(requests.length)} listed` : '';
-  byId('found').textContent = wanted
-    ? `${plural(rows.length, 'match', 'matches')} in all steps${listed}`
-    : '';
-  byId('request-table').replaceChildren(
-    rows.length
-      ? requestTable(rows, wanted ? 'the search' : shownName(), all || wanted !== '')
-      : note(wanted ? 'No listed request matches.' : `No requests of ${shownName()} are listed.`),
-  );
-}
-
-/**
- * @param {RequestRow[]} rows
- * @param {string} name
- * @param {boolean} ofSteps Whether they are of several steps.
- */
-function requestTable(rows, name, ofSteps) {
-  /** @typedef {import('./table.js').Column<RequestRow>} Column */
-  /** @param {RequestRow} row */
-  const step = (row) => clean(steps[row.s].label) + (row.validate ? ' val' : '');
-  /** @param {RequestRow} row */
-  const sample = (row) => {
-    if (row.sample === null) return NONE;
-    return shorten(row.sample, 20) + (row.session === null ? '' : ` / ${shorten(row.session, 8)}`);
-  };
-  /** @type {Column[]} */
-  const stepColumns = ofSteps ? [['s', 'step', 'n', {show: step}]] : [];
-  /** @type {Column[]} */
-  const rewards = rows.some((row) => row.reward !== null) ? [['reward', 'reward', 'n']] : [];
-  /** @type {Column[]} */
-  const statuses = rows.some((row) => row.status !== null)
-    ? [['status', 'status', 'text', {show: (row) => clean(row.status ?? '')}]]
-    : [];
-  return table({
-    caption: `Requests of ${name}`,
-    rows,
-    limit: 12,
-    sort: ['duration_s', true],
-    onRow: (row) => pick(row, 'table'),
-    selected: (row) => row === picked,
-    label: (row) => `Request ${row.request_id}, ${seconds(row.duration_s)}`,
-    columns: [
-      ['request_id', 'request', 'text', {show: (row) => shorten(row.request_id ?? '(no id)', 40)}],
-      ...stepColumns,
-      ['sample', 'sample', 'text', {show: sample}],
-      ['name', 'worker', 'text', {show: (row) => shorten(row.name, 24)}],
-      ['duration_s', 'time', 's', {bar: true}],
-      ['engine_s', 'engine', 's'],
-      ['tool_s', 'tools', 's'],
-      ['other_s', 'other', 's', {title: 'Unattributed time'}],
-      ['turns', 'turns', 'n'],
-      ['generated_tokens', 'tokens', 'n', {title: 'Generated tokens'}],
-      ...rewards,
-      ...statuses,
-    ],
-  });
 }
 
 function fillParts() {

@@ -1,7 +1,17 @@
 // About the run and the recording: console log, event-loop stalls, problems, cost, launch.
 
 import {about, heading, note, nothing} from './blocks.js';
-import {DATA, labeledRows, several, shown, shownName, shownRows, tableOf, unpack} from './data.js';
+import {
+  DATA,
+  labeledRows,
+  several,
+  shown,
+  shownName,
+  shownRows,
+  tableOf,
+  trained,
+  unpack,
+} from './data.js';
 import {element} from './dom.js';
 import {clean, NONE, number, plural, seconds, share} from './format.js';
 import {table} from './table.js';
@@ -78,9 +88,7 @@ export function stallsSection() {
   return [
     about(
       'While an event loop is stalled, everything that awaits in it looks slow. ' +
-        (others.length
-          ? `Worst: ${clean(others[0].name)}, longest stall ${seconds(others[0].max_s)}.`
-          : `No stalls in ${shownName()}.`),
+        (others.length ? worstStall(others[0]) : `No stalls in ${shownName()}.`),
     ),
     others.length
       ? table({
@@ -101,6 +109,20 @@ export function stallsSection() {
         )
       : null,
   ];
+}
+
+/**
+ * Name the longest stall during a step; before the first one, no training request waits.
+ * @param {StallsRow} longest Of all.
+ */
+function worstStall(longest) {
+  const worst = labeledRows('longest_lags').find(
+    (row) =>
+      SERVING.includes(row.role) && row.at_s >= 0 && trained.some((step) => step.s === row.s),
+  );
+  return worst
+    ? `Longest during a step: ${clean(worst.name)}, ${seconds(worst.duration_s)} in step ${clean(worst.label)}.`
+    : `Longest: ${clean(longest.name)}, ${seconds(longest.max_s)}.`;
 }
 
 function longestStalls() {

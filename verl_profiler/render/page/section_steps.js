@@ -14,10 +14,18 @@ import {
   tableOf,
   trained,
 } from './data.js';
-import {clean, plural, seconds, share, shorten} from './format.js';
+import {clean, NONE, plural, quantile, seconds, share, shorten} from './format.js';
 import {icicle} from './icicle.js';
 import {stepChart} from './step_chart.js';
 import {table} from './table.js';
+
+/**
+ * The tail of a step; asynchronous training has no rollout of a step, and so no tail.
+ * @param {StepRow} row
+ */
+function tail(row) {
+  return row.spread_s === null ? NONE : quantile(row.after_p80_s, row);
+}
 
 /** @param {(step: number) => void} choose */
 export function stepsSection(choose) {
@@ -56,7 +64,12 @@ export function stepsSection(choose) {
         ['p50_s', 'P50', 's', {title: 'Median request duration'}],
         ['p95_s', 'P95', 'q'],
         ['max_s', 'slowest', 's'],
-        ['after_p80_s', 'tail', 'q', {title: 'From the end of 80 % of the requests to the last'}],
+        [
+          'after_p80_s',
+          'tail',
+          's',
+          {title: 'From the end of 80 % of the requests to the last', show: tail},
+        ],
         [
           'poll_s',
           'after last',
@@ -161,30 +174,57 @@ function whatIf() {
           low_s: row.least_s < row.most_s ? row.least_s : null,
           high_s: row.least_s < row.most_s ? row.most_s : null,
         }));
-  const rows = own.length ? own : means;
+  const polling =
+    'the trainer polls for samples, so a step saves all of a poll interval or nothing';
+  const sense = own.length
+    ? `“Without polling”: ${polling}; many steps save that on average.`
+    : `“Saved” is the mean over many steps; “in these steps”: ${polling}.`;
   return [
     heading('What if'),
     note(
-      `${replayed(own)} “Earlier” is the gain without polling, which many steps come to on ` +
-        'average; gains are not additive. Where loads were never seen, “from” supposes that ' +
-        'replicas give no more tokens per second than they did, and “to” that more calls do not ' +
-        `slow each other down.${noise(means)}`,
+      `${replayed(own)} ${sense} Gains are not additive. Where loads were never seen, “from” ` +
+        'supposes that replicas give no more tokens per second than they did, and “to” that ' +
+        `more calls do not slow each other down.${noise(means)}`,
     ),
-    table({
-      caption: 'Replays',
-      rows: rows.filter((row) => row.what !== 'unchanged'),
-      limit: 20,
-      columns: [
-        ...(own.length ? [] : runColumn),
-        ['about', 'if', 'text'],
-        ['saved_s', 'saved', 's', {bar: true}],
-        ['share', 'of the step', 'share'],
-        ['earlier_s', 'earlier', 's'],
-        ['low_s', 'from', 's', {title: '90 % interval'}],
-        ['high_s', 'to', 's'],
-      ],
-    }),
+    own.length ? replaysOfStep(own) : meanReplays(means),
   ];
+}
+
+/** @param {(StepReplayRow & {about: string, share: Num, low_s: Num, high_s: Num})[]} own */
+function replaysOfStep(own) {
+  return table({
+    caption: 'Replays',
+    rows: own.filter((row) => row.what !== 'unchanged'),
+    limit: 12,
+    sort: ['earlier_s', true],
+    columns: [
+      ['about', 'if', 'text'],
+      ['saved_s', 'saved', 's', {bar: true}],
+      ['share', 'of the step', 'share'],
+      ['earlier_s', 'without polling', 's'],
+      ['low_s', 'from', 's', {title: '90 % interval'}],
+      ['high_s', 'to', 's'],
+    ],
+  });
+}
+
+/** @param {WhatIfRow[]} means */
+function meanReplays(means) {
+  return table({
+    caption: 'Replays',
+    rows: means.filter((row) => row.what !== 'unchanged'),
+    limit: 12,
+    sort: ['expected_s', true],
+    columns: [
+      ...runColumn,
+      ['about', 'if', 'text'],
+      ['expected_s', 'saved', 's', {bar: true}],
+      ['share', 'of the step', 'share'],
+      ['saved_s', 'in these steps', 's'],
+      ['low_s', 'from', 's', {title: '90 % interval'}],
+      ['high_s', 'to', 's'],
+    ],
+  });
 }
 
 /**
@@ -196,19 +236,19 @@ function replayed(own) {
   const unchanged = (own.length ? own : means).find((row) => row.what === 'unchanged');
   const off = (/** @type {Num | undefined} */ value) => share(Math.abs(value ?? 0));
   const error =
-    `is off by ${off(unchanged?.residual_share)}` +
+    `replay error ${off(unchanged?.residual_share)}` +
     (unchanged?.tokens_share == null
-      ? '.'
-      : `; with decoding predicted from tokens, by ${off(unchanged.tokens_share)}.`);
+      ? ''
+      : `, with decoding predicted from tokens ${off(unchanged.tokens_share)}`);
   if (own.length) {
     const step = `Step ${clean(shownStep().label)}, ${seconds(own[0].duration_s)}`;
-    return `${step}. Replayed unchanged, it ${error}`;
+    return `${step}; ${error}.`;
   }
   const [{steps: count, step_s}] = means;
   return (
     (shown.step === ALL ? '' : 'This step was not replayed. ') +
-    `Mean per step over ${plural(count, 'replayed step')} of ${seconds(step_s)}. ` +
-    `Replayed unchanged, the median step ${error}`
+    `Mean per step over ${plural(count, 'replayed step')} of ${seconds(step_s)}; ` +
+    `of the median step: ${error}.`
   );
 }
 

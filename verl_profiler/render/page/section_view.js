@@ -2,6 +2,7 @@
 
 import {about, notKept} from './blocks.js';
 import {ALL, DATA, shown, shownName, steps, unpack} from './data.js';
+import {missing} from './format.js';
 import {table} from './table.js';
 
 /** @typedef {Record<string, any>} Row */
@@ -21,7 +22,7 @@ export function viewSection(view, caption) {
   if (!rows.length) return [about(`Nothing in ${shownName()}.`), ...notKept()];
   /** @type {import('./table.js').Column<Row>[]} */
   const columns = Object.entries(view.columns)
-    .filter(([key]) => key in rows[0])
+    .filter(([key]) => rows.some((row) => !missing(row[key])))
     .map(([key, title]) => {
       const label = key.replace(/_(s|bytes)$/, '').replaceAll('_', ' ');
       return [key, label, formatOf(key, rows), {title}];

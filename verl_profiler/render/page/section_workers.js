@@ -2,7 +2,7 @@
 
 import {about, heading, note, notesOf, nothing, notKept} from './blocks.js';
 import {ALL, DATA, labeledRows, shown, shownName, shownRows, tableOf} from './data.js';
-import {bytes, clean, plural, seconds} from './format.js';
+import {clean, plural, seconds, size} from './format.js';
 import {table} from './table.js';
 
 export function workersSection() {
@@ -137,7 +137,7 @@ export function transfersSection() {
   const total = rows.reduce((sum, row) => sum + row.total_s, 0);
   return [
     about(
-      `${plural(calls, 'TransferQueue call')} in ${shownName()}: ${bytes(moved)} moved, ` +
+      `${plural(calls, 'TransferQueue call')} in ${shownName()}: ${size(moved)} moved, ` +
         `${seconds(total)} in all callers together; the longest, ${longest.event} in ` +
         `${clean(longest.role)}, took ${seconds(longest.max_s)}.`,
     ),
@@ -237,6 +237,12 @@ function releases() {
   const asleep = labeledRows('sleep_times');
   if (!rows.length && !shownRows('memory_timeline').length) return [];
   const moved = 'Freed on the device by a release, taken by a resume; the median';
+  /** @type {import('./table.js').Column<ReleaseRow>[]} */
+  const device = [
+    ['moved_bytes', 'moved', 'bytes', {title: moved}],
+    ['used_before_bytes', 'used before', 'bytes'],
+    ['used_after_bytes', 'used after', 'bytes'],
+  ];
   const sleep = 'Time in sleep and wake, in the slowest process';
   return [
     heading('Release and resume'),
@@ -253,9 +259,7 @@ function releases() {
             ['calls', 'calls', 'n'],
             ['p50_s', 'median', 's'],
             ['max_s', 'longest', 's', {bar: true}],
-            ['moved_bytes', 'moved', 'bytes', {title: moved}],
-            ['used_before_bytes', 'used before', 'bytes'],
-            ['used_after_bytes', 'used after', 'bytes'],
+            ...(rows.some((row) => row.moved_bytes !== null) ? device : []),
           ],
         })
       : null,

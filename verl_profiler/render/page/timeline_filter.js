@@ -24,14 +24,13 @@ const VALUES = {
 };
 
 /**
- * The 95th percentile of the requests of a step, of which not all may be drawn.
- * @param {Scene} scene
+ * P95 of all requests of a step, of which not all may be drawn; of its validation apart.
+ * @param {Scene | RequestRow} of
  * @returns {Num}
  */
-function p95(scene) {
-  if (!scene.validate) return steps[scene.s].p95_s ?? null;
-  const times = tableOf('request_times').find((row) => row.s === scene.s && row.validate);
-  return times?.p95_s ?? null;
+function p95({s, validate}) {
+  if (!validate) return steps[s].p95_s ?? null;
+  return tableOf('request_times').find((row) => row.s === s && row.validate)?.p95_s ?? null;
 }
 
 export class Filter {
@@ -58,13 +57,13 @@ export class Filter {
 
   /** @param {RequestRow} request */
   keeps(request) {
-    const {chosen, reward, scene} = this;
+    const {chosen, reward} = this;
     for (const key of CHOICES) {
       const wanted = chosen[key];
       if (wanted && !VALUES[key](request).includes(wanted)) return false;
     }
-    if (this.slow && scene) {
-      const bound = p95(scene);
+    if (this.slow) {
+      const bound = p95(request);
       if (bound === null || (request.duration_s ?? 0) <= bound) return false;
     }
     if (reward.low !== null && !((request.reward ?? NaN) >= reward.low)) return false;

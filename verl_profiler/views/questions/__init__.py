@@ -11,6 +11,7 @@ figure = view.figure(view.analysis(run.tables, choice), choice)
 from __future__ import annotations
 
 from verl_profiler.views.questions import (
+    critical_cycle,
     critical_path,
     devices,
     engine_load,
@@ -40,6 +41,7 @@ VIEWS: dict[str, View] = {
         steps,
         critical_path,
         devices,
+        critical_cycle,
         staleness,
         shares,
         rollouts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
@@ -9,10 +10,18 @@ from verl_profiler.analysis.explain.stragglers import straggler_requests, stragg
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import bars, percent, step_stack, time_unit, value_axis
+from verl_profiler.render.axes import (
+    bar_texts,
+    bars,
+    legend,
+    stack,
+    step_stack,
+    time_unit,
+    value_axis,
+)
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import seconds, share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
 
 if TYPE_CHECKING:
@@ -20,8 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEWS"]
 
-# Owners with less than this part of the steps are drawn together.
+# Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
+# More steps than this are drawn as the means of as many groups of neighbors.
+_BARS = 30
+_LONGEST = 6
 _SMALL_COLOR = "#E4E7EB"
 
 
@@ -36,37 +48,81 @@ def _path(data: DataTables, choice: Choice) -> Figure:
     shown = [category for category in order if sums[category] >= _SMALL * total]
     small = [category for category in order if category not in shown]
     first, second = (*order[:2], order[0])[:2]
-    figure, (axes,) = sheet(
+    many = len(steps) > _BARS
+    notes = [
+        (
+            "Every second of a step is attributed to one category: what the step waited for. "
+            "Pale: the trainer's phases."
+        )
+    ]
+    groups = [[step] for step in steps]
+    if many:
+        size = math.ceil(len(steps) / _BARS)
+        groups = [steps[at : at + size] for at in range(0, len(steps), size)]
+        notes.append(f"Above: each bar is the mean of {size} steps.")
+    figure, panels = sheet(
         f"{share(sums[first] / total)} of the critical path is {first}, "
         f"{share(sums[second] / total)} {second}; "
         f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
         f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
-        size=(11, 5.2),
-        notes=(
-            "Every second of a step is attributed to one category: what the step waited for. "
-            "Pale: the trainer's phases."
-        ),
+        size=(11, 8 if many else 5.2),
+        panels=(2 if many else 1, 1),
+        notes=notes,
+        **({"height_ratios": (1.5, 1)} if many else {}),
     )
     lengths = {(row["step"], row["category"]): row["duration_s"] for row in rows}
-    factor, unit = time_unit(
-        max(sum(lengths.get((step, category), 0.0) for category in order) for step in steps)
-    )
+    wholes = {step: sum(lengths.get((step, category), 0.0) for category in order) for step in steps}
+    factor, unit = time_unit(max(wholes.values()))
 
-    def heights(categories: list[str]) -> list[float]:
+    def heights(categories: list[str], groups: list[list[int]]) -> list[float]:
         return [
-            factor * sum(lengths.get((step, category), 0.0) for category in categories)
-            for step in steps
+            factor
+            * sum(lengths.get((step, category), 0.0) for step in group for category in categories)
+            / len(group)
+            for group in groups
         ]
 
-    series = [(category, heights([category]), category_color(category)) for category in shown]
-    if small:
-        series.append((f"{len(small)} more", heights(small), _SMALL_COLOR))
-    step_stack(axes, steps, series, f"time [{unit}]")
+    def series(groups: list[list[int]]) -> list[tuple[str, list[float], str]]:
+        made = [
+            (category, heights([category], groups), category_color(category)) for category in shown
+        ]
+        if small:
+            made.append((f"{len(small)} more", heights(small, groups), _SMALL_COLOR))
+        return made
+
+    if not many:
+        step_stack(panels[0], steps, series(groups), f"time [{unit}]")
+        return figure
+    stack(panels[0], range(len(groups)), series(groups))
+    # As many labels as fit.
+    labeled = range(0, len(groups), math.ceil(len(groups) / 15))
+    names = [f"{group[0]}" + (f"–{group[-1]}" if len(group) > 1 else "") for group in groups]
+    panels[0].set_xticks(labeled, [names[place] for place in labeled])
+    panels[0].set_xlim(-0.6, len(groups) - 0.4)
+    panels[0].grid(visible=False, axis="x")
+    panels[0].set_xlabel("steps")
+    value_axis(panels[0], f"mean time of a step [{unit}]")
+    legend(panels[0], reverse=True)
+    worst = sorted(steps, key=lambda step: (-wholes[step], step))[:_LONGEST]
+    ends = bars(panels[1], [f"step {step}" for step in worst], series([[step] for step in worst]))
+    means = {category: sums[category] / len(steps) for category in order}
+    texts = []
+    for step in worst:
+        more = {
+            category: lengths.get((step, category), 0.0) - means[category] for category in order
+        }
+        most = max(more, key=lambda category: more[category])
+        texts.append(f"{seconds(wholes[step])}; {most} +{seconds(more[most])}")
+    bar_texts(panels[1], ends, texts, f"time [{unit}]", room=1.3)
+    panels[1].set_title("the longest steps, and what exceeds its mean over all steps the most")
     return figure
 
 
 def _what_if(data: DataTables, choice: Choice) -> Figure:
-    replays = [row for row in data["what_if"] if row["expected_s"] is not None]
+    replays = sorted(
+        (row for row in data["what_if"] if row["expected_s"] is not None),
+        key=lambda row: -row["expected_s"],
+    )
     if not replays:
         raise NothingToDraw(f"{choice.text()}: no change could be replayed there.")
     (unchanged,) = (row for row in data["what_if"] if row["what"] == UNCHANGED)
@@ -148,6 +204,7 @@ def _stragglers(data: DataTables, choice: Choice) -> Figure:
         "what is still running",
         size=(12, 5.2),
         panels=(1, 2),
+        notes="Percent: part of the wait time of its kind.",
     )
     factor, unit = time_unit(max((row["per_step_s"] for row in reasons), default=1.0))
     bars(
@@ -157,10 +214,15 @@ def _stragglers(data: DataTables, choice: Choice) -> Figure:
     )
     value_axis(left, f"caused wait time per step [{unit}]", of="x")
     left.set_title("requests, by reason")
-    shares = [row for row in worst if row["kind"] != "request"]
-    names = [f"{row['kind']}: {short(row['who'])}, {seconds(row['per_step_s'])}" for row in shares]
-    bars(right, names, [("share", column(shares, "share"), MUTED)])
-    value_axis(right, "share of its kind's wait time", of="x", form=percent)
+    shares = sorted(
+        (row for row in worst if row["kind"] != "request"), key=lambda row: -row["per_step_s"]
+    )
+    names = [f"{row['kind']}: {short(row['who'])}" for row in shares]
+    if shares:
+        factor, unit = time_unit(max(row["per_step_s"] for row in shares))
+        lengths = bars(right, names, [("share", column(shares, "per_step_s", factor), MUTED)])
+        texts = [f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in shares]
+        bar_texts(right, lengths, texts, f"caused wait time per step [{unit}]", room=1.35)
     right.set_title("the worst of each other kind, per step")
     return figure
 
@@ -170,6 +232,8 @@ Every second of a step is attributed to one category; the categories add up to t
 From the end of the step backwards, the trainer waits for its own timers: in `gen` for the request
 that ended last, in other phases for the last rank.
 What runs beside that chain does not lengthen the step and is not in it.
+Of more than 30 steps, a bar is the mean of several; the longest steps are below, each with what \
+exceeds its mean the most.
 
 | category | what the time went to |
 | --- | --- |
@@ -209,7 +273,7 @@ A tool gets its part of what the request was behind.
 | `other` | reward, post-processing, and what no event explains |"""
 
 
-_NO_STEP = "no step has an end there."
+_NO_STEP = "no step of synchronous training has an end there. Asynchronous training: bubble_ledger."
 
 VIEWS = (
     View(

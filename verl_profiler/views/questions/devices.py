@@ -15,7 +15,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.axes import percent, step_stack
 from verl_profiler.render.colors import account_color
 from verl_profiler.render.figure import sheet
-from verl_profiler.render.text import counted, share
+from verl_profiler.units import counted, share
 from verl_profiler.views.ledger_text import pool_text
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
@@ -49,7 +49,7 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
         size=(11, 1.6 + 3.6 * len(pools)),
         panels=(len(pools), 1),
         notes=(
-            "Every device-second is in exactly one account, from a step's begin to the next's.",
+            "Every device-second is in exactly one account, from the start of a step to the start of the next.",
         ),
     )
     for axes, pool in zip(panels, pools, strict=True):

@@ -22,7 +22,7 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import seconds, share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:

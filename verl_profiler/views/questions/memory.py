@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.memory import memory_over_time, phase_spans
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.axes import legend, value_axis
+from verl_profiler.render.axes import legend, size_axis
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.render.figure import patch, sheet, short
-from verl_profiler.render.text import size
+from verl_profiler.units import size
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _lines(axes: Axes, rows: Rows, key: str) -> None:
             axes.plot(
                 column(moved, "begin_s"), column(moved, key), marker, color=code, markersize=6
             )
-    value_axis(axes, "used on the device" if on_device else "resident in host memory", form=size)
+    size_axis(axes, "used on the device" if on_device else "resident in host memory")
     totals = known(rows, "total_bytes") if on_device else []
     if totals:
         axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")

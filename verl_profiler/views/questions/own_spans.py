@@ -8,7 +8,7 @@ from verl_profiler.analysis.overview import own_spans
 from verl_profiler.render.axes import bar_texts, bars, time_unit
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, quantile_texts, seconds
+from verl_profiler.units import counted, quantile_texts, seconds
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
 
 if TYPE_CHECKING:

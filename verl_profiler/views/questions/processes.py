@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
 from verl_profiler.analysis.profiler import profiler_cost
@@ -15,9 +16,9 @@ from verl_profiler.render.axes import (
     time_unit,
     value_axis,
 )
-from verl_profiler.render.colors import ACCENT, PHASE_COLORS
+from verl_profiler.render.colors import ACCENT, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import patch, sheet, short
-from verl_profiler.render.text import counted, seconds, share
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.step_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["VIEWS"]
 
 _BARS = 20
-_DESIGNED = "#B9C2CC"
+# By kind of stall, the one to look at first.
+_KINDS = {"requests may wait": ACCENT, "no request waits there": MUTED, "by design": "#B9C2CC"}
 
 
 def _suspects(data: DataTables, choice: Choice) -> Figure:
     rows = data["loop_suspects"]
+    early = [row for row in rows if not row["step"]]
+    if len(early) < len(rows):
+        rows = [row for row in rows if row["step"]]
     suspects = [row for row in rows if not row["by_design"]]
     if suspects:
         worst = max(suspects, key=lag_weight)
@@ -47,13 +52,14 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
     for row in rows:
         held = groups.setdefault(
             (row["name"], row["loop"], row["during"]),
-            {"total_s": 0.0, "max_s": 0.0, "lags": 0, "by_design": row["by_design"]},
+            {"total_s": 0.0, "max_s": 0.0, "lags": 0, "kind": _kind(row)},
         )
         held["total_s"] += row["total_s"]
         held["max_s"] = max(held["max_s"], row["max_s"])
         held["lags"] += row["lags"]
     order = sorted(
-        groups, key=lambda key: (groups[key]["by_design"], -groups[key]["total_s"], str(key))
+        groups,
+        key=lambda key: ([*_KINDS].index(groups[key]["kind"]), -groups[key]["total_s"], str(key)),
     )
     shown = order[:_BARS]
     held = [groups[key] for key in shown]
@@ -61,14 +67,21 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
     about = f"{choice.text()} and validation: {counted(lags, 'stall')}"
     if len(order) > len(shown):
         about += f"; {len(shown)} of {len(order)} process and call pairs"
+    notes = [
+        (
+            "While an event loop stalls, everything that awaits in it looks slow. By design: trainer "
+            "workers compute in their event loops."
+        )
+    ]
+    if early and len(rows) < len(data["loop_suspects"]):
+        notes.append(
+            f"Not drawn: {counted(sum(row['lags'] for row in early), 'stall')} before the first step."
+        )
     figure, (axes,) = sheet(
         title,
         about,
         size=(11, max(3.4, 2.3 + 0.24 * len(shown))),
-        notes=(
-            "While an event loop stalls, everything that awaits in it looks slow. Gray: trainer "
-            "workers compute in their event loops by design."
-        ),
+        notes=notes,
     )
     factor, unit = time_unit(max(each["total_s"] for each in held))
     names = [
@@ -80,15 +93,25 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
         axes,
         names,
         [each["total_s"] * factor for each in held],
-        [_DESIGNED if each["by_design"] else ACCENT for each in held],
+        [_KINDS[each["kind"]] for each in held],
     )
     texts = [f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held]
     bar_texts(axes, lengths, texts, f"event-loop stalls [{unit}]", room=1.3)
     axes.legend(
-        handles=[patch(ACCENT, "suspect"), patch(_DESIGNED, "by design")],
+        handles=[
+            patch(code, kind)
+            for kind, code in _KINDS.items()
+            if any(each["kind"] == kind for each in held)
+        ],
         loc="lower right",
     )
     return figure
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    if row["by_design"]:
+        return "by design"
+    return "requests may wait" if lag_weight(row)[0] else "no request waits there"
 
 
 def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) -> bool:

@@ -23,7 +23,7 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import colorbar, plain, sheet, short, tint
-from verl_profiler.render.text import counted, seconds, share
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, column
 
 if TYPE_CHECKING:
@@ -51,14 +51,11 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     steps = sorted({row["step"] for row in curve if row["step"] is not None})
     requests, unfinished = overall[0]["requests"], overall[0]["unfinished"]
     middle = next(row for row in overall if row["percentile"] == 50)
-    # A percentile means something when at least one request lies beyond it.
-    far = [row for row in overall if (100 - row["percentile"]) * requests >= 100 or row is middle][
-        -1
-    ]
+    far = [row for row in overall if _is_known(row) or row is middle][-1]
     title = f"Half of the requests took {seconds(middle['duration_s'])} or less"
     if far is not middle:
-        rest = share(1 - far["percentile"] / 100)
-        title += f", the slowest {rest} more than {seconds(far['duration_s'])}"
+        rest = 100 - far["percentile"]
+        title += f", the slowest {rest:g} % more than {seconds(far['duration_s'])}"
     about = f"{choice.text()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
     if unfinished:
         about += f"; {unfinished:,} unfinished ones left out"
@@ -68,12 +65,19 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
             f"The curve of all steps is drawn through {len(pooled):,} of its {requests:,} requests "
             "(every thousandth part and the 100 slowest); each point is exact."
         )
-    if far is not overall[-1]:
+    few = [f"P{row['percentile']:g}" for row in overall if not _is_known(row)]
+    if few:
+        verb = "lies" if len(few) == 1 else "lie"
         notes.append(
-            f"{requests:,} requests are too few for P{overall[-1]['percentile']:g}: "
-            "it lies between the two slowest."
+            f"{requests:,} requests are too few for {' and '.join(few)}, which {verb} between the "
+            "two slowest."
         )
     several = len(steps) > 1
+    lines = [row for row in marks if row["step"] is not None and _is_known(row)]
+    left_out = sorted({row["percentile"] for row in marks} - {row["percentile"] for row in lines})
+    if several and left_out:
+        listed = " and ".join(f"P{percentile:g}" for percentile in left_out)
+        notes.append(f"Too few requests in each step for {listed}: drawn of all steps only.")
     figure, panels = sheet(
         title,
         about,
@@ -128,7 +132,7 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     )
     axes.set_title("all steps together (black) and each step" if several else "")
     if several:
-        _percentile_lines(panels[1], marks, steps)
+        _percentile_lines(panels[1], lines or marks, steps)
         colorbar(
             figure,
             axes,
@@ -141,6 +145,11 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
             bins=10,
         )
     return figure
+
+
+def _is_known(row: Mapping[str, Any]) -> bool:
+    """Return whether at least one request lies beyond the percentile."""
+    return (100 - row["percentile"]) * row["requests"] >= 100
 
 
 def _percentile_lines(axes: Axes, marks: Rows, steps: list[int]) -> None:

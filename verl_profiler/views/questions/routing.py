@@ -8,7 +8,7 @@ from verl_profiler.analysis.routing import routes
 from verl_profiler.render.axes import bar_texts, bars, legend
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, share
+from verl_profiler.units import counted, share
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.axes import colored_bars, percent, step_lines, value_axis
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import sheet
-from verl_profiler.render.text import seconds, share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _exclusive(data: DataTables, choice: Choice) -> Figure:
         first, f"the work of {first}s"
     )
     title = f"{share(sums[top][0] / wholes[first])} of {where} is spent in {top[1]} itself"
-    steps = {row["step"] for row in rows}
+    steps = {row["step"] for row in rows if row["step"]} or {row["step"] for row in rows}
     sizes = [min(_BARS, sum(1 for key in sums if key[0] == scope)) for scope in scopes]
     figure, panels = sheet(
         title,

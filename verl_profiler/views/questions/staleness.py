@@ -9,8 +9,8 @@ from verl_profiler.analysis.staleness import staleness
 from verl_profiler.render.axes import bars, legend, percent, step_stack, value_axis
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet, tint
-from verl_profiler.render.text import share
-from verl_profiler.views.staleness_text import by_group
+from verl_profiler.units import share
+from verl_profiler.views.staleness_text import by_group, makers
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
 
 if TYPE_CHECKING:
@@ -31,13 +31,12 @@ def _staleness(data: DataTables, choice: Choice) -> Figure:
     figure, panels = sheet(
         title,
         f"{choice.text()}: {whole['samples']} samples of {len(steps)} steps",
-        size=(11, 7.6),
+        size=(11, 8.8),
         panels=(2, 1),
         notes=("In queue: after the last token. While generating: between first and last token.",),
     )
     _distribution(panels[0], [row for row in rows if row["part"] == "versions"], steps)
-    groups = sorted(by_group(rows, "length"), key=lambda row: int(row["what"].split()[0]))
-    groups += sorted(by_group(rows, "attempts"), key=lambda row: row["what"], reverse=True)
+    groups = makers(rows)
     axes = panels[1]
     series = [
         ("in queue", [row["waited"] for row in groups], MUTED),
@@ -46,7 +45,7 @@ def _staleness(data: DataTables, choice: Choice) -> Figure:
     bars(axes, [f"{row['what']} ({row['samples']})" for row in groups], series)
     value_axis(axes, "versions behind, mean", of="x")
     legend(axes)
-    axes.set_title("By generated tokens and aborts (samples)")
+    axes.set_title("By generated tokens, prompt tokens and aborts (samples)")
     return figure
 
 
@@ -81,8 +80,8 @@ VIEWS = (
         question="How stale are the samples that an asynchronous run trains on?",
         analysis=asking(staleness),
         columns={
-            "part": "`all`, `versions` behind, `length`, `attempts` or `prompt`: how samples are grouped",
-            "what": "the group: versions behind, range of generated tokens, whether calls were aborted, uid",
+            "part": "`all`, `versions` behind, `length`, `prompt_length`, `attempts` or `prompt`: how samples are grouped",
+            "what": "the group: versions behind, range of generated or prompt tokens, whether calls were aborted, uid",
             "samples": "samples that the step consumed; of `versions`, by their oldest token",
             "waited": "versions behind of the newest token, mean",
             "spanned": "versions between oldest and newest token, mean",
@@ -101,7 +100,7 @@ VIEWS = (
             "staleness",
             "Staleness",
             "how many versions of the weights the samples were behind when a step consumed them, by "
-            "length and aborts; asynchronous runs only",
+            "lengths and aborts; asynchronous runs only",
         ),
         shows="""\
 Above, of each step, the generated tokens by how many versions older than the trainer's the weights
@@ -111,6 +110,7 @@ the queue after their last token, and the part between their first and last toke
             - Mostly in queue: too many samples are under way; fewer warm-up batches
               (`num_warmup_batches`) make them younger.
             - Mostly while generating, and more in the longest quartile: long requests outlast steps.
+            - More in the quartile of long prompts: their prefill, or longer answers to them.
             - Only `aborted and resumed` spans versions, unless tools or queueing lie between calls.
             - Even the shortest samples are one behind: samples are dispatched a step ahead, which is
               the price of overlapping.

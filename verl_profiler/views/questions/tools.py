@@ -17,7 +17,7 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, seconds, share
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known, marks
 
 if TYPE_CHECKING:
@@ -119,20 +119,25 @@ def _rewards(data: DataTables, choice: Choice) -> Figure:
     )
     title = f"{what} {seconds(mean)} on average, {seconds(slowest['max_s'])} at most (step {slowest['step']})"
     requests = sum(row["count"] for row in waits)
+    notes = [
+        (
+            "The reward function's own time is part of waiting for the reward; the rest is waiting "
+            "for a reward worker. Post-processing is shown without the reward."
+        )
+    ]
+    timed = [("mean_s", "on average"), ("p99_s", "the slowest 1 %: P99")]
+    if not known(times, "p99_s"):
+        del timed[1]
+        notes.append("Not drawn: P99, which needs 100 requests in a step.")
+    count = len(timed) + bool(scores)
     figure, panels = sheet(
         title,
         f"{choice.text()}: {requests:,} requests",
-        size=(11.5, 4.8),
-        panels=(1, 3 if scores else 2),
-        notes=(
-            "The reward function's own time is part of waiting for the reward; the rest is waiting "
-            "for a reward worker. Post-processing is shown without the reward."
-        ),
+        size=(1 + 3.5 * count if count > 1 else 8.5, 4.8),
+        panels=(1, count),
+        notes=notes,
     )
-    for axes, key, name in (
-        (panels[0], "mean_s", "on average"),
-        (panels[1], "p99_s", "the slowest 1 %: P99"),
-    ):
+    for axes, (key, name) in zip(panels, timed, strict=False):
         longest = max(known(times, key), default=0.0)
         factor, unit = time_unit(longest)
         step_lines(
@@ -143,22 +148,23 @@ def _rewards(data: DataTables, choice: Choice) -> Figure:
             ],
             steps,
             f"time [{unit}]",
-            name if known(times, key) else f"{name}: too few in each step",
+            name,
             factor=factor,
             gap=0.06,
             broken=True,
         )
     if scores:
-        axes = panels[2]
+        axes = panels[-1]
         at = [row["step"] for row in scores]
-        axes.fill_between(
-            at,
-            marks(scores, "p5"),
-            marks(scores, "p95"),
-            color="#E5DD9A",
-            linewidth=0,
-            label="P5 to P95",
-        )
+        if known(scores, "p5"):
+            axes.fill_between(
+                at,
+                marks(scores, "p5"),
+                marks(scores, "p95"),
+                color="#E5DD9A",
+                linewidth=0,
+                label="P5 to P95",
+            )
         axes.plot(
             at,
             column(scores, "mean"),

@@ -20,8 +20,7 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, seconds, share, size
-from verl_profiler.views.tq_text import rate
+from verl_profiler.units import counted, rate, seconds, share, size
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
@@ -111,8 +110,8 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
         sentences.append(
             f"Transfers of {size(mean_bytes)} on average are too small to grade their throughput"
             if mean_bytes < SMALL_BYTES
-            else f"{slow} of {len(rated)} parts of the run move less than {FAIR_MIB_S} MB/s; the slowest "
-            f"{rate(slowest['mib_per_s'])} MB/s, {seconds(slowest['begin_s'])} after the first call"
+            else f"{slow} of {len(rated)} parts of the run move less than {FAIR_MIB_S} MiB/s; the slowest "
+            f"{rate(slowest['mib_per_s'])} MiB/s, {seconds(slowest['begin_s'])} after the first call"
         )
     if loaded:
         worst = max(loaded, key=lambda row: row["overhead_share"])
@@ -126,7 +125,7 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
         panels=(max(len(kinds), 1), 1),
         notes=(
             f"The run in {_PARTS} equal parts of time; a call is in the part in which it begins. "
-            "MB are 2^20 bytes; each call by its own time, so calls at the same time move more."
+            "Each call by its own time, so calls at the same time move more."
         ),
         sharex=True,
     )
@@ -153,7 +152,7 @@ def _rates(axes: Axes, rows: Rows, factor: float) -> None:
             rates.append(row[f"{operation}_mib_per_s"])
         axes.plot(middles, rates, color=TQ_COLORS[operation], marker="o", markersize=3.5)
         labels.append((rates[-1], operation, TQ_COLORS[operation]))
-    value_axis(axes, "MB/s")
+    value_axis(axes, "MiB/s")
     top = axes.get_ylim()[1]
     for bound, name in ((GOOD_MIB_S, "good above"), (FAIR_MIB_S, "poor below")):
         if bound < top:
@@ -260,9 +259,9 @@ VIEWS = (
         empty="no TransferQueue call was recorded there.",
         section="transfers",
         shows="""
-            The run in 60 equal parts of time. Above: MB per second of gets and puts, with the
-            bounds of TransferQueue's guide (MB are 2^20 bytes). Below: the share of get and put
-            in the time of traced functions.
+            The run in 60 equal parts of time. Above: MiB/s of gets and puts, with the
+            thresholds of TransferQueue's guide. Below: the share of get and put in the time of
+            traced functions.
         """,
         conclude="""
             - Rates fall for a while and recover: other traffic on the network or the storage.

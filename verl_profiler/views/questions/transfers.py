@@ -12,15 +12,15 @@ from verl_profiler.render.axes import (
     colored_bars,
     end_labels,
     legend,
+    size_axis,
     stack,
     step_axis,
     step_lines,
     time_unit,
-    value_axis,
 )
 from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.render.text import counted, seconds, share, size
+from verl_profiler.units import counted, seconds, share, size
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _transfers(data: DataTables, choice: Choice) -> Figure:
         panels=(1, 2),
         notes=(
             "Time of all callers together: calls that wait for each other, or run at the same time, "
-            "count each. Bytes: as far as calls say how much they moved."
+            "count each. Bytes: of calls that report how much they moved."
         ),
     )
     events = [event for event in _EVENT_COLORS if any(row["event"] == event for row in rows)]
@@ -84,7 +84,7 @@ def _transfers(data: DataTables, choice: Choice) -> Figure:
     if series:
         stack(axes, steps, series)
     step_axis(axes, steps)
-    value_axis(axes, "bytes", form=size)
+    size_axis(axes, "bytes")
     legend(axes, reverse=True)
     axes.set_title("data moved in each step")
     axes = panels[1]
@@ -229,7 +229,7 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
 
 
 def _byte_axis(axes: Axes, rows: Rows) -> None:
-    value_axis(axes, "device memory", form=size)
+    size_axis(axes, "device memory")
     totals = known(rows, "total_bytes")
     if totals:
         axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")

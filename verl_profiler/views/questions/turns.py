@@ -17,8 +17,8 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, tint
-from verl_profiler.render.text import seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, column, marks
+from verl_profiler.units import seconds, share
+from verl_profiler.views.view import Choice, DataTables, View, column, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +50,8 @@ def _turn_times(data: DataTables, choice: Choice) -> Figure:
     factor, unit = time_unit(max(row["max_s"] for row in rows))
     places = [row["turn"] for row in rows]
     for name, code in (("max", 1.0), ("p99", 0.8), ("p95", 0.6), ("p80", 0.4), ("p50", 0.2)):
+        if not known(rows, f"{name}_s"):
+            continue
         axes.plot(
             places,
             marks(rows, f"{name}_s", factor),

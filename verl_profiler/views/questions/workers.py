@@ -9,13 +9,17 @@ from verl_profiler.analysis.workers import worker_balance, worker_phases
 from verl_profiler.render.axes import bar_texts, bars, legend, step_axis, time_unit
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import colorbar, colormap, sheet, short
-from verl_profiler.render.text import seconds
-from verl_profiler.views.view import Choice, DataTables, View, asking
+from verl_profiler.units import seconds
+from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
+
+# Phases with less waiting than this part of the most are named, not drawn.
+_LITTLE = 0.05
+_PANELS = 3
 
 
 def _workers(data: DataTables, choice: Choice) -> Figure:
@@ -119,29 +123,34 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         if row["processes"] > 1:
             key = row["role"], row["phase"]
             waits[key] = waits.get(key, 0.0) + row["waited_s"]
-    chosen = sorted(waits, key=lambda key: (-waits[key], key))[:3]
-    if not chosen:
-        chosen = sorted({(row["role"], row["phase"]) for row in balance})[:3]
+    order = sorted((key for key in waits if waits[key]), key=lambda key: (-waits[key], key))
+    if not order:
+        raise NothingToDraw(
+            f"{choice.text()}: no process waited for another of its role in any phase."
+        )
+    chosen = [key for key in order[:_PANELS] if waits[key] >= _LITTLE * waits[order[0]]]
+    count = len({row["step"] for row in rows})
+    rest = [
+        f"{phase} of {role} ({seconds(waits[role, phase] / count)} per step)"
+        for role, phase in order[len(chosen) :]
+    ]
     names = {
         key: sorted({r["name"] for r in rows if (r["role"], r["phase"]) == key}, key=_by_number)
         for key in chosen
     }
-    more = len({(row["role"], row["phase"]) for row in balance}) - len(chosen)
     figure, panels = sheet(
         title,
-        f"{choice.text()}: {len({row['step'] for row in rows})} steps"
-        + (
-            f"; the {len(chosen)} phases with the most waiting, {more} more not shown"
-            if more > 0
-            else ""
-        ),
+        f"{choice.text()}: {count} steps; waiting by phase, the most first",
         size=(11, 1.5 + sum(1.0 + min(0.22 * len(names[key]), 3.0) for key in chosen)),
         panels=(len(chosen), 1),
         height_ratios=[min(len(names[key]), 14) + 3 for key in chosen],
-        notes=(
-            "Dark: the others waited for this process. White: it was done first, and waited the "
-            "longest. A gray cell: not recorded."
-        ),
+        notes=[
+            (
+                "Dark: the others waited for this process. White: it was done first, and waited the "
+                "longest. A gray cell: not recorded."
+            ),
+            *([f"Not drawn, less waiting: {', '.join(rest)}."] if rest else []),
+        ],
     )
     for axes, key in zip(panels, chosen, strict=True):
         mine = [row for row in rows if (row["role"], row["phase"]) == key]
@@ -226,8 +235,8 @@ VIEWS = (
         section="workers",
         shows="""
             Of one step: a bar per process, phase by phase; hatched, the time that it was ahead
-            of the slowest. Of several steps: a grid of processes and steps for the three phases
-            with the most waiting; dark is the process that the others waited for. The phase
+            of the slowest. Of several steps: a grid of processes and steps for up to three phases
+            with the most waiting, the others are named below; dark is the process that the others waited for. The phase
             `rollout` lasts from the step's first request to the worker's last end; ranks have
             their outermost intervals.
         """,
