@@ -49,7 +49,7 @@ SCRATCH_BYTES = 2 << 30
 RUNS_PER_WORKER = 300
 PLOTS = (
     "step_durations", "validation_times", "critical_path", "what_if", "stragglers", "event_shares", "exclusive_times",
-    "requests_in_flight", "rollout_tail", "worker_phases", "request_duration_cdf", "slowest_requests", "turn_times",
+    "rollout_tail", "worker_phases", "request_duration_cdf", "slowest_requests", "turn_times",
     "turns_per_request", "engine_parts", "token_rates", "tool_latencies", "reward_times", "transfer_rates",
     "weight_sync", "memory_phases", "tq_functions", "tq_over_time", "memory_over_time", "loop_suspects",
     "profiler_cost",

@@ -46,6 +46,7 @@ def run(tmp_path_factory):
         "plot tool_latencies RUN --out OUT/plot.svg",
         "export perfetto RUN --out OUT/run.pftrace",
         "export perfetto RUN --chrome-json --out OUT/run.json",
+        "export otlp RUN --out OUT/spans.jsonl",
     ],
 )
 def test_every_command_ends_with_a_bounded_output(run, tmp_path, capsys, words):

@@ -15,7 +15,7 @@ NOT_IN_A_REHEARSAL = (
     *("clock_agreement", "own_spans", "memory_peaks", "memory_phases", "step_trend"),
     *("memory_timeline", "memory_over_time", "phase_spans"),
     *("range_times", "span_kernels", "top_kernels", "gpu_idle", "routes"),
-    *("engine_load", "engine_load_over_time", "staleness"),
+    *("engine_load", "engine_load_over_time", "staleness", "critical_cycle"),
 )
 VALIDATING = [
     name
@@ -108,8 +108,11 @@ def test_every_analysis_of_the_package_is_here():
     """What takes tables and steps and returns rows is listed, and so tested like the others."""
     found = set()
     for info in pkgutil.walk_packages(analysis.__path__, "verl_profiler.analysis."):
-        # Parts of the findings, which `explanations` puts together.
-        parts = (".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes")
+        # Parts of the findings, which `explanations` puts together, and of comparisons.
+        parts = (
+            *(".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes"),
+            *(".explain.queues", ".compare.asynchronous_metrics"),
+        )
         if info.ispkg or info.name.endswith(parts):
             continue
         module = importlib.import_module(info.name)

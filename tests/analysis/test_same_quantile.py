@@ -14,7 +14,7 @@ from verl_profiler.live.follow import Line
 from verl_profiler.live.screen import frame
 from verl_profiler.live.state import Live
 from verl_profiler.reading.reader import load
-from verl_profiler.render.text import seconds
+from verl_profiler.units import seconds
 from verl_profiler.views.sections import document
 
 SHARES = {"p50": 0.5, "p80": 0.8, "p90": 0.9, "p95": 0.95, "p99": 0.99}

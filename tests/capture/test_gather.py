@@ -242,7 +242,7 @@ def test_the_account_counts_captures_and_lists_missing_ones(run):
     report(run, "actor_h1_11.nsys-rep")
     lines = account(collect(run))
 
-    assert "1 of 2 captures gathered, 0.0 MB" == lines[0]
+    assert "1 of 2 captures gathered, 6 B" == lines[0]
     assert lines[1].startswith("WARNING actor_0 step 5: ")
 
 

@@ -174,6 +174,7 @@ def test_a_terminal_of_ascii_gets_ascii(words, run):
         "tq RUN",
         "diff RUN@1 RUN@2",
         "export perfetto RUN",
+        "export otlp RUN",
         "summary MISSING",
     ],
 )
@@ -220,6 +221,7 @@ def test_files_have_the_modes_that_the_umask_gives(umask, expected, tmp_path):
     [
         "report RUN --out PLACE/report.html",
         "export perfetto RUN --out PLACE/t.pftrace",
+        "export otlp RUN --out PLACE/spans.jsonl",
         "plot tool_latencies RUN --out PLACE/plot.png",
         "plot tool_latencies RUN --csv --out PLACE/plot.csv",
         "plot tool_latencies RUN --json --out PLACE/plot.json",

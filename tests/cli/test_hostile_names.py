@@ -127,6 +127,7 @@ WORDS = [
     ("export perfetto RUN --out OUT/timeline.pftrace", 0),
     ("export perfetto RUN --chrome-json --out OUT/timeline.json.gz", 0),
     ("export perfetto RUN --merge NOWHERE --out OUT/merged", 2),
+    ("export otlp RUN --out OUT/spans.jsonl", 0),
     ("export EVIL RUN", 2),
     ("collect RUN", 1),
     ("collect RUN --json", 1),

@@ -70,6 +70,6 @@ def test_of_many_steps_the_fullest_reading_of_each_phase_is_shown():
 
 def test_changes_have_a_sign():
     """So that a release is not taken for a resume."""
-    assert ["+1.5 GB", "-20 MB", "+0 B", "-"] == [
-        size_change(value) for value in (1_500_000_000, -20_000_000, 0, None)
+    assert ["+1.5 GiB", "-20.0 MiB", "+0 B", "-"] == [
+        size_change(value) for value in (3 << 29, -20 << 20, 0, None)
     ]

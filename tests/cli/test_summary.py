@@ -14,7 +14,6 @@ from cached_runs import SMALL
 from verl_profiler.analysis import EXPLANATIONS, SUMMARY
 from verl_profiler.cli import summary
 from verl_profiler.errors import ReadingError
-from verl_profiler.render.text import seconds, share, size
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -240,52 +239,3 @@ def test_a_missing_duckdb_names_the_extra(command, argument, extra):
 
     assert f"pip install 'verl-profiler[{extra}]' (missing-extra)" in done.stdout
     assert done.stdout.startswith("2 ")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "-"),
-        (0, "0 s"),
-        (-0.000_000_4, "0 s"),
-        (0.000_012, "12 us"),
-        (0.0004, "400 us"),
-        (0.0012, "1.2 ms"),
-        (0.312, "312 ms"),
-        (0.9996, "1.00 s"),
-        (6.7, "6.70 s"),
-        (61.04, "61.0 s"),
-        (725, "12 min 5 s"),
-        (9000, "2 h 30 min"),
-        (-0.5, "-500 ms"),
-    ],
-)
-def test_lengths_of_time_have_few_digits_and_a_unit(value, text):
-    """Never more digits than the eye takes in."""
-    assert text == seconds(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "-"), (0, "0 %"), (0.0001, "<0.1 %"), (0.031, "3.1 %"), (0.61, "61 %"), (1, "100 %")],
-)
-def test_shares_are_percent_for_people(value, text):
-    """Tables keep 0 to 1."""
-    assert text == share(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0, "0 B"), (999, "999 B"), (1400, "1.4 kB"), (8e10, "80 GB")]
-)
-def test_sizes_are_in_powers_of_1000(value, text):
-    """As storage is sold and memory is reported."""
-    assert text == size(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(-0.0, "0 %"), (-0.0002, ">-0.1 %"), (0.0002, "<0.1 %"), (-0.003, "-0.3 %"), (-0.37, "-37 %")],
-)
-def test_negative_shares_are_written_like_positive_ones(value, text):
-    """Never `-0.0 %`."""
-    assert text == share(value)

@@ -85,7 +85,7 @@ def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
     assert lines[0].startswith(
         "training.log: 50 calls of rollout; 45.7 s in total, 12 % of it get and put"
     )
-    assert "Gets moved 760 MB at 292 MB/s; puts moved 760 MB at 245 MB/s." == lines[1]
+    assert "Gets moved 760 MiB at 292 MiB/s; puts moved 760 MiB at 245 MiB/s." == lines[1]
     assert lines[3].startswith("No finding by the guide's thresholds: get and put at most 30 %")
     assert "No data-quality warnings." == lines[-2]
 
@@ -107,7 +107,7 @@ def test_findings_say_what_they_rest_on_and_what_to_try(tmp_path, capsys):
     assert "! update_actor: get and put take 84 % of its time" in english
     assert "! update_actor: GET times vary: p50 300 ms" in english
     assert "longest in step 7: 3.00 s on average" in english
-    assert "! tq_get: 38 MB/s over 12 calls" in english
+    assert "! tq_get: 38 MiB/s over 12 calls" in english
     assert 3 == english.count("      try: ")
     assert "! update_actor:TQ总开销 84 %" in chinese
     assert 3 == chinese.count("      建议:")

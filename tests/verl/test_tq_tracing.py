@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import struct
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tq_lines import ON, of, traced_lines
+from wandb_offline import wandb_records
 
 HERE = Path(__file__).parent
 SAMPLES = 12
@@ -149,28 +149,10 @@ def test_tensorboard_has_them_in_their_step_only(traced, folder):
     assert [3, 3, 4] == [each.step for each in events.Scalars("loss")]
 
 
-def wandb_records(path):
-    """Yield the records of wandb's offline file: a header, then LevelDB's log format."""
-    data, at, parts = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield parts
-            parts = b""
-
-
 def test_wandb_has_them_in_their_step_only(traced, folder):
     """Read back from what it keeps offline; it joins the two logs of a step."""
-    Record = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
     rows = {}
-    for data in wandb_records(next(folder.glob("wandb/offline-run-*/run-*.wandb"))):
-        record = Record.FromString(data)
+    for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
             row = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in items}

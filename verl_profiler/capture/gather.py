@@ -29,6 +29,7 @@ from verl_profiler.capture.record import CaptureRecord
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import is_regular, read_object, reason_of
 from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.units import size
 
 __all__ = ["Fetch", "account", "collect", "raw_of"]
 
@@ -121,8 +122,8 @@ def raw_of(run: Path) -> Path:
 def account(captures: list[CaptureRecord]) -> list[str]:
     """Return lines for a terminal: how many captures there are, and why others have no report."""
     good = [capture for capture in captures if capture.file and not capture.problem]
-    size = sum(capture.size_bytes for capture in good)
-    lines = [f"{len(good)} of {len(captures)} captures gathered, {size / 1e6:.1f} MB"]
+    gathered = sum(capture.size_bytes for capture in good)
+    lines = [f"{len(good)} of {len(captures)} captures gathered, {size(gathered)}"]
     for capture in captures:
         # Records without a number stand for a journal, or lines of it.
         subject = f"{capture.label} step {capture.step}: " if capture.number else ""

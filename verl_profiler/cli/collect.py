@@ -23,6 +23,7 @@ from pathlib import Path
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown, visible
+from verl_profiler.units import size
 
 __all__ = ["add_arguments", "run"]
 
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for capture in captures:
             if capture.file:
-                print(visible(f"{capture.size_bytes / 1e6:8.1f} MB  {capture.file}"))
+                print(visible(f"{size(capture.size_bytes):>10}  {capture.file}"))
         print("\n".join(shown(gather.account(captures))))
     for line in [*(fetch.account() if fetch is not None else ()), *lines]:
         print(visible(line), file=sys.stderr if args.json else sys.stdout)

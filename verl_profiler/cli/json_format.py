@@ -61,7 +61,10 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     "diff": {
         "runs": (
             "rows",
-            "The two sides, A first: name, steps (how many), warm_up (steps left out).",
+            (
+                "The two sides, A first: name, steps, warm_up (steps left out), asynchronous, bound "
+                "(what bounds an asynchronous run)."
+            ),
         ),
         "workload": ("strings", "Metrics of the work itself that changed, such as `requests`."),
         "configuration": ("rows", "Settings that differ."),

@@ -13,6 +13,7 @@ from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
+    from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "add_cache",
@@ -93,7 +94,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else "."
 
 
-def check_steps(opened: Run, steps: tuple[int, int] | None, option: str = "--step") -> None:
+def check_steps(
+    opened: Run | Tables, steps: tuple[int, int] | None, option: str = "--step"
+) -> None:
     """Reject steps that the run does not have, and list those that it has.
 
     Args:

@@ -11,15 +11,13 @@ not, unless --force is given.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
-import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import target_of, write_whole
+from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import CONSOLE
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run", "write", "write_report"]
 
-_TURN_S = 1e-4
 # In the head of every report: page/report.html.
 _MARK = b'<meta name="generator" content="verl-profiler report">'
 
@@ -111,7 +108,7 @@ def write(
 
     target = target_of(runs, out, "report.html", force=force, mark=_MARK)
     log = _logged(logs, runs)
-    with _quick_rows(), load(runs, cache=cache) as opened:
+    with quick_rows(), load(runs, cache=cache) as opened:
         check_steps(opened, steps)
         gathered = document(opened, steps, log)
     if not gathered["steps"]["rows"]:
@@ -119,24 +116,6 @@ def write(
         return None
     write_whole(target, [page(gathered, made=_made())])
     return target
-
-
-@contextlib.contextmanager
-def _quick_rows() -> Generator[None, None, None]:
-    """Tune the interpreter for hundreds of thousands of rows.
-
-    Garbage collection is off, because rows hold no cycles.  A short switch interval keeps a thread with
-    a result from duckdb from waiting longer for the other thread than the query took.
-    """
-    enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
-    gc.disable()
-    sys.setswitchinterval(_TURN_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval_s)
-        if enabled:
-            gc.enable()
 
 
 def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps, step_range
 from verl_profiler.cli.output import bounded, json_text
+from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
 from verl_profiler.render.visible import shown
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from verl_profiler.reading.reader import load
 
-    with load(args.runs, cache=not args.no_cache) as opened:
+    with quick_rows(), load(args.runs, cache=not args.no_cache) as opened:
         return _print(
             opened,
             args.steps,
@@ -78,7 +79,7 @@ def _print(
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.views.findings import finding_list, findings
-    from verl_profiler.views.overview_text import overview_text
+    from verl_profiler.views.overview_text import TABLES, overview_text
     from verl_profiler.views.summary_text import step_blocks, summary
 
     check_steps(opened, steps)
@@ -114,7 +115,9 @@ def _print(
         problems = opened.problems
         if not verbose:
             rows = {**tables, **_totals(opened, steps, tables)}
-            text = overview_text(*shown((rows, about, found, problems)), color=color)
+            rows = {name: rows[name] for name in TABLES}
+            runs = {key: about[key] for key in ("runs", "events")}
+            text = overview_text(*shown((rows, runs, found, problems)), color=color)
             (control if color else stream.write)(text)
         if verbose or (steps is not None and steps[0] == steps[1]):
             tables, about, problems = shown((tables, about, problems))

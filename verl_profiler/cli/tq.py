@@ -250,7 +250,8 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
 def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
     """List the matching trace ids; for a single match, list its calls."""
     from verl_profiler.analysis.tq_traces import tq_calls
-    from verl_profiler.render.text import align, seconds
+    from verl_profiler.render.text import align
+    from verl_profiler.units import seconds
 
     rows = shown(rows)
     if not rows:

@@ -87,7 +87,7 @@ def _read(path: Path, *, cache: bool) -> tuple[dict[str, Any], Rows]:
 
 
 def _text(result: dict[str, Any]) -> str:
-    from verl_profiler.render.text import seconds, share
+    from verl_profiler.units import seconds, share
 
     def span(low: float | None, high: float | None) -> str:
         return "" if low is None or high is None else f" ({seconds(low)} to {seconds(high)})"

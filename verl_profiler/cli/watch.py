@@ -140,11 +140,12 @@ def _read(followed: Run, live: Live) -> None:
 def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
     from verl_profiler.events.files import cleaned_text
     from verl_profiler.live.screen import frame
+    from verl_profiler.units import size
 
     columns, rows = shutil.get_terminal_size((80, 24))
     problems = []
     if followed.behind_bytes:
-        problems.append(f"reading existing events: {followed.behind_bytes >> 20} MiB left")
+        problems.append(f"reading existing events: {size(followed.behind_bytes)} left")
     if followed.unreadable:
         problems.append(f"{followed.unreadable} lines cannot be read")
     problems += followed.damaged

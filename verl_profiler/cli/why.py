@@ -15,6 +15,7 @@ import sys
 
 from verl_profiler.cli.options import check_steps
 from verl_profiler.cli.output import bounded, print_json
+from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.summary import add_arguments
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.views.findings import findings
     from verl_profiler.views.why_text import why
 
-    with load(args.runs, cache=not args.no_cache) as opened:
+    with quick_rows(), load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)
         found = explanations(opened.tables, args.steps)
         problems = opened.problems

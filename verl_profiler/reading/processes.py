@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.events.vocabulary import WORKER_ROLE
@@ -84,7 +84,7 @@ class Process:
 
     def row(self) -> dict[str, Any]:
         """Return the process as a row of the table."""
-        return {**asdict(self), "header": json.loads(self.header) if self.header else None}
+        return {**vars(self), "header": json.loads(self.header) if self.header else None}
 
 
 def processes(source: Source) -> dict[str, Process]:
@@ -171,24 +171,24 @@ def _align(found: dict[str, Process], source: Source) -> None:
             (uncertainty if uncertainty is not None else 1 << 62, name, offset)
         )
         offsets[name] = (boot, offset)
+    best = {boot: min(of_boot)[2] for boot, of_boot in anchors.items()}
     others = {boot: (driver, line) for driver, boot, line in aheads(source.headers)}
     driver_boot = _object(source.launch.get("clock")).get("boot_id")
     for name, process in found.items():
         if name not in offsets:
             continue
         boot, offset = offsets[name]
-        best = min(anchors[boot])[2]
-        shift = (best - offset) // 1000
+        shift = (best[boot] - offset) // 1000
         if abs(shift) >= _SAME_CLOCK_LIMIT_US:
             continue
         process.shift_us = shift
         if boot == driver_boot:
             process.clock_bound_us = 0
-        elif boot in others and others[boot][0] in anchors:
+        elif boot in others and others[boot][0] in best:
             driver, line = others[boot]
             # Recorded times are its monotonic clock plus `offset`; the axis is the driver's plus
             # the driver's best anchor.
-            process.shift_us = (min(anchors[driver])[2] - offset - line.offset_ns) // 1000
+            process.shift_us = (best[driver] - offset - line.offset_ns) // 1000
             process.drift = -line.drift
             process.drift_from_us = (line.at_ns + offset) // 1000
             # Half a microsecond is lost to rounding, three times.

@@ -118,6 +118,7 @@ class Run:
             connection.execute(f"SET threads = {int(threads)}")
         self.tables = Tables(connection)
         self.launches: dict[str, dict[str, Any]] = {}
+        self.tables.launches = self.launches
         self.labels: list[str] = []
         self._folders: list[CacheFolder] = []
         self.original: list[str] = []

@@ -31,7 +31,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_pending: Events held in memory at most, from 1000; further ones are dropped and counted.
         lag_threshold_s: Event-loop stalls from this length on are recorded, 0.001 to 60 s.
         engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
-        engine_state: Read the load of SGLang engines twice a second.
+        engine_state: Read the load of SGLang and vLLM engines twice a second.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
     """

@@ -122,7 +122,7 @@ def test_a_log_tells_whether_the_saver_works(log, capsys):
     content = json.loads(capsys.readouterr().out)
 
     assert "!" not in shown
-    assert "+16 GB" in shown
+    assert "+15.0 GiB" in shown
     assert ["nothing-freed"] == [row["slug"] for row in content["findings"]]
 
 
