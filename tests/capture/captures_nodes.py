@@ -92,8 +92,9 @@ def head_address(folder):
     """Wait for the head, and return its address."""
     file = folder / "ray" / "ray_current_cluster"
     for _ in range(600):
-        if file.exists():
-            return file.read_text().strip()
+        # Ray creates the file before it writes the address.
+        if file.exists() and (address := file.read_text().strip()):
+            return address
         time.sleep(0.1)
     raise TimeoutError((folder / "head.log").read_text()[-2000:])
 

@@ -187,6 +187,17 @@ def test_the_runs_own_logger_is_the_default(monkeypatch, tmp_path, capsys):
     assert "Published to mlflow: p/e\n" == capsys.readouterr().out
 
 
+@pytest.mark.parametrize("project", ["../elsewhere", "/elsewhere", "a/../../elsewhere"])
+def test_names_do_not_lead_out_of_tensorboards_folder(folder, capsys, project):
+    """A name of a run that somebody else made is no path to write to."""
+    pytest.importorskip("tensorboard")
+
+    assert 1 == run(SMALL, "--to", "tensorboard", "--project", f"{folder}/{project}")
+    assert 1 == run(SMALL, "--to", "tensorboard", "--project", project, "--experiment", "e")
+    assert 2 == capsys.readouterr().out.count("name another --project and --experiment")
+    assert [] == list(folder.iterdir())
+
+
 def test_clients_are_not_imported_for_other_trackers():
     """Nor by the command itself."""
     code = (

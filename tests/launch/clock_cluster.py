@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -167,7 +168,10 @@ def main():
     folder = Path(sys.argv[1])
     with contextlib.ExitStack() as stack:
         inside = stack.enter_context(other_host(folder))
-        head = ["--head", f"--node-ip-address={OWN}", f"--port={PORT}"]
+        # In the default folder the address would outlive the cluster, and the next `ray.init` of
+        # this machine fail.  Ray's sockets have no room for a long path.
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="clock-"))
+        head = ["--head", f"--node-ip-address={OWN}", f"--port={PORT}", f"--temp-dir={temporary}"]
         stack.enter_context(node(folder, *head, "--include-dashboard=false"))
         wait_until(listens)
         words = [f"--address={OWN}:{PORT}", f"--node-ip-address={OTHER}"]

@@ -103,7 +103,7 @@ def test_a_file_may_have_exactly_the_limit(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
 
     assert read_bounded(tmp_path / "file", 5) == b"12345"
-    with pytest.raises(UnusableFileError, match="larger than 4 bytes"):
+    with pytest.raises(UnusableFileError, match="larger than 4 B"):
         read_bounded(tmp_path / "file", 4)
 
 

@@ -33,6 +33,13 @@ def of(rows, part):
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+def ends_of(name, unit):
+    """The ends of a quartile's name, which are one number where they are equal."""
+    ends = [int(text) for text in name.removesuffix(unit).split(" to ")]
+    assert len(ends) == len(set(ends))
+    return ends[0], ends[-1]
+
+
 def test_versions_behind_and_off_policy_tokens(plan):
     """By step: of samples the newest and oldest version, of tokens their own."""
     run = Simulation(plan)
@@ -86,7 +93,7 @@ def test_each_grouping_has_every_sample():
         for row in of(rows, part):
             bins[row["what"]] += row["samples"]
         for name, count in bins.items():
-            low, high = (int(text) for text in name.removesuffix(unit).split(" to "))
+            low, high = ends_of(name, unit)
             assert count == sum(low <= length <= high for length in lengths)
         assert len(bins) == 4
 
@@ -98,7 +105,7 @@ def test_staleness_by_prompt_length():
     consumed = [sample for sample in run.samples if sample.fate == "consumed"]
 
     for name in {row["what"] for row in rows}:
-        low, high = (int(text) for text in name.removesuffix(" prompt tokens").split(" to "))
+        low, high = ends_of(name, " prompt tokens")
         own = [sample for sample in consumed if low <= sample.prompt_tokens <= high]
         behind = [sample.trainer_version - min(sample.tokens) for sample in own]
         mine = [row for row in rows if row["what"] == name]

@@ -88,8 +88,8 @@ WITH taken AS (
 ), grouped AS (
     SELECT *, 'all' AS part, 0 AS place, 'all' AS what FROM whole
     UNION ALL
-    SELECT * EXCLUDE (part, size, unit, bin), part, bin, min(size) OVER bins || ' to '
-        || max(size) OVER bins || unit
+    SELECT * EXCLUDE (part, size, unit, bin), part, bin,
+        concat_ws(' to ', min(size) OVER bins, nullif(max(size) OVER bins, min(size) OVER bins)) || unit
     FROM binned WINDOW bins AS (PARTITION BY run, part, bin)
     UNION ALL SELECT *, 'attempts', resumed::INT,
         if(resumed, 'aborted and resumed', 'not aborted') FROM whole

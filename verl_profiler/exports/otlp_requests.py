@@ -29,7 +29,7 @@ from verl_profiler.exports.otlp import (
     trace_id,
     trajectory,
 )
-from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -80,16 +80,7 @@ SELECT r.*, s.consumed_step, s.fate FROM requests AS r LEFT JOIN (
 WHERE r.step = ? ORDER BY {", ".join(f"r.{name}" for name in _KEY)}
 """
 
-_COMPONENTS = (
-    "prompt_build",
-    "engine",
-    "tool",
-    "tool_parsing",
-    "token_merge",
-    "postprocess",
-    "reward",
-    "other",
-)
+_COMPONENTS = (*REQUEST_PARTS, "other")
 # What the event reports of its own time.  Only the lengths are known: they are placed one after another.
 _INSIDE = {
     "engine_request": (("queue", "queue_s"), ("prefill", "prefill_s"), ("decode", "decode_s")),

@@ -91,8 +91,7 @@ def _tensorboard(profile: Profile) -> str:
     from tensorboard.plugins.text.summary_v2 import text_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    default = Path("tensorboard_log") / profile.project / profile.experiment
-    folder = Path(os.environ.get("TENSORBOARD_DIR") or default).absolute()
+    folder = _tensorboard_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventFileWriter(str(folder), filename_suffix=".profile")
     try:
@@ -106,6 +105,24 @@ def _tensorboard(profile: Profile) -> str:
     for path in profile.files:
         shutil.copyfile(path, beside / path.name)
     return str(folder)
+
+
+def _tensorboard_folder(profile: Profile) -> Path:
+    """Return the folder that verl's TensorBoard logger uses, which these names may not lead out of.
+
+    Raises:
+        ValueError: They do.
+    """
+    if named := os.environ.get("TENSORBOARD_DIR"):
+        return Path(named).absolute()
+    parent = Path("tensorboard_log").resolve()
+    folder = (parent / profile.project / profile.experiment).resolve()
+    if not folder.is_relative_to(parent):
+        raise ValueError(
+            f"{profile.project}/{profile.experiment} is outside of {parent}: "
+            "name another --project and --experiment"
+        )
+    return folder
 
 
 def _mlflow(profile: Profile) -> str:

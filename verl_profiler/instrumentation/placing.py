@@ -116,7 +116,8 @@ def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
         if metadata is not None:
             owner = metadata.modified_class
     for candidate in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
-        if attribute in vars(candidate):
+        # What `object` defines cannot be replaced.
+        if attribute in vars(candidate) and candidate is not object:
             return candidate, attribute, vars(candidate)[attribute]
     return None
 
