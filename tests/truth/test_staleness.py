@@ -32,7 +32,6 @@ def of(rows, part):
     return [row for row in rows if row["part"] == part]
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def ends_of(name, unit):
     """The ends of a quartile's name, which are one number where they are equal."""
     ends = [int(text) for text in name.removesuffix(unit).split(" to ")]
@@ -40,6 +39,7 @@ def ends_of(name, unit):
     return ends[0], ends[-1]
 
 
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def test_versions_behind_and_off_policy_tokens(plan):
     """By step: of samples the newest and oldest version, of tokens their own."""
     run = Simulation(plan)
