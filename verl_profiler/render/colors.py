@@ -81,7 +81,7 @@ CATEGORY_COLORS: dict[str, str] = {
     "server_acquire": "#882255",
     "transport": ENGINE_COLORS["outside"],
     "transfer": "#44AA99",
-    "event_loop": "#000000",
+    "event_loop": "#DDCC77",
     "host_stall": "#6b3a3a",
     "polling": "#8B0000",
     "handover": "#8A8A8A",
@@ -102,7 +102,7 @@ ACCOUNT_COLORS: dict[str, str] = {
     "weight_sync": "#009E73",
     "mode_switch": "#9966FF",
     "dispatch": "#59636E",
-    "overhead": "#222222",
+    "overhead": "#905030",
     "unattributed": _REST,
 }
 

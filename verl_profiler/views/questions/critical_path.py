@@ -192,38 +192,43 @@ def _stragglers(data: DataTables, choice: Choice) -> Figure:
         for kind in kinds
     ]
     reasons = [row for row in rows if row["kind"] == "request"]
-    title = "No request waited for another"
+    others = sorted(
+        (row for row in worst if row["kind"] != "request"), key=lambda row: -row["per_step_s"]
+    )
     if reasons:
         title = (
             f"{share(reasons[0]['share'])} of straggler waiting is due to "
             f"{_DUE_TO[reasons[0]['who']]}"
         )
-    figure, (left, right) = sheet(
+    else:
+        title = (
+            f"{short(others[0]['who'])} keeps others waiting in {others[0]['kind']}, "
+            f"{seconds(others[0]['per_step_s'])} per step"
+        )
+    figure, axes = sheet(
         title,
         f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, charged to "
         "what is still running",
         size=(12, 5.2),
-        panels=(1, 2),
+        panels=(1, bool(reasons) + bool(others)),
         notes="Percent: part of the wait time of its kind.",
     )
-    factor, unit = time_unit(max((row["per_step_s"] for row in reasons), default=1.0))
-    bars(
-        left,
-        [row["who"] for row in reasons],
-        [("request", column(reasons, "per_step_s", factor), ACCENT)],
-    )
-    value_axis(left, f"caused wait time per step [{unit}]", of="x")
-    left.set_title("requests, by reason")
-    shares = sorted(
-        (row for row in worst if row["kind"] != "request"), key=lambda row: -row["per_step_s"]
-    )
-    names = [f"{row['kind']}: {short(row['who'])}" for row in shares]
-    if shares:
-        factor, unit = time_unit(max(row["per_step_s"] for row in shares))
-        lengths = bars(right, names, [("share", column(shares, "per_step_s", factor), MUTED)])
-        texts = [f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in shares]
-        bar_texts(right, lengths, texts, f"caused wait time per step [{unit}]", room=1.35)
-    right.set_title("the worst of each other kind, per step")
+    panels = iter(axes)
+    if reasons:
+        panel = next(panels)
+        factor, unit = time_unit(max(row["per_step_s"] for row in reasons))
+        names = [row["who"] for row in reasons]
+        bars(panel, names, [("request", column(reasons, "per_step_s", factor), ACCENT)])
+        value_axis(panel, f"caused wait time per step [{unit}]", of="x")
+        panel.set_title("requests, by reason")
+    if others:
+        panel = next(panels)
+        names = [f"{row['kind']}: {short(row['who'])}" for row in others]
+        factor, unit = time_unit(max(row["per_step_s"] for row in others))
+        lengths = bars(panel, names, [("share", column(others, "per_step_s", factor), MUTED)])
+        texts = [f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in others]
+        bar_texts(panel, lengths, texts, f"caused wait time per step [{unit}]", room=1.35)
+        panel.set_title("the worst of each other kind, per step")
     return figure
 
 
