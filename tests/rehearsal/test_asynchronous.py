@@ -44,12 +44,11 @@ class Run:
 
 # Settings of the runs that are made here.
 LIVE = {
-    # A validation follows the last sync, in which all processes write what they have.
     "separate_async": (
         "rehearsal.poll_interval_s=0.5",
         "trainer.v1.separate_async.parameter_sync_step=2",
-        "trainer.test_freq=2",
     ),
+    # Its last sync is followed by a validation, in which all processes write what they have.
     "fully_async": ("async_training.staleness_threshold=3", "trainer.test_freq=2"),
 }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import EndTrace, Probe
 from verl_profiler.probes.values import number, plain
-from verl_profiler.recording import context
+from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
@@ -26,12 +27,27 @@ _NO_MORE_SAMPLES = "TrainingStopException"
 
 _START_UP_STEP = 0
 
+# Beyond the interval between two flushes, for the flush itself.
+_FLUSH_S = 0.1
+_LONGEST_WAIT_S = 1.0
+
 
 def _hold_trainer(call: Call) -> None:
     trainer = call.arguments["self"]
     names = {each.__name__ for each in type(trainer).__mro__}
     if _ROLLOUTER not in names:
         context.process.hold_trainer(trainer, counts_steps=_BATCH_COUNTER not in names)
+
+
+def _trace_fit(_arguments: tuple[Any, ...], _named: dict[str, Any]) -> EndTrace:
+    return _await_flush
+
+
+def _await_flush(_result: Any, error: BaseException | None) -> None:
+    """Let every process write its last events: when `fit` has returned, verl kills the actors."""
+    active = recorder.active()
+    if active is not None and (error is None or isinstance(error, Exception)):
+        time.sleep(min(active.config.events.flush_interval_s + _FLUSH_S, _LONGEST_WAIT_S))
 
 
 def _begin_init(call: Call) -> None:
@@ -93,6 +109,7 @@ PROBES = (
         "trainer",
         tuple(f"{each}.fit" for each in (_V1, _V0, _SEPARATED, _ONE_STEP_OFF, _FULLY_ASYNC)),
         enter=_hold_trainer,
+        trace=_trace_fit,
     ),
     Probe(
         "timer",
