@@ -273,7 +273,7 @@ def test_a_capture_does_not_lead_elsewhere(tmp_path):
     (run / "nsight" / "captures.json").write_text(json.dumps([capture]))
     tables = Tables.of()
 
-    assert "file cannot be right" in take_captures(tables, [("small", run)], tmp_path)[0]
+    assert "file is invalid" in take_captures(tables, [("small", run)], tmp_path)[0]
     assert tables.rows("SELECT * FROM capture_ranges") == []
 
 

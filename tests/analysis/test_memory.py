@@ -240,7 +240,7 @@ def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):
     [
         ({"free_cache_engine": False}, "not-asked", "free_cache_engine is false"),
         ({"device": "cpu"}, "not-measured", "on a CPU"),
-        ({}, "not-measured", "no device could be read"),
+        ({}, "not-measured", "no device memory could be read"),
     ],
 )
 def test_what_cannot_be_told_is_said_with_its_reason(step, move, tables, memory, slug, says):

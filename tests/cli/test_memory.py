@@ -16,7 +16,7 @@ def test_a_run_without_readings_still_tells_the_time_in_sleep_and_wake(capsys):
     out = capsys.readouterr().out
 
     assert 0 == status
-    assert out.startswith("  What the releases freed is not known")
+    assert out.startswith("  The memory freed by releases is unknown")
     assert "kv_cache, weights" in out
     assert "time in sleep and wake" in out
     assert "not measured" in out

@@ -160,7 +160,7 @@ def test_compressed_and_resumed_logs_are_one_run(tmp_path, capsys):
     assert 0 == run(first, second)
     out = capsys.readouterr().out
     assert "Steps 1 to 7: 7 in the log, 1 with validation, 2 with a checkpoint\n" in out
-    assert "training resumes at step 4; what was logged before of step 4 was done again" in out
+    assert "training resumes at step 4; what was logged earlier for step 4 was repeated" in out
     assert {f"plot/{name}" for name in NAMES} < files(tmp_path)
 
 
@@ -246,7 +246,7 @@ def test_what_could_not_be_read_is_said_at_the_end(demo, capsys):
     run(demo)
 
     assert "Data-quality warnings:\n- " in (out := capsys.readouterr().out)
-    assert "step 5 is cut at 'timing_s/upd'" in out
+    assert "step 5 is truncated at 'timing_s/upd'" in out
 
 
 def test_pictures_that_the_log_has_no_numbers_for_are_named(tmp_path, capsys):

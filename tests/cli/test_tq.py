@@ -86,7 +86,7 @@ def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
         "training.log: 50 calls of rollout; 45.7 s in total, 12 % of it get and put"
     )
     assert "Gets moved 760 MiB at 292 MiB/s; puts moved 760 MiB at 245 MiB/s." == lines[1]
-    assert lines[3].startswith("No finding by the guide's thresholds: get and put at most 30 %")
+    assert lines[3].startswith("No findings by the guide's thresholds: get and put at most 30 %")
     assert "No data-quality warnings." == lines[-2]
 
 

@@ -53,6 +53,8 @@ def test_json_holds_all_of_it(capsys):
     assert 21.016081 + 20.106269 == pytest.approx(
         sum(row["duration_s"] for row in tables["critical_segments"])
     )
+    acquired = [r["what"] for r in tables["critical_segments"] if r["event"] == "server_acquire"]
+    assert {"engine_0", "engine_1"} >= set(acquired) != set(), "replicas, not their addresses"
     unexplained = [r["share"] for r in tables["critical_path"] if r["category"] == "unexplained"]
     assert max(unexplained) < 0.01
     residuals = [r["residual_share"] for r in tables["step_replays"] if r["what"] == "unchanged"]

@@ -151,11 +151,11 @@ def test_an_endpoint_that_takes_nothing_is_an_error(log_tables):
     """It says what to look at; a path that is given is kept."""
     refusing = Receiver(status=400)
     try:
-        with pytest.raises(ReadingError, match="did not take the spans; 0 were sent"):
+        with pytest.raises(ReadingError, match="rejected the spans; 0 were sent"):
             send(spans(log_tables, ABOUT), f"{refusing.url}/otlp/v1/traces")
     finally:
         refusing.stop()
 
     assert {"/otlp/v1/traces"} == set(refusing.paths)
-    with pytest.raises(ReadingError, match="no OTLP/HTTP endpoint"):
+    with pytest.raises(ReadingError, match="not an OTLP/HTTP endpoint"):
         send(spans(log_tables, ABOUT), "localhost:4318")

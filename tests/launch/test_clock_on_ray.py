@@ -73,7 +73,7 @@ def test_the_other_hosts_events_are_placed_within_the_stated_bound(recorded):
     assert all(error <= hosts[host]["clock_bound_us"] for host, error in errors.items())
     assert 37_000 == pytest.approx(hosts[other]["shift_us"], abs=hosts[other]["clock_bound_us"])
     assert 0 < hosts[other]["clock_bound_us"] < 20_000
-    assert f"clocks were placed on the driver's: {other} (moved by +3" in problems
+    assert f"clocks aligned with the driver's: {other} (moved by +3" in problems
 
 
 def test_comparing_takes_no_cpus_and_ends_with_ray(recorded):

@@ -243,7 +243,7 @@ def test_hosts_are_placed_within_the_stated_bound(tmp_path, monkeypatch, wall_er
     with load(tmp_path / "run", cache=False) as opened:
         (bound,) = opened.rows("SELECT clock_bound_us AS us FROM processes WHERE host = 'b'")
         assert worst_us(opened, truths) <= bound["us"] < 1000
-        assert any("clocks were placed on the driver's: b (moved by" in p for p in opened.problems)
+        assert any("clocks aligned with the driver's: b (moved by" in p for p in opened.problems)
         assert not any("earlier than they were made" in p for p in opened.problems)
 
 

@@ -48,7 +48,7 @@ CASES = {
     "overflow": ([line(1, "request", REQUEST).replace('"turn":0', '"reward":1e999')], "too large"),
     "NaN of one's own": (three("request", own=float("nan")), "NaN or Infinity is not JSON"),
     "turns up to 2^31": (three("turn", turn=(1 << 31) - 1), "`turn` is not a whole number"),
-    "length of 1e400 as text": ([line(1), line(2, duration_sec="1e400")], "not a length of time"),
+    "length of 1e400 as text": ([line(1), line(2, duration_sec="1e400")], "not a valid duration"),
     "text for a number": (three("engine_call", prompt_tokens="many"), "`prompt_tokens` is not a n"),
     "a list for a number": (three("engine_call", prompt_tokens=[1]), "`prompt_tokens` is not a n"),
     "NaN as text": (three("engine_call", prompt_tokens="NaN"), "`prompt_tokens` is out of range"),

@@ -103,9 +103,7 @@ def test_events_that_waited_for_a_disk_are_counted(tmp_path):
     write_process(tmp_path, "trainer_0", events=[(1.0, "step")], ended=9.5)
     write_process(tmp_path, "worker_0", complete=4.0, waiting_events=1234)
 
-    assert [
-        "worker_0 was killed while 1,234 events waited to be written; they are lost"
-    ] == problems(tmp_path)
+    assert ["worker_0 was killed before it wrote 1,234 events, now lost"] == problems(tmp_path)
 
 
 def test_a_process_that_fell_silent_is_named(tmp_path):
@@ -115,7 +113,7 @@ def test_a_process_that_fell_silent_is_named(tmp_path):
 
     (text,) = problems(tmp_path)
     assert text == (
-        "worker_0 was killed or hung: its last sign of life is of 02:33:30, the run's of 02:35:00 "
+        "worker_0 was killed or hung: its last activity was at 02:33:30, the run's at 02:35:00 "
         "UTC; up to 0.8 s of events may be lost"
     )
 

@@ -191,10 +191,10 @@ def test_a_repeated_engine_request_id_is_joined_by_time(tmp_path):
         (line(event=None), "2: no `event` name, dropped"),
         (line(event=""), "2: no `event` name, dropped"),
         (line(event={"a": 1}), "2: no `event` name, dropped"),
-        (line(duration_sec="long"), "2: `duration_sec` is not a length of time, dropped"),
-        (line(duration_sec=-1), "2: `duration_sec` is not a length of time, dropped"),
-        (line(duration_sec=1e300), "2: `duration_sec` is not a length of time, dropped"),
-        (line(duration_sec=True), "2: `duration_sec` is not a length of time, dropped"),
+        (line(duration_sec="long"), "2: `duration_sec` is not a valid duration, dropped"),
+        (line(duration_sec=-1), "2: `duration_sec` is not a valid duration, dropped"),
+        (line(duration_sec=1e300), "2: `duration_sec` is not a valid duration, dropped"),
+        (line(duration_sec=True), "2: `duration_sec` is not a valid duration, dropped"),
         ("\0" * 40, "2: zero bytes instead of a line"),
         ('{"a":' * 900 + "1" + "}" * 900, "2: "),
     ],
@@ -461,7 +461,7 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
         ("b", "0", False, None, 2, 5),
         (None, "1", False, None, 3, 3),
     ] == [tuple(row.values()) for row in rows]
-    assert any(p.startswith("2 requests began and did not end (step 1") for p in problems)
+    assert any(p.startswith("2 requests started but did not end (step 1") for p in problems)
 
 
 def test_a_users_event_alone_makes_no_request(tmp_path):
@@ -500,12 +500,12 @@ def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
         ({"counters": {"events": 5}}, "worker_0 wrote 5 events and 1 were found"),
         ({"counters": {"dropped": 3}}, "worker_0 dropped 3 events because its queue was full"),
         ({"counters": {"write_errors": 2}}, "worker_0 had 2 write errors"),
-        ({"probes": {"missed": {"turn": "gone"}}}, "probe turn is off in worker_0: gone"),
+        ({"probes": {"missed": {"turn": "gone"}}}, "probe turn is not installed in worker_0: gone"),
         ({"probes": {"errors": {"turn": 4}}}, "probe turn failed 4 times in worker_0"),
         ({"ended": None}, "1 of 1 processes were killed; up to 0.5 s of events each may be lost"),
         (
             {"counters": {"dropped": 3, "dropped_by": {"disk": 2, "bad_event": 1, "late": 0}}},
-            "dropped 3 events because its disk refused them, they could not be encoded; its sums",
+            "dropped 3 events because the disk rejected them, they could not be encoded; its totals",
         ),
         ({"dropped_events": 4}, "worker_0 dropped 4 events because its queue was full"),
         ({"written_events": 5}, "worker_0 wrote 5 events and 1 were found"),
@@ -810,7 +810,7 @@ def test_a_resumed_run_is_read_as_one_and_its_repeated_steps_are_named(tmp_path)
     assert [("run", 1), ("run", 2), ("run-2", 2), ("run-2", 3)] == [
         tuple(row.values()) for row in rows
     ]
-    assert ["1 step (such as 2) are in run and run-2; they are kept apart"] == problems
+    assert ["1 step (such as 2) are in run and run-2; they are not merged"] == problems
 
 
 def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
@@ -825,7 +825,7 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
         problems = run.problems
 
     assert [{"n": 1}] == rows
-    assert any("was named twice" in problem for problem in problems)
+    assert any("was given twice" in problem for problem in problems)
     assert any("is a copy of the run in" in problem for problem in problems)
 
 
@@ -884,7 +884,7 @@ def test_a_directory_that_cannot_be_written_costs_the_cache_only(tmp_path):
 
     assert [{"n": 1}] == rows
     assert [
-        "1 request began and did not end (step 1; for example r1); they are left out of percentiles"
+        "1 request started but did not end (step 1; for example r1); they are left out of percentiles"
     ] == problems
 
 

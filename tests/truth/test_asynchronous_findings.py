@@ -256,7 +256,7 @@ def test_a_finding_is_written_with_its_fix():
     text = finding_list(rows)
 
     assert all(RULES[row["finding"]].pooled for row in rows)
-    assert "wait for each other in turn" in text
+    assert "alternately wait for each other" in text
     assert "paste: trainer.v1.separate_async.num_warmup_batches=2" in text
     assert "{" not in text
 
@@ -265,4 +265,4 @@ def test_the_split_of_devices_is_named():
     """Two trainer devices that wait most of the time, one replica that never does."""
     rows, _, _ = found_in(Plan(stages=slow, train_ms=200, trainer_devices=4, replicas=2))
 
-    assert "of the trainer's for the rollout" in rows["waits_for_rollout"]["values"]["who"]
+    assert "of the trainer's" in rows["waits_for_rollout"]["values"]["who"]

@@ -314,7 +314,7 @@ def test_phases_with_little_waiting_are_named_and_those_without_are_left_out():
     shown = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
     notes = " ".join(text.get_text() for text in figure.texts)
 
-    assert ["rollout of agent_loop: how much later than the first to be done"] == [
+    assert ["rollout of agent_loop: how much later than the first to finish"] == [
         title for title in shown if title
     ]
     assert "Not drawn, less waiting: update_actor of actor (40 ms per step)." in notes
@@ -478,8 +478,8 @@ def test_merged_points_are_said_on_the_figure():
         figure = plot.figure(plot.analysis(tables, choice), choice)
         return " ".join(text.get_text() for text in figure.texts)
 
-    assert "of its 3,000 requests" in notes(3000)
-    assert "of its" not in notes(1000)
+    assert "points for 3,000 requests" in notes(3000)
+    assert "points for" not in notes(1000)
 
 
 def workers_title(events):

@@ -298,10 +298,10 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     known = [row for row in effects if row["effect"] != "unknown"]
     on_cpu = asked.get("device") == "cpu"
     if asked.get("free_cache_engine") is False:
-        text = "verl never asks the engines for their memory: rollout.free_cache_engine is false."
+        text = "verl never releases the engines' memory: rollout.free_cache_engine is false."
         return [_finding("not-asked", False, text, "profiler.memory_saver.free_cache_engine=true")]
     if not effects:
-        text = "No release and no resume of an engine's memory was recorded."
+        text = "No releases or resumes of an engine's memory were recorded."
         advice = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
         return [_finding("not-recorded", False, text, advice)]
     found = []
@@ -309,10 +309,10 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         reason = (
             "the run was on a CPU, where a release frees nothing"
             if on_cpu
-            else "no device could be read in those processes"
+            else "no device memory could be read in those processes"
         )
         advice = "" if on_cpu else "pip install nvidia-ml-py on the nodes of the engines."
-        text = f"What the releases freed is not known: {reason}."
+        text = f"The memory freed by releases is unknown: {reason}."
         found.append(_finding("not-measured", False, text, advice))
     elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
         calls = sum(row["calls"] for row in known)

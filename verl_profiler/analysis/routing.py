@@ -5,7 +5,14 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, rows_of
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["routes"]
+__all__ = ["REPLICA_NAMES", "routes"]
+
+# run, server (its address) and replica (the process that served the first call sent to it).
+REPLICA_NAMES = """
+    SELECT r.run, r.server, any_value(c.engine_name) AS replica
+    FROM (SELECT DISTINCT ON (run, server) * FROM server_routes ORDER BY run, server, at_us) AS r
+        JOIN engine_calls AS c USING (run, request_id, turn)
+    GROUP BY r.run, r.server"""
 
 
 def routes(
@@ -28,12 +35,7 @@ def routes(
         f"""
         WITH chosen AS MATERIALIZED (
             SELECT * FROM server_routes
-        ), names AS (
-            SELECT r.run, r.server, any_value(c.engine_name) AS replica
-            FROM (SELECT DISTINCT ON (run, server) * FROM chosen ORDER BY run, server, at_us)
-                AS r JOIN engine_calls AS c USING (run, request_id, turn)
-            GROUP BY r.run, r.server
-        ), recorded AS (
+        ), names AS ({REPLICA_NAMES}), recorded AS (
             SELECT DISTINCT run, true AS loads FROM chosen WHERE in_flight IS NOT NULL
         ), counted AS (
             SELECT run, step, server, count(*) AS calls, count(*) FILTER (sticky) AS sticky,

@@ -211,7 +211,7 @@ def _rest_difference(
         return "not known: the timers above differ, or are elsewhere", False
     if more:
         return f"the spans have {', '.join(more)}, which verl does not print", True
-    return "what the other differences leave", True
+    return "remainder of the other differences", True
 
 
 def _difference(

@@ -146,7 +146,7 @@ def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine])
         return Place("step", "it fills the time that no other timer covers")
     if _MOVING.get(name, True) or all(line.rounded for line in lines):
         return Place("step", "the step has room for it")
-    return Place("outside", "by verl's habit; the numbers allow both")
+    return Place("outside", "verl's default; the numbers allow both")
 
 
 def _compared(metric: str, lines: Sequence[StepLine], rest_s: Mapping[int, float]) -> Place | None:

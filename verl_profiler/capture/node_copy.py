@@ -58,7 +58,7 @@ class Nodes:
         self._problem = ""
         if not ray.is_initialized():
             self._problem = (
-                "Ray has been shut down; what other nodes wrote on their own disks stays there"
+                "Ray has been shut down; files on other nodes' own disks were not copied"
             )
             return False
         here, nodes = _cluster(ray)
@@ -85,7 +85,7 @@ class Nodes:
         """Return which nodes could not send their files, as sentences."""
         found = [self._problem] if self._problem else []
         found += [
-            f"{host} has left the cluster; what it wrote on its own disk stays there"
+            f"{host} has left the cluster; files on its own disk were not copied"
             for host in self._gone.values()
         ]
         return found + [

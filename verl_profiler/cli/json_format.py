@@ -18,6 +18,10 @@ _VERSIONS = {"diff": 2, "memory": 2, "plot": 2, "summary": 2, "why": 2}
 
 _RUNS = ("strings", "Labels of the runs.")
 _PROBLEMS = ("strings", "Data-quality warnings.")
+_NOTES = (
+    "strings",
+    "Facts about the runs that limit which analyses apply, such as asynchronous training.",
+)
 _FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
 _TABLES = ("tables", "Rows by table, at most 10,000 of each: see Tables below.")
 _LEFT_OUT = ("object", "By table, how many rows were left out; `{}` if none.")
@@ -31,6 +35,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "findings": _FINDINGS,
         "tables": _TABLES,
         "left_out": _LEFT_OUT,
+        "notes": _NOTES,
         "problems": _PROBLEMS,
     },
     "why": {
@@ -38,6 +43,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "findings": _FINDINGS,
         "tables": _TABLES,
         "left_out": _LEFT_OUT,
+        "notes": _NOTES,
         "problems": _PROBLEMS,
     },
     "requests": {
@@ -56,6 +62,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "worker": ("integer or null", "The agent-loop worker's rank; null for all."),
         "validate": ("boolean", "Whether validation is shown instead of training."),
         "plots": ("object", "By plot, its data tables: rows by table."),
+        "notes": _NOTES,
         "problems": _PROBLEMS,
     },
     "diff": {

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ui",
         metavar="URL",
         default=_PERFETTO,
-        help=f"a Perfetto UI of your own (default: {_PERFETTO})",
+        help=f"another Perfetto UI (default: {_PERFETTO})",
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="print the address instead of opening it"

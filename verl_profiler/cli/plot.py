@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="run directory, archive of one, step folder or event file; several give a plot each",
     )
-    parser.add_argument("--list", action="store_true", help="list the plots and what they answer")
+    parser.add_argument(
+        "--list", action="store_true", help="list the plots and the questions that they answer"
+    )
     add_steps(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--percentiles",
         metavar="P,P,...",
         type=percentiles,
-        help="those to mark, for request_duration_cdf (default: 50,80,90,95,99,99.9)",
+        help="percentiles to mark in request_duration_cdf (default: 50,80,90,95,99,99.9)",
     )
     parser.add_argument(
         "--slowest",
@@ -80,12 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)",
     )
     parser.add_argument(
-        "--format", choices=_FORMATS, help="default: as --out is named, or png", default=None
+        "--format", choices=_FORMATS, help="default: from the name of --out, or png", default=None
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     numbers = parser.add_mutually_exclusive_group()
-    numbers.add_argument("--json", action="store_true", help="give the numbers as JSON")
-    numbers.add_argument("--csv", action="store_true", help="give the numbers as CSV")
+    numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    numbers.add_argument("--csv", action="store_true", help="print the numbers as CSV")
     add_cache(parser)
 
 
@@ -279,6 +281,7 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
         "worker": args.worker,
         "validate": args.validate,
         "plots": numbers,
+        "notes": opened.notes,
         "problems": opened.problems,
     }
     text = json_text(content)

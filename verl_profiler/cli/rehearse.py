@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=TRAINERS,
         default="sync",
         help="trainer.v1.trainer_mode, or a trainer of verl.experimental; all but sync and "
-        "colocate_async have a replica of their own (default: sync)",
+        "colocate_async have a separate replica (default: sync)",
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(

@@ -94,6 +94,7 @@ def _print(
         "runs": opened.labels,
         "events": sum(row["events"] for row in recorded),
         "recorded": {row["event"] for row in recorded},
+        "notes": opened.notes,
     }
     if as_json:
         kept, left_out = bounded(tables | _totals(opened, steps, tables))
@@ -116,7 +117,7 @@ def _print(
         if not verbose:
             rows = {**tables, **_totals(opened, steps, tables)}
             rows = {name: rows[name] for name in TABLES}
-            runs = {key: about[key] for key in ("runs", "events")}
+            runs = {key: about[key] for key in ("runs", "events", "notes")}
             text = overview_text(*shown((rows, runs, found, problems)), color=color)
             (control if color else stream.write)(text)
         if verbose or (steps is not None and steps[0] == steps[1]):

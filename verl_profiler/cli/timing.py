@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-dir",
         metavar="DIR",
         type=Path,
-        help="where the pictures go (default: the folder plot beside the log)",
+        help="folder for the figures (default: plot, next to the log)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     add_steps(parser)
-    parser.add_argument("--separate", action="store_true", help="take each LOG as a run of its own")
+    parser.add_argument("--separate", action="store_true", help="treat each LOG as a separate run")
     parser.add_argument(
         "--run",
         dest="recorded",
@@ -69,10 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with the spans that were recorded in this run",
     )
     numbers = parser.add_mutually_exclusive_group()
-    numbers.add_argument("--json", action="store_true", help="give the numbers as JSON")
-    numbers.add_argument("--csv", action="store_true", help="give a line per step as CSV")
+    numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    numbers.add_argument("--csv", action="store_true", help="print one line per step as CSV")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="where --json or --csv go (default: the terminal)"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="the file for --json or --csv (default: the terminal)",
     )
 
 
@@ -260,6 +263,8 @@ def _compared(runs: Sequence[LoggedRun], args: argparse.Namespace, problems: lis
     from verl_profiler.reading.reader import load
 
     if len(runs) > 1:
-        problems.append(f"Compared with the recorded run is {runs[-1].label}, the last in the log.")
+        problems.append(
+            f"The recorded run is compared with {runs[-1].label}, the last one in the log."
+        )
     with load(args.recorded) as opened:
         return logged_and_recorded(opened.tables, runs[-1], args.steps, problems)

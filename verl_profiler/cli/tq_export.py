@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--export",
         choices=("prometheus", "otel", "jsonl"),
-        help="prometheus: metrics as text; otel: spans as OTLP in JSON lines; jsonl: a document a call",
+        help="prometheus: metrics as text; otel: spans as OTLP in JSON lines; jsonl: one document per call",
     )
     group.add_argument(
         "--out", metavar="FILE", type=Path, help="the file to write (default: the terminal)"
@@ -222,7 +222,7 @@ def _prometheus(
         return write_lines(iter([exposition(lambda: known)]), args.out, "metrics")
     if any(str(path) == "-" for path in args.paths):
         raise ReadingError(
-            "standard input can be read once only, and --serve reads for every scrape.\n"
+            "standard input can be read only once, but --serve reads for every scrape.\n"
             "Name the log's file",
             "option-not-heeded",
         )
@@ -238,7 +238,7 @@ def _prometheus(
     host, port = args.serve
     server, thread = serve(current, host, port, args.allow_host or ())
     shown = f"[{host}]" if ":" in host else host
-    print(f"Serving http://{shown}:{server.server_port}/metrics; Ctrl-C ends it", flush=True)
+    print(f"Serving http://{shown}:{server.server_port}/metrics; stop with Ctrl-C", flush=True)
     try:
         thread.join()
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     with quick_rows(), load(args.runs, cache=not args.no_cache) as opened:
         check_steps(opened, args.steps)
         found = explanations(opened.tables, args.steps)
-        problems = opened.problems
+        problems, notes = opened.problems, opened.notes
         finished = opened.rows("SELECT 1 FROM steps WHERE finished LIMIT 1")
     if not found["bubble_ledger"]:
         why_not = "no step can be analyzed" if finished else "no step finished"
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
             "findings": ranked,
             "tables": tables,
             "left_out": left_out,
+            "notes": notes,
             "problems": problems,
         }
         print_json(content)

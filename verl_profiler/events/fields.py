@@ -71,7 +71,9 @@ def _ns(doc: str) -> Field:
 # The keys of a line.
 LINE = {
     "timestamp": _text("End of the interval, UTC."),
-    "event": _text("Its name, from the vocabulary, from verl's timers or from the user's code."),
+    "event": _text(
+        "Name of the event, from the vocabulary, from verl's timers or from the user's code."
+    ),
     "duration_sec": _seconds("Length of the interval."),
     "extra": Field("object", "", "Identity and fields, below."),
     "workid": _count("Rank of the process."),
@@ -80,11 +82,11 @@ LINE = {
 
 # Keys of `extra` that any event may have.
 IDENTITY = {
-    "request_id": _text("Random id of one agent-loop run, made by verl."),
+    "request_id": _text("Random id of one agent-loop run, created by verl."),
     "turn": _count("Number of the assistant turn, from 0."),
     "validate": _flag("Whether the request belongs to a validation."),
     "sample": _count("Index of the sample in the data set."),
-    "session": _count("Which of the samples of one prompt."),
+    "session": _count("Number of the sample among those of its prompt."),
     "status": _text("`error`, `cancelled` or `unfinished`; absent when the call returned."),
     "error": _text("Name of the exception's type; never its message."),
 }
@@ -113,9 +115,11 @@ _SAMPLE_ENDS = ("sample_consumed", "sample_dropped")
 
 # Keys of `extra` by name: what it is, and the events that have it.
 FIELDS = {
-    "aborted": _count("Requests in the engine server when it was asked to abort.", "engine_abort"),
+    "aborted": _count(
+        "Requests in the engine server when the abort was requested.", "engine_abort"
+    ),
     "aborted_tokens": _count(
-        "Tokens of the response that attempts made which were then aborted; verl keeps them.",
+        "Response tokens of attempts that were then aborted; verl keeps them.",
         "engine_call",
         column=True,
     ),
@@ -128,38 +132,36 @@ FIELDS = {
         "Name of the agent loop, from the data set or the config.", "request", column=True
     ),
     "allocated_bytes": _bytes("Device memory that torch's allocator has given out.", "memory"),
-    "at": _text("Which of verl's memory checkpoints, as verl names it.", "memory"),
+    "at": _text("verl's name of its memory checkpoint.", "memory"),
     "attempt": _count(
-        "Number of the attempt of a generate call, from 0; of a pause, that of the attempt before.",
+        "Number of the attempt of a generate call, from 0; for a pause, that of the preceding attempt.",
         "engine_attempt",
         "parked",
         "server_acquire",
         column=True,
     ),
     "attempts": _count(
-        "Attempts of the generate call, or of all of a request; only if one was aborted.",
+        "Attempts of the generate call, or of all calls of a request; only if one was aborted.",
         "engine_call",
         "request",
         column=True,
     ),
     "backend": _text("Name of the checkpoint engine.", "weight_sync"),
-    "begin_error_s": _seconds(
-        "How far from its recorded begin the stall may have begun.", "event_loop_lag"
-    ),
+    "begin_error_s": _seconds("Error bound of the stall's recorded start.", "event_loop_lag"),
     "bytes": _bytes("Written to event files.", "profiler_cost"),
     "cached_tokens": _count(
-        "Prompt tokens that the engine had in its cache.", "engine_request", column=True
+        "Prompt tokens found in the engine's cache.", "engine_request", column=True
     ),
     "cached_host_tokens": _count(
         "Prompt tokens among the cached ones that came from host memory or storage; absent if none.",
         "engine_request",
     ),
     "call": _text(
-        "Id of one call in all processes: random digits, pid and a number.",
+        "Id of one call, unique across processes: random digits, pid and a number.",
         *_TRACED,
         column=True,
     ),
-    "capacity": _count("How many prompts it holds at most; absent if unlimited.", "queue_depth"),
+    "capacity": _count("Maximum number of prompts in it; absent if unlimited.", "queue_depth"),
     "compute_s": _seconds("Time of the function's own work.", "reward_score", "tq_function"),
     "consumed_step": _count(
         "verl's global step that trained on the sample.", "sample_consumed", column=True
@@ -200,7 +202,7 @@ FIELDS = {
         "Time in the engine, as the engine reports it.", "engine_request", column=True
     ),
     "engine_request_id": _text(
-        "Random id of one generate call, made by verl.",
+        "Random id of one generate call, created by verl.",
         *_ENGINE_CALLS,
         "engine_parked",
         column=True,
@@ -209,7 +211,7 @@ FIELDS = {
     "fields": _count(
         "Number of fields of the samples; not their names.", "tq_put", "tq_get", column=True
     ),
-    "failed": _count("Prompts of which a request failed.", "queue_depth"),
+    "failed": _count("Prompts with a failed request.", "queue_depth"),
     "file": _text(
         "Base name of that function's file; never its folder or contents.", "event_loop_lag"
     ),
@@ -225,7 +227,7 @@ FIELDS = {
         column=True,
     ),
     "function": _text(
-        "Module and name of the user's function that held the loop, where `during` is a probed call; never its arguments.",
+        "Module and name of the user's function that blocked the loop, where `during` is a probed call; never its arguments.",
         "event_loop_lag",
     ),
     "generated_tokens": _count(
@@ -244,19 +246,19 @@ FIELDS = {
         "server_route",
     ),
     "innermost": _text(
-        "Module and name of the innermost Python function that held the loop.", "event_loop_lag"
+        "Module and name of the innermost Python function that blocked the loop.", "event_loop_lag"
     ),
     "iterations": _count(
         "Iterations of the engine since its previous line (vLLM).", "engine_state"
     ),
-    "kv_capacity_tokens": _count("Tokens that the KV cache of a scheduler holds.", "engine_state"),
+    "kv_capacity_tokens": _count("Capacity of a scheduler's KV cache, in tokens.", "engine_state"),
     "kv_used_tokens": _count("Tokens of it in use, as the scheduler reports it.", "engine_state"),
-    "least_in_flight": _count("The same of the replica that had the fewest.", "server_route"),
+    "least_in_flight": _count("The same for the replica with the fewest.", "server_route"),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
     "max_required_samples": _count("Limit of `staleness_samples`.", "dispatch_pause"),
     "max_weight_version": _count(
-        "Newest version of the weights that made tokens of it; of a request, if there were several.",
+        "Newest weight version that generated its tokens; for a request, only if there were several.",
         "request",
         "engine_call",
         *_SAMPLE_ENDS,
@@ -266,7 +268,7 @@ FIELDS = {
         "What verl logs for the step: names and numbers; texts are left out.", "metrics"
     ),
     "min_weight_version": _count(
-        "Oldest version of the weights that made tokens of it; of a request, if there were several.",
+        "Oldest weight version that generated its tokens; for a request, only if there were several.",
         "request",
         "engine_call",
         *_SAMPLE_ENDS,
@@ -306,7 +308,7 @@ FIELDS = {
         "Time of prefill, as the engine reports it.", "engine_request", column=True
     ),
     "prompt_tokens": _count(
-        "Length of the prompt in tokens, of a later attempt with what was generated; not the prompt.",
+        "Length of the prompt in tokens, for a later attempt including the tokens generated before; not the prompt itself.",
         "request",
         *_ENGINE_CALLS,
         "sample_consumed",
@@ -314,7 +316,7 @@ FIELDS = {
     ),
     "prompts": _count("Number of prompts.", "dispatch"),
     "put_s": _seconds("Time of putting results into the queue.", "tq_function"),
-    "queue": _text("Which: `replay_buffer`, `message_queue` or `rollouter`.", "queue_depth"),
+    "queue": _text("Which queue: `replay_buffer`, `message_queue` or `rollouter`.", "queue_depth"),
     "queue_s": _seconds(
         "Time in the engine's queue, as the engine reports it.", "engine_request", column=True
     ),
@@ -339,7 +341,7 @@ FIELDS = {
         "weight_sync",
     ),
     "reject": _flag(
-        "Whether requests that come during the pause fail at once instead of waiting.",
+        "Whether requests that arrive during the pause fail immediately instead of waiting.",
         "abort_replicas",
         "engine_abort",
     ),
@@ -349,7 +351,7 @@ FIELDS = {
     ),
     "reserved_bytes": _bytes("Device memory that torch's allocator holds.", "memory"),
     "response_tokens": _count(
-        "Length of the response in tokens, of dropped samples together; not the response.",
+        "Length of the response in tokens, for dropped samples in total; not the response itself.",
         "request",
         *_ENGINE_CALLS,
         "sample_dropped",
@@ -374,7 +376,9 @@ FIELDS = {
     ),
     "rss_bytes": _bytes("Host memory of the process.", "memory", "memory_sample"),
     "running": _count("Prompts whose requests run.", "queue_depth"),
-    "running_limit": _count("How many requests a scheduler runs at most.", "engine_state"),
+    "running_limit": _count(
+        "Maximum number of requests that a scheduler runs at once.", "engine_state"
+    ),
     "running_requests": _count("Requests in the running batch.", "engine_state"),
     "samples": _count(
         "Number of samples that were delivered, or dropped.", "sample_wait", "sample_dropped"
@@ -393,7 +397,7 @@ FIELDS = {
         column=True,
     ),
     "size_bytes": _bytes(
-        "Size of the data; not the data.",
+        "Size of the data; not the data itself.",
         "tq_put",
         "tq_get",
         "weight_receive",
@@ -401,7 +405,7 @@ FIELDS = {
         column=True,
     ),
     "staleness_samples": _count(
-        "Samples made or begun since the last sync, with those that were left before it.",
+        "Samples finished or started since the last sync, plus those left from before it.",
         "dispatch_pause",
     ),
     "tags": _list(
@@ -431,18 +435,18 @@ FIELDS = {
     ),
     "trainer_devices": _count("Devices of the trainer's ranks.", "replica_pool"),
     "trainer_version": _count(
-        "Version of the weights that the trainer had last given to the replicas.",
+        "Weight version that the trainer had last synced to the replicas.",
         *_SAMPLE_ENDS,
         column=True,
     ),
     "trace_id": _text(
-        "Random id that samples of one submitted batch have in common.",
+        "Random id shared by the samples of one submitted batch.",
         *_TRACED,
         column=True,
     ),
     "turns": _count("Number of turns of the request.", "request", column=True),
     "uid": _text(
-        "Id of the prompt in its batch, made by verl; with `session` it names a sample.",
+        "Id of the prompt in its batch, created by verl; identifies a sample together with `session`.",
         "request",
         "request_start",
         "dispatch",
@@ -451,7 +455,7 @@ FIELDS = {
         column=True,
     ),
     "untensored_fields": _count(
-        "Number of fields that are no tensors, whose size is not known.",
+        "Number of fields that are not tensors, whose size is unknown.",
         "tq_put",
         "tq_get",
         column=True,
@@ -482,9 +486,9 @@ FIELDS = {
         "weight_transfer",
         column=True,
     ),
-    "wrapper_cpu_s": _seconds("Time on a core inside wrappers.", "profiler_cost"),
+    "wrapper_cpu_s": _seconds("CPU time inside wrappers.", "profiler_cost"),
     "wrapper_s": _seconds("Time inside wrappers.", "profiler_cost"),
-    "writer_cpu_s": _seconds("Time on a core of the writer thread.", "profiler_cost"),
+    "writer_cpu_s": _seconds("CPU time of the writer thread.", "profiler_cost"),
     "writer_s": _seconds("Time of the writer thread.", "profiler_cost"),
 }
 
@@ -492,7 +496,7 @@ _CLOCK = {
     "clock.boot_id": _text("The kernel's random id of this boot."),
     "clock.wall_ns": _ns("Wall clock of the anchor."),
     "clock.monotonic_ns": _ns("Monotonic clock of the anchor."),
-    "clock.uncertainty_ns": _ns("How far the two readings may be apart."),
+    "clock.uncertainty_ns": _ns("Maximum time between the two readings."),
     "clock.shared": _flag("Whether the anchor is the driver's."),
 }
 
@@ -507,7 +511,7 @@ HEADER = {
     "ip": _text("Address of the host, from older versions."),
     "pid": _count("Process id."),
     "ppid": _count("Process id of the parent."),
-    "actor_name": _text("Name that Ray has for the actor."),
+    "actor_name": _text("Ray's name of the actor."),
     "actor_class": _text("Class of the actor."),
     "python": _text("Version of Python."),
     "versions.*": _text("Versions of the packages that the process has imported."),
@@ -526,24 +530,24 @@ HEADER = {
     "probes.hits.*": _count("Calls by probe."),
     "probes.errors.*": _count("Failures of a probe."),
     "counters.events": _count("Lines written."),
-    "counters.own_events": _count("Lines that the recorder made itself."),
+    "counters.own_events": _count("Lines added by the recorder itself."),
     "counters.bytes": _bytes("Written."),
     "counters.dropped": _count("Events that were dropped."),
     "counters.dropped_by.*": _count("Events that were dropped, by reason."),
     "counters.write_errors": _count("Writes that failed."),
     "counters.wrapper_s": _seconds("Time inside wrappers."),
-    "counters.wrapper_cpu_s": _seconds("Time on a core inside wrappers."),
+    "counters.wrapper_cpu_s": _seconds("CPU time inside wrappers."),
     "counters.writer_s": _seconds("Time of the writer thread."),
-    "counters.writer_cpu_s": _seconds("Time on a core of the writer thread."),
-    "steps": Field("list", "", "Steps that the process has events of."),
+    "counters.writer_cpu_s": _seconds("CPU time of the writer thread."),
+    "steps": Field("list", "", "Steps with events of this process."),
     "started": _text("When recording began, UTC."),
     "updated": _text("When the header was written, UTC."),
     "ended": _text("When recording ended, UTC."),
     "end_reason": _text("Why it ended."),
     "directory": _text("The run directory, absolute. ¹"),
-    "fallback": _text("Where events went when the run directory could not be written."),
+    "fallback": _text("Folder of the events if the run directory was not writable."),
     "flush_interval_s": _seconds("`profiler.events.flush_interval_s`."),
-    "longest_flush_s": _seconds("Longest time between two writes beyond that."),
+    "longest_flush_s": _seconds("Longest delay of a write beyond that interval."),
     "complete_until": _text("Until when the process's files are complete, UTC."),
     "written_events": _count("Lines written until then."),
     "written_bytes": _bytes("Of those lines."),
@@ -555,7 +559,7 @@ HEADER = {
 RUN = {
     "format": _count("Version of the event files."),
     "experiment": _text("Name of the run directory."),
-    "launched": _text("When, UTC."),
+    "launched": _text("Time of the launch, UTC."),
     "host": _text("Host name of the driver. ¹"),
     "pid": _count("Process id of the driver."),
     "command": Field("list", "", "The command line, with its overrides; credentials masked. ¹"),
@@ -579,12 +583,12 @@ RUN = {
     "training.max_response_length": _count("Tokens."),
     "training.nnodes": _count("Nodes."),
     "training.n_gpus_per_node": _count("GPUs of each."),
-    "training.use_v1": _flag("Which of verl's trainers."),
+    "training.use_v1": _flag("Whether verl's V1 trainer is used."),
     "training.trainer_mode": _text("`trainer.v1.trainer_mode`."),
     "training.asynchronous": Field(
         "object",
         "",
-        "Of an asynchronous trainer: `num_warmup_batches`, `parameter_sync_step`, `enable_switch`, "
+        "For an asynchronous trainer: `num_warmup_batches`, `parameter_sync_step`, `enable_switch`, "
         "`max_off_policy_threshold`, `max_off_policy_strategy`, `hybrid_engine`, "
         "`checkpoint_engine`, and the standalone replicas' `rollout_nnodes` and "
         "`rollout_n_gpus_per_node`; of a fully asynchronous one verl's `async_training`.",
@@ -595,7 +599,7 @@ RUN = {
         "list", "", "Those of `trainer.logger` that `profiler.publish` can publish to."
     ),
     "training.memory": Field(
-        "object", "", "What the memory saver does in this run: flags and shares."
+        "object", "", "Settings of the memory saver in this run: flags and shares."
     ),
     **_CLOCK,
 }
@@ -613,11 +617,11 @@ CAPTURE = {
     "tool": _text("`nsys` or `torch`."),
     "begin_ns": _ns("When the capture began."),
     "end_ns": _ns("When it ended."),
-    "silent": _flag("Whether nvtx and nsys record no range together."),
+    "silent": _flag("Whether this combination of nvtx and nsys records no ranges."),
     "file": _text("Name of the report."),
     "source": _text("Name that the tool gave to the report."),
     "size_bytes": _bytes("Size of the report."),
-    "problem": _text("What is wrong with it; may hold paths."),
+    "problem": _text("Problem with the report; may contain paths."),
 }
 
 

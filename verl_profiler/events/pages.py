@@ -51,7 +51,7 @@ The following is replaced by `***` before `run.json`, headers and the messages o
 - values of keys that name a credential (`api_key`, `HF_TOKEN`, `--password`, `Authorization`, `cookie`, `client_secret`, …), in command lines, overrides, settings, variables, JSON and headers;
 - user information in URLs (`https://user:password@host`), and tokens and signatures among their parameters;
 - what follows `Bearer`, and keys of a known form (`hf_…`, `sk-…`, `ghp_…`, `AKIA…`, JSON web tokens, private keys);
-- the values of such variables of the driver's environment, wherever a shell has put them.
+- the values of such variables of the driver's environment, wherever a shell has inserted them.
 
 Training keys that contain the same words stay readable: `max_tokens`, `eos_token`, `prompt_key`, `tokenizer`.
 A credential of no known form under an unrelated key is not recognized.
@@ -67,7 +67,7 @@ A later `verl-profiler collect` then searches the run directory only; reports un
 | `processes/<name>.json` | one header per process |
 | `step_<N>/<name>.jsonl` | events |
 | `nsight/` | captures: journals, lists, and the tools' reports |
-| `.cache/` | made by reading commands: the same events as Parquet |
+| `.cache/` | created by reading commands: the same events as Parquet |
 
 File and folder modes follow the umask of the process; gathered reports are restricted to it.
 nsys clears the umask of the processes that it starts; the driver's is restored there.

@@ -96,7 +96,7 @@ EVENTS: dict[str, Event] = {
         if phase not in ("reward", "update_actor", "update_weights", "testing")
     },
     "testing": Event("trainer", None, "Validation between steps, verl's `timing_s/testing`."),
-    "init": Event("trainer", None, "Start-up: workers, engines and models are made."),
+    "init": Event("trainer", None, "Start-up: workers, engines and models are created."),
     "validation": Event("trainer", None, "One pass over the validation set."),
     "prepare_step": Event(
         "trainer", "step", "The trainer reads the next batch and passes it to the agent loops."
@@ -113,7 +113,7 @@ EVENTS: dict[str, Event] = {
     "dispatch": Event(
         "trainer",
         None,
-        "The trainer has passed prompts to the agent loops; not those of a validation.",
+        "The trainer passed prompts to the agent loops, except those of a validation.",
         instant=True,
     ),
     "sample_consumed": Event(
@@ -131,8 +131,8 @@ EVENTS: dict[str, Event] = {
     "queue_depth": Event(
         "trainer",
         None,
-        "Prompts in the replay buffer by state, at each poll that found other numbers; or those in "
-        "the message queue or the rollouter, at each change.",
+        "Prompts in the replay buffer by state, at each poll after which the numbers differ; or "
+        "those in the message queue or the rollouter, at each change.",
         instant=True,
     ),
     "sampleable_wait": Event(
@@ -154,24 +154,24 @@ EVENTS: dict[str, Event] = {
         "The trainer's `timing_s/switch_to_rollout`, with its `pool_switch` inside.",
     ),
     "pool_switch": Event(
-        "trainer", None, "Hybrid replicas go from training to generating, or back."
+        "trainer", None, "Hybrid replicas are switched from training to generating, or back."
     ),
     "replica_pool": Event(
         "trainer", None, "Replicas that are synced together, and their devices.", instant=True
     ),
-    "replicas_join": Event("trainer", None, "The load balancer gets replicas."),
-    "replicas_leave": Event("trainer", None, "The load balancer gives up replicas."),
+    "replicas_join": Event("trainer", None, "Replicas are added to the load balancer."),
+    "replicas_leave": Event("trainer", None, "Replicas are removed from the load balancer."),
     "abort_replicas": Event(
         "trainer", None, "The trainer aborts all requests of replicas; they stay paused."
     ),
-    "resume_replicas": Event("trainer", None, "The trainer lets paused replicas generate again."),
+    "resume_replicas": Event("trainer", None, "The trainer resumes paused replicas."),
     "metrics": Event("trainer", None, "The numbers that verl logs for a step.", instant=True),
     # rollout: one request is one agent-loop run of one sample
     "generate_async": Event(
         "rollout",
         None,
-        "The one-step-off trainer's `timing_s/generate_async`: the agent loops make a batch while "
-        "the trainer works on the one before.",
+        "The one-step-off trainer's `timing_s/generate_async`: the agent loops generate a batch "
+        "while the trainer works on the previous one.",
     ),
     "dispatch_pause": Event(
         "rollout",
@@ -181,7 +181,7 @@ EVENTS: dict[str, Event] = {
     "request_start": Event(
         "rollout",
         None,
-        "An agent loop begins; its `request` line comes when it ends.",
+        "An agent loop starts; its `request` line follows when it ends.",
         instant=True,
     ),
     "request": Event(
@@ -194,17 +194,17 @@ EVENTS: dict[str, Event] = {
     "turn": Event(
         "rollout",
         "agent_loop",
-        "One assistant turn: an engine call and the tool calls it asks for.",
+        "One assistant turn: an engine call and the tool calls that it requests.",
     ),
     "engine_call": Event(
         "rollout",
         "turn",
-        "One generate call as the agent loop sees it, with transport and queueing.",
+        "One generate call as measured in the agent loop, including transport and queueing.",
     ),
     "engine_attempt": Event(
         "rollout",
         "engine_call",
-        "One attempt of a generate call that was aborted; a call without any is its only attempt.",
+        "One attempt of a generate call that was aborted; a call without such lines is its only attempt.",
     ),
     "parked": Event(
         "rollout", "engine_call", "The pause of an aborted generate call before its next attempt."
@@ -219,16 +219,16 @@ EVENTS: dict[str, Event] = {
     "token_merge": Event("rollout", "turn", "New tokens are merged into the conversation."),
     "tool_parsing": Event("rollout", "turn", "Tool calls are read from the response."),
     "tool_execution": Event(
-        "rollout", "turn", "All tool calls of a turn, first begin to last end."
+        "rollout", "turn", "All tool calls of a turn, from the first start to the last end."
     ),
     "tool_call": Event("rollout", "tool_execution", "One execution of one tool."),
     "postprocess": Event(
-        "rollout", "request", "The result is scored, made into tensors and stored."
+        "rollout", "request", "The result is scored, converted to tensors and stored."
     ),
     "reward": Event(
         "rollout",
         "postprocess",
-        "The reward of one request, as the agent loop waits for it; in the trainer's files, "
+        "The agent loop's wait for the reward of one request; in the trainer's files, "
         "`timing_s/reward`.",
     ),
     # reward workers
@@ -241,9 +241,8 @@ EVENTS: dict[str, Event] = {
     "engine_state": Event(
         "engine",
         None,
-        "Load of an engine at a moment, as its scheduler reports it; only with "
-        "`profiler.events.engine_state`, and only when it changed; of vLLM also what it did since "
-        "the previous line.",
+        "Load of an engine as reported by its scheduler; only with `profiler.events.engine_state`, "
+        "and only when it changed; for vLLM also its work since the previous line.",
         instant=True,
     ),
     "engine_request": Event(
@@ -260,8 +259,8 @@ EVENTS: dict[str, Event] = {
         "engine", None, "An engine server aborts its requests; it stays paused from here on."
     ),
     "engine_resume": Event("engine", None, "A paused engine server accepts requests again."),
-    "memory_release": Event("weights", None, "An engine gives memory back."),
-    "memory_resume": Event("weights", None, "An engine takes memory again."),
+    "memory_release": Event("weights", None, "An engine releases memory."),
+    "memory_resume": Event("weights", None, "An engine allocates memory again."),
     # trainer workers
     "update_actor": Event(
         "workers", None, "One rank's actor update; in the trainer's files, `timing_s/update_actor`."
@@ -275,29 +274,33 @@ EVENTS: dict[str, Event] = {
     "infer_batch": Event("workers", "compute_log_prob", "A forward pass over a batch."),
     "forward_backward": Event("workers", "train_batch", "Forward and, when training, backward."),
     "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
-    "load": Event("workers", None, "Model or optimizer goes to the device."),
-    "offload": Event("workers", None, "Model or optimizer goes to host memory."),
+    "load": Event("workers", None, "Model or optimizer is moved to the device."),
+    "offload": Event("workers", None, "Model or optimizer is moved to host memory."),
     "update_weights": Event(
         "weights",
         None,
         "One rank's part of the weight sync; in the trainer's files, `timing_s/update_weights`.",
     ),
-    "weight_transfer": Event("weights", "update_weights", "The weights go from trainer to engine."),
+    "weight_transfer": Event(
+        "weights", "update_weights", "The weights are transferred from trainer to engine."
+    ),
     "weight_sync": Event(
         "weights",
         None,
-        "The trainer brings the weights to a pool of replicas, from abort to resume.",
+        "The trainer syncs the weights to a pool of replicas, from abort to resume.",
     ),
     "weight_group": Event(
         "weights", "weight_sync", "Senders and receivers form the group of a checkpoint engine."
     ),
     "weight_send": Event(
-        "weights", "update_weights", "A trainer's rank sends the weights by a checkpoint engine."
+        "weights",
+        "update_weights",
+        "A trainer's rank sends the weights through a checkpoint engine.",
     ),
     "weight_receive": Event(
         "weights",
         "update_weights",
-        "A replica's rank gets the weights by a checkpoint engine and passes them to its engine.",
+        "A replica's rank receives the weights through a checkpoint engine and passes them to its engine.",
     ),
     "weight_bucket": Event(
         "weights", "weight_send", "One bucket of a checkpoint engine, in a sender or in a receiver."
@@ -318,14 +321,14 @@ EVENTS: dict[str, Event] = {
     "tq_put": Event(
         "transfer_queue",
         None,
-        "Data goes into the queue.",
+        "Data is stored in the queue.",
     ),
     "tq_get": Event(
         "transfer_queue",
         None,
-        "Data comes out of the queue.",
+        "Data is fetched from the queue.",
     ),
-    "tq_meta": Event("transfer_queue", None, "A question to the controller."),
+    "tq_meta": Event("transfer_queue", None, "A metadata query to the controller."),
     "tq_clear": Event("transfer_queue", None, "Samples are removed."),
     "tq_function": Event(
         "transfer_queue",
@@ -335,22 +338,22 @@ EVENTS: dict[str, Event] = {
     **{
         f"tq_function_{stage}": Event("transfer_queue", "tq_function", doc)
         for stage, doc in (
-            ("get", "The function's data comes out of the queue."),
+            ("get", "The function's data is fetched from the queue."),
             ("compute", "The function's own work."),
-            ("put", "The function's results go into the queue."),
+            ("put", "The function's results are stored in the queue."),
         )
     },
     # any asyncio process
     "event_loop_lag": Event(
         "event_loop",
         None,
-        "The event loop did not run: from its last sign of life until an overdue timer ran.",
+        "The event loop was blocked: from its last known activity until an overdue timer ran.",
     ),
     # the profiler itself
     "profiler_cost": Event(
         "profiler",
         None,
-        "What the profiler did in this process and step since its last such line.",
+        "The profiler's own cost in this process and step since its previous line.",
         instant=True,
     ),
 }

@@ -93,7 +93,7 @@ class Server:
             self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
         except (OSError, OverflowError) as error:
             raise ReadingError(
-                f"port {port} cannot be used: {error}.\nLeave --port out to take a free one",
+                f"port {port} cannot be used: {error}.\nOmit --port to use a free one",
                 "port-in-use",
             ) from error
         self._server.daemon_threads = True

@@ -227,7 +227,7 @@ def send(given: Iterator[ReadableSpan], endpoint: str, *, timeout_s: float = 10.
     scheme, _, rest = endpoint.partition("://")
     if scheme not in ("http", "https") or not rest:
         raise ReadingError(
-            f"{endpoint!r} is no OTLP/HTTP endpoint.\nWrite for example http://127.0.0.1:4318",
+            f"{endpoint!r} is not an OTLP/HTTP endpoint.\nWrite for example http://127.0.0.1:4318",
             "otlp-endpoint",
         )
     url = endpoint if "/" in rest.rstrip("/") else f"{endpoint.rstrip('/')}/v1/traces"
@@ -237,7 +237,7 @@ def send(given: Iterator[ReadableSpan], endpoint: str, *, timeout_s: float = 10.
         for batch in _batches(given):
             if exporter.export(batch) is not SpanExportResult.SUCCESS:
                 raise ReadingError(
-                    f"{url} did not take the spans; {sent} were sent before.\n"
+                    f"{url} rejected the spans; {sent} were sent before.\n"
                     "Is a collector with an OTLP/HTTP receiver running there?",
                     "otlp-endpoint",
                 )

@@ -70,7 +70,7 @@ def metrics(
     condition = f"{in_steps(steps)} AND {of_function(function)}"
     yield _counter(
         "verl_tq_calls",
-        "Calls of functions that TransferQueue feeds, by how they ended.",
+        "Calls of functions that use TransferQueue, by status.",
         ("run", "function", "status"),
         (
             ((row["run"], row["func"], status), number)
@@ -108,7 +108,7 @@ def metrics(
         yield _histogram(name, about, labels, tables.rows(_BUCKETED.format(spans=spans)))
     yield _counter(
         "verl_tq_transfer_bytes",
-        "Bytes that gets and puts moved, of those that say so.",
+        "Bytes moved by gets and puts that report their size.",
         ("run", "caller", "operation"),
         (
             ((row["run"], row["caller"], row["operation"]), row["size_bytes"])
@@ -125,7 +125,7 @@ def metrics(
     )
     for name, about, column in (
         ("verl_tq_overhead_ratio", "Share of get and put in the time of calls.", "overhead_share"),
-        ("verl_tq_wall_ratio", "Share of busy time with a get or put under way.", "wall_share"),
+        ("verl_tq_wall_ratio", "Share of busy time with a get or put in progress.", "wall_share"),
     ):
         yield _gauge(
             name,
@@ -148,7 +148,7 @@ def metrics(
     )
     yield _gauge(
         "verl_tq_log_lines",
-        "Log lines that are not in these numbers, and why.",
+        "Log lines missing from these metrics, by reason.",
         ("run", "reason"),
         (
             ((run, reason), number)

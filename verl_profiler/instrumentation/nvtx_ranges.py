@@ -53,7 +53,9 @@ def switch_on(*, always: bool = False) -> bool:
     try:
         import nvtx
     except ImportError:
-        recorder.say("WARNING nvtx is not installed, so nsys shows no ranges of ours. (no-nvtx)")
+        recorder.say(
+            "WARNING nvtx is not installed, so nsys will not show verl-profiler's ranges. (no-nvtx)"
+        )
         return False
     observers.current = _Ranges(nvtx)
     return True

@@ -110,7 +110,9 @@ def _packages() -> list[Finding]:
     findings.append(
         Finding("engines", bool(engines), ", ".join(engines) or "no sglang, vllm or tensorrt_llm")
     )
-    findings.append(Finding("beside it", True, ", ".join(others) or "no ray, no TransferQueue"))
+    findings.append(
+        Finding("other packages", True, ", ".join(others) or "no ray, no TransferQueue")
+    )
     return findings
 
 

@@ -196,7 +196,7 @@ def end(*, failed: bool) -> None:
         plan = decoded_plan(active.config.capture_plan)
         _end(active.directory, plan, failed=failed)
     except Exception as error:  # noqa: BLE001  the command keeps its own result
-        recorder.say(f"WARNING the end of the recording failed: {error!r}")
+        recorder.say(f"WARNING finishing the recording failed: {error!r}")
 
 
 def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:

@@ -98,7 +98,7 @@ def parse(node: Any, where: str = "profiler") -> Settings:
         problem, _, place = str(error).partition(" - at `$")
         path = where + place.rstrip("`")
         raise ConfigError(
-            f"{path}: {problem}.\nSee configs/profiler/multiturn.yaml for the values that it takes.",
+            f"{path}: {problem}.\nSee configs/profiler/multiturn.yaml for valid values.",
             "config-value",
         ) from None
     settings.transfer_queue.check(f"{where}.transfer_queue")

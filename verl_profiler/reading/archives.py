@@ -156,7 +156,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
 
 
 def _breaks_off(archive: Path, error: BaseException) -> str:
-    return f"{archive.name} breaks off ({reason_of(error)}); what came before is read"
+    return f"{archive.name} breaks off ({reason_of(error)}); the readable part is used"
 
 
 def _too_much(archive: Path, why: str) -> ReadingError:

@@ -244,11 +244,9 @@ class Faults:
         for shown, places in list(self._fields.items())[:_SHOWN]:
             some = ", ".join(place[:100] for place in places[:_SHOWN])
             more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-            texts.append(f"{shown}: the value of {some}{more} cannot be right and is ignored")
+            texts.append(f"{shown}: the value of {some}{more} is invalid and ignored")
         if len(self._fields) > _SHOWN:
-            texts.append(
-                f"{len(self._fields) - _SHOWN} more such files have values that cannot be right"
-            )
+            texts.append(f"{len(self._fields) - _SHOWN} more such files have invalid values")
         return texts
 
 

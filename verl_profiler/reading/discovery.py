@@ -90,7 +90,7 @@ def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[
     for position, path in enumerate(paths):
         real = _resolved(path)
         if real in seen:
-            problems.append(f"{path} was named twice; it is read once")
+            problems.append(f"{path} was given twice; it is read once")
             continue
         seen[real] = path
         source = _source(path, scratch / f"archive-{position}", problems)
@@ -225,7 +225,7 @@ def _described(root: Path, problems: list[str]) -> Source:
         if version not in (None, FORMAT_VERSION):
             problems.append(
                 f"{shown} has format {version!r}; this version of verl-profiler reads format "
-                f"{FORMAT_VERSION}, so something may be misread"
+                f"{FORMAT_VERSION}, so some data may be misread"
             )
             break
     return source
@@ -240,7 +240,7 @@ def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[i
         if step is not None:
             folders.append((step, entry))
         elif problems is not None:
-            problems.append(f"{entry.name}/ is of no step that verl counts; it is not read")
+            problems.append(f"{entry.name}/ is not the folder of a step; it is not read")
     return sorted(folders)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import counted
 
 __all__ = ["end_problems"]
 
@@ -83,7 +84,7 @@ def _of_run(
             for us in (each.heard_us or 0, last_us)
         )
         yield (
-            f"{each.name} was killed or hung: its last sign of life is of {heard}, the run's of "
+            f"{each.name} was killed or hung: its last activity was at {heard}, the run's at "
             f"{last} UTC; {_bound(each.window_s)} may be lost"
         )
     over = any(row["ended"] is not None and row["role"] in ("trainer", "driver") for row in members)
@@ -93,8 +94,7 @@ def _of_run(
     for each in killed:
         if each.waiting:
             yield (
-                f"{each.name} was killed while {each.waiting:,} events waited to be written; they "
-                "are lost"
+                f"{each.name} was killed before it wrote {counted(each.waiting, 'event')}, now lost"
             )
     rest = [each for each in killed if each not in silent]
     lost: dict[str, float] = {}
@@ -163,4 +163,6 @@ def _bound(seconds: float) -> str:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     shown = ", ".join(listed[:_SHOWN])
-    return shown if len(listed) <= _SHOWN else f"{shown} and {len(listed) - _SHOWN} others"
+    return (
+        shown if len(listed) <= _SHOWN else f"{shown} and {counted(len(listed) - _SHOWN, 'other')}"
+    )

@@ -29,10 +29,10 @@ _RANK_LIMIT = 100_000
 # The reasons that headers have for dropped events.
 _DROPPED = {
     "queue_full": "its queue was full",
-    "disk": "its disk refused them",
+    "disk": "the disk rejected them",
     "bad_event": "they could not be encoded",
     "bad_path": "their file could not be opened",
-    "late": "they came after its end or could not be written within the time that the end has",
+    "late": "they were recorded after its end, or could not be written within the time limit at exit",
 }
 
 
@@ -118,7 +118,7 @@ def process_problems(
     if original:
         return
     if not source.launch:
-        yield "run.json is missing; what was launched is not known"
+        yield "run.json is missing, so the launch is unknown"
     if source.whole:
         yield from _missing_files(source, found, counts)
     yield from _hosts(found)
@@ -215,7 +215,7 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
                 f"{(worst.clock_residual_us or 0) / 1000:.2f} ms)"
             )
     if aligned:
-        yield f"clocks were placed on the driver's: {', '.join(sorted(aligned)[:8])}"
+        yield f"clocks aligned with the driver's: {', '.join(sorted(aligned)[:8])}"
     unknown = sorted(
         {
             str(each.host)
@@ -226,8 +226,8 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
     )
     if unknown:
         yield (
-            f"the run used {len(hosts)} hosts, and the clocks of {_some(unknown)} were not compared "
-            "with the driver's; they are as good as their wall clocks"
+            f"the run used {len(hosts)} hosts, and the clocks of {_some(unknown)} were not "
+            "compared with the driver's; their times are only as accurate as their wall clocks"
         )
 
 
@@ -236,7 +236,7 @@ def _missing_files(
 ) -> Iterator[str]:
     headless = [name for name, process in found.items() if not process.has_header]
     if headless:
-        yield f"no header in processes/ for {_some(headless)}; their host, clock and losses are not known"
+        yield f"no header in processes/ for {_some(headless)}; their host, clock and losses are unknown"
     for name, process in found.items():
         if not process.has_header:
             continue
@@ -271,8 +271,8 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
             reasons = [key for key, count in _object(counters.get("dropped_by")).items() if count]
             why = ", ".join(_DROPPED.get(key, str(key)) for key in reasons or ["queue_full"])
             yield (
-                f"{process.name} dropped {process.dropped} events because {why}; its sums are too "
-                "small"
+                f"{process.name} dropped {process.dropped} events because {why}; its totals are "
+                "too low"
             )
         if process.write_errors:
             yield f"{process.name} had {process.write_errors} write errors"
@@ -290,7 +290,7 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
             if count:
                 failed.setdefault(str(probe), {})[name] = int(count)
     for (probe, reason), names in sorted(missed.items()):
-        yield f"probe {probe} is off in {_some(names)}: {reason}"
+        yield f"probe {probe} is not installed in {_some(names)}: {reason}"
     for probe, by_name in sorted(failed.items()):
         total = sum(by_name.values())
         yield f"probe {probe} failed {total} times in {_some(list(by_name))}; those events lack fields"
@@ -307,8 +307,9 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
             jumps[host] = (max(largest, jump_s, key=abs), [*names, name])
     for host, (jump_s, names) in sorted(jumps.items()):
         yield (
-            f"the wall clock of host {host} was set by {jump_s:+.3f} s during the run (seen by "
-            f"{_some(names)}); times here follow the monotonic clock and did not jump"
+            f"the wall clock of host {host} was changed by {jump_s:+.3f} s during the run "
+            f"(detected by {_some(names)}); times here follow the monotonic clock and are not "
+            f"affected"
         )
 
 

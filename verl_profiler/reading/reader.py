@@ -141,6 +141,16 @@ class Run:
             self._problems += _table_problems(self.tables, several=len(self.labels) > 1)
         return list(self._problems)
 
+    @property
+    def notes(self) -> list[str]:
+        """Facts about the runs that limit which analyses apply, in plain sentences."""
+        return [
+            f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
+            "consumed by a later step than the one that dispatched them. Critical path, what-if, rollout "
+            "tail and stragglers of requests do not apply; device time and its findings do."
+            for row in self.tables.rows("SELECT * FROM asynchronous ORDER BY run")
+        ]
+
     def close(self) -> None:
         """Give memory and temporary files back."""
         self.tables.connection.close()
@@ -302,7 +312,7 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
         count = sum(row["requests"] for row in rows)
         steps = ", ".join(str(row["step"]) for row in rows[:8])
         yield (
-            f"{count} request{'s' * (count > 1)} began and did not end (step {steps}; "
+            f"{count} request{'s' * (count > 1)} started but did not end (step {steps}; "
             f"for example {rows[0]['example']}); they are left out of percentiles"
         )
     rows = tables.rows(
@@ -320,15 +330,8 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
     )
     if rows and rows[0]["requests"]:
         yield (
-            f"in {rows[0]['requests']} requests the parts are longer than the whole, because "
-            "calls ran at the same time; their shares are of the parts"
-        )
-    for row in tables.rows("SELECT * FROM asynchronous ORDER BY run"):
-        yield (
-            f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
-            "consumed by a later step than the one that dispatched them; critical path, replays, rollout "
-            "tail and stragglers need steps that consume their own requests, and are left out; device time "
-            "and its findings (verl-profiler why) hold"
+            f"in {rows[0]['requests']} requests the components add up to more than the duration, "
+            "because calls ran concurrently; shares refer to the sum of the components"
         )
     yield from _contradictions(tables)
     if several:
@@ -339,8 +342,8 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
         if rows:
             shown = ", ".join(str(row["step"]) for row in rows[:8])
             yield (
-                f"{len(rows)} step{'s' * (len(rows) > 1)} (such as {shown}) are in {rows[0]['runs']}; "
-                "they are kept apart"
+                f"{len(rows)} step{'s' * (len(rows) > 1)} (such as {shown}) are in "
+                "{rows[0]['runs']}; they are not merged"
             )
 
 

@@ -133,7 +133,7 @@ def _checked(
         complaints.add(number, f"{fault}, dropped")
         return None
     if not decoded:
-        complaints.add(number, "not UTF-8; the odd bytes are replaced")
+        complaints.add(number, "not UTF-8; invalid bytes are replaced")
     for complaint in _minor_faults(content):
         complaints.add(number, complaint)
     if large := constants.count(_LARGE):
@@ -167,7 +167,7 @@ def _fault(content: Any) -> str | None:
         or not math.isfinite(duration)
         or not 0 <= duration <= _DURATION_LIMIT_S
     ):
-        return "`duration_sec` is not a length of time"
+        return "`duration_sec` is not a valid duration"
     if _depth(content) > _DEPTH_LIMIT:
         return "nested too deeply"
     return None

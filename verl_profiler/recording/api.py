@@ -136,7 +136,7 @@ def _nanoseconds(duration: Any) -> int:
     except Exception:  # noqa: BLE001  a conversion of the caller's
         seconds = float("nan")
     if not 0 <= seconds < _LONGEST_S:
-        raise _BadArgumentError("its duration is not a number of seconds from 0")
+        raise _BadArgumentError("its duration is not a number of seconds, 0 or more")
     return round(seconds * 1e9)
 
 
@@ -360,7 +360,7 @@ def start(
     from verl_profiler.recording.identity import Identity
 
     if recorder.active() is not None:
-        raise RuntimeError("this process records already; call verl_profiler.stop() first")
+        raise RuntimeError("this process is already recording; call verl_profiler.stop() first")
     anchor = take_anchor()
     events = EventSettings(announce=False)
     made = run_directory.make(os.fspath(directory), anchor, events, {})

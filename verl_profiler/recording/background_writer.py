@@ -142,7 +142,7 @@ class BackgroundWriter:
         if not self.finished:
             self.complaints.make(
                 "end",
-                f"{self._recorder.waiting():,} events were not written: the disk gave no answer within "
+                f"{self._recorder.waiting():,} events were not written: the disk did not respond within "
                 f"{_STALL_S:.0f} s (events-lost)",
             )
 

@@ -78,7 +78,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
             advice = (
                 "Free some space, or choose another disk"
                 if error.errno == errno.ENOSPC
-                else "Choose a directory that this user may write"
+                else "Choose a directory that this user can write to"
             )
             raise ConfigError(
                 f"profiler.output_dir is {output_dir!r}, but {directory} cannot be written: "
@@ -90,7 +90,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
         return directory
     raise ConfigError(
         f"profiler.output_dir is {output_dir!r}, and 100000 launches of that name exist already.\n"
-        "Set EXPERIMENT_NAME or profiler.output_dir to a name of this launch's own.",
+        "Set EXPERIMENT_NAME or profiler.output_dir to a unique name.",
         "output-dir",
     )
 

@@ -195,8 +195,8 @@ class EventFiles:
         self.dropped["disk"] += count
         self._complain(
             "memory",
-            f"{self.waiting:,} events wait for the disk already, so further ones are dropped and "
-            "counted (events-lost)",
+            f"{self.waiting:,} events are already waiting for the disk, so further ones are "
+            "dropped and counted (events-lost)",
         )
 
     def give_up(self, reason: str) -> None:

@@ -46,7 +46,8 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
 
     Returns:
         runs (labels), events, requests and validation_requests (numbers), launches (facts and
-        groups of settings), processes (a table), missed (probes that were not placed).
+        groups of settings), processes (a table), missed (probes that were not placed), notes (of the
+        reader).
     """
     tables = run.tables
     launches = []
@@ -87,6 +88,7 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
         "launches": launches,
         "processes": frame(processes[:_ROWS]),
         "missed": _missed(missed),
+        "notes": [short_text(note, 2_000) for note in run.notes],
     }
 
 

@@ -54,7 +54,7 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
 def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
     if row["dominates"]:
-        gain = f"at most {gain}; no anomaly, this bounds the step"
+        gain = f"at most {gain}; not an anomaly, but what bounds the step"
     elif not row["recoverable_s"]:
         gain = f"no step time{of}"
     elif row["bound_s"] is not None:
@@ -72,7 +72,8 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
         gain += f", mostly in step {row['mostly_step']}"
     who = row["culprit_text"]
     if who and row["culprit"] is not None and row["culprit_kind"]:
-        who = f"{row['culprit_kind']} {who}"
+        kind = "device-time account" if row["culprit_kind"] == "account" else row["culprit_kind"]
+        who = f"{kind} {who}"
     if row["where"] and row["where"] not in who:
         who = f"{who}, {row['where']}" if who else row["where"]
     return {

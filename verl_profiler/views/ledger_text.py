@@ -46,7 +46,7 @@ def ledger_text(rows: _Rows) -> str:
         ]
         title = (
             f"device time, {pool_text(own[0])}: {seconds(total / steps)} per step over all of them, "
-            "every second in one account"
+            "every second attributed to one account"
         )
         blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
     bound = bound_text(rows)
@@ -104,7 +104,7 @@ def bound_text(rows: _Rows) -> str:
     if max(trainer, rollout) < _WAITS:
         return f"trainer and rollout are balanced: {times}"
     if min(trainer, rollout) > max(trainer, rollout) / 2:
-        return f"trainer and rollout wait for each other in turn: {times}"
+        return f"trainer and rollout alternately wait for each other: {times}"
     return f"bounded by the {'rollout' if trainer > rollout else 'trainer'}: {times}"
 
 

@@ -51,7 +51,7 @@ def overview_text(
 
     Args:
         found: Rows by name, of `TABLES`.
-        about: `runs` (labels) and `events` (how many).
+        about: `runs` (labels), `events` (how many) and `notes` (of the reader).
         findings: Rows of `views.findings.findings`.
         problems: Data-quality warnings.
         color: With ANSI codes for a terminal.
@@ -64,9 +64,10 @@ def overview_text(
         blocks.append(_details(own))
         if len(about["runs"]) > 1:
             blocks[-1] = f"{visible(run)}\n{blocks[-1]}"
-    change = _changes(findings, found, problems, paint)
+    change = _changes(findings, found, about, paint)
     warnings = _warnings(problems, paint)
-    every = ("\n".join(heads), change, *blocks, warnings)
+    notes = [textwrap.fill(visible(f"Note: {note}"), _WIDTH) for note in about["notes"]]
+    every = ("\n".join(heads), change, *blocks, *notes, warnings)
     return "\n\n".join(block for block in every if block) + "\n"
 
 
@@ -78,10 +79,12 @@ def _painted(text: str, code: str) -> str:
     return f"{code}{text}{_RESET}"
 
 
-def _changes(findings: Rows, found: Mapping[str, Rows], problems: Sequence[str], paint: Any) -> str:
+def _changes(
+    findings: Rows, found: Mapping[str, Rows], about: Mapping[str, Any], paint: Any
+) -> str:
     if not findings:
         finished = sum(row["finished"] for row in found["step_times"] if row["step"] > 0)
-        if finished < 1 or any("trains asynchronously" in problem for problem in problems):
+        if finished < 1 or about["notes"]:
             return ""
         return paint("No single change is worth 3 % of a step.", _BOLD)
     texts = finding_texts([dict(row) for row in findings])

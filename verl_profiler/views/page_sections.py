@@ -16,13 +16,13 @@ _LAID_OUT = (
         "steps",
         "Steps",
         "which phase to look at first. `unaccounted` is time that no timer of verl covers, `tail` "
-        "the time after 80 % of the requests had ended, `after last` how long `gen` continued "
+        "the time after 80 % of the requests finished, `after last` how long `gen` continued "
         "after the last request",
     ),
     Section(
         "requests",
         "Timeline and requests",
-        "the timeline of a step; what requests spend their time on; every request with its turns",
+        "the timeline of a step; how requests spend their time; every request with its turns",
         link="Timeline",
     ),
     Section(
@@ -35,8 +35,8 @@ _LAID_OUT = (
     Section(
         "devices",
         "Device time",
-        "how much of the device time is training and generation that was consumed, and what the rest "
-        "waits for; it holds for asynchronous runs, too",
+        "how much of the device time is training and consumed generation, and what the rest waits "
+        "for; valid for asynchronous runs too",
         link="Devices",
     ),
     Section(
@@ -67,7 +67,7 @@ _LAID_OUT = (
     Section(
         "weights",
         "Weights and memory",
-        "the weight sync; what release and resume of the engines' memory did and took; memory by "
+        "the weight sync; what releasing and resuming the engines' memory achieved and how long it took; memory by "
         "phase, and device memory at its fullest",
         link="Weights",
     ),
@@ -82,10 +82,10 @@ _LAID_OUT = (
     Section(
         "lags",
         "Event-loop stalls",
-        "when an event loop did not run. What awaited in it then looks slow and is not",
+        "when an event loop was blocked. What was awaiting on it then looks slow but is not",
         link="Stalls",
     ),
-    Section("validation", "Validation", "separate: it is in none of the numbers above it"),
+    Section("validation", "Validation", "separate: not included in any number above"),
     Section(
         "problems",
         "Data-quality warnings",
@@ -122,7 +122,7 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Returns:
         name, title and link of each section; questions, which its views answer; and for a view's
-        own section view: its table's name and columns.  Sections that only some runs have are left
+        own section view: its table's name, columns and labels.  Sections that only some runs have are left
         out where their table is empty.
     """
     own = {view.section.name: view for view in VIEWS.values() if isinstance(view.section, Section)}
@@ -145,4 +145,8 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _shown(view: View, document: Mapping[str, Any]) -> dict[str, Any]:
     names = [name for name in document[view.name]["columns"] if name != "s"]
-    return {"table": view.name, "columns": described(view.columns, names)}
+    return {
+        "table": view.name,
+        "columns": described(view.columns, names),
+        "labels": dict(view.labels),
+    }

@@ -31,7 +31,7 @@ A percentile of too few values has no mark, and is empty in `--json` and `--csv`
 [metrics](metrics.md#quantiles).
 `--worker`, `--validate`, `--percentiles` and `--slowest` are refused by plots that do not honor them.
 
-The reasons of one step in a terminal: `verl-profiler why logs/my-run --steps 5`.
+The explanation of one step in a terminal: `verl-profiler why logs/my-run --steps 5`.
 What to do first: [findings](findings.md), at the top of the summary and of the report.
 One request in a terminal: `verl-profiler requests logs/my-run --step 5 --slowest 20`, then \
 `--request ID`.

@@ -103,7 +103,8 @@ def request_table(
         notes.insert(0, "queue, prefill and decode are components of engine.")
     if any(row["overlap_s"] for row in rows):
         notes.insert(
-            0, "Components of some add up to more than the time: they made concurrent calls."
+            0,
+            "The components of some requests add up to more than their time, because they made concurrent calls.",
         )
     wrapped = textwrap.wrap(" ".join(notes), width or 10_000)
     return "\n".join([about + ".", "", table, "", *wrapped])

@@ -69,7 +69,7 @@ def staleness_text(rows: _Rows) -> str:
         ]
         for row in (*by_group(rows, "all"), *makers(rows))
     ]
-    title = "versions of the weights behind the trainer, when a step consumed the samples (means)"
+    title = "weight versions behind the trainer when the samples were consumed (means)"
     return f"{title}\n{align(lines)}{_logged(rows)}"
 
 

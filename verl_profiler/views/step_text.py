@@ -118,7 +118,7 @@ _PARTS = {
     "token_merge_s": "merging tokens",
     "postprocess_s": "postprocessing",
     "reward_s": "its reward",
-    "other_s": "what no event covers",
+    "other_s": "unattributed time",
 }
 
 

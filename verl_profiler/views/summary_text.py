@@ -32,7 +32,7 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     Args:
         tables: The rows of the analyses, by name.
         about: `runs` (labels), `events` (how many), `recorded` (names of events that occur),
-            `findings` (their text).
+            `findings` (their text), `notes` (of the reader).
         problems: Plain sentences; they come last.
     """
     steps = tables["step_times"]
@@ -54,6 +54,7 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     validation = _validation(tables, several=several)
     if validation:
         blocks.append(validation)
+    blocks += [visible(f"Note: {note}") for note in about["notes"]]
     blocks.append(_problem_list(problems))
     return "\n\n".join(block for block in blocks if block) + "\n"
 

@@ -44,12 +44,12 @@ _COMPARED_SHARE = 0.05
 _LOG_SCALE = 100
 
 _DENOMINATORS = (
-    "verl divides gen by the tokens of the responses and the others by those of prompts and "
-    "responses, so that gen is not to be compared with them."
+    "verl divides gen by response tokens, and the others by prompt and response tokens, so gen "
+    "cannot be compared with them."
 )
 _CHILDREN = (
-    "Broken lines: inside gen, so no addition to it. min, max and mean are over the requests or "
-    "workers of a step, slowest is its slowest request."
+    "Broken lines: inside gen, not in addition to it. min, max and mean are over the requests or "
+    "workers of a step; slowest is its slowest request."
 )
 
 
@@ -90,11 +90,11 @@ def _breakdown(data: DataTables, label: str) -> Figure:
     notes = []
     if outside:
         notes.append(
-            f"Hatched: {', '.join(outside)} ran outside timing_s/step, beside the step's own time."
+            f"Hatched: {', '.join(outside)} ran outside timing_s/step and are not part of the step's time."
         )
     if apart:
         notes.append(
-            f"Not in the stack, because inside or beside other timers: {', '.join(apart)}."
+            f"Not in the stack, because nested in or concurrent with other timers: {', '.join(apart)}."
         )
     if any(row["overlap_s"] for row in steps):
         notes.append("In some steps the timers together are longer than the step: they overlap.")
@@ -131,7 +131,7 @@ def _per_token(data: DataTables, label: str) -> Figure:
     positive = [middle for middle in middles.values() if middle > 0]
     wide = len(positive) > 1 and max(positive) > _LOG_SCALE * min(positive)
     figure, (axes,) = sheet(
-        f"{most} costs {_ms(middles[most])} per {'response token' if most in responses else 'token'} "
+        f"{most} takes {_ms(middles[most])} per {'response token' if most in responses else 'token'} "
         "(median)",
         _about(label, steps),
         size=(12, 5.6),
@@ -202,7 +202,7 @@ def _comparison(data: DataTables, label: str) -> Figure:
         data["steps"],
         label,
         notes=[
-            f"Others than {', '.join(_COMPARED[:3])} are shown from {share(_COMPARED_SHARE)} of the time on."
+            f"Timers other than {', '.join(_COMPARED[:3])} are shown if they take at least {share(_COMPARED_SHARE)} of the time."
         ],
     )
 
@@ -218,7 +218,7 @@ def _generation(data: DataTables, label: str) -> Figure:
     )
     notes = [_CHILDREN if inside else "This log has no timers inside gen."]
     if "old_log_prob" in ordered:
-        notes.append("old_log_prob is the pass that follows gen, not a part of it.")
+        notes.append("old_log_prob is the pass after gen, not part of it.")
     return _times(title, ordered, data["steps"], label, notes=notes, style=_generation_style)
 
 

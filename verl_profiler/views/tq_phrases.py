@@ -12,12 +12,12 @@ __all__ = ["LANGUAGES", "PHRASES", "note_text", "phrase"]
 
 # Data-quality warnings first, then findings, each with the guide's advice.
 _ENGLISH = {
-    "doubled": "{number} lines occur more than once in the logs; each was counted once",
+    "doubled": "{number} lines occur more than once in the logs; each is counted once",
     "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it outside all calls:",
     "missing": (
         "{number} lines are missing: Ray merged similar lines of several processes into "
         "one ([repeated Nx across cluster]) {times} times ({ends} of the missing lines are ends "
-        "of calls). Counts and totals are too low by as much. Set RAY_DEDUP_LOGS=0 for the run, "
+        "of calls). Counts and totals are too low accordingly. Set RAY_DEDUP_LOGS=0 for the run, "
         "or analyze its run directory, which has all calls"
     ),
     "unreadable": "{number} unreadable lines were left out:",

@@ -30,7 +30,7 @@ _CALLERS = 8
 _LABELS = {
     "en": {
         "findings": "findings",
-        "nothing_found": "No finding by the guide's thresholds: {}.",
+        "nothing_found": "No findings by the guide's thresholds: {}.",
         "no_overhead": "get and put at most 30 % of each function",
         "no_variation": "stable get and put times",
         "no_slowness": "100 MiB/s or more",

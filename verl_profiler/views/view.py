@@ -108,6 +108,7 @@ class View:
         limits: What it cannot show, and where the numbers come from; Markdown.
         takes: Which of `worker`, `validate`, `percentiles` and `count` it honors.
         example: Options of the example command.
+        labels: How the report page names columns whose own name does not suffice.
     """
 
     name: str
@@ -122,6 +123,7 @@ class View:
     limits: str
     takes: frozenset[str] = field(default_factory=frozenset)
     example: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def figure(self, data: DataTables, choice: Choice) -> Figure:
         """Draw the rows of one run.

@@ -157,7 +157,7 @@ def _replays(rows: Rows) -> str:
         "ten pairs;\n  with one run each, smaller gains cannot be distinguished from noise"
     )
     note = (
-        "\n  load never seen: the interval ranges from no additional tokens per second (saturated "
+        "\n  load not observed: the interval ranges from no additional tokens per second (saturated "
         "replicas)\n  to no additional slowdown per call"
     )
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])

@@ -200,12 +200,16 @@ def test_one_changed_line_changes_no_other_step(folder, at):
 @pytest.mark.parametrize(
     ("text", "values", "problem"),
     [
-        ("step:1 - timing_s/gen:1.5 - timing_s/ad", {"timing_s/gen": 1.5}, "cut at 'timing_s/ad'"),
-        ("step:1 - timing_s/gen:1.5 - timing_s/adv:", {"timing_s/gen": 1.5}, "cut at"),
-        ("step:1 - timing_s/gen:np.float64(1.", {}, "cut at"),
-        ("step:1 - timing_s/gen:abc - timing_s/adv:1", {"timing_s/adv": 1.0}, "no number"),
-        ("step:1 - torn - timing_s/adv:1", {"timing_s/adv": 1.0}, "'torn' is no number"),
-        ("step:1 - timing_s/gen:1.2.3 - timing_s/adv:1", {"timing_s/adv": 1.0}, "no number"),
+        (
+            "step:1 - timing_s/gen:1.5 - timing_s/ad",
+            {"timing_s/gen": 1.5},
+            "truncated at 'timing_s/ad'",
+        ),
+        ("step:1 - timing_s/gen:1.5 - timing_s/adv:", {"timing_s/gen": 1.5}, "truncated at"),
+        ("step:1 - timing_s/gen:np.float64(1.", {}, "truncated at"),
+        ("step:1 - timing_s/gen:abc - timing_s/adv:1", {"timing_s/adv": 1.0}, "not a number"),
+        ("step:1 - torn - timing_s/adv:1", {"timing_s/adv": 1.0}, "'torn' is not a number"),
+        ("step:1 - timing_s/gen:1.2.3 - timing_s/adv:1", {"timing_s/adv": 1.0}, "not a number"),
         (
             "step:1 - timing_s/gen:nan - timing_s/adv:1",
             {"timing_s/adv": 1.0},
@@ -230,7 +234,7 @@ def test_many_problems_of_a_kind_are_counted(tmp_path):
     problems = read(text.replace("?", "? - timing_s/adv:1"), tmp_path)[1]
 
     assert 6 == len(problems)
-    assert "35 more values that are no numbers." == problems[-1]
+    assert "35 more values that are not numbers." == problems[-1]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_a_resumed_training_is_one_run_and_the_later_steps_count(tmp_path):
     assert (list(range(1, 9)), [1, 4]) == (steps_of(run), run.begins)
     assert run.lines[4].values == pytest.approx(kept(step_values(FORM, 5, seed=1)))
     assert run.lines[2].values == pytest.approx(kept(step_values(FORM, 3)))
-    assert "training resumes at step 4; what was logged before of steps 4 to 6" in problems[0]
+    assert "training resumes at step 4; what was logged earlier for steps 4 to 6" in problems[0]
 
 
 def test_steps_lost_in_a_resumed_training_are_not_kept(tmp_path):
@@ -346,7 +350,7 @@ def test_a_line_that_stands_there_twice_counts_once(tmp_path):
     (run,), problems = runs_of([text], tmp_path)
 
     assert ([1, 2, 3], [1]) == (steps_of(run), run.begins)
-    assert ["1 step line stood there twice; each counts once."] == problems
+    assert ["1 step line occur twice; each is counted once."] == problems
 
 
 def test_two_lines_of_a_step_with_different_metrics_are_one_step(tmp_path):

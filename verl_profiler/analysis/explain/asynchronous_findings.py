@@ -176,7 +176,7 @@ def _of_devices(pools: _Pools, settings: _Settings) -> Rows:
             pool,
             pool.by_step(*accounts),
             gain,
-            culprit=accounts[0].replace("_", " "),
+            culprit=accounts[0],
             who=split if name.startswith("waits_for") else "",
             reason=_LEND if lends and rollout else _SHORTEN,
             pastes=rollout is not None,
@@ -231,8 +231,8 @@ def _split_off(pools: _Pools) -> Rows:
             culprit=f"{less}'s devices",
             who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
             f"{more} has {other.devices:g}",
-            reason=f"Move {count} of the {less}'s devices to the {more}; more would make the {less} the "
-            "one that is waited for.",
+            reason=f"Move {count} of the {less}'s devices to the {more}; moving more would make "
+            "the {less} the bottleneck.",
         )
     ]
 
@@ -294,18 +294,18 @@ def _maker(rows: Rows) -> tuple[str, str, str]:
     if versions("spanned", "length", longest) > spanned / 2:
         return (
             f"long requests ({longest})",
-            "Their first tokens are made several versions before their last ones.",
+            "Their first tokens are several weight versions older than their last ones.",
             "Limit turns or response length; sync less often (parameter_sync_step).",
         )
     if versions("spanned", "attempts", "aborted and resumed") > spanned / 2:
         return (
-            "calls that syncs abort and resume",
-            "The tokens before the abort are older by a version with each sync.",
-            "Sync less often (parameter_sync_step), or let requests end before a sync.",
+            "calls aborted and resumed by syncs",
+            "Each sync makes the tokens before the abort one version older.",
+            "Sync less often (parameter_sync_step), or let requests finish before a sync.",
         )
     return (
         "requests that span syncs",
-        "Their first tokens are made several versions before their last ones.",
+        "Their first tokens are several weight versions older than their last ones.",
         "Sync less often (parameter_sync_step); fewer turns.",
     )
 
@@ -319,8 +319,8 @@ def _split(trainer: _Pool, rollout: _Pool) -> str:
     moved = min(max(wanted, 1), int(devices) - 1) - int(trainer.devices)
     if not moved:
         return ""
-    more, less = ("trainer", "rollout") if moved > 0 else ("rollout", "trainer")
-    return f" (about {abs(moved)} of the {less}'s for the {more}, if both scale evenly)"
+    less = "rollout" if moved > 0 else "trainer"
+    return f" (about {abs(moved)} of the {less}'s, if both scale linearly)"
 
 
 def _row(
@@ -354,7 +354,7 @@ def _row(
         if len(pool.steps) > 2 and worst and by_step[worst[0]] > lost * len(pool.steps) / 2
         else None,
         "culprit": culprit or who,
-        "culprit_kind": "account" if culprit.replace(" ", "_") in ACCOUNTS else "",
+        "culprit_kind": "account" if culprit in ACCOUNTS else "",
         "culprit_text": culprit or who,
         "where": "",
         "evidence": [

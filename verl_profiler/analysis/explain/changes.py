@@ -276,7 +276,7 @@ CHANGES: dict[str, Change] = {
     "responses_a_quarter_shorter": Change("25 % shorter responses", requests=_shorter(0.75)),
     "half_the_requests": Change("half as many prompts per step", batches=_halves),
     "twice_the_requests": Change(
-        "twice as many prompts per step (load never seen)", batches=_doubled, beyond=True
+        "twice as many prompts per step (load not observed)", batches=_doubled, beyond=True
     ),
     "replicas_equally_fast": Change(
         "bring slower replicas up to the others' speed", speeds=_equally_fast
@@ -288,13 +288,13 @@ CHANGES: dict[str, Change] = {
         "halve the weight sync", saved_us=lambda model: model.weights_us / 2
     ),
     "no_queue": Change(
-        "no engine queue (load never seen)",
+        "no engine queue (load not observed)",
         requests=_without_queue,
         max_concurrency=lambda model: len(model.requests) if model.max_concurrency else None,
         beyond=True,
     ),
     "twice_the_slots": Change(
-        "double the engine's concurrency (never seen)",
+        "double the engine's concurrency (not observed)",
         max_concurrency=lambda model: 2 * model.max_concurrency if model.max_concurrency else None,
         beyond=True,
     ),

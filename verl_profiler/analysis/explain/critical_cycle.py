@@ -24,14 +24,14 @@ __all__ = ["EDGES", "critical_cycle", "cycle_bound"]
 EDGES = {
     "training": "log-probabilities, values, advantages, updates, rewards in the trainer",
     "weight_sync": "weight sync",
-    "generating": "generate calls of the last sample, with their queueing",
+    "generating": "generate calls of the last sample, including queueing",
     "tools": "tool calls of the last sample",
-    "rollout_other": "the last sample between dispatch and its end, without its calls and tools",
+    "rollout_other": "the last sample from dispatch to its end, except its calls and tools",
     "noticing": "from the end of the last sample until the trainer takes it",
-    "mode_switch": "engines are put to sleep, woken or switched between pools",
-    "dispatch": "the trainer reads prompts and passes them to the agent loops",
+    "mode_switch": "putting engines to sleep, waking them, switching them between pools",
+    "dispatch": "reading prompts and passing them to the agent loops",
     "overhead": "start-up, validation, checkpoints, captures",
-    "trainer_other": "no event of the trainer explains it",
+    "trainer_other": "not covered by any event of the trainer",
 }
 _ROLLOUT = frozenset({"generating", "tools", "rollout_other", "noticing"})
 _TRAINER = {"unattributed": "trainer_other", "waiting_for_samples": "trainer_other"}
@@ -56,8 +56,8 @@ def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
     consumption before them, that which the walk back reaches.
 
     Returns:
-        One row per run and edge, in the order of `EDGES`: pool (`trainer` or `rollout`: whose time it
-        is), steps (how many the cycle passes), cycle_s (seconds per step of all edges: of the run
+        One row per run and edge, in the order of `EDGES`: pool (the pool whose time it is,
+        `trainer` or `rollout`), steps (how many the cycle passes), cycle_s (seconds per step of all edges: of the run
         from begin to end of the window), edge_s (seconds per step of this one), share.
     """
     window = after_warm_up(tables, steps) or steps

@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.rebuilding import engine_interval
+from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
@@ -40,10 +41,10 @@ CATEGORIES: dict[str, str] = {
     "reward": "waiting for the request's reward, or the trainer's timer of that name",
     "transfer": "TransferQueue calls",
     "event_loop": "the worker's event loop was blocked while the request waited for it or a reply",
-    "host_stall": "the same, while most other processes of the host stalled too",
+    "host_stall": "the same, while most other processes on the host stalled too",
     "sleep_replicas": "putting the engines to sleep at the end of gen",
-    "polling": "all requests finished, and the trainer had not polled yet",
-    "handover": "dispatch/collect gap: a trainer phase while its last rank was not at work",
+    "polling": "all requests had finished, but the trainer had not polled yet",
+    "handover": "dispatch/collect gap: a trainer phase while its last rank was idle",
     UNEXPLAINED: "unattributed: no event covers the time",
 }
 
@@ -107,7 +108,8 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
         One row per run, step and segment with one category: place (from 0), begin_s (relative to the
         step's start), duration_s (they add up to the step's), category (a key of `CATEGORIES`, or the
         trainer's timer), phase (the trainer's timer, None between timers), event (the innermost
-        one), name (its process), request_id, turn, what (tool, server or operation).  Only steps
+        one), name (its process), request_id, turn, what (tool, replica or operation; the server's
+        address if its engine was not recorded).  Only steps
         that finished, of runs whose steps consume their own requests (synchronous).
     """
     rows: Rows = []
@@ -132,7 +134,7 @@ def critical_path(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         One row per run, step and category, most time first, `unexplained` last: duration_s,
         share (of the step; they add up to 1), segments (how many), longest_s and longest_what (the
-        longest segment: its tool, server, process or event).
+        longest segment: its tool, replica, process or event).
     """
     return path_categories(critical_segments(tables, steps))
 
@@ -284,16 +286,18 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
         f"""
         WITH lasts AS (
             SELECT * FROM last_requests WHERE {in_steps(steps)}
+        ), replicas AS ({REPLICA_NAMES}
         ), stalls AS (
             SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS category
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
                 LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         ), own AS (
             SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
-                coalesce(e.tool, e.server, e.op) AS what, NULL AS category,
+                coalesce(e.tool, s.replica, e.server, e.op) AS what, NULL AS category,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
             FROM lasts AS l JOIN event_fields AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
+                LEFT JOIN replicas AS s ON s.run = e.run AND s.server = e.server
             WHERE e.duration_us IS NOT NULL AND {in_steps(steps, "e.step")}
                 AND e.family IN ('rollout', 'transfer_queue', 'user')
                 -- A whole function with what it computes, not a call of the queue.
@@ -331,7 +335,7 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
     for row in tables.rows(
         f"""
         SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
-            coalesce(c.engine_name, c.name) AS name, c.server AS what, c.engine_begin_us,
+            coalesce(c.engine_name, c.name) AS name, coalesce(c.engine_name, c.server) AS what, c.engine_begin_us,
             c.engine_duration_us, c.queue_us, c.prefill_us, c.decode_us
         FROM last_requests AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
             AND c.name = l.name AND NOT c.validate AND c.request_id = l.request_id

@@ -33,14 +33,14 @@ ACCOUNTS = {
     "generating_unconsumed": "generate calls of samples that no recorded step consumed",
     "generating_aborted": "generate calls whose tokens an abort discarded; prefill repeated after one",
     "generating_dropped": "generate calls of samples that were dropped",
-    "waiting_for_samples": "the trainer waits for samples, and the devices run no calls",
-    "rollout_idle": "a replica without calls, while requests run tools, rewards or other replicas",
-    "staleness_limit": "a replica without calls, because no more samples are dispatched",
+    "waiting_for_samples": "the trainer waits for samples while the devices run no calls",
+    "rollout_idle": "idle replica, while requests run tools, rewards or calls on other replicas",
+    "staleness_limit": "idle replica, because no more samples are dispatched",
     "weight_sync": "weight sync",
-    "mode_switch": "engines are put to sleep, woken or switched between pools",
-    "dispatch": "the trainer reads prompts and passes them to the agent loops",
+    "mode_switch": "putting engines to sleep, waking them, switching them between pools",
+    "dispatch": "reading prompts and passing them to the agent loops",
     "overhead": "start-up, validation, checkpoints, captures",
-    "unattributed": "no event explains it",
+    "unattributed": "not covered by any event",
 }
 
 # What the devices are for.

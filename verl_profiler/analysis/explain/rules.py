@@ -85,7 +85,7 @@ RULES: dict[str, Rule] = {
         ("rollout_tail", "stragglers", "slowest_requests"),
         change="slowest_5_percent",
         varies=True,
-        named_cause="Stragglers are mostly those of {who}.",
+        named_cause="Most stragglers are requests of {who}.",
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         overrides=("actor_rollout_ref.rollout.multi_turn.max_assistant_turns={p95_turns}",),
         without=("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
@@ -163,7 +163,7 @@ RULES: dict[str, Rule] = {
         named_overrides=(),
     ),
     "engine_queue": Rule(
-        "The request that ends last waits {lost_s} per step in the engine's queue.",
+        "The last request to finish waits {lost_s} per step in the engine's queue.",
         "More requests than a replica's concurrency limit, or too little KV-cache memory.",
         "Raise the concurrency limit or the KV-cache memory; more replicas.",
         ("engine_parts", "what_if"),
@@ -173,7 +173,7 @@ RULES: dict[str, Rule] = {
         overrides=("actor_rollout_ref.rollout.max_num_seqs={twice_the_limit}",),
     ),
     "way_to_engine": Rule(
-        "The request that ends last spends {lost_s} per step between its worker and the engine.",
+        "The last request to finish spends {lost_s} per step between its worker and the engine.",
         "The load balancer is a single process; large prompts are serialized; the worker's event loop is "
         "busy.",
         "More agent-loop workers; check the event-loop stalls.",
@@ -202,7 +202,7 @@ RULES: dict[str, Rule] = {
         categories=("host_stall",),
     ),
     "late_start": Rule(
-        "The request that ends last starts late: {lost_s} per step in preparation and dispatch.",
+        "The last request to finish starts late: {lost_s} per step in preparation and dispatch.",
         "The trainer loads the batch and dispatches prompts one by one; a worker is busy, "
         "or, in the first step, still starting.",
         "More agent-loop workers; more dataloader workers; smaller prompts in the batch.",
@@ -239,7 +239,7 @@ RULES: dict[str, Rule] = {
     ),
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
-        "Large fields that every phase fetches again, or a single storage unit.",
+        "Large fields that are fetched again in every phase, or a single storage unit.",
         "Fewer or smaller fields; more storage units.",
         ("transfer_rates", "critical_path"),
         categories=("transfer",),
@@ -279,7 +279,7 @@ RULES: dict[str, Rule] = {
         categories=("sleep_replicas",),
     ),
     "handover": Rule(
-        "The trainer's phases run for {lost_s} per step with no rank at work (most: {who}).",
+        "All ranks are idle for {lost_s} per step during the trainer's phases (most: {who}).",
         "Dispatch/collect gap: the single trainer process serializes batches to and from the ranks.",
         "Fewer fields in the batch; enable TransferQueue.",
         ("critical_path", "worker_phases"),
@@ -325,42 +325,42 @@ RULES: dict[str, Rule] = {
         overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
     ),
     "split_off": Rule(
-        "The split of devices is off: {who}.",
-        "One pool waits for the other one, which is busy nearly all the time.",
-        "{reason} trainer.n_gpus_per_node, trainer.nnodes and those of the rollout set the split.",
+        "The device split is unbalanced: {who}.",
+        "One pool waits for the other, which is busy almost all the time.",
+        "{reason} trainer.n_gpus_per_node, trainer.nnodes and the rollout's settings of these names determine the split.",
         ("bubble_ledger",),
         least=0.05,
         pooled=True,
     ),
     "queue_full": Rule(
         "The {who} is full for {lost_s} per step, {lost_share} of the time.",
-        "The rollout is ahead: samples age in the queue, then no more are dispatched, or some dropped.",
-        "More devices for the trainer; else fewer samples on the way (staleness_threshold): they get "
-        "younger, and steps take as long.",
+        "The rollout is ahead: samples age in the queue until dispatching stops or samples are dropped.",
+        "More devices for the trainer. Otherwise fewer samples in flight (staleness_threshold): "
+        "they are less stale, and steps take as long as before.",
         ("bubble_ledger", "staleness"),
         least=0.5,
         pooled=True,
     ),
     "queue_empty": Rule(
         "The {who} is empty for {lost_s} per step, {lost_share} of the time, and the trainer waits.",
-        "Samples are consumed as soon as they are ready; none is made ahead.",
+        "Samples are consumed as soon as they are ready; none is generated ahead of time.",
         "A faster rollout: more devices or replicas, more concurrent samples, shorter requests.",
         ("bubble_ledger", "requests_in_flight"),
         least=0.5,
         pooled=True,
     ),
     "too_stale": Rule(
-        "{lost_share} of the trained tokens are more than 2 versions of the weights behind, mostly "
-        "because of {who}.",
+        "{lost_share} of the trained tokens are more than 2 weight versions behind, mostly because "
+        "of {who}.",
         "Samples wait in the queue: the rollout is several steps ahead of the trainer.",
-        "Fewer samples on the way: fewer num_warmup_batches, a smaller staleness_threshold.",
+        "Fewer samples in flight: fewer num_warmup_batches, a smaller staleness_threshold.",
         ("staleness",),
         least=0.1,
         pooled=True,
     ),
     "waits_for_rollout": Rule(
         "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
-        "The rollout bounds the run: it makes samples more slowly than the trainer consumes them.",
+        "The rollout bounds the run: it generates samples more slowly than the trainer consumes them.",
         "More devices for the rollout{who}; {reason}.",
         ("bubble_ledger",),
         least=0.05,
@@ -368,8 +368,8 @@ RULES: dict[str, Rule] = {
         pooled=True,
     ),
     "waits_for_trainer": Rule(
-        "The rollout's devices are without calls for {lost_s} per step, {lost_share} of their time, "
-        "because no more samples are dispatched.",
+        "The rollout's devices are idle for {lost_s} per step, {lost_share} of their time, because "
+        "no more samples are dispatched.",
         "The trainer bounds the run: samples are ready before it needs them.",
         "More devices for the trainer{who}; larger micro-batches. A faster rollout gains nothing.",
         ("bubble_ledger",),
@@ -379,9 +379,9 @@ RULES: dict[str, Rule] = {
         pooled=True,
     ),
     "waits_in_turn": Rule(
-        "Trainer and rollout wait for each other in turn, the trainer {lost_s} per step.",
-        "Too few samples are under way: the rollout has none left before the trainer dispatches more.",
-        "A larger num_warmup_batches; samples get older by as much.",
+        "Trainer and rollout alternately wait for each other, the trainer {lost_s} per step.",
+        "Too few samples are in flight: the rollout runs out of them before the trainer dispatches more.",
+        "A larger num_warmup_batches; samples become staler by as many versions.",
         ("bubble_ledger", "staleness"),
         least=0.05,
         overrides=("trainer.v1.separate_async.num_warmup_batches={more_warm_up}",),
@@ -399,9 +399,9 @@ RULES: dict[str, Rule] = {
         pooled=True,
     ),
     "stale_samples": Rule(
-        "{lost_share} of the generating devices' time, {lost_s} per step, makes samples that are "
-        "dropped, while the trainer waits.",
-        "Samples are too old when they are ready, or filtered.",
+        "{lost_share} of the generating devices' time, {lost_s} per step, is spent on samples that "
+        "are dropped, while the trainer waits.",
+        "Samples are too stale when they are ready, or are filtered out.",
         "A larger max_off_policy_threshold, or wait instead of dropping; fewer warm-up batches.",
         ("bubble_ledger", "staleness"),
         least=0.05,

@@ -150,8 +150,8 @@ class _Nsys(Tool):
             return problems
         if not report["bare_python"]:
             problems.append(
-                "`python` on PATH cannot import ray, and Ray starts workers under nsys by that name: "
-                f"they would never come up. Put {report['python']}'s folder first on PATH."
+                "`python` on PATH cannot import ray, and Ray starts workers under nsys by that "
+                f"name: they would never start. Put {report['python']}'s folder first on PATH."
             )
         problems += [
             f"nsys fails with the options for {role}: {printed}"
@@ -189,7 +189,7 @@ class _Nsys(Tool):
                 result = f"{nvtx}, but captures fail here"
                 yield MachineCheck("nvtx", False, result, "", tuple(problems))
             else:
-                yield MachineCheck("nvtx", True, f"{nvtx}; its ranges reach this nsys")
+                yield MachineCheck("nvtx", True, f"{nvtx}; this nsys records its ranges")
 
     def start(self, capture: RoleCapture) -> Any:
         start = capture.options.get("capture-range")
@@ -323,7 +323,7 @@ def _check(options: Options, key: str) -> None:
         if name == "output":
             raise ConfigError(
                 f"profiler.nsight.options.{key}.output: Ray gives nsys a second -o, which nsys "
-                "refuses.\nUse the key o instead, or profiler.nsight.directory for the folder.",
+                "rejects.\nUse the key o instead, or profiler.nsight.directory for the folder.",
                 "nsys-option",
             )
         if not re.fullmatch(r"[\w./:,=@%+{}-]*", value):

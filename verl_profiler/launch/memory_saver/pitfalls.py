@@ -94,14 +94,14 @@ def _engine_pitfalls(plan: Plan) -> Iterator[Pitfall]:
         yield Pitfall(
             True,
             f"{WHERE}.tags is [{','.join(requested.tags)}], but {reason}.\n"
-            f"Set {WHERE}.tags=[{','.join(tags)}], or null to check nothing.",
+            f"Set {WHERE}.tags=[{','.join(tags)}], or null to skip the check.",
         )
     if plan.engine == "sglang" and plan.saves and not plan.host.has_memory_saver:
         # A warning, because the engines' nodes may have packages that the driver's lacks.
         yield Pitfall(
             False,
             "SGLang is started with its memory saver, but torch_memory_saver is not installed here: "
-            "without it the engine ends at startup. Run: pip install torch-memory-saver",
+            "without it the engine exits at startup. Run: pip install torch-memory-saver",
         )
 
 

@@ -119,7 +119,7 @@ def file_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
     except UnusableFileError as error:
         if not number:
             raise _unreadable(path, error) from error
-        problems.append(f"{path} {error} after line {number}; what follows is not read.")
+        problems.append(f"{path} {error} after line {number}; the rest is not read.")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problems.append(
             f"{path} is compressed and cannot be read after line {number} "

@@ -221,14 +221,14 @@ class _Text:
             match = _METRIC.fullmatch(metric) or (_GLUED.match(metric) if last else None)
             if last and (match is None or not self.whole):
                 problems.add(
-                    "lines that are cut",
-                    f"{where} is cut at {metric[-60:]!r}; what followed is not known.",
+                    "truncated lines",
+                    f"{where} is truncated at {metric[-60:]!r}; the rest is unknown.",
                 )
                 if match is None or match["wrapped"] is None:
                     continue
             if match is None:
                 problems.add(
-                    "values that are no numbers", f"{where}: {metric[:80]!r} is no number."
+                    "values that are not numbers", f"{where}: {metric[:80]!r} is not a number."
                 )
                 continue
             name = match["name"].replace("timing_s/timing_s/", "timing_s/")
@@ -240,7 +240,7 @@ class _Text:
                 if abs(value) <= _LARGEST:
                     values[name] = value
                 else:
-                    problems.add("values that are no quantity", f"{where}: {name} is {value}.")
+                    problems.add("values that are not quantities", f"{where}: {name} is {value}.")
         if numbers:
             yield StepLine(
                 self.step, values, path, self.line.number, self.line.pid, validated, rounded
@@ -303,9 +303,7 @@ def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepL
         if line.trained:
             last = line
     if twice:
-        problems.append(
-            f"{twice} step line{'s' * (twice > 1)} stood there twice; each counts once."
-        )
+        problems.append(f"{twice} step line{'s' * (twice > 1)} occur twice; each is counted once.")
     return launches
 
 
@@ -337,7 +335,7 @@ def _runs(launches: Iterable[list[StepLine]], problems: list[str]) -> list[Logge
                 f"{_name(first.source)}, line {first.number}: training resumes at step {first.step}"
             )
             problems.append(
-                f"{where}; what was logged before of {_steps(replaced)} was done again and is not shown."
+                f"{where}; what was logged earlier for {_steps(replaced)} was repeated and is not shown."
                 if replaced
                 else f"{where}."
             )

@@ -73,7 +73,7 @@ def _chrome(path: Path, content: Any) -> ForeignTrace:
     if not isinstance(events, list) or not any(
         isinstance(event, dict) and "ph" in event for event in events
     ):
-        raise unusable(path, "is not a trace as torch or nsys writes it: it has no events")
+        raise unusable(path, "is not a trace of torch or nsys: it has no events")
     about: Mapping[str, Any] = content if isinstance(content, dict) else {}
     # Written by our own `--chrome-json`, or by torch since 2.4.
     base_ns = about.get("baseTimeNanoseconds")

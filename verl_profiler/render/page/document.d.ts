@@ -280,7 +280,9 @@ interface Log {
 }
 
 /** A view's own table, and what its columns hold. */
-interface PageView { table: string; columns: Record<string, string> }
+interface PageView {
+  table: string; columns: Record<string, string>; labels: Record<string, string>;
+}
 
 interface PageSection {
   name: string; title: string; link: string; questions: string[]; view: PageView | null;
@@ -290,7 +292,7 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   about: {
     runs: string[]; events: number; requests: number; validation_requests: number;
     launches: Launch[]; missed: [probe: string, reason: string, where: string][];
-    processes: Frame<ProcessRow>;
+    processes: Frame<ProcessRow>; notes: string[];
   };
   steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];

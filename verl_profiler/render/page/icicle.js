@@ -89,8 +89,8 @@ export function icicle() {
     element('div', {class: 'icicle', id: 'icicle'}, chart),
     details,
     note(
-      'Bars below a bar add up to it. Requests run side by side: a component is its request time ' +
-        'divided by the max concurrency of the step, and idle slots are the rest of gen.',
+      'The bars below a bar add up to it. Requests run concurrently: a component is its request time ' +
+        'divided by the max concurrency of the step; idle slots are the rest of gen.',
     ),
     element(
       'details',
@@ -136,7 +136,7 @@ function bar(block, left, wide, whole, details) {
       element('p', {class: 'facts'}, `${name}: ${time}, ${share(block.duration_s / whole)} of all`),
       command
         ? element('pre', {tabindex: '0', 'aria-label': 'Command'}, command)
-        : note('No event covers this time: it is what the others leave.'),
+        : note('No event covers this time; it is the remainder.'),
     );
   };
   group.addEventListener('click', show);

@@ -1,5 +1,6 @@
 // The page: its sections, the step that they show, and its theme.
 
+import {note} from './blocks.js';
 import {drawIn} from './charts.js';
 import {ALL, DATA, requests, shown, shownName, steps, trained} from './data.js';
 import {byId, element} from './dom.js';
@@ -148,6 +149,7 @@ function fillHead() {
     plural(about.events, 'event'),
   ];
   byId('facts').textContent = facts.filter(Boolean).map(clean).join(' · ');
+  byId('facts').after(...about.notes.map((text) => note(clean(text))));
   const gaps = [];
   if (problems.length) gaps.push(`${plural(problems.length, 'problem')} found while reading`);
   if (missed.length) gaps.push(`${plural(missed.length, 'probe')} not installed`);

@@ -40,7 +40,7 @@ export function requestPanel(request) {
   const id = element('bdi', {}, clean(request.request_id ?? '(no request id)'));
   const time = request.duration_s === null ? 'did not end' : seconds(request.duration_s);
   const timed = calls.some((call) => ENGINE_PARTS.some((key) => call[key] !== null));
-  const untimed = (DATA.notes.engine || ['Queue, prefill and decode times are not known.'])[0];
+  const untimed = (DATA.notes.engine || ['Queue, prefill and decode times are unknown.'])[0];
   return element(
     'div',
     {class: 'panel', id: 'panel'},
@@ -78,7 +78,7 @@ function factsOf(request) {
 /** @param {Turn[]} rows */
 function turnsTable(rows) {
   const outside = 'Part of the call outside the engine server';
-  const cached = 'Prompt tokens that the engine had in its cache';
+  const cached = 'Prompt tokens found in the engine’s cache';
   /** @type {import('./table.js').Column<Turn>[]} */
   const columns = [
     ['turn', 'turn', 'n'],
@@ -93,7 +93,7 @@ function turnsTable(rows) {
     ['prompt_tokens', 'prompt', 'n', {title: 'Prompt tokens'}],
     ['response_tokens', 'generated', 'n', {title: 'Generated tokens'}],
     ['cached_tokens', 'cached', 'n', {title: cached}],
-    ['rate', 'call tokens/s', 'n', {title: 'Generated tokens by the time of the calls'}],
+    ['rate', 'call tokens/s', 'n', {title: 'Generated tokens divided by the time of the calls'}],
     ['server', 'server', 'text'],
   ];
   /** Columns that are there only with values in them. */
@@ -217,7 +217,7 @@ function breakdown(request, spans, calls) {
       y += row.height * high + 5;
     }
     return made;
-  }, 'Time line of the request; the table below has the same numbers');
+  }, 'Timeline of the request; the table below has the same numbers');
   return element('div', {}, legend([...names].map(([name, color]) => ({name, color}))), chart);
 }
 

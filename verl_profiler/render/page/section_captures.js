@@ -55,8 +55,8 @@ function contents() {
   const idle = labeledRows('gpu_idle');
   if (!idle.length) {
     return labeledRows('range_times').length || labeledRows('top_kernels').length
-      ? 'No export has work of a GPU.'
-      : 'Their contents are read after verl-profiler collect --export.';
+      ? 'No export contains GPU work.'
+      : 'Run verl-profiler collect --export to read their contents.';
   }
   const busiest = idle.reduce((most, row) => (row.busy_s > most.busy_s ? row : most));
   return (
@@ -71,7 +71,7 @@ function idleGpus() {
   if (!rows.length) return [];
   return [
     heading('Idle GPUs'),
-    note('A GPU that a process without a capture used looks idle here.'),
+    note('A GPU used by a process without a capture appears idle here.'),
     table({
       caption: 'Idle GPUs',
       rows,
@@ -118,7 +118,7 @@ function ranges() {
   return [
     heading('Ranges'),
     note(
-      'GPU work counts where it was launched, also when it ran later. ' +
+      'GPU work is attributed to the range that launched it, even if it ran later. ' +
         'Ranges of coroutines overlap.',
     ),
     table({

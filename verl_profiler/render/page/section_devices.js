@@ -8,7 +8,7 @@ import {table} from './table.js';
 
 export function devicesSection() {
   const rows = shownRows('bubble_ledger');
-  if (!rows.length) return [about(`No step ended in ${shownName()}.`), ...notKept()];
+  if (!rows.length) return [about(`No step finished in ${shownName()}.`), ...notKept()];
   const pools = [...new Set(rows.map((row) => row.pool))];
   return [
     about(
@@ -21,7 +21,7 @@ export function devicesSection() {
         rows.filter((row) => row.pool === pool),
       ),
     ),
-    note('Calls that a replica runs at the same time share its time evenly.'),
+    note('Concurrent calls of a replica share its time evenly.'),
   ];
 }
 

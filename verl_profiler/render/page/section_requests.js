@@ -76,7 +76,7 @@ export function requestsSection(choose) {
         (requests.length < timelines.of
           ? `Drawn and listed are ${number(requests.length)} of ${all} requests: the slowest, ` +
             'those that failed, and every n-th of the others. ' +
-            'All other numbers are of all requests.'
+            'All other numbers cover all requests.'
           : `All ${all} requests are drawn and listed.`),
     ),
     element(

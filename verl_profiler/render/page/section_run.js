@@ -87,7 +87,7 @@ export function stallsSection() {
   const caption = 'Event-loop stalls of trainer workers';
   return [
     about(
-      'While an event loop is stalled, everything that awaits in it looks slow. ' +
+      'While an event loop is stalled, everything awaiting on it looks slow. ' +
         (others.length ? worstStall(others[0]) : `No stalls in ${shownName()}.`),
     ),
     others.length

@@ -51,7 +51,7 @@ export function stepsSection(choose) {
       columns: [
         ['label', 'step', 'text'],
         ['duration_s', 'time', 's'],
-        ['gen_s', 'gen', 's', {title: 'The rollout, as the trainer sees it'}],
+        ['gen_s', 'gen', 's', {title: 'The rollout, measured in the trainer'}],
         ['longest_phase', 'longest phase', 'text', {swatch: true}],
         ['longest_share', 'its share', 'share'],
         [
@@ -86,7 +86,10 @@ export function stepsSection(choose) {
           'engine_tokens_per_s',
           'engine tokens/s',
           'n',
-          {title: 'Generated tokens of engine calls, by the time in which one was under way'},
+          {
+            title:
+              'Generated tokens of engine calls, divided by the time with at least one in progress',
+          },
         ],
       ],
     }),
@@ -111,14 +114,14 @@ export function pathSection() {
   if (!rows.length && shownRows('bubble_ledger').length) {
     return [
       about(
-        'No step here waited for requests of its own, as in asynchronous training, so there is no ' +
-          'critical path. Device time shows where the time went.',
+        'Steps here do not wait for their own requests, as in asynchronous training, so there is no ' +
+          'critical path. Device time shows where the time is spent.',
       ),
       ...stragglers(),
     ];
   }
   if (!rows.length) {
-    return nothing('steps', tableOf('critical_path').length > 0, 'steps with an end');
+    return nothing('steps', tableOf('critical_path').length > 0, 'finished steps');
   }
   const whole = shown.step === ALL;
   /** @param {PathRow} row */
@@ -182,9 +185,9 @@ function whatIf() {
   return [
     heading('What if'),
     note(
-      `${replayed(own)} ${sense} Gains are not additive. Where loads were never seen, “from” ` +
-        'supposes that replicas give no more tokens per second than they did, and “to” that ' +
-        `more calls do not slow each other down.${noise(means)}`,
+      `${replayed(own)} ${sense} Gains are not additive. For loads not observed, “from” ` +
+        'assumes that replicas are already saturated, and “to” that ' +
+        `additional calls cause no slowdown.${noise(means)}`,
     ),
     own.length ? replaysOfStep(own) : meanReplays(means),
   ];
@@ -278,7 +281,7 @@ function stragglers() {
   return [
     heading('Stragglers'),
     note(
-      'Wait time that those still running cause to those of their kind that have finished, ' +
+      'Wait time that members still running cause to finished members of their kind, ' +
         'over all steps.',
     ),
     table({
@@ -292,7 +295,7 @@ function stragglers() {
         ['caused_wait_s', 'caused wait time', 's', {bar: true}],
         ['share', 'of its kind', 'share'],
         ['per_step_s', 'per step', 's'],
-        ['last', 'steps in which last', 'n'],
+        ['last', 'steps as the last', 'n'],
         ['of_steps', 'of', 'n'],
       ],
     }),

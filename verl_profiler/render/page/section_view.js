@@ -1,4 +1,4 @@
-// The section of a view: its table, with the columns as they are.
+// The section of a view: its table, with a column per value.
 
 import {about, notKept} from './blocks.js';
 import {ALL, DATA, shown, shownName, steps, unpack} from './data.js';
@@ -25,7 +25,7 @@ export function viewSection(view, caption) {
     .filter(([key]) => rows.some((row) => !missing(row[key])))
     .map(([key, title]) => {
       const label = key.replace(/_(s|bytes)$/, '').replaceAll('_', ' ');
-      return [key, label, formatOf(key, rows), {title}];
+      return [key, view.labels[key] ?? label, formatOf(key, rows), {title}];
     });
   if (stepped) columns.unshift(['label', 'step', 'text']);
   return [about(caption), table({caption, rows, limit: 12, columns})];

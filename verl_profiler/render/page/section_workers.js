@@ -27,7 +27,7 @@ function lastWorkers() {
   const [[name, count]] = [...times].sort((a, b) => b[1] - a[1]);
   return [
     about(
-      'The last agent-loop worker of each step; the others were idle meanwhile. ' +
+      'The last agent-loop worker of each step; the others were idle at that time. ' +
         `${clean(name)} was the last in ${count} of ${plural(rows.length, 'step')}.`,
     ),
     table({
@@ -53,7 +53,7 @@ function stepWorkers() {
     about(
       rows.length > 1
         ? `${clean(slowest.name)} was the last agent-loop worker: done ` +
-            `${seconds(slowest.busy_s)} after the first request began, ` +
+            `${seconds(slowest.busy_s)} after the first request started, ` +
             `${seconds(slowest.behind_s)} after the median worker.`
         : 'One agent-loop worker.',
     ),
@@ -169,10 +169,10 @@ function tracedFunctions() {
   }));
   if (!rows.length) return [];
   return [
-    heading('Functions that TransferQueue feeds, all steps'),
+    heading('Functions that use TransferQueue, all steps'),
     ...DATA.tq_findings.map(note),
     table({
-      caption: 'Functions that TransferQueue feeds',
+      caption: 'Functions that use TransferQueue',
       rows,
       limit: 16,
       columns: [
@@ -236,7 +236,7 @@ function releases() {
   const rows = calls.length ? calls : all;
   const asleep = labeledRows('sleep_times');
   if (!rows.length && !shownRows('memory_timeline').length) return [];
-  const moved = 'Freed on the device by a release, taken by a resume; the median';
+  const moved = 'Device memory freed by a release or taken by a resume; median';
   /** @type {import('./table.js').Column<ReleaseRow>[]} */
   const device = [
     ['moved_bytes', 'moved', 'bytes', {title: moved}],
@@ -249,7 +249,7 @@ function releases() {
     ...notesOf('memory_saver'),
     rows.length
       ? table({
-          caption: 'What release and resume did, all steps',
+          caption: 'Effect of release and resume, all steps',
           rows,
           limit: 12,
           columns: [

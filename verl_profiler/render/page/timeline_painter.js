@@ -334,7 +334,7 @@ export class Painter {
       const place = Math.floor(((this.timeAt(x) - scene.begin) / span) * COUNTS);
       const value = lane.values[Math.max(0, Math.min(COUNTS - 1, place))];
       const time = seconds(this.timeAt(x) * UNIT);
-      return [clean(lane.name), `${plural(value, 'call')} open at most`, `around ${time}`];
+      return [clean(lane.name), `${plural(value, 'open call')} at most`, `around ${time}`];
     };
     const {top: y, height} = lane;
     const origin = {event: lane.role, name: lane.name, role: lane.role};

@@ -27,7 +27,9 @@ def _cycle(data: DataTables, choice: Choice) -> Figure:
         f"{choice.text()}: {counted(rows[0]['steps'], 'step')}",
         size=(11, 2.2 + 0.45 * len(rows)),
         panels=(1, 1),
-        notes=("Dependencies followed back from the last step, always to the one that came last.",),
+        notes=(
+            "Dependencies traced back from the last step, always to the one that finished last.",
+        ),
     )
     series = [
         (pool, [row["edge_s"] if row["pool"] == pool else 0.0 for row in rows], color)
@@ -41,7 +43,7 @@ def _cycle(data: DataTables, choice: Choice) -> Figure:
 
 
 _EDGE_TABLE = "\n".join(
-    ["| edge | what its time is |", "| --- | --- |"]
+    ["| edge | what the time is spent on |", "| --- | --- |"]
     + [f"| `{edge}` | {text} |" for edge, text in EDGES.items()]
 )
 
@@ -51,8 +53,8 @@ VIEWS = (
         question="Which loop of dependencies bounds the steps of an asynchronous run?",
         analysis=asking(critical_cycle),
         columns={
-            "edge": "what happens between two ends of the dependency",
-            "pool": "`trainer` or `rollout`: whose time it is",
+            "edge": "what happens between the two ends of the dependency",
+            "pool": "the pool whose time it is, `trainer` or `rollout`",
             "steps": "steps that the cycle passes",
             "cycle_s": "all edges together, time per step, in s",
             "edge_s": "this edge, time per step, in s",
@@ -63,13 +65,13 @@ VIEWS = (
         section=Section(
             "cycle",
             "Critical cycle",
-            "what a step of an asynchronous run waits for, and what that waited for, over all steps; "
-            "making anything else faster gains nothing",
+            "what a step of an asynchronous run waits for, and what that waited for in turn, over "
+            "all steps; making anything else faster gains nothing",
         ),
         shows=f"""\
 The seconds per step of each edge. A step takes samples when the trainer is free and the last sample is
 ready; the trainer was busy since it last took samples, and the sample is made since its dispatch.
-From the last step, the walk follows what came last, back over the steps.
+The cycle is traced from the last step backwards, always to what finished last.
 
 {_EDGE_TABLE}
 """,
@@ -78,11 +80,11 @@ From the last step, the walk follows what came last, back over the steps.
             - Mostly `generating`, `tools` or `rollout_other`: requests take longer than the steps that
               they overlap with. Shorten the last ones, or dispatch them earlier.
             - `training` and `generating`, both large: they do not overlap. Where the rollout has devices
-              of its own, more samples on the way (`num_warmup_batches`) would make them.
+              of its own, more samples in flight (`num_warmup_batches`) make them overlap.
             - `weight_sync` is large in either case: it stops both pools.
         """,
         limits="""
-            What comes next when the cycle gets shorter is not computed. A rollouter dispatches without
+            The next bottleneck after the cycle gets shorter is not computed. A rollouter dispatches without
             the trainer (`fully_async_policy`): the time before its dispatch counts as the trainer's.
             A sample that was dispatched before the first consumption is followed back to that, with its
             calls and tools in proportion.

@@ -114,7 +114,7 @@ def _path(data: DataTables, choice: Choice) -> Figure:
         most = max(more, key=lambda category: more[category])
         texts.append(f"{seconds(wholes[step])}; {most} +{seconds(more[most])}")
     bar_texts(panels[1], ends, texts, f"time [{unit}]", room=1.3)
-    panels[1].set_title("the longest steps, and what exceeds its mean over all steps the most")
+    panels[1].set_title("the longest steps, and the category that exceeds its mean the most")
     return figure
 
 
@@ -134,10 +134,10 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
         f"average; replay error {share(unchanged['residual_share'])} (median)",
         size=(11, 5.6),
         notes=(
-            "Bars: saved per step on average. Lines: 90 % interval, from three steps on; the first "
-            "step is left out as warm-up where two others remain; for loads never seen, also from replicas that give no more tokens per second "
-            "to calls that do not slow each other down. Diamonds: in these steps, where the "
-            "trainer polls. Gains are not additive."
+            "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
+            "is left out as warm-up if two others remain; for loads not observed, the interval "
+            "reaches from saturated replicas to calls that do not slow each other down. Diamonds: "
+            "saving in these steps, where the trainer polls. Gains are not additive."
         ),
     )
     spans = [max(abs(row["saved_s"]), abs(row["earlier_s"]), row["high_s"] or 0) for row in replays]
@@ -207,11 +207,11 @@ def _stragglers(data: DataTables, choice: Choice) -> Figure:
         )
     figure, axes = sheet(
         title,
-        f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, charged to "
+        f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, attributed to "
         "what is still running",
         size=(12, 5.2),
         panels=(1, bool(reasons) + bool(others)),
-        notes="Percent: part of the wait time of its kind.",
+        notes="Percent: share of the wait time of its kind.",
     )
     panels = iter(axes)
     if reasons:
@@ -236,7 +236,7 @@ _PATH_CATEGORIES = """\
 Every second of a step is attributed to one category; the categories add up to the step.
 From the end of the step backwards, the trainer waits for its own timers: in `gen` for the request
 that ended last, in other phases for the last rank.
-What runs beside that chain does not lengthen the step and is not in it.
+Work in parallel to that chain does not lengthen the step and is not part of it.
 Of more than 30 steps, a bar is the mean of several; the longest steps are below, each with what \
 exceeds its mean the most.
 
@@ -245,28 +245,28 @@ exceeds its mean the most.
 | `old_log_prob`, `update_actor`, `update_weights`, … | the trainer's phase of that name, while its \
 last rank worked; all of the weight sync |
 | `handover` | dispatch/collect gap: a phase while its last rank was idle |
-| `prepare_step` | the trainer reads the next batch and passes it to the agent loops |
+| `prepare_step` | reading the next batch and passing it to the agent loops |
 | `dispatch` | from the start of `gen` until the request that ended last started |
 | `prompt_build`, `tool_parsing`, `token_merge`, `postprocess` | its agent-loop worker's own work |
-| `server_acquire`, `transport` | the load balancer; the way to the engine and back |
-| `queue`, `prefill`, `decode` | in the engine, as it reports them; `engine` where it does not |
+| `server_acquire`, `transport` | the load balancer; transport to the engine and back |
+| `queue`, `prefill`, `decode` | components that the engine reports; `engine` where it reports none |
 | `tool` | tool calls |
 | `reward` | the reward of that request, or the trainer's timer of that name |
 | `transfer` | TransferQueue calls of that request, of the trainer, or of the last rank |
 | `event_loop` | the worker's event loop stalled, and nothing else explains the time |
-| `polling` | all requests had ended, and the trainer had not polled yet |
+| `polling` | all requests had finished, but the trainer had not polled yet |
 | `sleep_replicas` | the trainer waits while the engines are put to sleep, at the end of `gen` |
 | `gen` | the rest of that timer: samples fetched |
 | `unexplained` | unattributed: no event explains it |"""
 
 _STRAGGLER_REASONS = """\
-A request that is done waits until the last one of its step is done.
-Each moment of that waiting is charged in equal parts to the requests that are still running.
+A finished request waits for the last one of its step.
+Each moment of that waiting is attributed in equal parts to the requests that are still running.
 The same for workers (by their last request), replicas (by their last generate call) and ranks in \
 each phase of the trainer.
-Left: requests, by why they ended later than the median one.
+Left: requests, by the reason why they finished later than the median one.
 Right: of each other kind, the one with most caused wait time.
-A tool gets its part of what the request was behind.
+A tool is attributed its share of the request's delay.
 
 | reason | |
 | --- | --- |
@@ -278,7 +278,7 @@ A tool gets its part of what the request was behind.
 | `other` | reward, post-processing, and what no event explains |"""
 
 
-_NO_STEP = "no step of synchronous training has an end there. Asynchronous training: bubble_ledger."
+_NO_STEP = "no step of synchronous training finished there. Asynchronous training: bubble_ledger."
 
 VIEWS = (
     View(
@@ -291,7 +291,7 @@ VIEWS = (
             "share": "part of the step; the shares of a step add up to 1",
             "segments": "number of stretches of time",
             "longest_s": "longest stretch, in s",
-            "longest_what": "tool, server, process or event of the longest stretch",
+            "longest_what": "tool, replica, process or event of the longest stretch",
         },
         draw=_path,
         empty=_NO_STEP,
@@ -304,14 +304,14 @@ VIEWS = (
               other requests faster would change nothing.
             - A long `polling`: see [what-if](what-if.md).
             - A large phase of the trainer is work, not waiting; it is here for comparison.
-            - A large `unexplained`: your own code between verl's timers, or a probe family that
-              is off.
+            - A large `unexplained`: your own code between verl's timers, or a disabled probe
+              family.
         """,
         limits="""
-            It does not show the second-longest chain: after a fix the path goes elsewhere,
-            which `what_if` replays. In collective operations ranks wait for each other, and the
-            time is the phase's. Where the engine's host has another clock, an engine interval
-            that does not fit into its call is centered in it. `critical_segments` has the
+            The second-longest chain is not shown. After a fix the path takes another way; `what_if`
+            replays that. In collective operations ranks wait for each other, and the
+            time is the phase's. If the engine's host has another clock, an engine interval that
+            does not fit into its call is centered in it. `critical_segments` has the
             stretches in order; `verl-profiler why` prints them.
         """,
     ),
@@ -349,9 +349,9 @@ VIEWS = (
             - Try the longest bars first. Gains are not additive: two changes may shorten the
               same seconds.
             - A refilled batch (a typical request replaces a slow one) with a negative gain:
-              stopping late does not pay, starting more requests at once might.
-            - `halve the engine's concurrency` costs nothing: the engines have spare capacity,
-              and fewer replicas may do.
+              stopping late does not help; starting more requests at once might.
+            - `halve the engine's concurrency` does not lengthen the step: the engines have spare
+              capacity, and fewer replicas may suffice.
         """,
         limits="""
             See [what-if](what-if.md) for the assumptions, and for predictions compared with
@@ -361,15 +361,15 @@ VIEWS = (
     ),
     View(
         name="stragglers",
-        question="Which requests, tools, workers and ranks are stragglers that the others wait for, and why?",
+        question="Which requests, tools, workers and ranks do the others wait for, and why?",
         analysis=_straggler_tables,
         columns={
             "kind": "`request`, `tool`, `worker`, `replica`, or a phase of the trainer",
-            "who": "of requests the reason, otherwise the tool, process or replica",
+            "who": "the reason for requests, otherwise the tool, process or replica",
             "steps": "number of steps in which it caused waiting",
             "of_steps": "number of steps",
             "last": "number of steps in which it ended last",
-            "caused_wait_s": "caused wait time: the others' waiting charged to it, in s",
+            "caused_wait_s": "caused wait time: the others' waiting attributed to it, in s",
             "per_step_s": "caused wait time per step, in s",
             "share": "part of the wait time of its kind",
         },
@@ -384,11 +384,11 @@ VIEWS = (
             - `tool`: the tool named on the right.
             - A rank or worker with nearly all of its kind's caused wait time in most steps:
               check its host.
-            - A part near an even share: no process stands out.
+            - A share close to even: no process stands out.
         """,
         limits="""
             Caused wait time is waiting, not lost time: engines are busy while a long request
-            runs. 100 % of very little waiting is very little: the label has the seconds. Only
+            runs. 100 % of a short wait is still short: the label shows the seconds. Only
             finished training requests count. Decoding is tokens times time per token; each of
             the two is compared with the median request's. `straggler_requests` lists single
             requests.

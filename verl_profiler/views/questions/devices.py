@@ -41,7 +41,7 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
     title = f"{share(useful / total)} of device time is training and consumed generation"
     if lost:
         largest = max(lost, key=lambda account: lost[account])
-        title += f"; the largest rest is {_NAMES[largest]}, {share(lost[largest] / total)}"
+        title += f"; next is {_NAMES[largest]}, {share(lost[largest] / total)}"
     of_pool = {row["pool"]: pool_text(row) for row in rows}
     figure, panels = sheet(
         title,
@@ -49,7 +49,7 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
         size=(11, 1.6 + 3.6 * len(pools)),
         panels=(len(pools), 1),
         notes=(
-            "Every device-second is in exactly one account, from the start of a step to the start of the next.",
+            "Every device-second is attributed to exactly one account, from the start of a step to the start of the next.",
         ),
     )
     for axes, pool in zip(panels, pools, strict=True):
@@ -74,7 +74,7 @@ def _panel(axes: Axes, rows: Rows, steps: list[int]) -> None:
 
 
 _ACCOUNT_TABLE = "\n".join(
-    ["| account | what the device time went to |", "| --- | --- |"]
+    ["| account | what the device time is spent on |", "| --- | --- |"]
     + [f"| `{account}` | {text} |" for account, text in ACCOUNTS.items()]
 )
 
@@ -84,7 +84,7 @@ VIEWS = (
         question="How much of the device time is useful work, and what is the rest spent on?",
         analysis=asking(bubble_ledger),
         columns={
-            "pool": "`shared`: trainer and rollout on the same devices; else `trainer` or `rollout`",
+            "pool": "`shared` (trainer and rollout on the same devices), `trainer` or `rollout`",
             "account": "what the time went to",
             "devices": "number of devices of the pool",
             "device_s": "device-seconds, in s",
@@ -94,25 +94,25 @@ VIEWS = (
         empty="no step finished there.",
         section="devices",
         shows=f"""\
-The device-seconds of each pool and step, from its begin to the next one's, each in one account.
+The device-seconds of each pool and step, from the start of the step to the start of the next, by account.
 Generate calls that a replica runs at the same time share its devices' time evenly.
 
 {_ACCOUNT_TABLE}""",
         conclude="""
-            - A long `waiting_for_samples`: rollout bounds the run. On shared devices it is the
-              time in which replicas have no call left while others still run, and polling.
-            - A long `staleness_limit`: the trainer bounds the run; the rollout would be ahead of
-              what may be consumed.
+            - A long `waiting_for_samples`: rollout bounds the run. On shared devices it is the time
+              in which some replicas have no calls left while others still run, plus polling.
+            - A long `staleness_limit`: the trainer bounds the run; the rollout is ahead of what may
+              be consumed.
             - A long `rollout_idle`: tools, rewards, or an uneven distribution over replicas.
-            - `generating_dropped` and `generating_aborted` are paid twice.
+            - `generating_dropped` and `generating_aborted`: work that is done twice.
             - `weight_sync`: both pools wait.
         """,
         limits="""
             It counts time, not speed: a replica with a single call counts as generating. Devices
-            are counted by the trainer's ranks, and each replica has an equal part. What a sample
-            became is known from the step that consumed it; in runs recorded before that was
-            written, every call counts as `generating`. Without recorded engines the client's
-            calls are used, with their transport.
+            are counted by the trainer's ranks; each replica has an equal share. Whether a sample
+            was consumed is recorded by the step that consumed it; in older runs without that
+            record, every call counts as `generating`. Without recorded engines the client's calls
+            are used, including transport.
         """,
     ),
 )

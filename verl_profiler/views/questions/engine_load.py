@@ -41,8 +41,8 @@ def _engine_load(data: DataTables, choice: Choice) -> Figure:
     title = "Load of the engines"
     if covered:
         title = (
-            f"Engines ran requests {share(1 - idle / covered)} of the time, and had some waiting "
-            f"{share(waiting / covered)} of it"
+            f"Engines ran requests {share(1 - idle / covered)} of the time and had requests "
+            f"waiting {share(waiting / covered)} of it"
         )
     if fullest is not None:
         title += f"; KV cache at most {share(fullest)} full"
@@ -55,9 +55,9 @@ def _engine_load(data: DataTables, choice: Choice) -> Figure:
         panels=(len(shown), 1),
         sharex=True,
         notes=(
-            "Read twice a second, and drawn until the next reading: shorter peaks are not seen. "
-            "Running: requests in the batch; dashed: how many fit; shaded: KV cache. The time of "
-            "start-up and training counts too."
+            "Sampled twice a second, drawn until the next sample: shorter peaks are missed. "
+            "Running: requests in the batch; dashed: maximum; shaded: KV cache. Start-up and "
+            "training are included."
         ),
     )
     for place, (engine, axes) in enumerate(zip(shown, panels, strict=True)):
@@ -112,25 +112,25 @@ VIEWS = (
             "replica": "number of the replica",
             "dp_rank": "data-parallel rank of the engine",
             "readings": "number of readings",
-            "covered_s": "time of the readings, in s",
-            "running": "requests in the batch, mean by time",
-            "max_running": "the most of them",
-            "waiting": "requests in the engine's queues, mean by time",
-            "max_waiting": "the most of them",
-            "running_limit": "requests that the engine runs at most",
-            "kv_share": "part of the KV cache in use, mean by time",
-            "max_kv_share": "the most of it",
+            "covered_s": "time covered by the readings, in s",
+            "running": "requests in the batch, time-weighted mean",
+            "max_running": "the maximum of these",
+            "waiting": "requests in the engine's queues, time-weighted mean",
+            "max_waiting": "the maximum of these",
+            "running_limit": "maximum number of requests that the engine runs at once",
+            "kv_share": "part of the KV cache in use, time-weighted mean",
+            "max_kv_share": "the maximum of it",
             "idle_share": "part of the time without a running request",
             "waiting_share": "part of the time with a waiting request",
             "iterations": "iterations of the engine (vLLM)",
-            "prefill_tokens": "prompt tokens that it computed (vLLM)",
+            "prefill_tokens": "prompt tokens that it processed (vLLM)",
             "decode_tokens": "tokens that it generated (vLLM)",
-            "retractions": "requests that it took out of its batch, to be computed again (vLLM)",
+            "retractions": "preemptions: requests removed from its batch, to be recomputed (vLLM)",
             "prefix_hit_share": "part of the prompt tokens found in its prefix cache (vLLM)",
         },
         draw=_engine_load,
         empty=(
-            "no engine was asked for its load there. Set profiler.events.engine_state=true; "
+            "no load of engines was sampled there. Set profiler.events.engine_state=true; "
             "SGLang and vLLM report their load (docs/versions.md)."
         ),
         section=Section(
@@ -140,20 +140,20 @@ VIEWS = (
             link="Load",
         ),
         shows="""
-            One panel per engine: requests in the batch and in its queues, and behind them the
-            part of the KV cache in use.
+            One panel per engine: requests in its batch and queues; in the background, the share of
+            the KV cache in use.
         """,
         conclude="""
             - Waiting requests and a full KV cache: memory limits the batch. More memory for the
               engine (`gpu_memory_utilization`), more replicas, or shorter contexts.
-            - Waiting requests and room in the KV cache: `max_running_requests` limits the batch.
+            - Waiting requests and free KV cache: `max_running_requests` limits the batch.
             - One engine idle while another has a queue: see `routes`.
             - Few running requests for a long time at the end of `gen`: the tail of the rollout.
         """,
         limits="""
-            Twice a second, so shorter peaks are not seen. An engine is told no step: a reading is
-            of the step whose weights it has. An engine that does not answer has no readings, and
-            the time until its next one counts for nothing. Source: `engine_state` events of SGLang
+            Samples are taken twice a second; shorter peaks are missed. Engines do not have the
+            step: a reading belongs to the step whose weights the engine has. An engine that does
+            not respond has no readings, and the time until its next one is not counted. Source: `engine_state` events of SGLang
             and vLLM.
         """,
     ),

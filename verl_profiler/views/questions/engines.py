@@ -37,7 +37,7 @@ _WORDS = {
     "prefill": "prefill",
     "decode": "decode",
     "engine": "inside the engine",
-    "outside": "on the way to the engine and back",
+    "outside": "in transport to the engine and back",
     "unseen": "engines that were not recorded",
 }
 
@@ -65,12 +65,12 @@ def _parts(data: DataTables, choice: Choice) -> Figure:
     ) + sum(row["calls"] for row in rows if row["part"] == "unseen")
     notes = [
         (
-            "outside: from the agent loop's call to the engine's begin, and back; also waiting for the "
-            "agent loop's own event loop."
+            "outside: from the agent loop's call to the engine's start, and back; includes waiting "
+            "for the agent loop's own event loop."
         )
     ]
     if "engine" in totals and "decode" in totals:
-        notes.append("engine: inside the engine, but in none of the parts that it reports.")
+        notes.append("engine: inside the engine, but in none of the components that it reports.")
     elif "engine" in totals:
         notes.append("These engines do not report queue, prefill and decode times.")
     figure, panels = sheet(
@@ -145,9 +145,10 @@ def _tokens(data: DataTables, choice: Choice) -> Figure:
         size=(12, 6.4),
         panels=(2, 2),
         notes=(
-            "A conversation's tokens are prompt tokens again in each later turn. By second: of "
-            "engines while at least one call was under way; of a request by its time in generate "
-            "calls; over the whole step what finished requests generated, by its length."
+            "A conversation's tokens are prompt tokens again in each later turn. Rates: of "
+            "engines, per second with at least one call in progress; of a request, per second in "
+            "generate calls; over the whole step, tokens of finished requests by the step's "
+            "length."
         ),
     )
     axes = panels[0]
@@ -220,8 +221,8 @@ VIEWS = (
         section="rollout",
         shows="""
             Left: the time of all generate calls of each step; the components add up to it.
-            Right: percentiles of each component by call, one mark per step. `outside` is the
-            way from the agent loop's call to the engine and back; `engine` is inside the engine
+            Right: percentiles of each component by call, one mark per step. `outside` is transport
+            from the agent loop's call to the engine and back; `engine` is inside the engine
             but in no component that it reports; `unseen` are calls whose engine was not
             recorded.
         """,
@@ -230,16 +231,16 @@ VIEWS = (
               cache, or a smaller batch.
             - Much `prefill`: long prompts that are not cached; later turns of a conversation
               should reach the same replica.
-            - Nearly all `decode`: the engine works. Shorter responses, or a faster engine.
+            - Nearly all `decode`: the engine is busy decoding. Shorter responses, or a faster engine.
             - Much `outside`: a busy agent loop (`loop_suspects`), the load balancer, the
               network.
         """,
         limits="""
             Components exist only where the engine reports them
-            (`profiler.events.engine_timing=true` with SGLang or vLLM); otherwise the engine is
-            one piece. Inside `decode` a request shares the GPU with its batch. The agent loop's
-            calls are joined with the engine's requests; step and validation are those of the
-            call, because the engine does not have them.
+            (`profiler.events.engine_timing=true` with SGLang or vLLM); otherwise engine time is not
+            divided. Inside `decode` a request shares the GPU with its batch. The agent loop's calls
+            are joined with the engine's requests; step and validation come from the call, because
+            the engine does not have them.
         """,
         takes=frozenset({"worker", "validate"}),
         example="--validate",
@@ -260,16 +261,16 @@ VIEWS = (
             requests, by their time in generate calls.
         """,
         conclude="""
-            - A high rate while generating and a low one over the whole step: training takes the
-              time, not generation.
-            - The rate of single requests falls while requests are many: the engine is
+            - A high rate while generating and a low one over the whole step: training takes most of
+              the time, not generation.
+            - The rate of single requests falls with many requests in flight: the engine is
               saturated.
             - One replica much slower than others: its GPU, or its requests.
-            - Few cached prompt tokens in multi-turn runs: conversations change replicas, or the
-              cache is too small.
+            - Few cached prompt tokens in multi-turn runs: conversations move between replicas, or
+              the cache is too small.
         """,
         limits="""
-            Tokens that were generated and thrown away (canceled requests) count where the call
+            Tokens that were generated and discarded (canceled requests) count where the call
             reports them. A conversation's tokens are prompt tokens again in every later turn.
             Cached tokens are known only where the engine reports them. `replica_token_rates`
             and `request_token_rates` have the other panels. Sources: token counts of generate

@@ -44,8 +44,8 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
         panels=(len(keys), 1),
         sharex=True,
         notes=(
-            "A device's memory is that of all processes on it together. Between readings nothing "
-            "is known; profiler.memory_saver.sample_interval_s=1 reads every second."
+            "A device's memory is the total of all processes on it. Peaks between readings are "
+            "missed; profiler.memory_saver.sample_interval_s=1 takes a reading every second."
         ),
     )
     for axes, key in zip(panels, keys, strict=True):
@@ -59,7 +59,7 @@ def _title(rows: Rows, *, device: bool) -> str:
     if not device:
         fullest = max(rows, key=lambda row: row["rss_bytes"] or 0)
         return (
-            f"No device could be read; the largest process on the host is {fullest['name']}: "
+            f"No device memory could be read; the largest process on the host is {fullest['name']}: "
             f"{size(fullest['rss_bytes'])}"
         )
     on_device = [row for row in rows if row["used_bytes"] is not None and row["total_bytes"]]
@@ -158,21 +158,21 @@ VIEWS = (
             (down) and resumes (up) of an engine's memory; the shading is the trainer's phase.
         """,
         conclude="""
-            - A fall at each triangle that points down: the memory saver works, and the depth is
-              what the trainer gains.
-            - No fall there: the saver is off or ineffective; `verl-profiler memory` has the
+            - A drop at each triangle that points down: the memory saver works, and the size of the
+              drop is what the trainer gains.
+            - No drop there: the saver is off or ineffective; `verl-profiler memory` has the
               reason.
             - Host memory rises at the first release and stays: the backup of the released
               weights.
-            - The lowest device memory climbs over steps: something is kept that should not be.
+            - The lowest device memory rises over steps: possibly a leak.
             - A line above the dashed one, which the title states: the reading or the capacity is
               wrong; do not conclude anything from either.
         """,
         limits="""
-            Nothing is known between readings: without `profiler.memory_saver.sample_interval_s`
-            they are at verl's own checkpoints, releases and resumes only. A CPU has no device,
-            and only host memory is drawn. Of the table `memory_readings` each process has at
-            most 600 parts of the time, with the highest reading of each.
+            Peaks between readings are missed. Without `profiler.memory_saver.sample_interval_s`,
+            readings are taken only at verl's own checkpoints, releases and resumes. A CPU has no device,
+            and only host memory is drawn. For each process the time is divided into at most 600
+            intervals, each drawn with its highest reading in `memory_readings`.
         """,
         example="--steps 10:12",
     ),

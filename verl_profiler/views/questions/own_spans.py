@@ -27,7 +27,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
     if len(every) > len(rows):
         about += f"; the {len(rows)} spans with the most time of {len(every)}"
     figure, panels = sheet(
-        f"{short(most['event'], 40)} takes {seconds(most['total_s'])} in all its calls",
+        f"All calls of {short(most['event'], 40)} take {seconds(most['total_s'])} together",
         about,
         size=(9.5, max(2.6, 1.8 + 0.3 * len(rows))),
     )
@@ -57,11 +57,10 @@ VIEWS = (
         draw=_draw,
         empty="no span of your own code was recorded there; see docs/api.md.",
         section=Section(
-            "spans", "Your own spans", "what the code that you instrumented with `span` takes"
+            "spans", "Your own spans", "the time of the code that you instrumented with `span`"
         ),
         shows="""
-            A row per name, most time first: the time of all its calls, how many, the median and
-            the longest call.
+            A row per name, most time first: total time, number of calls, median and longest call.
         """,
         conclude="""
             - A long span inside a tool or a reward function is the part of it to look at.
@@ -69,8 +68,8 @@ VIEWS = (
         """,
         limits="""
             Concurrent calls count each in the time of all calls; nested spans count in both.
-            Validation is included. Sources: events whose name is not one of the profiler's own,
-            and spans of the trainer that are no phase of the step.
+            Validation is included. Sources: events whose name is not one of the profiler's own, and
+            spans of the trainer that are not a phase of the step.
         """,
     ),
 )

@@ -69,7 +69,7 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
         about += f"; {len(shown)} of {len(order)} process and call pairs"
     notes = [
         (
-            "While an event loop stalls, everything that awaits in it looks slow. By design: trainer "
+            "While an event loop stalls, everything awaiting on it looks slow. By design: trainer "
             "workers compute in their event loops."
         )
     ]
@@ -138,7 +138,7 @@ def _cost(data: DataTables, choice: Choice) -> Figure:
         panels=(1, 2),
         notes=(
             "Wrappers run in the process's own threads and can delay it; a separate thread writes. "
-            "The cost of sharing the CPU with that thread is not in these numbers."
+            "CPU contention with that thread is not included."
         ),
     )
     steps = [row["step"] for row in rows]
@@ -188,29 +188,29 @@ VIEWS = (
             "requests_s": "time of these requests that the stalls overlap, in s",
         },
         draw=_suspects,
-        empty="no event loop stalled for long (or the event_loop family was off).",
+        empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
         section="lags",
         shows="""
-            A bar per process and blocking call: how long its event loop did not run, how often,
-            and the longest stall. Orange: suspects. Gray: trainer workers, which compute in
+            A bar per process and blocking call: how long its event loop was blocked, how often, and
+            the longest stall. Orange: suspects. Gray: trainer workers, which compute in
             their event loops by design.
         """,
         conclude="""
-            - An agent-loop worker stalled while requests were in progress: whatever part of
-              theirs overlaps it (a tool, a reward, an engine call) looks slow and is not.
-            - The blocking function is named (`module:function`): make it asynchronous, or move
+            - An agent-loop worker stalled while requests were in progress: any part of them that
+              overlaps the stall (a tool, a reward, an engine call) looks slow but is not.
+            - If the blocking function is named (`module:function`), make it asynchronous, or move
               it to a thread or process.
-            - It is not named: the loop was late while no callback ran, because the host was
-              busy or another thread held the interpreter lock.
+            - If it is not named, the loop was late while no callback ran, because the host was busy
+              or another thread held the GIL.
             - An engine's loop stalled: its scheduler's messages wait, and all its requests with
               them.
         """,
         limits="""
             A stall below the threshold (20 ms by default) is not recorded. Its start lies
             between two heartbeats (every 50 ms; every 200 ms in a loop without probed calls for
-            2 s) or the start of a probed coroutine; `begin_error_us` is the bound. A function
-            in C that holds the interpreter lock is named when it returns, unless another thread
-            takes the lock first. On Python 3.10 and 3.11 the request is unknown where the
+            2 s) or the start of a probed coroutine; `begin_error_us` is the bound. A C function
+            that holds the GIL is named when it returns, unless another thread takes the GIL
+            first. On Python 3.10 and 3.11 the request is unknown where the
             user's code blocks in a task of its own. The affected requests are known for agent
             loops only, and only finished ones. Sources: `event_loop_lag` events. A thread in
             each process samples the stack of the loop's thread while a heartbeat is late;
@@ -234,7 +234,7 @@ VIEWS = (
             "share": "costliest_s as part of the step",
         },
         draw=_cost,
-        empty="no account of the profiler's own was recorded there.",
+        empty="no cost of the profiler was recorded there.",
         section="cost",
         shows="""
             Left: the share of each step that the wrappers took in the costliest process. Right:
@@ -248,8 +248,8 @@ VIEWS = (
               `profiler.events.max_pending`.
         """,
         limits="""
-            Only time inside the profiler's own code counts, not what its writer thread takes
-            from other threads. Sources: the `profiler_cost` event of each process about itself.
+            Only time inside the profiler's own code counts, not the time that its writer thread
+            takes from other threads. Sources: the `profiler_cost` event of each process about itself.
         """,
     ),
 )

@@ -62,8 +62,8 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     notes = []
     if len(pooled) < requests:
         notes.append(
-            f"The curve of all steps is drawn through {len(pooled):,} of its {requests:,} requests "
-            "(every thousandth part and the 100 slowest); each point is exact."
+            f"The curve of all steps has {len(pooled):,} points for {requests:,} requests (one per "
+            "0.1 %, and the 100 slowest); each point is a request."
         )
     few = [f"P{row['percentile']:g}" for row in overall if not _is_known(row)]
     if few:
@@ -214,7 +214,7 @@ def _slowest(data: DataTables, choice: Choice) -> Figure:
     notes = []
     if any(row["overlap_s"] for row in rows):
         notes.append(
-            "Calls made at the same time count each: such a bar is longer than the request."
+            "Concurrent calls are counted separately: such a bar is longer than the request."
         )
     if divided:
         notes.append(
@@ -258,7 +258,7 @@ def _in(part: str) -> str:
         "prompt_build": "building the prompt",
         "postprocess": "in post-processing",
         "reward": "waiting for its reward",
-        "other": "in nothing that was recorded",
+        "other": "in no recorded event",
     }[part]
 
 
@@ -286,26 +286,25 @@ VIEWS = (
             with the percentiles marked; beside it, the percentiles of each step.
         """,
         conclude="""
-            - P50 and P99 close together: requests are alike, and a shorter step needs faster
-              engines.
+            - P50 and P99 close together: requests are similar; a shorter step needs faster engines.
             - P99 a multiple of P50: the tail determines the length of the step; see
               `slowest_requests`.
             - A plateau inside the curve: two kinds of requests, or a stall that released many
               at once (`loop_suspects`).
-            - Percentiles that drift apart over steps: responses become less even.
+            - Percentiles that drift apart over steps: response lengths vary more and more.
         """,
         limits="""
             Unfinished requests are left out and counted below the title. With fewer than 1,000
-            requests P99.9 lies between the two slowest; the plot has a note then. Of more than
-            1,000 requests each thousandth part has a point, and so have the 100 slowest; every
-            point is a real request. Percentiles are interpolated linearly, as in numpy.
+            requests P99.9 lies between the two slowest, and the plot has a note. With more than
+            1,000 requests the curve has a point per 0.1 % and one for each of the 100 slowest;
+            every point is a real request. Percentiles are interpolated linearly, as in numpy.
         """,
         takes=_BOTH | {"percentiles"},
         example="--steps 3:10 --worker 2 --percentiles 50,90,99",
     ),
     View(
         name="slowest_requests",
-        question="Which requests were the slowest, and what did they spend their time on?",
+        question="Which requests were the slowest, and how did they spend their time?",
         analysis=_slowest_tables,
         columns={
             "seen_s": "from its start to its last event, in s",
@@ -320,14 +319,14 @@ VIEWS = (
         """,
         conclude="""
             - One color dominates in all: that is what makes requests slow.
-            - Each has another: see one with `verl-profiler requests RUN --request ID`.
-            - Much `outside` or `other`: the agent loop waited for itself; see `loop_suspects`.
+            - They differ: look at one with `verl-profiler requests RUN --request ID`.
+            - Much `outside` or `other`: the agent loop's event loop was busy; see `loop_suspects`.
             - All of one worker, or of one step: see `worker_phases` and `step_durations`.
         """,
         limits="""
             Requests that never ended have no duration and are not drawn; `verl-profiler
-            requests` lists them last. Concurrent calls count each: such a bar is longer than
-            its request, and the plot has a note. The engine's components are drawn only if it
+            requests` lists them last. Concurrent calls are counted separately: such a bar is longer
+            than its request, and the plot has a note. The engine's components are drawn only if it
             reported them for every call of every request shown. The rows are those of
             `request_breakdown`.
         """,

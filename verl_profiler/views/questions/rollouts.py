@@ -34,9 +34,8 @@ def _tails(data: DataTables, choice: Choice) -> Figure:
         size=(11, 5),
         panels=(1, 2),
         notes=(
-            "Idle slots: the part of (most requests in flight at once) times (length of the "
-            "rollout) in which no request was in flight. Waiting workers: the part of the workers' "
-            "time after their own last request."
+            "Idle slots: share of (peak requests in flight) × (rollout time) without a request. "
+            "Waiting workers: share of the workers' time after their own last request."
         ),
     )
     steps = [row["step"] for row in rows]
@@ -81,7 +80,7 @@ VIEWS = (
         columns={
             "begin_us": "start of the first request on the run's clock, in µs",
             "rollout_s": "from the start of the first request to the end of the last, in s",
-            "tail80_s": "from when 80 % of the requests were done to the end, in s",
+            "tail80_s": "from the time when 80 % of the requests had finished to the end, in s",
             "tail95_s": "the same from 95 %, in s",
             "tail99_s": "the same from 99 %, in s",
             "tail80_share": "tail80_s as part of rollout_s",
@@ -91,21 +90,21 @@ VIEWS = (
             "bubble_share": "idle part of peak × rollout_s",
             "workers": "number of agent-loop workers",
             "idle_share": "part of the workers' time after their own last request",
-            "last_request_id": "id of the request that ended last",
+            "last_request_id": "id of the request that finished last",
             "last_name": "its worker",
         },
         draw=_tails,
         empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
         section="rollout",
         shows="""
-            Left: each rollout, divided where 80, 95 and 99 % of its requests were done. Right:
+            Left: each rollout, divided at the times when 80, 95 and 99 % of its requests had finished. Right:
             idle slots and waiting workers.
         """,
         conclude="""
             - A large dark part: the last 1 % of the requests determine the length of the step.
-              Shorter limits on response length or turns, or over-sampling with partial
-              rollouts, pay off.
-            - Idle slots without waiting workers: every worker has a tail of its own.
+              Shorter limits on response length or turns, or over-sampling with partial rollouts,
+              help.
+            - Idle slots without waiting workers: each worker has its own tail.
             - Waiting workers: the load is not balanced over agent-loop workers; `worker_phases`
               names the slow one.
         """,

@@ -96,32 +96,32 @@ VIEWS = (
             "sticky": "calls that went to the replica of the request's previous call",
             "unbalanced": "calls for which another replica had fewer in flight",
             "excess": "calls in flight above those of the least loaded replica, mean",
-            "max_excess": "the most of them",
+            "max_excess": "the maximum of these",
         },
         draw=_routes,
         empty="no choice of a replica was recorded there.",
         section=Section(
             "routing",
             "Routing",
-            "whether sticky sessions load some replicas while others have few calls",
+            "whether sticky sessions overload some replicas while others have few calls",
         ),
         shows="""
             Left: the generate calls of each replica; sticky ones went to the replica of their
-            request's previous call. Right: how many more calls than the least loaded replica had
-            the chosen one in flight when a call was added; only where verl 0.9's load balancer
-            was recorded.
+            request's previous call. Right: calls in flight on the chosen replica beyond those of
+            the least loaded one when a call was added; only where verl 0.9's load balancer was
+            recorded.
         """,
         conclude="""
-            - A large excess and mostly sticky calls: long conversations stay where they began.
-              Prefix caches gain by that, the tail of the rollout loses; compare the replicas'
+            - A large excess and mostly sticky calls: long conversations stay where they started.
+              This helps prefix caches and hurts the tail of the rollout; compare the replicas'
               times in the same step.
             - A large excess with few sticky calls: `full_determinism` chooses by a hash.
             - One replica with few calls: it joined late, or it was paused.
         """,
         limits="""
-            A count of calls is blind to their lengths, to KV cache and to queues inside the
-            engine. Load balancers with rules of their own are not recorded; their calls are
-            counted by the agent loop's side alone. Sources: `server_acquire`, and `server_route`
+            A count of calls ignores their lengths, the KV cache and queues inside the engine.
+            Custom load balancers are not recorded; their calls are counted in the agent loops
+            only. Sources: `server_acquire`, and `server_route`
             in the load balancer's process.
         """,
         takes=frozenset({"worker", "validate"}),

@@ -59,9 +59,9 @@ def _shares(data: DataTables, choice: Choice) -> Figure:
         size=(11, 1.4 + 2.7 * ((len(roles) + 1) // 2)),
         panels=((len(roles) + 1) // 2, 2 if len(roles) > 1 else 1),
         notes=(
-            "Share of the step (trainer), of the time of all requests (agent loops, engines), or of "
-            "the step in each process (others). Events contain each other, so shares are not additive; "
-            "those of exclusive_times do."
+            "Share of the step (trainer), of the time of all requests (agent loops, engines), or "
+            "of the step in each process (others). Events are nested, so these shares are not "
+            "additive; those of exclusive_times are."
         ),
     )
     for axes, role in zip(panels, roles, strict=False):
@@ -136,8 +136,8 @@ def _exclusive(data: DataTables, choice: Choice) -> Figure:
         panels=(len(scopes), 1),
         height_ratios=[size + 1.2 for size in sizes],
         notes=(
-            "An event's own time is without what it contains; the own times of a panel add up to "
-            "100 %. Pale: with what it contains. Own time of step: in no timer."
+            "Self time is an event's time without nested events; the self times of a panel add up "
+            "to 100 %. Pale: including nested events. Self time of step: in no timer."
         ),
     )
     for axes, scope in zip(panels, scopes, strict=True):
@@ -183,15 +183,15 @@ VIEWS = (
             request, and the step in each process for the rest.
         """,
         conclude="""
-            - A line that climbs over the run takes over the step; the title has the range of
-              the largest.
-            - `update_actor` falls while `gen` climbs: responses became longer, or the engines
+            - A rising line takes a growing share of the step; the title has the range of the
+              largest.
+            - `update_actor` falls while `gen` rises: responses became longer, or the engines
               slower.
-            - The same event far apart in two runs is where the runs differ.
+            - An event whose share differs between two runs is where the runs differ.
         """,
         limits="""
-            Shares are not additive, because events contain each other (a `turn` contains its
-            `engine_call`); those of `exclusive_times` do. With concurrent calls in a process a
+            Shares are not additive, because events are nested (a `turn` contains its
+            `engine_call`); those of `exclusive_times` are. With concurrent calls in a process a
             share can exceed 100 %. Unfinished steps have no shares. Engine requests count under
             the step of the agent loop's call; the engine itself does not have it.
         """,
@@ -203,7 +203,7 @@ VIEWS = (
         analysis=asking(exclusive_times),
         columns={
             "scope": "`requests`, `step` (the trainer) or the role of the ranks",
-            "self_s": "own time: total_s without what the event contains, in s",
+            "self_s": "self time: total_s without nested events, in s",
             "share": "self_s as part of all time of the scope; the shares add up to 1",
         },
         draw=_exclusive,
@@ -211,20 +211,20 @@ VIEWS = (
         section=None,
         shows="""
             Each moment of a request, of a step or of a rank's work belongs to the innermost
-            interval that is open. Colored: that own time. Pale: the time with everything that
-            the event contains. The own times of a panel add up to 100 %.
+            interval that is open. Colored: this self time. Pale: the time including nested events.
+            The self times of a panel add up to 100 %.
         """,
         conclude="""
             - Start with the longest colored bar.
-            - Own time of `turn`, `agent_loop` or `request`: the agent loop's own code between
+            - Self time of `turn`, `agent_loop` or `request`: the agent loop's own code between
               the calls, or waiting for its event loop (`loop_suspects`).
-            - Own time of `step`: in none of the trainer's timers.
-            - Own time of `engine_call`: the engine and the way there, see `engine_parts`.
+            - Self time of `step`: in none of the trainer's timers.
+            - Self time of `engine_call`: the engine and transport, see `engine_parts`.
         """,
         limits="""
             Requests run concurrently: 90 % of all request time in the engine does not mean that
-            the step would be 90 % shorter without it. Concurrent calls of a request count once
-            in its own time, and each in the pale bar. Intervals are nested as in
+            the step would be 90 % shorter without it. Concurrent calls of a request count once in
+            its self time and separately in the pale bar. Intervals are nested as in
             [events](events.md); TransferQueue calls and a user's own events are innermost.
         """,
         takes=frozenset({"validate"}),

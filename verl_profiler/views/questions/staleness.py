@@ -24,7 +24,7 @@ def _staleness(data: DataTables, choice: Choice) -> Figure:
     rows = data["staleness"]
     (whole,) = by_group(rows, "all")
     off = whole["off_policy_share"]
-    title = f"Samples are {whole['behind']:.2f} versions behind when they are consumed"
+    title = f"Samples are {whole['behind']:.2f} weight versions behind when they are consumed"
     if off is not None:
         title += f"; {share(off)} of their tokens are off-policy"
     steps = sorted({row["step"] for row in rows})
@@ -90,37 +90,47 @@ VIEWS = (
             "tokens": "generated tokens; of `versions`, by their own version",
             "off_policy_tokens": "tokens of older weights than the trainer's",
             "unknown_tokens": "tokens whose version is not recorded",
-            "off_policy_share": "part of the tokens with a known version that is off-policy",
+            "off_policy_share": "share of off-policy tokens among those with a known version",
             "logged_waited": "verl's `training/off_policy/trajectory_staleness/mean`",
             "logged_behind": "verl's `training/off_policy/trajectory_staleness_worst/mean`",
         },
         draw=_staleness,
+        labels={
+            "part": "grouped by",
+            "what": "group",
+            "waited": "behind in queue",
+            "spanned": "behind while generating",
+            "behind": "behind",
+            "max_behind": "at most",
+            "logged_waited": "verl's mean staleness",
+            "logged_behind": "verl's worst staleness",
+        },
         empty="no asynchronous training with recorded weight versions.",
         section=Section(
             "staleness",
             "Staleness",
-            "how many versions of the weights the samples were behind when a step consumed them, by "
-            "lengths and aborts; asynchronous runs only",
+            "how many weight versions the samples were behind when a step consumed them, by length "
+            "and aborts; asynchronous runs only",
         ),
         shows="""\
-Above, of each step, the generated tokens by how many versions older than the trainer's the weights
-were that made them. Below, the mean over the samples' oldest tokens: the part that they waited in
-the queue after their last token, and the part between their first and last token.""",
+Top: the generated tokens of each step, by how many versions their weights were behind the
+trainer's. Bottom: the mean for the oldest token of each sample, divided into versions while the
+sample waited in the queue after its last token, and versions between its first and last token.""",
         conclude="""
-            - Mostly in queue: too many samples are under way; fewer warm-up batches
-              (`num_warmup_batches`) make them younger.
+            - Mostly in queue: too many samples are in flight; fewer warm-up batches
+              (`num_warmup_batches`) make them less stale.
             - Mostly while generating, and more in the longest quartile: long requests outlast steps.
             - More in the quartile of long prompts: their prefill, or longer answers to them.
-            - Only `aborted and resumed` spans versions, unless tools or queueing lie between calls.
-            - Even the shortest samples are one behind: samples are dispatched a step ahead, which is
+            - Only samples that were `aborted and resumed` span versions, unless tools or queueing lie between calls.
+            - Even the shortest samples are one version behind: samples are dispatched a step ahead,
               the price of overlapping.
         """,
         limits="""
-            The trainer's version is that of its last weight sync. verl's metrics take the global
-            step before, which is the same where every step ends with a sync, and larger where one
-            does not; verl 0.9's `verl.experimental` trainers do not log them. Versions count syncs of
-            weights, not how much the policy changed. A sample of several versions has unknown
-            tokens where the engine did not report the version of each attempt.
+            The trainer's version is that of its last weight sync. verl's metrics use the previous
+            global step, which is the same if every step ends with a sync, and larger otherwise; verl 0.9's `verl.experimental` trainers do not log them. Versions
+            count weight syncs, not how much the policy changed. A sample that spans several
+            versions has tokens of unknown version if the engine did not report the version of each
+            attempt.
         """,
     ),
 )

@@ -150,7 +150,7 @@ def _validation(data: DataTables, choice: Choice) -> Figure:
     scored = any(row["reward"] is not None for row in rows)
     figure, panels = sheet(
         title,
-        f"{choice.run or 'run'}: {requests:,} validation requests; listed under the step during which they ran",
+        f"{choice.run or 'run'}: {requests:,} validation requests; assigned to the step during which they ran",
         size=(11, 4.8),
         panels=(1, 3 if scored else 2),
     )
@@ -233,28 +233,27 @@ VIEWS = (
         section="steps",
         shows="""
             One bar per step. Hatched, below zero: the time between it and the next one.
-            The dashed line is the trend of `gen`, the median slope of all pairs of steps, which
-            single steps do not move. Triangles mark unusual steps. A missing step is a gap in
-            the axis, and the time across it is not counted as between steps.
+            The dashed line is the trend of `gen`, the median slope over all pairs of steps, which
+            is robust to outliers. Triangles mark unusual steps. A missing step leaves a gap in the
+            axis, and the time across it is not counted as time between steps.
         """,
         conclude="""
             - `gen` is most of the step: see `rollout_tail` first, then `engine_parts` and
               `tool_latencies`.
             - Training is most of the step: `worker_phases` shows whether ranks wait for each
               other, `exclusive_times` what they do.
-            - A `gen` that grows while responses grow (`token_rates`) does more work; one that
-              grows while tokens do not became slower.
-            - All `gen` have the same few lengths: verl polls for finished samples every 2 s, so
+            - If `gen` grows together with the tokens (`token_rates`), it does more work; if it
+              grows alone, it became slower.
+            - `gen` has only a few distinct lengths: verl polls for finished samples every 2 s, so
               lengths are multiples of 2 s.
-            - Time in no timer is small in a healthy run. If it is large, the trainer runs
-              something that verl does not time.
+            - Time in no timer is small in a healthy run. If it is large, the trainer runs code that
+              verl does not time.
         """,
         limits="""
             Without the trainer's events (files of the original logger, or the family `trainer`
             off), `gen` is the span of the requests, and the time until the next rollout is one
-            bar. A trend over a few steps means little: the title names one only from five steps
-            on, if two thirds of all pairs of steps agree and the change exceeds 5 % of the
-            median. Sources: the trainer's timers (`timing_s/...`) and the start of the next
+            bar. The title reports a trend only from five steps on, if two thirds of all pairs of
+            steps agree and the change exceeds 5 % of the median. Sources: the trainer's timers (`timing_s/...`) and the start of the next
             step.
         """,
         example="--steps 10:60",
@@ -279,15 +278,14 @@ VIEWS = (
             Per validation: its length, percentiles of its requests, and the mean reward.
         """,
         conclude="""
-            - The timer is much longer than the requests: the rest is making the batch, waking
-              the engines, and waiting for the two-second poll.
+            - The timer is much longer than the requests: the rest is building the batch, waking the
+              engines, and waiting for the poll every 2 s.
             - Validation takes a large part of the run (`step_durations`, hatched): validate
               less often, or on fewer prompts.
-            - `max` far above P95: one prompt decides how long validation takes.
+            - `max` far above P95: one prompt determines how long validation takes.
         """,
         limits="""
-            What the trainer does in a validation besides waiting for requests has no event of
-            its own. Other plots show validation with `--validate`. Sources: requests marked
+            The trainer's own work in a validation has no event. Other plots show validation with `--validate`. Sources: requests marked
             `validate`, and the timers `testing` and `validation`.
         """,
     ),

@@ -121,8 +121,8 @@ def _rewards(data: DataTables, choice: Choice) -> Figure:
     requests = sum(row["count"] for row in waits)
     notes = [
         (
-            "The reward function's own time is part of waiting for the reward; the rest is waiting "
-            "for a reward worker. Post-processing is shown without the reward."
+            "Waiting for the reward includes the reward function's own time; the rest is waiting "
+            "for a reward worker. Post-processing excludes the reward."
         )
     ]
     timed = [("mean_s", "on average"), ("p99_s", "the slowest 1 %: P99")]
@@ -202,21 +202,21 @@ VIEWS = (
         empty="no tool call was recorded there.",
         section="tools",
         shows="""
-            A row per tool, most time first: the time of all its calls, how many, how many
-            failed; percentiles and the longest call. The right axis is logarithmic if tools
-            differ by more than 50 times; its label has it.
+            A row per tool, most time first: total time, calls, failures; percentiles and the
+            longest call. The right axis is logarithmic, and labeled so, if tools differ by more
+            than 50 times.
         """,
         conclude="""
             - A small P50 and a long `max`: a timeout, a cold start, a retry;
               `slowest_request_id` in the table leads to it.
-            - A tool with many failures costs twice: its time, and the turn that repairs it.
-            - All tools slow at the same moments: not the tools, but the event loop
-              (`loop_suspects`).
+            - A tool with many failures delays the request twice: its own time, and the turn that recovers from it.
+            - All tools are slow at the same times: the cause is the event loop (`loop_suspects`),
+              not the tools.
         """,
         limits="""
-            Concurrent calls count each in the time of all calls, and once in the length of the
-            request (`exclusive_times`). A tool that returns an error as text did not fail as
-            far as verl reports. Sources: `tool_call` events with their `status`.
+            Concurrent calls count separately in the time of all calls, and once in the length of
+            the request (`exclusive_times`). A tool that returns an error as text is not counted as
+            failed, because verl does not report it. Sources: `tool_call` events with their `status`.
         """,
         takes=frozenset({"worker", "validate"}),
         example="--steps 3:10",
@@ -231,24 +231,22 @@ VIEWS = (
         },
         draw=_rewards,
         empty="no reward or post-processing was recorded there.",
-        section=Section(
-            "rewards", "Rewards", "how long requests wait for their reward, and for what"
-        ),
+        section=Section("rewards", "Rewards", "how long requests wait for their reward, and why"),
         shows="""
             The time after the conversation, mean and P99: post-processing without the reward,
             waiting for the reward, and the reward function itself, which is part of that
             waiting. Right: rewards, mean and P5 to P95.
         """,
         conclude="""
-            - `reward` far above `score`: requests wait for a reward worker; more of them help.
+            - `reward` far above `score`: requests wait for a reward worker; add reward workers.
             - `score` itself is long: the reward function is slow.
-            - Both short on average, and long at P99 together with everything else: the event
-              loop stalled (`loop_suspects`), not the reward.
+            - Both short on average, but long at P99 together with everything else: the cause is an
+              event-loop stall (`loop_suspects`), not the reward.
         """,
         limits="""
             Rewards that the trainer computes for a whole batch are the phase `reward` of the
-            step, not here. Reward workers have neither the step nor validation: both are those
-            of the request with the same `uid`.
+            step, not here. Reward workers have neither the step nor the validation flag: both come
+            from the request with the same `uid`.
         """,
         takes=frozenset({"worker", "validate"}),
     ),

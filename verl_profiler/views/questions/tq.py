@@ -50,8 +50,8 @@ def _functions(data: DataTables, choice: Choice) -> Figure:
     about = f"{choice.text()} and validation: {calls:,} calls of {len(rows)} functions"
     notes = [
         (
-            "A call of a bridged function gets, computes and puts one after the other; calls of one "
-            "process at the same time count each."
+            "A call of a bridged function gets, computes and puts sequentially; concurrent calls "
+            "of one process count separately."
         )
     ]
     if traced != calls:
@@ -124,8 +124,8 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
         size=(11, 1.5 + 2.6 * max(len(kinds), 1)),
         panels=(max(len(kinds), 1), 1),
         notes=(
-            f"The run in {_PARTS} equal parts of time; a call is in the part in which it begins. "
-            "Each call by its own time, so calls at the same time move more."
+            f"The run is divided into {_PARTS} equal intervals; a call belongs to the interval in "
+            "which it starts. Rates are per call; concurrent calls move more together."
         ),
         sharex=True,
     )
@@ -224,14 +224,14 @@ VIEWS = (
             `verl-profiler tq training.log --plot figures` draws it from a console log.
         """,
         conclude="""
-            - Compute is more than 80 %: TransferQueue does not matter there.
+            - Compute is more than 80 %: TransferQueue is not the bottleneck there.
             - Get and put are more than 30 %: larger batches, fewer transfers, or a faster
               backend; `verl-profiler tq` has the evidence.
             - Get is long and put is short: many processes read the same storage units at the
               same time.
         """,
         limits="""
-            Concurrent calls of one process count each: 100 rollouts of 10 s are 1000 s.
+            Concurrent calls of one process count separately: 100 rollouts of 10 s are 1000 s.
             `verl-profiler tq` also has the time on the clock. Functions that wait for others
             contain the others' time in compute. Sources: the events `tq_function`, or the log
             records of a console log.
@@ -259,20 +259,20 @@ VIEWS = (
         empty="no TransferQueue call was recorded there.",
         section="transfers",
         shows="""
-            The run in 60 equal parts of time. Above: MiB/s of gets and puts, with the
-            thresholds of TransferQueue's guide. Below: the share of get and put in the time of
+            The run is divided into 60 equal intervals. Top: MiB/s of gets and puts, with the
+            thresholds of TransferQueue's guide. Bottom: the share of get and put in the time of
             traced functions.
         """,
         conclude="""
             - Rates fall for a while and recover: other traffic on the network or the storage.
-            - Rates are always low: the backend, the network, or calls that move too little
-              each.
+            - Rates are always low: the backend, the network, or calls that each move too little
+              data.
             - The share is high in the same phase of every step: that phase moves data and
               computes little.
         """,
         limits="""
-            A call is in the part in which it starts, with all of its bytes and time. Each rate
-            is by the call's own time; concurrent calls move more together. Small transfers look
+            A call belongs to the interval in which it starts, with all of its bytes and time. Each
+            rate is per call; concurrent calls move more together. Small transfers look
             slow, because every call has fixed costs.
         """,
         example="--steps 3:10",

@@ -59,8 +59,8 @@ def _transfers(data: DataTables, choice: Choice) -> Figure:
         size=(11.5, 5.2),
         panels=(1, 2),
         notes=(
-            "Time of all callers together: calls that wait for each other, or run at the same time, "
-            "count each. Bytes: of calls that report how much they moved."
+            "Time of all callers together: concurrent calls count separately. Bytes: only of calls "
+            "that report how much they moved."
         ),
     )
     events = [event for event in _EVENT_COLORS if any(row["event"] == event for row in rows)]
@@ -130,7 +130,7 @@ def _weights(data: DataTables, choice: Choice) -> Figure:
     if both:
         part = sum(row["transfer_s"] for row in both) / sum(row["trainer_s"] for row in both)
         title += f"; {share(part)} of it is the transfer itself"
-    notes = ["Ranks and memory: the slowest process. They overlap, and their sum is not the sync."]
+    notes = ["Ranks and memory: the slowest process. They overlap and do not add up to the sync."]
     if first and rows is not first:
         length = first[0]["trainer_s"] or first[0]["slowest_rank_s"]
         notes.append(f"Not drawn: the sync of start-up, {seconds(length)}.")
@@ -185,7 +185,7 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
         "the highest of all processes of the role",
         size=(11, 1.4 + 3.1 * len(roles)),
         panels=(len(roles), 2 if len(steps) > 1 else 1),
-        notes="Between checkpoints nothing is read: a peak there is not seen.",
+        notes="Peaks between checkpoints are missed.",
     )
     for number, role in enumerate(roles):
         mine = [row for row in rows if row["role"] == role]
@@ -256,15 +256,15 @@ VIEWS = (
             with counts and bytes. Training and validation together.
         """,
         conclude="""
-            - `tq_meta` takes more time than `tq_put`: many small metadata queries; the
-              controller answers one after another.
+            - `tq_meta` takes more time than `tq_put`: many small metadata queries; the controller
+              handles them one at a time.
             - `tq_put` is long in agent loops: the storage units are slow, or the event loop is
               busy.
-            - Bytes grow over the run: responses do.
+            - Bytes grow over the run: responses become longer.
         """,
         limits="""
-            Time of all callers together: calls that wait for each other count each. Calls that
-            do not report a size have no bytes, and are not in `bytes_per_s`. The work of the
+            Time of all callers together: concurrent calls count separately. Calls that do not
+            report a size have no bytes and are not included in `bytes_per_s`. The work of the
             storage units is not divided further.
         """,
         example="--csv",
@@ -292,7 +292,7 @@ VIEWS = (
             - The transfer is nearly all of it: bandwidth, or the bucket size.
             - The sync is much longer than the transfer: sleep and wake-up of the engines, or
               waiting for one of them.
-            - The first sync is longer than the others: buffers and connections are created.
+            - The first sync is longer than the others: it creates buffers and connections.
         """,
         limits="""
             The lines overlap in time and are not additive. Step 0 has no timer of the trainer: its
@@ -319,10 +319,10 @@ VIEWS = (
             - Close to the dashed line at one checkpoint: that phase limits the batch size.
             - `reserved` far above `allocated`: fragmentation, or memory that the engine keeps
               for its cache.
-            - A line that climbs over steps: a leak, or longer sequences.
+            - A line that rises over steps: a leak, or longer sequences.
         """,
         limits="""
-            Nothing is read between checkpoints: a peak there is missed. A CPU has no memory
+            Peaks between checkpoints are missed. A CPU has no memory
             counter. Values are the highest of all processes of the role.
         """,
     ),

@@ -201,12 +201,12 @@ VIEWS = (
         conclude="""
             - Later turns take longer in `engine`: the context grows; see cached tokens in
               `token_rates`.
-            - The first turn is the longest: it has the reasoning, or queues with all the
-              others.
+            - The first turn is the longest: it contains the reasoning, or queues with those of all
+              other requests.
             - `tool` grows with the turn: late turns call other tools (`tool_latencies`).
         """,
         limits="""
-            Only few requests have late turns, and those are special: compare n. A turn is an
+            Only few requests have late turns, and they may not be representative: compare n. A turn is an
             assistant turn with its tools; verl's `num_turns` counts user turns too. Unfinished
             turns are counted and left out. The first version of the original logger recorded
             turns without components: then only the left panel is drawn.

@@ -77,8 +77,8 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Figure:
         panels=(len(roles), 1),
         height_ratios=[len(names[role]) + 1.6 for role in roles],
         notes=(
-            "Hatched: how much sooner than the slowest process of the role, phase by phase; it waits "
-            "that long if the next phase needs all."
+            "Hatched: how much sooner it finished than the slowest process of the role, phase by "
+            "phase; it waits that long if the next phase needs all processes."
         ),
     )
     for axes, role in zip(panels, roles, strict=True):
@@ -146,8 +146,8 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         height_ratios=[min(len(names[key]), 14) + 3 for key in chosen],
         notes=[
             (
-                "Dark: the others waited for this process. White: it was done first, and waited the "
-                "longest. A gray cell: not recorded."
+                "Dark: the others waited for this process. White: it finished first and waited the "
+                "longest. Gray: not recorded."
             ),
             *([f"Not drawn, less waiting: {', '.join(rest)}."] if rest else []),
         ],
@@ -191,7 +191,7 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         axes.set_yticks([places[name] for name in listed], [short(name, 18) for name in listed])
         step_axis(axes, steps)
         axes.set_xlim(first - 0.5, last + 0.5)
-        axes.set_title(f"{key[1]} of {key[0]}: how much later than the first to be done")
+        axes.set_title(f"{key[1]} of {key[0]}: how much later than the first to finish")
     return figure
 
 
@@ -227,30 +227,30 @@ VIEWS = (
         columns={
             "phase": "what it did; `rollout` of agent-loop workers",
             "duration_s": "time spent on it, in s",
-            "waited_s": "how much sooner than the slowest process it was done, in s",
+            "waited_s": "how much sooner than the slowest process it finished, in s",
             "slowest": "whether it was the slowest of its role",
         },
         draw=_workers,
         empty="no agent-loop worker or rank was recorded there.",
         section="workers",
         shows="""
-            Of one step: a bar per process, phase by phase; hatched, the time that it was ahead
-            of the slowest. Of several steps: a grid of processes and steps for up to three phases
-            with the most waiting, the others are named below; dark is the process that the others waited for. The phase
-            `rollout` lasts from the step's first request to the worker's last end; ranks have
-            their outermost intervals.
+            Of one step: a bar per process, phase by phase; hatched, how much sooner it finished
+            than the slowest. Of several steps: a grid of processes and steps for up to three phases
+            with the most waiting (the other phases are named below); dark is the process that the
+            others waited for. The phase `rollout` lasts from the step's first request to the end of
+            the worker's last one; ranks have their outermost intervals.
         """,
         conclude="""
-            - One dark row: the same process is always last. The same prompts, a slower GPU, or
-              a busy node.
-            - Dark cells all over: chance; the slow process differs between steps, as requests
-              do.
+            - One dark row: the same process is always last, because of its prompts, a slower GPU,
+              or a busy node.
+            - Dark cells all over: random variation; the slow process differs between steps, as
+              requests do.
             - Ranks differ at `update_actor`: sequences are unevenly packed.
             - All ranks are equally slow: they wait for each other inside; collectives hide the
               slow one.
         """,
         limits="""
-            Waiting is not recorded. It is computed from the ends, and costs time only if the
+            Waiting is not recorded but computed from the end times. It delays the step only if the
             next phase needs all processes. Work inside a collective takes as long as its
             slowest participant on every rank. In files of the original logger the phases
             include `barrier_wait`.
