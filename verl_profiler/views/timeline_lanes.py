@@ -145,17 +145,18 @@ def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[
 def _worker_lanes(tables: Tables) -> dict[int, list[dict[str, Any]]]:
     """List the agent-loop workers; the page packs their requests into rows."""
     rows = tables.rows(
-        """
+        f"""
         WITH drawn AS (
             SELECT scene, name, count(*) AS drawn FROM drawn_requests
             WHERE scene IS NOT NULL GROUP BY scene, name
         ), every AS (
-            SELECT s.scene, r.name, min(r.rank) AS rank, count(*) AS requests
+            SELECT s.scene, r.name, min(r.rank) AS rank, count(*) AS requests,
+                (max(r.begin_us + coalesce(r.duration_us, 0)) - any_value(s.base_us)) // {UNIT_US} AS last
             FROM requests AS r JOIN drawn_scenes AS s
                 ON r.run = s.run AND r.step = s.step AND r.validate = s.validate
             GROUP BY s.scene, r.name
         )
-        SELECT scene, name, requests, coalesce(drawn, 0) AS drawn
+        SELECT scene, name, requests, coalesce(drawn, 0) AS drawn, last
         FROM every LEFT JOIN drawn USING (scene, name) ORDER BY scene, rank, name
         """
     )
@@ -168,6 +169,7 @@ def _worker_lanes(tables: Tables) -> dict[int, list[dict[str, Any]]]:
                 "role": "agent_loop",
                 "drawn": row["drawn"],
                 "of": row["requests"],
+                "last": row["last"],
             }
         )
     return lanes

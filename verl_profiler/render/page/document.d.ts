@@ -260,7 +260,11 @@ interface AnyLane {
   lags?: [begin: number, length: number, during?: string][];
 }
 interface SpansLane extends AnyLane { kind: 'spans'; of: number; spans: PackedSpan[] }
-interface RequestsLane extends AnyLane { kind: 'requests'; of: number; drawn: number }
+interface RequestsLane extends AnyLane {
+  kind: 'requests'; of: number; drawn: number;
+  /** When its last request ended, drawn or not. */
+  last: number;
+}
 interface CountLane extends AnyLane { kind: 'count'; code: number; most: number; counts: Counts }
 type Lane = SpansLane | RequestsLane | CountLane;
 

@@ -2,10 +2,10 @@
 
 import {timelines} from './data.js';
 import {element, hideTip, showTip} from './dom.js';
-import {seconds} from './format.js';
+import {number, seconds} from './format.js';
 import {requestLines} from './request.js';
 import {shownSpans, sliceLines} from './slice.js';
-import {placeLanes} from './timeline_lanes.js';
+import {isWorker, placeLanes} from './timeline_lanes.js';
 import {Minimap} from './timeline_minimap.js';
 import {Painter} from './timeline_painter.js';
 
@@ -38,7 +38,14 @@ export class Timeline {
     this.ruler = element('div', {class: 'ruler', hidden: ''});
     this.lanesBox = element('div', {class: 'lanes'}, this.canvas, this.ruler);
     this.minimap = new Minimap((from, to) => this.look(from, to));
-    box.append(element('div', {class: 'frame'}, this.minimap.canvas, axis, this.lanesBox));
+    this.everyWorker = false;
+    this.folded = element('span', {role: 'status'});
+    this.unfold = element('button', {type: 'button', onclick: () => this.toggleWorkers()});
+    this.fold = element('p', {class: 'fold'}, this.folded, this.unfold);
+    box.append(
+      element('div', {class: 'frame'}, this.minimap.canvas, axis, this.lanesBox),
+      this.fold,
+    );
     this.painter = new Painter(axis, this.canvas);
     /** @type {RequestRow | null} */
     this.selected = null;
@@ -73,8 +80,10 @@ export class Timeline {
 
   /** Place the lanes and requests that the filter leaves. */
   place() {
-    const {lanes, height} = placeLanes(this.scene, this.filter);
+    const fold = {all: this.everyWorker, pinned: this.selected?.name};
+    const {lanes, height, workers} = placeLanes(this.scene, this.filter, fold);
     this.lanes = lanes;
+    this.showFold(lanes.filter(isWorker).length, workers);
     this.height = height;
     this.order = lanes.flatMap((lane) =>
       lane.kind === 'requests' ? lane.rows.flat().sort((a, b) => a.begin - b.begin) : [],
@@ -85,6 +94,24 @@ export class Timeline {
       'plus and minus zoom, Home shows everything, arrow up and down select a request, ' +
       'comma and period a slice of it.';
     this.canvas.setAttribute('aria-label', label);
+  }
+
+  /**
+   * Offer the lanes that are left out.
+   * @param {number} drawn
+   * @param {number} workers
+   */
+  showFold(drawn, workers) {
+    this.fold.hidden = drawn === workers && !this.everyWorker;
+    this.folded.textContent = this.everyWorker
+      ? `All ${number(workers)} workers, the last to end first.`
+      : `${number(drawn)} of ${number(workers)} workers: those that end last.`;
+    this.unfold.textContent = this.everyWorker ? 'Show the last ones only' : 'Show all workers';
+  }
+
+  toggleWorkers() {
+    this.everyWorker = !this.everyWorker;
+    this.place();
   }
 
   layout() {
@@ -174,8 +201,11 @@ export class Timeline {
    * @param {number | null} [span]
    */
   select(request, span = null) {
+    const before = this.selected?.name;
+    const folds = !this.fold.hidden && !this.everyWorker;
     this.selected = request;
     this.span = span;
+    if (folds && before !== request.name) this.place();
     for (const lane of this.lanes) {
       if (lane.kind !== 'requests') continue;
       const row = lane.rows.findIndex((requests) => requests.includes(request));

@@ -9,6 +9,9 @@ export const COUNTS = 160;
 export const LANE_GAP = 7;
 const SPAN_ROW = 17;
 const COUNT_ROW = 34;
+/** Of more workers than this, only those that end last have lanes, unless all are asked for. */
+const MANY_WORKERS = 12;
+const LAST_WORKERS = 10;
 
 /**
  * @typedef {object} Place Where a lane is, in pixels from the top, and how high its rows are.
@@ -25,15 +28,20 @@ const COUNT_ROW = 34;
  * @property {(lane: Lane) => boolean} shows
  * @property {() => boolean} narrows Whether it leaves out any request.
  *
+ * @typedef {object} Fold
+ * @property {boolean} all Whether every worker has a lane.
+ * @property {string | undefined} pinned A worker that has one in any case.
+ *
  * @typedef {PlacedSpans | PlacedRequests | PlacedCounts} PlacedLane
  */
 
 /**
  * @param {Scene} scene
  * @param {LaneFilter} filter
- * @returns {{lanes: PlacedLane[], height: number}}
+ * @param {Fold} fold
+ * @returns {{lanes: PlacedLane[], height: number, workers: number}} `workers`: with folded ones.
  */
-export function placeLanes(scene, filter) {
+export function placeLanes(scene, filter, fold) {
   const drawn = requestsOf(scene).filter(filter.keeps);
   const narrows = filter.narrows();
   const place = {top: 0, height: 0, row: SPAN_ROW};
@@ -48,7 +56,9 @@ export function placeLanes(scene, filter) {
     if (lane.kind === 'spans') return {...lane, ...place, second, rows: nested(lane.spans)};
     return {...lane, ...place, second, values: dense(lane.counts, COUNTS)};
   });
-  const lanes = all.filter((lane) => !narrows || lane.kind !== 'requests' || lane.rows.length);
+  const left = all.filter((lane) => !narrows || lane.kind !== 'requests' || lane.rows.length);
+  const workers = left.filter(isWorker);
+  const lanes = workers.length > MANY_WORKERS ? withoutFolded(left, workers, fold) : left;
   let requestRows = 0;
   for (const lane of lanes) if (lane.kind === 'requests') requestRows += lane.rows.length;
   const requestRow = requestRows <= 40 ? 13 : requestRows <= 110 ? 9 : 6;
@@ -61,7 +71,34 @@ export function placeLanes(scene, filter) {
     lane.height = Math.max(height, lane.second ? 30 : 17);
     y += lane.height + LANE_GAP;
   }
-  return {lanes, height: y};
+  return {lanes, height: y, workers: workers.length};
+}
+
+/**
+ * @param {PlacedLane} lane
+ * @returns {lane is PlacedRequests}
+ */
+export function isWorker(lane) {
+  return lane.kind === 'requests';
+}
+
+/**
+ * Workers by their end, the last one first; of the others, those before and those after them.
+ * @param {PlacedLane[]} lanes
+ * @param {PlacedRequests[]} workers
+ * @param {Fold} fold
+ */
+function withoutFolded(lanes, workers, {all, pinned}) {
+  const kept = workers
+    .slice()
+    .sort((a, b) => b.last - a.last)
+    .filter(({name}, place) => all || place < LAST_WORKERS || name === pinned);
+  const first = lanes.findIndex(isWorker);
+  return [
+    ...lanes.slice(0, first),
+    ...kept,
+    ...lanes.slice(first).filter((each) => !isWorker(each)),
+  ];
 }
 
 /**
