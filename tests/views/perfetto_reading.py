@@ -115,7 +115,7 @@ def read_trace(path):
         fields = {keys[a.name_iid]: value_of(a) for a in event.debug_annotations}
         span = Span(
             track,
-            names[event.name_iid],
+            event.name if event.HasField("name") else names[event.name_iid],
             categories[event.category_iids[0]],
             time_ns,
             fields,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from views.perfetto_reading import read_trace
 
+from verl_profiler.exports import perfetto
 from verl_profiler.exports.chrome_trace import ChromeTrace
 from verl_profiler.exports.perfetto import PerfettoTrace
 from verl_profiler.exports.tracks import Lanes, origin_ns, write_run
@@ -48,7 +49,7 @@ def test_every_event_is_on_the_timeline_once(run, reading):
     for span in (*reading.spans, *reading.instants):
         node, role, name, _ = reading.path(span.track)
         end_ns = span.begin_ns if span in reading.instants else span.end_ns
-        if span.name == "request (unfinished)":
+        if span.name.endswith(" (unfinished)"):
             continue
         event = span.name.partition(" ")[0]
         key = (node.removeprefix("node "), role, name, event, span.begin_ns // 1000, end_ns // 1000)
@@ -66,10 +67,30 @@ def test_fields_are_those_of_the_file(run, reading):
     (span,) = [
         span
         for span in reading.spans
-        if span.name == "request" and span.begin_ns == row["begin_us"] * 1000
+        if span.name.startswith("request ") and span.begin_ns == row["begin_us"] * 1000
     ]
 
     assert json.loads(row["extra"]) == span.fields
+    assert f"request {span.fields['request_id'][:8]}" == span.name
+
+
+def test_turns_and_steps_are_named_by_their_number(run, reading):
+    """As many of each number as the run has."""
+    turns = run.rows("SELECT turn, count(*) AS n FROM events WHERE event = 'turn' GROUP BY turn")
+    steps = run.rows("SELECT step, count(*) AS n FROM events WHERE event = 'step' GROUP BY step")
+    expected = {f"turn {row['turn']}": row["n"] for row in turns}
+    expected |= {f"step {row['step']}": row["n"] for row in steps}
+
+    assert expected == Counter(
+        span.name for span in reading.spans if span.name.partition(" ")[0] in ("turn", "step")
+    )
+
+
+def test_names_beyond_those_that_are_kept_are_written_too(run, tmp_path, monkeypatch, reading):
+    """A run has a name per request."""
+    monkeypatch.setattr(perfetto, "_KEPT", 3)
+
+    assert reading.spans == read_trace(write(run.tables, tmp_path / "few.pftrace")).spans
 
 
 def test_spans_of_a_lane_are_nested_or_apart(reading):
@@ -211,7 +232,7 @@ def test_requests_without_end_stay_open(tables, span, tmp_path):
     ]
     reading = read_trace(write(tables(events), tmp_path / "run.pftrace"))
 
-    (request,) = [span for span in reading.spans if span.name == "request (unfinished)"]
+    (request,) = [span for span in reading.spans if span.name.endswith(" (unfinished)")]
     assert (1_000_000_000, None) == (request.begin_ns, request.end_ns)
 
 

@@ -220,9 +220,14 @@ class PerfettoTrace:
 
     def _head(self, track: int, kind: Kind) -> bytes:
         name, category, moment = kind
-        head = _number(9, _INSTANT if moment else _BEGIN)
-        head += _number(10, self._interned(2, name)) + _number(11, track)
+        head = _number(9, _INSTANT if moment else _BEGIN) + _number(11, track)
+        if (2, name) in self._names or len(self._names) < _KEPT:
+            head += _number(10, self._interned(2, name))
+        else:
+            head += _text(23, name)
         head += _number(3, self._interned(1, category))
+        if len(self._heads) >= _KEPT:
+            self._heads.clear()
         self._heads[track, kind] = head
         return head
 

@@ -57,7 +57,8 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
         AS lane,
     CASE WHEN event IN ('engine_call', 'engine_request')
         THEN extra->>'$.engine_request_id' END AS engine_request_id,
-    CASE event WHEN 'tool_call' THEN extra->>'$.tool' END AS tool,
+    CASE event WHEN 'tool_call' THEN extra->>'$.tool' WHEN 'turn' THEN turn::VARCHAR
+        WHEN 'step' THEN step::VARCHAR END AS label,
     CASE WHEN event IN ('reward_score', 'sample_consumed', 'sample_dropped')
         THEN extra->>'$.uid' END AS uid,
     sample, session, extra
@@ -114,11 +115,12 @@ FROM (
 ) GROUP BY id
 """
 
-# What the spans are and whose: few, so that the rows of `ORDERED` are numbers.
+# What the spans are and whose: few, so that the rows of `ORDERED` are numbers.  Names of requests are
+# many, and in their rows.
 KINDS = """
 CREATE OR REPLACE TEMP TABLE kinds AS
-SELECT row_number() OVER (ORDER BY event, family, tool, instant) AS kind, * FROM (
-    SELECT DISTINCT event, family, tool, instant FROM spans)
+SELECT row_number() OVER (ORDER BY event, family, label, instant) AS kind, * FROM (
+    SELECT DISTINCT event, family, label, instant FROM spans)
 """
 GROUPS = """
 CREATE OR REPLACE TEMP TABLE lane_groups AS
@@ -130,17 +132,18 @@ SELECT row_number() OVER (ORDER BY run, name, lane) AS group_id, * FROM (
 ORDERED = f"""
 WITH united AS (
     SELECT group_id, kind, id, begin_us, end_us, extra,
+        CASE WHEN spans.event = 'request' THEN left(request_id, 8) END AS request,
         CASE spans.event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
             ELSE 9 END AS depth,
         CASE lane WHEN 1 THEN hash(request_id, step, validate) WHEN 0 THEN 0 WHEN 3 THEN 0
             ELSE id END AS unit
     FROM spans JOIN lane_groups USING (run, name, lane)
     JOIN kinds AS k ON k.event = spans.event AND k.family = spans.family
-        AND k.instant = spans.instant AND k.tool IS NOT DISTINCT FROM spans.tool
+        AND k.instant = spans.instant AND k.label IS NOT DISTINCT FROM spans.label
 ), bounded AS (
     SELECT *, min(begin_us) OVER (PARTITION BY group_id, unit) AS unit_begin_us FROM united
 )
-SELECT group_id, unit, begin_us * 1000, end_us * 1000, kind, extra, sources, targets
+SELECT group_id, unit, begin_us * 1000, end_us * 1000, kind, request, extra, sources, targets
 FROM bounded LEFT JOIN arrows USING (id)
 ORDER BY group_id, unit_begin_us, unit, begin_us, end_us DESC, depth, id
 """

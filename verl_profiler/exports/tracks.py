@@ -179,7 +179,7 @@ def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
     }
     kinds = {
         row["kind"]: (
-            f"{row['event']} {row['tool']}" if row["tool"] else row["event"],
+            f"{row['event']} {row['label']}" if row["label"] else row["event"],
             row["family"],
             row["instant"],
         )
@@ -187,9 +187,13 @@ def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
     }
     for (group, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1)):
         yield from lanes[group].place(
-            (begin_ns, end_ns, kinds[kind], extra, sources or (), targets or ())
-            for _, _, begin_ns, end_ns, kind, extra, sources, targets in spans
+            (begin_ns, end_ns, _named(kinds[kind], request), extra, sources or (), targets or ())
+            for _, _, begin_ns, end_ns, kind, request, extra, sources, targets in spans
         )
+
+
+def _named(kind: Kind, request: str | None) -> Kind:
+    return kind if request is None else (f"{kind[0]} {request}", *kind[1:])
 
 
 def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
@@ -199,7 +203,8 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
         about = msgspec.json.encode(fields).decode()
-        trace.write([(track, begin_ns, ("request (unfinished)", "rollout", False), about, (), ())])
+        name = " ".join(("request", *fields.get("request_id", "")[:8].split(), "(unfinished)"))
+        trace.write([(track, begin_ns, (name, "rollout", False), about, (), ())])
 
 
 def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
