@@ -25,7 +25,9 @@ class Turn:
     """One turn: on the way, in the engine, back, in the worker, in tools that run side by side.
 
     The engine holds each call for `held_us` before it begins, and its server notices the end after
-    `late_us` of the way back.  With `failed` the tools' calls end in that error.
+    `late_us` of the way back.  With `failed` the tools' calls end in that error.  A call may come while
+    the engine is paused for another `parked_us`, go to another `replica` than its request's, and lose
+    `lost_us` of its decoding to `retractions`.
     """
 
     tokens: int = 50
@@ -39,6 +41,16 @@ class Turn:
     own_us: int = 700
     tools: tuple[tuple[str, int], ...] = ()
     failed: str | None = None
+    parked_us: int = 0
+    replica: int | None = None
+    prompt: int | None = None
+    cached: int | None = None
+    retractions: int = 0
+    lost_us: int = 0
+
+    @property
+    def decode_us(self) -> int:
+        return self.tokens * self.token_us + self.lost_us
 
 
 @dataclass(frozen=True)
@@ -270,18 +282,22 @@ def _served(step: Step) -> list[list[tuple[int, int]]]:
         at, place, turn = heapq.heappop(arrivals)
         request = step.requests[place]
         spec = request.turns[turn]
-        slots = free.setdefault(request.replica, [])
-        begin = at + spec.held_us
+        slots = free.setdefault(_replica(request, spec), [])
+        begin = at + spec.parked_us + spec.held_us
         if step.slots is not None and len(slots) >= step.slots:
             begin = max(begin, heapq.heappop(slots))
-        end = begin + spec.prefill_us + spec.tokens * spec.token_us
+        end = begin + spec.prefill_us + spec.decode_us
         heapq.heappush(slots, end)
-        chains[place].append((begin - at, begin))
+        chains[place].append((begin - at - spec.parked_us, begin))
         if turn + 1 < len(request.turns):
             after = request.turns[turn + 1]
             at = end + spec.back_us + spec.own_us + _tools_us(spec)
             heapq.heappush(arrivals, (at + after.acquire_us + after.way_us, place, turn + 1))
     return chains
+
+
+def _replica(request: Request, turn: Turn) -> int:
+    return request.replica if turn.replica is None else turn.replica
 
 
 def _tools_us(turn: Turn) -> int:
@@ -297,7 +313,7 @@ def _owned(request: Request, chain: list[tuple[int, int]]) -> list[tuple[str, in
             ("transport", turn.way_us + turn.back_us),
             ("queue", queue),
             ("prefill", turn.prefill_us),
-            ("decode", turn.tokens * turn.token_us),
+            ("decode", turn.decode_us),
             ("token_merge", turn.own_us),
             ("tool", _tools_us(turn)),
         ]
@@ -308,7 +324,7 @@ def _write_request(
     writer: Writer, step: Step, place: int, gen: int, chain: list[tuple[int, int]]
 ) -> int:
     request = step.requests[place]
-    name, engine = f"worker_{request.worker}", f"engine_{request.replica}"
+    name = f"worker_{request.worker}"
     who = {"request_id": f"q{place:04d}"}
     begin = gen + request.begin_us
     now = begin + request.build_us
@@ -318,9 +334,12 @@ def _write_request(
         here = {**who, "turn": number}
         call = {"engine_request_id": f"{who['request_id']}-{writer.step}-{number}"}
         call["response_tokens"] = turn.tokens
+        engine = f"engine_{_replica(request, turn)}"
+        if turn.prompt is not None:
+            call["prompt_tokens"] = turn.prompt
         first = now
         arrived = now + turn.acquire_us + turn.way_us
-        end = served + turn.prefill_us + turn.tokens * turn.token_us
+        end = served + turn.prefill_us + turn.decode_us
         writer.span(name, "server_acquire", now, now + turn.acquire_us, **here)
         writer.span(
             engine,
@@ -330,8 +349,13 @@ def _write_request(
             **call,
             queue_s=queue / 1e6,
             prefill_s=turn.prefill_us / 1e6,
-            decode_s=turn.tokens * turn.token_us / 1e6,
+            decode_s=turn.decode_us / 1e6,
+            **{"cached_tokens": turn.cached} if turn.cached is not None else {},
+            **{"retractions": turn.retractions} if turn.retractions else {},
         )
+        if turn.parked_us:
+            parked = {"engine_request_id": call["engine_request_id"]}
+            writer.span(engine, "engine_parked", arrived, arrived + turn.parked_us, **parked)
         now = end + turn.back_us
         writer.span(name, "engine_call", first, now, **here, **call)
         writer.span(name, "token_merge", now, now + turn.own_us, **here, of="response")

@@ -40,6 +40,14 @@ BASE = [Request(worker=place % 2, replica=place % 2) for place in range(6)]
 ONE = {
     "late": Request(begin_us=2_000_000),
     "queued": Request(turns=(Turn(way_us=2_000_000),)),
+    "parked": Request(turns=(Turn(parked_us=2_000_000),)),
+    "cold": Request(
+        turns=(
+            Turn(prompt=1_000, cached=0),
+            Turn(replica=1, prompt=1_200, cached=0, prefill_us=2_400_000),
+        )
+    ),
+    "recomputed": Request(turns=(Turn(retractions=1, lost_us=2_000_000),)),
     "long": Request(turns=(Turn(tokens=300),)),
     "slow": Request(turns=(Turn(token_us=60_000),)),
     "tool": Request(turns=(Turn(tools=(("search", 2_000_000),)),)),
@@ -56,6 +64,21 @@ def test_the_reason_is_the_true_one(reason):
     assert ("q0006", reason) == (row["request_id"], row["because"])
     assert row["caused_wait_s"] == pytest.approx(waiting(truth.ends_us))
     assert row["share"] == pytest.approx(1)
+
+
+def test_lost_time_is_the_true_one():
+    """What each of the engine's own reasons added; a cold prefill goes by its tokens."""
+    found = {
+        reason: straggler_requests(run_of(Step((*BASE, ONE[reason])))[0])[0]
+        for reason in ("parked", "cold", "recomputed")
+    }
+
+    assert 2 == pytest.approx(found["parked"]["parked_s"])
+    # 1,050 of the 1,200 tokens were in the other replica's cache.
+    assert 2.4 * 1_050 / 1_200 == pytest.approx(found["cold"]["cold_s"])
+    assert 2 == pytest.approx(found["recomputed"]["recomputed_s"])
+    for reason, row in found.items():
+        assert 0 == sum(row[f"{other}_s"] for other in found if other != reason)
 
 
 def test_a_tool_is_charged_with_what_its_calls_added():

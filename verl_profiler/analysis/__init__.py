@@ -17,6 +17,7 @@ from verl_profiler.analysis.engine import (
     token_rates,
 )
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
+from verl_profiler.analysis.engine_time import request_engine_time
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
@@ -114,6 +115,7 @@ __all__ = [
     "replica_token_rates",
     "request_breakdown",
     "request_duration_cdf",
+    "request_engine_time",
     "request_parts",
     "request_percentiles",
     "request_timeline",
@@ -186,6 +188,7 @@ ANALYSES = {
         request_percentiles,
         request_breakdown,
         slowest_requests,
+        request_engine_time,
         requests_in_flight,
         rollout_tail,
         rollout_balance,

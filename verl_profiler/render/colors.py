@@ -12,6 +12,7 @@ import zlib
 __all__ = [
     "ACCENT",
     "ACCOUNT_COLORS",
+    "CALL_PART_COLORS",
     "CATEGORY_COLORS",
     "ENGINE_COLORS",
     "GRID",
@@ -57,6 +58,17 @@ ENGINE_COLORS: dict[str, str] = {
     "prefill": "#56B4E9",
     "decode": "#0072B2",
     "outside": "#D55E00",
+}
+
+# Parts of a request's generate calls.
+CALL_PART_COLORS: dict[str, str] = {
+    "way": ENGINE_COLORS["outside"],
+    "parked": "#241C85",
+    "queue": ENGINE_COLORS["queue"],
+    "cold": "#F0E442",
+    "prefill": ENGINE_COLORS["prefill"],
+    "recomputed": "#7A3B10",
+    "decode": ENGINE_COLORS["decode"],
 }
 
 # What a function that TransferQueue feeds does.

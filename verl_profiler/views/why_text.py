@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
 from verl_profiler.analysis.explain.what_if import CHANGES, UNCHANGED
@@ -183,6 +184,13 @@ def _stragglers(rows: Rows) -> str:
     return f"stragglers (requests: by reason)\n{align(lines, left=(0, 1))}"
 
 
+def _batch(row: Mapping[str, Any]) -> str:
+    """Return a slow request's batch and the median request's, if there is one."""
+    if row["because"] != "slow" or row["batch"] is None or row["typical_batch"] is None:
+        return ""
+    return f" (batch {row['batch']:.1f}, median request {row['typical_batch']:.1f})"
+
+
 def _requests(rows: Rows) -> str:
     if not rows:
         return ""
@@ -194,7 +202,7 @@ def _requests(rows: Rows) -> str:
             row["name"],
             seconds(row["caused_wait_s"]),
             seconds(row["behind_s"]),
-            f"{row['because']} {seconds(row[row['because'] + '_s'])}",
+            f"{row['because']} {seconds(row[row['because'] + '_s'])}{_batch(row)}",
         ]
         for row in rows
     ]

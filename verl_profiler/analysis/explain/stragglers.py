@@ -16,6 +16,9 @@ __all__ = ["REASONS", "straggler_requests", "stragglers"]
 REASONS: dict[str, str] = {
     "late": "they start later",
     "queued": "they wait in the engine's queue or on the way there",
+    "parked": "they wait while the engine is paused for a weight sync",
+    "cold": "their prefix is no longer cached and is prefilled again",
+    "recomputed": "they are retracted, or aborted, and computed again",
     "long": "they generate more tokens, or have longer prompts",
     "slow": "they take longer per token",
     "tool": "they wait for tools",
@@ -30,17 +33,34 @@ def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> 
         At most `count` rows, most caused wait time first: run, step, name, request_id, sample,
         caused_wait_s (the wait time that it caused), share (of all waiting for requests in the step),
         behind_s (how much later than the median request it ended), because (a key of `REASONS`: the
-        largest component of that), and the components late_s, queued_s, long_s, slow_s, tool_s and
-        other_s, which add up to behind_s.  Only finished training requests.
+        largest component of that), and the components late_s, queued_s, parked_s, cold_s,
+        recomputed_s, long_s, slow_s, tool_s and other_s, which add up to behind_s; batch (requests
+        that ran on its replicas during its decoding, mean by time) and typical_batch (of the
+        step's median request; both None where the engine's part was not recorded).  Only finished
+        training requests.
     """
     return tables.rows(
         f"""
-        SELECT run, step, name, request_id, sample, caused_wait_us / 1e6 AS caused_wait_s,
-            caused_wait_us / nullif(sum(caused_wait_us) OVER (PARTITION BY run, step), 0) AS share,
+        WITH batches AS (
+            SELECT run, step, name, request_id,
+                sum(batch * decode_us) / nullif(sum(decode_us) FILTER (batch IS NOT NULL), 0)
+                    AS batch
+            FROM engine_call_times WHERE NOT validate AND {in_steps(steps)} GROUP BY ALL
+        ), typical AS (
+            SELECT run, step, median(batch) AS typical_batch FROM batches GROUP BY run, step
+        ), charged AS (
+            SELECT *, caused_wait_us
+                    / nullif(sum(caused_wait_us) OVER (PARTITION BY run, step), 0) AS share
+            FROM request_caused_wait WHERE {in_steps(steps)} QUALIFY caused_wait_us > 0
+            ORDER BY caused_wait_us DESC, run, step, name, request_id LIMIT {int(count)}
+        )
+        SELECT run, step, name, request_id, sample, caused_wait_us / 1e6 AS caused_wait_s, share,
             behind_us / 1e6 AS behind_s, because,
-            {", ".join(f"{reason}_us / 1e6 AS {reason}_s" for reason in REASONS)}
-        FROM request_caused_wait WHERE {in_steps(steps)} QUALIFY caused_wait_us > 0
-        ORDER BY caused_wait_us DESC, run, step, name, request_id LIMIT {int(count)}
+            {", ".join(f"{reason}_us / 1e6 AS {reason}_s" for reason in REASONS)},
+            batch, typical_batch
+        FROM charged LEFT JOIN batches USING (run, step, name, request_id)
+            LEFT JOIN typical USING (run, step)
+        ORDER BY caused_wait_us DESC, run, step, name, request_id
         """
     )
 

@@ -144,6 +144,15 @@ DERIVED = {
     "behind_us": _real_us("How much later than the median request it ended."),
     "late_us": _real_us("Of that, because it began later."),
     "queued_us": _real_us("Of that, in queues and transport."),
+    "cold_us": _real_us("Prefill of tokens that the request's previous call had cached."),
+    "recomputed_us": _real_us("Lost to retractions; prefill of an aborted call's next attempts."),
+    "parked_us": _us("Waiting while the engine was paused, or between two attempts."),
+    "call_us": _us("The call, with the wait since the attempt before."),
+    "way_us": _us("Client overhead: outside the engine server."),
+    "decoded_tokens": _count("Generated tokens, without the first one where prefill is known."),
+    "lost_tokens": _count("Prompt tokens computed again that the previous call had cached."),
+    "moved": _flag("Whether another replica served it than the request's previous call."),
+    "batch": _number("Mean number of requests in the replica's batch while it was decoded."),
     "long_us": _real_us("Of that, because of more tokens."),
     "slow_us": _real_us("Of that, because of slower tokens."),
     "because": _text("The largest component of `behind_us`."),
@@ -252,6 +261,11 @@ _TABLES = {
         "running_limit kv_used_tokens kv_capacity_tokens kv_share iterations prefill_tokens "
         "decode_tokens retractions prefix_queried_tokens prefix_hit_tokens"
     ),
+    "engine_call_times": (
+        f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us way_us queue_us "
+        "parked_us prefill_us:DOUBLE cold_us decode_us:DOUBLE recomputed_us decoded_tokens retractions "
+        "lost_tokens moved batch"
+    ),
     "server_routes": (f"{_REQUEST} turn server sticky in_flight least_in_flight at_us"),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",
     "steps": (
@@ -264,8 +278,8 @@ _TABLES = {
         "run step trainer gen_begin_us gen_end_us wait_end_us name request_id begin_us end_us"
     ),
     "request_caused_wait": (
-        "run step name request_id sample place many caused_wait_us behind_us late_us queued_us long_us "
-        "slow_us tool_us:DOUBLE other_us:DOUBLE because"
+        "run step name request_id sample place many caused_wait_us behind_us late_us queued_us "
+        "parked_us:DOUBLE cold_us recomputed_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because"
     ),
     "tool_caused_wait": "run step tool last caused_wait_us",
     "rank_spans": f"{_RANK} event family status {_INTERVAL}",

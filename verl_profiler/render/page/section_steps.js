@@ -103,6 +103,9 @@ export function stepsSection(choose) {
 const REASONS = {
   late: 'started late',
   queued: 'queued',
+  parked: 'engine paused',
+  cold: 'prefix cache lost',
+  recomputed: 'retracted or aborted',
   long: 'long',
   slow: 'slow per token',
   tool: 'tools',
@@ -278,6 +281,21 @@ function stragglers() {
     ...row,
     because: REASONS[row.because] || row.because,
   }));
+  /** @typedef {import('./table.js').Column<(typeof requests)[number]>} RequestColumn */
+  /** @type {RequestColumn[]} */
+  const reasons = [
+    ['parked_s', 'engine paused', 's'],
+    ['cold_s', 'prefix cache lost', 's'],
+    ['recomputed_s', 'retracted or aborted', 's'],
+  ];
+  const rare = reasons.filter(([key]) => requests.some((row) => row[key]));
+  /** @type {RequestColumn[]} */
+  const batch = requests.some((row) => row.batch !== null)
+    ? [
+        ['batch', 'batch', 'n', {title: 'Mean number of requests in its replica during its decoding'}],
+        ['typical_batch', 'of the median request', 'n'],
+      ]
+    : [];
   return [
     heading('Stragglers'),
     note(
@@ -319,10 +337,12 @@ function stragglers() {
             ['because', 'because', 'text'],
             ['late_s', 'later', 's'],
             ['queued_s', 'queued', 's'],
+            ...rare,
             ['long_s', 'long', 's'],
             ['slow_s', 'slow', 's'],
             ['tool_s', 'tools', 's'],
             ['other_s', 'other', 's'],
+            ...batch,
           ],
         })
       : null,

@@ -170,6 +170,9 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
 _DUE_TO = {
     "late": "late starts",
     "queued": "queueing",
+    "parked": "pauses of the engine",
+    "cold": "lost prefix caches",
+    "recomputed": "retractions and aborts",
     "long": "long requests",
     "slow": "slow decoding",
     "tool": "tools",
@@ -272,6 +275,9 @@ A tool is attributed its share of the request's delay.
 | --- | --- |
 | `late` | it started later |
 | `queued` | it waited in the engine or on the way there |
+| `parked` | the engine was paused for a weight sync |
+| `cold` | tokens that its previous call had cached were prefilled again |
+| `recomputed` | the engine retracted or aborted it; estimated from other calls' speed |
 | `long` | it generated more, or had longer prompts |
 | `slow` | it took longer per token |
 | `tool` | it waited for tools |

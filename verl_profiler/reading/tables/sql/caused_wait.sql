@@ -2,14 +2,11 @@
 -- is tokens times time per token; each of the two is charged with what it adds.
 CREATE TABLE request_caused_wait AS
 WITH calls AS (
-    SELECT run, step, name, request_id, sum(duration_us) AS call_us,
-        sum(coalesce(engine_duration_us, duration_us) - coalesce(queue_us, 0)
-            - coalesce(prefill_us, 0)) AS decode_us,
-        sum(coalesce(prefill_us, 0)) AS prefill_us,
-        -- The first token is prefill's, where that is known.
-        sum(CASE WHEN prefill_us IS NULL THEN response_tokens
-            ELSE greatest(response_tokens - 1, 0) END) AS tokens
-    FROM engine_calls WHERE duration_us IS NOT NULL AND NOT validate GROUP BY ALL
+    SELECT run, step, name, request_id, sum(way_us + queue_us) AS queued_us,
+        sum(parked_us) AS parked_us, sum(prefill_us) AS prefill_us, sum(cold_us) AS cold_us,
+        sum(recomputed_us) AS recomputed_us, sum(decode_us) AS decode_us,
+        sum(decoded_tokens) AS tokens
+    FROM engine_call_times WHERE NOT validate GROUP BY ALL
 ), stalls AS (
     SELECT run, step, name, request_id, sum(stalled_us) AS stalled_us
     FROM tool_calls WHERE stalled_us > 0 AND NOT validate GROUP BY ALL
@@ -19,7 +16,8 @@ WITH calls AS (
 ), parts AS MATERIALIZED (
     SELECT r.run, r.step, r.name, r.request_id, r.sample, r.end_us,
         r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
-        coalesce(c.call_us - c.decode_us - c.prefill_us, 0) AS queued_us,
+        coalesce(c.queued_us, 0) AS queued_us, coalesce(c.parked_us, 0) AS parked_us,
+        coalesce(c.cold_us, 0) AS cold_us, coalesce(c.recomputed_us, 0) AS recomputed_us,
         coalesce(c.prefill_us, 0) AS prefill_us, coalesce(c.decode_us, 0) AS decode_us,
         greatest(coalesce(c.tokens, 0), 1) AS tokens,
         greatest(coalesce(r.tool_us, 0) - coalesce(g.stalled_us, 0), 0) AS tool_us
@@ -29,28 +27,34 @@ WITH calls AS (
     WHERE r.finished AND NOT r.validate
 ), typical AS (
     SELECT run, step, median(whole_us) AS whole_us, median(late_us) AS late_us,
-        median(queued_us) AS queued_us, median(prefill_us) AS prefill_us,
+        median(queued_us) AS queued_us, median(parked_us) AS parked_us,
+        median(cold_us) AS cold_us, median(recomputed_us) AS recomputed_us,
+        median(prefill_us) AS prefill_us,
         median(tool_us) AS tool_us, median(tokens) AS tokens,
         median(decode_us / tokens) AS token_us
     FROM parts GROUP BY run, step
 ), excess AS (
     SELECT p.run, p.step, p.name, p.request_id, p.sample, p.end_us,
         p.whole_us - t.whole_us AS behind_us, p.late_us - t.late_us AS late_us,
-        p.queued_us - t.queued_us AS queued_us,
+        p.queued_us - t.queued_us AS queued_us, p.parked_us - t.parked_us AS parked_us,
+        p.cold_us - t.cold_us AS cold_us, p.recomputed_us - t.recomputed_us AS recomputed_us,
         p.prefill_us - t.prefill_us + (p.tokens - t.tokens) * t.token_us AS long_us,
         p.tokens * (p.decode_us / p.tokens - t.token_us) AS slow_us,
         p.tool_us - t.tool_us AS tool_us
     FROM parts AS p JOIN typical AS t USING (run, step)
 ), reasons AS (
-    SELECT *, behind_us - late_us - queued_us - long_us - slow_us - tool_us AS other_us
+    SELECT *, behind_us - late_us - queued_us - parked_us - cold_us - recomputed_us - long_us - slow_us
+        - tool_us AS other_us
     FROM excess
 ), ends AS (
     SELECT *, coalesce(request_id, name) AS who FROM reasons
 )
 SELECT run, step, name, request_id, sample, place, many, caused_wait_us, behind_us, late_us, queued_us,
-    long_us, slow_us, tool_us, other_us,
-    CASE greatest(late_us, queued_us, long_us, slow_us, tool_us, other_us)
-        WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN long_us THEN 'long'
+    parked_us, cold_us, recomputed_us, long_us, slow_us, tool_us, other_us,
+    CASE greatest(late_us, queued_us, parked_us, cold_us, recomputed_us, long_us, slow_us, tool_us,
+            other_us)
+        WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN parked_us THEN 'parked'
+        WHEN cold_us THEN 'cold' WHEN recomputed_us THEN 'recomputed' WHEN long_us THEN 'long'
         WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because
 FROM ($caused_wait);
 

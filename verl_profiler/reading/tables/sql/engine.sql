@@ -79,3 +79,114 @@ FROM (
     FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
     WHERE e.event = 'engine_state' AND e.family = 'engine'
 );
+
+-- Where the time of each generate call went, one row per request that an engine served of it: an aborted
+-- call has several attempts, and waits between them.  The parts add up to the time from the attempt
+-- before (or the call's begin) until the end.
+CREATE TABLE engine_call_times AS
+WITH attempts AS MATERIALIZED (
+    SELECT run, step, name, validate, request_id, turn, engine_request_id, attempt, begin_us, end_us,
+        duration_us, prompt_tokens, response_tokens,
+        greatest(begin_us - lag(end_us) OVER (
+            PARTITION BY run, name, request_id, turn ORDER BY begin_us), 0) AS gap_us
+    FROM event_fields WHERE event = 'engine_attempt' AND family = 'rollout' AND request_id IS NOT NULL
+), pieces AS MATERIALIZED (
+    SELECT row_number() OVER () AS number, * FROM (
+        SELECT run, step, name, validate, request_id, turn, 0 AS attempt, 0 AS gap_us, begin_us,
+            duration_us, engine_request_id, engine_name, engine_begin_us, engine_end_us,
+            engine_duration_us, prompt_tokens, response_tokens, cached_tokens, queue_us, prefill_us,
+            retractions
+        FROM engine_calls ANTI JOIN attempts USING (run, name, request_id, turn)
+        WHERE duration_us IS NOT NULL AND request_id IS NOT NULL
+        UNION ALL BY NAME
+        SELECT a.* EXCLUDE (end_us), s.engine_name, s.engine_begin_us, s.engine_end_us,
+            s.engine_duration_us, s.cached_tokens, s.queue_us, s.prefill_us, s.retractions
+        FROM attempts AS a LEFT JOIN (
+            SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS engine_name,
+                begin_us AS engine_begin_us, end_us AS engine_end_us,
+                duration_us AS engine_duration_us, cached_tokens, queue_us, prefill_us, retractions
+            FROM engine_requests WHERE run IN (SELECT run FROM attempts)
+            ORDER BY run, engine_request_id, begin_us
+        ) AS s USING (run, engine_request_id)
+        WHERE a.duration_us IS NOT NULL
+    )
+), parked AS MATERIALIZED (
+    SELECT run, engine_request_id, sum(duration_us) AS parked_us FROM event_fields
+    WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL GROUP BY ALL
+), known AS MATERIALIZED (
+    SELECT p.* EXCLUDE (queue_us, prefill_us, engine_duration_us),
+        coalesce(engine_duration_us, duration_us) AS engine_us,
+        least(coalesce(k.parked_us, 0), coalesce(engine_duration_us, 0)) AS held_us,
+        coalesce(queue_us, 0) AS queue_us, prefill_us,
+        lag(engine_name) OVER turns AS before_name, lag(prompt_tokens) OVER turns AS before_prompt,
+        lag(response_tokens) OVER turns AS before_response
+    FROM pieces AS p LEFT JOIN parked AS k USING (run, engine_request_id)
+    WINDOW turns AS (PARTITION BY run, step, name, validate, request_id ORDER BY begin_us)
+), parts AS MATERIALIZED (
+    SELECT *, engine_us - held_us - queue_us - coalesce(prefill_us, 0) AS decoding_us,
+        -- The first token is prefill's, where that is known.
+        CASE WHEN prefill_us IS NULL THEN response_tokens ELSE greatest(response_tokens - 1, 0) END
+            AS tokens,
+        CASE WHEN attempt = 0 AND cached_tokens < before_prompt / 2
+            THEN least(prompt_tokens, before_prompt + coalesce(before_response, 0)) - cached_tokens
+            ELSE 0 END AS lost_tokens
+    FROM known
+), others AS (
+    -- How long the other calls of the replica took per token while a retracted one was there.
+    SELECT r.number, sum(o.decoding_us / o.tokens * (least(r.engine_end_us, o.engine_end_us)
+            - greatest(r.engine_end_us - r.decoding_us, o.engine_end_us - o.decoding_us)))
+        / sum(least(r.engine_end_us, o.engine_end_us)
+            - greatest(r.engine_end_us - r.decoding_us, o.engine_end_us - o.decoding_us)) AS token_us
+    FROM (SELECT * FROM parts WHERE retractions > 0) AS r JOIN parts AS o
+        ON o.run = r.run AND o.engine_name = r.engine_name
+        AND o.step IS NOT DISTINCT FROM r.step
+        AND o.engine_end_us - o.decoding_us < r.engine_end_us
+        AND o.engine_end_us > r.engine_end_us - r.decoding_us
+    WHERE coalesce(o.retractions, 0) = 0 AND o.tokens > 0 AND o.decoding_us > 0
+    GROUP BY r.number
+), changes AS (
+    SELECT run, name AS engine_name,
+        least(begin_us + coalesce(queue_us, 0) + coalesce(parked_us, 0), end_us) AS at_us, 1 AS change
+    FROM engine_requests LEFT JOIN parked USING (run, engine_request_id)
+    WHERE duration_us IS NOT NULL
+    UNION ALL
+    SELECT run, name, end_us, -1 FROM engine_requests WHERE duration_us IS NOT NULL
+    UNION ALL
+    SELECT run, engine_name, engine_end_us - decoding_us, 0 FROM parts WHERE engine_name IS NOT NULL
+), running AS (
+    SELECT run, engine_name, at_us, lag(at_us) OVER moments AS before_us,
+        sum(change) OVER moments - change AS running
+    FROM (
+        SELECT run, engine_name, at_us, sum(change) AS change FROM changes
+        GROUP BY run, engine_name, at_us
+    )
+    WINDOW moments AS (PARTITION BY run, engine_name ORDER BY at_us)
+), areas AS MATERIALIZED (
+    SELECT run, engine_name, at_us, sum(coalesce(running * (at_us - before_us), 0)::DOUBLE) OVER (
+        PARTITION BY run, engine_name ORDER BY at_us) AS area
+    FROM running
+)
+SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.engine_request_id,
+    p.engine_name, p.begin_us, p.gap_us + p.duration_us AS call_us,
+    p.duration_us - p.engine_us AS way_us, p.queue_us, p.gap_us + p.held_us AS parked_us,
+    CASE WHEN p.attempt > 0 THEN 0 ELSE coalesce(p.prefill_us, 0) - cold_us END AS prefill_us,
+    cold_us, p.decoding_us - retracted_us AS decode_us,
+    retracted_us + CASE WHEN p.attempt > 0 THEN coalesce(p.prefill_us, 0) ELSE 0 END
+        AS recomputed_us,
+    p.tokens AS decoded_tokens, coalesce(p.retractions, 0) AS retractions,
+    CASE WHEN cold_us > 0 THEN p.lost_tokens ELSE 0 END AS lost_tokens,
+    p.engine_name <> p.before_name AS moved,
+    (e.area - b.area) / nullif(p.decoding_us, 0) AS batch
+FROM (
+    SELECT p.*,
+        CASE WHEN lost_tokens > 0 AND prompt_tokens > cached_tokens
+            THEN coalesce(prefill_us, 0) * lost_tokens / (prompt_tokens - cached_tokens)
+            ELSE 0 END AS cold_us,
+        coalesce(CASE WHEN retractions > 0
+            THEN greatest(p.decoding_us - p.tokens * o.token_us, 0) END, 0) AS retracted_us
+    FROM parts AS p LEFT JOIN others AS o USING (number)
+) AS p
+LEFT JOIN areas AS b ON b.run = p.run AND b.engine_name = p.engine_name
+    AND b.at_us = p.engine_end_us - p.decoding_us AND p.decoding_us > 0
+LEFT JOIN areas AS e ON e.run = p.run AND e.engine_name = p.engine_name AND e.at_us = p.engine_end_us
+    AND p.decoding_us > 0;

@@ -1,0 +1,67 @@
+"""Where the time of requests' generate calls went, inside and outside the engines."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, rows_of
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["CALL_PARTS", "request_engine_time"]
+
+# Parts of generate calls, in the order in which a call goes through them.
+CALL_PARTS: dict[str, str] = {
+    "way": "on the way to the engine and back",
+    "parked": "while the engine was paused",
+    "queue": "in the engine's queue",
+    "cold": "prefill of tokens that were cached before",
+    "prefill": "prefill of new tokens",
+    "recomputed": "retracted or aborted, and computed again",
+    "decode": "decoding",
+}
+
+
+def request_engine_time(
+    tables: Tables,
+    steps: Steps = None,
+    count: int = 10,
+    *,
+    worker: int | None = None,
+    validate: bool = False,
+) -> Rows:
+    """Split the generate calls' time of the requests with the most of it.
+
+    Returns:
+        At most `count` rows, most time first: run, step, name, request_id, calls, replicas (that
+        served them), engine_s (time of the calls), its parts way_s, parked_s, queue_s, cold_s,
+        prefill_s, recomputed_s and decode_s (keys of `CALL_PARTS`, which add up to engine_s),
+        mostly (the largest part; None without time), tokens (generated), token_s (decoding per
+        token), batch (requests in the replica's batch during decoding, mean by time; None where the
+        engine's part was not recorded), moved (calls served by another replica than the request's
+        previous one), cold_tokens (prompt tokens computed again that the previous call had cached),
+        retractions.  cold_s is prefill in proportion to those tokens; recomputed_s of a retracted
+        call is what its decoding took longer than its tokens at the speed of the replica's other
+        calls at that time.
+    """
+    where = rows_of(steps, worker=worker, validate=validate)
+    parts = ", ".join(f"sum({part}_us) / 1e6 AS {part}_s" for part in CALL_PARTS)
+    largest = f"greatest({', '.join(f'{part}_s' for part in CALL_PARTS)})"
+    mostly = " ".join(f"WHEN {part}_s THEN '{part}'" for part in reversed(CALL_PARTS))
+    return tables.rows(
+        f"""
+        WITH summed AS (
+            SELECT run, step, name, request_id, count(DISTINCT turn) AS calls,
+                count(DISTINCT engine_name) AS replicas, sum(call_us) / 1e6 AS engine_s, {parts},
+                sum(decoded_tokens)::BIGINT AS tokens,
+                sum(batch * decode_us)
+                    / nullif(sum(decode_us) FILTER (batch IS NOT NULL), 0) AS batch,
+                count(*) FILTER (moved) AS moved, sum(lost_tokens)::BIGINT AS cold_tokens,
+                sum(retractions)::BIGINT AS retractions
+            FROM engine_call_times WHERE {where} GROUP BY run, step, name, request_id
+            ORDER BY engine_s DESC, run, step, name, request_id LIMIT {int(count)}
+        )
+        SELECT run, step, name, request_id, calls, replicas, engine_s,
+            {", ".join(f"{part}_s" for part in CALL_PARTS)},
+            CASE WHEN engine_s > 0 THEN CASE {largest} {mostly} END END AS mostly,
+            tokens, decode_s / nullif(tokens, 0) AS token_s, batch, moved, cold_tokens, retractions
+        FROM summed ORDER BY engine_s DESC, run, step, name, request_id
+        """
+    )
