@@ -149,7 +149,7 @@ def test_a_step_that_cannot_be_is_left_out(tmp_path):
     status, printed = call("summary", run, "--no-cache")
 
     assert status in (0, 1)
-    assert "step_2147483648/ is of no step" in printed
+    assert "step_2147483648/ is not the folder of a step" in printed
 
 
 def test_files_whose_names_are_no_text(tmp_path):

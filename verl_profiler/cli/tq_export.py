@@ -254,7 +254,7 @@ def _signature(paths: list[Path]) -> list[tuple[str, int, int]]:
     files = [
         file
         for path in paths
-        for file in (path.glob("step_*/*.jsonl") if path.is_dir() else [path])
+        for file in (path.glob("step_*/*.jsonl*") if path.is_dir() else [path])
     ]
     found = []
     for file in sorted(files):

@@ -252,7 +252,8 @@ class Expanded(io.RawIOBase):
     def __init__(
         self, expanded: Any, packed: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES
     ) -> None:
-        self._expanded = expanded
+        # `read` would lose what precedes the place where the data is damaged.
+        self._read = getattr(expanded, "read1", expanded.read)
         self._packed = packed
         self._from_bytes = from_bytes
         self._given = 0
@@ -265,7 +266,7 @@ class Expanded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes."""
         view = memoryview(buffer).cast("B")
-        content = self._expanded.read(len(view))
+        content = self._read(len(view))
         view[: len(content)] = content
         self._given += len(content)
         if self._given > self._from_bytes:

@@ -10,13 +10,14 @@ import contextlib
 import math
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from verl_profiler.events.files import UnusableFileError, cleaned_text, open_regular
+from verl_profiler.events.files import UnusableFileError, cleaned_text, expanded, open_regular
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
 
@@ -95,6 +96,9 @@ class Run:
         for step, path in self._files():
             if path in self._unusable:
                 continue
+            if path.suffix == ".gz":
+                yield from self._packed(step, path)
+                continue
             offset = self._offsets.setdefault(path, 0)
             try:
                 size = path.stat().st_size
@@ -122,6 +126,20 @@ class Run:
                 self._offsets[path] = offset
             if left <= 0:
                 self.behind_bytes += size - offset
+
+    def _packed(self, step: int, path: Path) -> Iterator[tuple[str, int, Line]]:
+        """Yield the lines of a compressed file, of a step that is over, once."""
+        self._offsets[path] = path.stat().st_size
+        try:
+            with open_regular(path) as packed, expanded(packed) as file:
+                while lines := file.readlines(_BLOCK_BYTES):
+                    name = cleaned_text(path.with_suffix("").stem)
+                    yield from self._lines(name, step, b"".join(lines))
+        except UnusableFileError as error:
+            self._unusable[path] = f"{cleaned_text(path.name)} of step {step} {error}"
+        except (OSError, EOFError, zlib.error):
+            # Damaged: what lies behind that place cannot be read.
+            return
 
     def _lines(self, name: str, step: int, block: bytes) -> Iterator[tuple[str, int, Line]]:
         for text in block.splitlines():
@@ -152,10 +170,14 @@ class Run:
             elif step < (self._first_step or 0):
                 found += [
                     (step, path)
-                    for path in folder.glob(f"{_TRAINER}*.jsonl")
+                    for path in folder.glob(f"{_TRAINER}*.jsonl*")
                     if path not in self._offsets
                 ]
-                found += [(step, path) for path in folder.glob(f"{_QUEUE}*.jsonl")]
+                found += [
+                    (step, path)
+                    for path in folder.glob(f"{_QUEUE}*.jsonl*")
+                    if path.suffix != ".gz" or path not in self._offsets
+                ]
             else:
                 # Late lines of steps that were followed from their start.
                 found += [(step, path) for path in self._offsets if path.parent == folder]

@@ -7,18 +7,20 @@ A file that cannot be parsed, or that has values of wrong types, is read again a
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import os
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.files import open_regular, reason_of
+from verl_profiler.events.files import UnusableFileError, expanded, open_regular, reason_of
 from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.discovery import EventFile
 from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
@@ -34,6 +36,8 @@ __all__ = ["Part", "build_part"]
 _LOOK_BYTES = 8 << 10
 _LOOK_FILES = 8
 _MANY = 0.05
+# A compressed file may always expand to this.
+_UNPACKED_BYTES = 1 << 28
 _KEY = re.compile(rb'"(\w+)":')
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./ ,:+@=%~-]+")
 
@@ -79,6 +83,7 @@ def build_part(
     """
     result = Part()
     problems = result.problems
+    group = _unpacked(group, scratch, result)
     paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
     repaired: set[int] = set()
 
@@ -156,10 +161,37 @@ def build_part(
     for number, count, *_ in counts if paths else []:
         name = group[number].name
         result.counts[name] = result.counts.get(name, 0) + count
-    for leftover in scratch.glob("repaired-*.jsonl"):
-        leftover.unlink()
+    for pattern in ("repaired-*.jsonl", "unpacked-*.jsonl"):
+        for leftover in scratch.glob(pattern):
+            leftover.unlink()
     result.empty = not paths
     return result
+
+
+def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[EventFile]:
+    """Replace compressed files by copies that are not; of damaged ones, as far as they go."""
+    files = []
+    for number, file in enumerate(group):
+        if not file.is_packed:
+            files.append(file)
+            continue
+        copy = scratch / f"unpacked-{number}.jsonl"
+        with copy.open("wb") as out:
+            try:
+                with open_regular(file.path) as packed, expanded(packed, _UNPACKED_BYTES) as lines:
+                    # Gives what precedes the place where the file is damaged.
+                    read = getattr(lines, "read1", lines.read)
+                    while content := read(1 << 16):
+                        out.write(content)
+            except UnusableFileError as error:
+                result.problems.append(f"{file.shown} {error}; what lies behind is not read")
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                result.problems.append(f"{file.shown} is damaged ({error}); it is read up to there")
+            except OSError as error:
+                result.problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
+                result.complete = False
+        files.append(replace(file, path=copy, size_bytes=copy.stat().st_size))
+    return files
 
 
 def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process]) -> set[str]:

@@ -41,6 +41,8 @@ __all__ = ["Converted", "convert"]
 _CONVERSION = json.dumps([6, event_query([]), vocabulary()])
 _VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
+# A compressed file counts as so many times its size.
+_EXPANSION = 10
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
 
@@ -160,11 +162,12 @@ def _groups(
         group: list[EventFile] = []
         size = 0
         for file in alike:
-            if group and size + file.size_bytes > _PART_BYTES:
+            own = file.size_bytes * (_EXPANSION if file.is_packed else 1)
+            if group and size + own > _PART_BYTES:
                 yield group
                 group, size = [], 0
             group.append(file)
-            size += file.size_bytes
+            size += own
         yield group
 
 

@@ -1,5 +1,7 @@
 """Find the event files that a path means: run directories, archives, steps, single files.
 
+Event files may be compressed (`step_<N>/<name>.jsonl.gz`), by the recorder or with gzip.
+
 A path may be a run directory, a folder that holds one, a `step_<N>` folder, an event file, a
 `.parquet` file (or a folder of them), or a tar of a run directory.  Nothing is parsed here but
 `run.json` and the process headers; event files are only listed, with their sizes and times.
@@ -10,13 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.files import JSON_LIMIT_BYTES, is_regular, reason_of, status_of_regular
+from verl_profiler.events.files import (
+    JSON_LIMIT_BYTES,
+    expanded,
+    is_regular,
+    open_regular,
+    reason_of,
+    status_of_regular,
+)
 from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
@@ -31,11 +41,14 @@ _STEP_LIMIT = 1 << 31
 # A header is a few kilobytes; thousands of processes leave tens of megabytes.
 _HEADERS_LIMIT_BYTES = 256 << 20
 _SHOWN = 5
+_PACKED = ".gz"
+# Of a line, which begins with its time in microseconds.
+_COMPARED_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
 class EventFile:
-    """One `.jsonl` file.
+    """One `.jsonl` or `.jsonl.gz` file.
 
     Args:
         path: Where it is.
@@ -44,6 +57,7 @@ class EventFile:
         step: From the folder's name; None when the file is outside one.
         size_bytes: Its size when it was found.
         modified_ns: Its modification time when it was found.
+        is_packed: Whether it is compressed.
     """
 
     path: Path
@@ -52,6 +66,7 @@ class EventFile:
     step: int | None
     size_bytes: int
     modified_ns: int
+    is_packed: bool = False
 
 
 @dataclass
@@ -257,13 +272,29 @@ def _event_files(
     files: list[EventFile] = []
     failed: dict[Path, OSError] = {}
     for step, folder in folders:
-        for path in sorted(folder.glob("*.jsonl")):
+        for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
             try:
-                files.append(_event_file(path, root, step))
+                if not _is_copy(path):
+                    files.append(_event_file(path, root, step))
             except OSError as error:
                 failed[path] = error
     problems += _unusable(failed, root)
     return files
+
+
+def _is_copy(path: Path) -> bool:
+    """Whether a compressed file stands beside what it was made of; later lines do not make it one."""
+    plain = path.with_suffix("")
+    if path.suffix != _PACKED or not plain.exists():
+        return False
+    with open_regular(plain) as file:
+        first = file.readline(_COMPARED_BYTES)
+    try:
+        with open_regular(path) as packed, expanded(packed) as file:
+            return bool(first) and file.readline(_COMPARED_BYTES) == first
+    except (OSError, EOFError, zlib.error):
+        # Cut short while it was written, before the other one would have been removed.
+        return bool(first)
 
 
 def _usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]:
@@ -292,7 +323,9 @@ def _unusable(failed: dict[Path, OSError], root: Path) -> list[str]:
 def _event_file(path: Path, root: Path, step: int | None) -> EventFile:
     status = status_of_regular(path)
     size, modified = status.st_size, status.st_mtime_ns
-    return EventFile(path, _shown(path, root), _text(path.stem), step, size, modified)
+    is_packed = path.suffix == _PACKED
+    name = _text((path.with_suffix("") if is_packed else path).stem)
+    return EventFile(path, _shown(path, root), name, step, size, modified, is_packed)
 
 
 def _shown(path: Path, root: Path) -> str:
@@ -310,6 +343,7 @@ def _is_run(folder: Path) -> bool:
         or _is_folder(folder / PROCESSES)
         or bool(_step_folders(folder))
         or any(folder.glob("*.jsonl"))
+        or any(folder.glob("*.jsonl.gz"))
         or any(folder.glob("*.parquet"))
     )
 

@@ -44,7 +44,7 @@ class InputFormat:
 
 
 FORMATS = {
-    "events": InputFormat("run", (".jsonl",)),
+    "events": InputFormat("run", (".jsonl", ".jsonl.gz")),
     "parquet": InputFormat("run", (".parquet",)),
     "archive": InputFormat("run", (".tar", ".tar.gz", ".tgz", ".tar.zst")),
     "torch_trace": InputFormat(

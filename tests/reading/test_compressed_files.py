@@ -1,0 +1,123 @@
+"""Compressed event files are read as those that they were made of."""
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.cli import main
+from verl_profiler.live.follow import Run
+from verl_profiler.reading.reader import load
+
+SMALL = Path(__file__).parents[1] / "data" / "small_run"
+EVENTS = "SELECT * EXCLUDE (run) FROM events ORDER BY ALL"
+PROCESSES = "SELECT * EXCLUDE (run) FROM processes ORDER BY ALL"
+
+
+def compress(file, *, keep=False):
+    """Compress as `gzip` does."""
+    packed = file.with_name(f"{file.name}.gz")
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    if not keep:
+        file.unlink()
+    return packed
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A copy of the small run."""
+    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    return tmp_path / "run"
+
+
+def contents(path):
+    with load(path) as opened:
+        return opened.rows(EVENTS), opened.rows(PROCESSES), opened.problems
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What the small run holds."""
+    with load(SMALL, cache=False) as opened:
+        return opened.rows(EVENTS), opened.rows(PROCESSES), opened.problems
+
+
+@pytest.mark.parametrize("pattern", ["step_*/*.jsonl", "step_1/*.jsonl", "step_2/worker_*.jsonl"])
+def test_nothing_changes_with_compression(run, plain, pattern):
+    """All files of a run, those of a step, or of some processes; with the cache too."""
+    assert plain == contents(run)
+    for file in run.glob(pattern):
+        compress(file)
+
+    assert plain == contents(run)
+    assert plain == contents(run)
+
+
+def test_a_copy_beside_its_origin_is_read_once(run, plain):
+    """As `gzip --keep`, or a kill between the two, leaves it; also where lines followed."""
+    for file in run.glob("step_1/*.jsonl"):
+        compress(file, keep=True)
+    assert plain == contents(run)
+
+    file = run / "step_1" / "worker_0.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    (run / "step_1" / "worker_0.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:5])))
+    assert plain == contents(run)
+
+
+def test_a_copy_that_is_cut_short_is_read_once_too(run, plain):
+    """It was still being written."""
+    packed = compress(run / "step_1" / "worker_0.jsonl", keep=True)
+    for size in (0, 3, 30):
+        packed.write_bytes(packed.read_bytes()[:size])
+        assert plain[:2] == contents(run)[:2]
+
+
+def test_late_lines_beside_a_compressed_file_are_read(run, plain):
+    """The recorder writes them to a new file."""
+    file = run / "step_1" / "worker_0.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-3]))
+    compress(file)
+    file.write_bytes(b"".join(lines[-3:]))
+
+    assert plain == contents(run)
+
+
+def test_a_damaged_file_is_read_up_to_there(run, plain):
+    """And reported, by its own name."""
+    file = run / "step_1" / "worker_0.jsonl"
+    count = file.read_bytes().count(b"\n")
+    packed = compress(file)
+    content = packed.read_bytes()
+    packed.write_bytes(content[: len(content) // 2])
+    events, _, problems = contents(run)
+
+    assert 0 < len(plain[0]) - len(events) < count
+    assert ["step_1/worker_0.jsonl.gz is damaged"] == [
+        problem.partition(" (")[0] for problem in problems if "damaged" in problem
+    ]
+
+
+def test_one_file_can_be_named(run, capsys):
+    """A command takes it as it takes the plain one."""
+    assert 0 == main(["requests", str(run / "step_1" / "worker_0.jsonl"), "--json"])
+    expected = capsys.readouterr().out
+    packed = compress(run / "step_1" / "worker_0.jsonl")
+
+    assert 0 == main(["requests", str(packed), "--json"])
+    assert expected == capsys.readouterr().out
+
+
+def test_watch_reads_the_trainers_compressed_steps(run):
+    """Those of steps before the ones that it follows."""
+    for number in range(3, 8):
+        shutil.copytree(run / "step_2", run / f"step_{number}")
+    expected = sorted((name, step, line.event) for name, step, line in Run(run).poll())
+    for file in [*run.glob("step_1/trainer_*.jsonl"), *run.glob("step_2/trainer_*.jsonl")]:
+        compress(file)
+    followed = Run(run)
+
+    assert expected == sorted((name, step, line.event) for name, step, line in followed.poll())
+    assert [] == list(followed.poll())
