@@ -65,7 +65,7 @@ A later `verl-profiler collect` then searches the run directory only; reports un
 | --- | --- |
 | `run.json` | what was launched |
 | `processes/<name>.json` | one header per process |
-| `step_<N>/<name>.jsonl` | events |
+| `step_<N>/<name>.jsonl` | events; with `profiler.events.compress`, also as `.jsonl.gz` |
 | `nsight/` | captures: journals, lists, and the tools' reports |
 | `.cache/` | created by reading commands: the same events as Parquet |
 

@@ -20,6 +20,7 @@ import msgspec
 from verl_profiler.events.vocabulary import FORMAT_VERSION, process_name
 from verl_profiler.recording import context
 from verl_profiler.recording.clock import Readings, now
+from verl_profiler.recording.closed_steps import ClosedSteps
 from verl_profiler.recording.complaints import Complaints, say
 from verl_profiler.recording.encoding import LineEncoder
 from verl_profiler.recording.identity import Identity
@@ -75,6 +76,11 @@ class BackgroundWriter:
         self.write_errors = 0
         self.files = EventFiles(
             recorder.limit, recorder.limit * _BYTES_PER_EVENT, self.complaints.make
+        )
+        self._closed_steps = (
+            ClosedSteps(self.files.release, self.complaints.make)
+            if recorder.config.events.compress
+            else None
         )
         self._header = ProcessHeader()
         self._header_ns = 0
@@ -227,6 +233,8 @@ class BackgroundWriter:
             self._complete_ns = until
         if final:
             return
+        if self._closed_steps is not None and not self.files.waiting:
+            self._closed_steps.compress_one()
         if now() - self._cost_reported_ns > _COST_INTERVAL_S * 1e9:
             self._report_cost()
         if now() - self._header_ns > _HEADER_INTERVAL_S * 1e9:
@@ -270,6 +278,8 @@ class BackgroundWriter:
     def _write_batch(self) -> None:
         """Write the encoded lines; other threads run meanwhile."""
         for path, (lines, owned) in self._batch.items():
+            if owned and self._closed_steps is not None:
+                self._closed_steps.note(path)
             if lines:
                 self.files.append(path, lines, owned=owned)
         self._batch.clear()

@@ -190,6 +190,12 @@ class EventFiles:
             if file.was_deleted():
                 self._close(self._files.pop(path))
 
+    def release(self, path: Path) -> None:
+        """Close a file; further lines open it again."""
+        file = self._files.pop(path, None)
+        if file is not None:
+            self._close(file)
+
     def drop(self, count: int) -> None:
         """Count lines for which there is no room while the disk refuses."""
         self.dropped["disk"] += count
