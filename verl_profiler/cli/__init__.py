@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReadingError as error:
         # There is no such command, or the output itself cannot be written.
         with contextlib.suppress(OSError):
-            print_error(f"verl-profiler: {error}")
+            print_error(*named(f"verl-profiler: {error}", argv).split("\n"))
         return error.exit_code
 
 

@@ -112,7 +112,8 @@ def _chain(rows: Rows) -> str:
             continue
         flush(row["begin_s"])
         turn = "" if row["turn"] is None else f", turn {row['turn']}"
-        where = f"{row['what'] or row['event']} in {row['name']}{turn}"
+        what = row["what"] or row["event"]
+        where = f"{row['name']}{turn}" if what == row["name"] else f"{what} in {row['name']}{turn}"
         at, length = seconds(row["begin_s"]), seconds(row["duration_s"])
         lines.append([at, length, row["category"], row["phase"] or "", where])
     flush(rows[-1]["begin_s"] + rows[-1]["duration_s"])
