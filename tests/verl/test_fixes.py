@@ -59,3 +59,35 @@ print("polls every", buffer.poll_interval)
     )
 
     assert "polls every 0.2" in done.stdout, done.stderr[-2000:]
+
+
+def test_the_router_moves_a_conversation_only_from_a_full_replica(tmp_path, verl_environment):
+    """The files are loaded as verl does it (router.py, `_create_plugin_extension`), but for the actor."""
+    for name in ("spread_calls.py", "spread_calls.yaml"):
+        (tmp_path / name).write_text(FILES[name])
+    program = """
+from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
+config = _load_router_yaml("spread_calls.yaml")
+router = _resolve_router_class(config["router_class"])({"a": 1, "b": 2}, config)
+first, _ = router.acquire_server("mine")
+other = "b" if first == "a" else "a"
+print("stays", router.acquire_server("mine")[0] == first)
+router._inflight_requests.update({first: 7, other: 4})
+print("stays", router.acquire_server("mine")[0] == first)
+router._inflight_requests.update({first: 8, other: 4})
+print("moves", router.acquire_server("mine")[0] == other, router._inflight_requests[other])
+"""
+    path = f"{tmp_path}:{verl_environment.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**verl_environment, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+    # Of 4 in the other one, 1.25 * 4 + 2 = 7 may stay.
+    lines = done.stdout.splitlines()[-3:]
+    assert ["stays True", "stays True", "moves True 5"] == lines, done.stderr[-2000:]

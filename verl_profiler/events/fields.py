@@ -575,6 +575,7 @@ RUN = {
     "training.rollout": _text("Name of the engine."),
     "training.rollout_n": _count("Samples per prompt."),
     "training.tensor_model_parallel_size": _count("Of the rollout."),
+    "training.gpu_memory_utilization": _number("Of the rollout."),
     "training.agent_workers": _count("Number of agent-loop workers."),
     "training.agent_loop": _text("Name of the default agent loop."),
     "training.strategy": _text("`fsdp`, `fsdp2`, `megatron`."),

@@ -245,6 +245,7 @@ def _training(config: Any) -> dict[str, Any]:
         "rollout": pick("actor_rollout_ref.rollout.name"),
         "rollout_n": pick("actor_rollout_ref.rollout.n"),
         "tensor_model_parallel_size": pick("actor_rollout_ref.rollout.tensor_model_parallel_size"),
+        "gpu_memory_utilization": pick("actor_rollout_ref.rollout.gpu_memory_utilization"),
         "agent_workers": pick("actor_rollout_ref.rollout.agent.num_workers"),
         "agent_loop": pick("actor_rollout_ref.rollout.agent.default_agent_loop"),
         "strategy": pick("actor_rollout_ref.actor.strategy"),

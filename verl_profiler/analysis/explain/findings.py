@@ -11,6 +11,7 @@ from verl_profiler.analysis.explain.critical_path import critical_segments, path
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.fixes import (
     fix_values,
+    lowers_memory,
     names_in,
     overrides_of,
     values_of,
@@ -67,7 +68,9 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     values = fix_values(tables, names, steady)
     for row in found["findings"]:
         own = values_of(values, row["run"])
-        row["overrides"], row["files"] = overrides_of(row["overrides"], own)
+        launch = tables.launches.get(row["run"], {})
+        kept = [each for each in row["overrides"] if not lowers_memory(each, launch)]
+        row["overrides"], row["files"] = overrides_of(kept, own)
     return found
 
 

@@ -9,7 +9,15 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["FILES", "VALUES", "fix_values", "names_in", "overrides_of", "values_of"]
+__all__ = [
+    "FILES",
+    "VALUES",
+    "fix_values",
+    "lowers_memory",
+    "names_in",
+    "overrides_of",
+    "values_of",
+]
 
 # Values that overrides refer to, and their fallbacks if the run does not show them: verl 0.9.1's
 # defaults, changed in the direction of the advice.
@@ -37,6 +45,24 @@ class FastPoll(ReplayBuffer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, poll_interval=0.2, **kwargs)
+''',
+    "spread_calls.yaml": "router_class: spread_calls.SpreadCalls\n",
+    "spread_calls.py": '''\
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+
+class SpreadCalls(GlobalRequestLoadBalancer):
+    """Moves a conversation when its replica has a quarter and two more calls than the least loaded."""
+
+    def __init__(self, servers, config):
+        super().__init__(servers)
+
+    def acquire_server(self, request_id):
+        calls = self._inflight_requests
+        server = self._request_id_to_server.get(request_id)
+        if server in calls and calls[server] > 1.25 * min(calls.values()) + 2:
+            del self._request_id_to_server[request_id]
+        return super().acquire_server(request_id)
 ''',
 }
 
@@ -118,8 +144,24 @@ def overrides_of(
         _NAMED.sub(lambda match: str(values.get(match[1], VALUES[match[1]])), each)
         for each in overrides
     ]
-    files = {name: text for name, text in FILES.items() if any(name in each for each in filled)}
+    files = {
+        name: text
+        for name, text in FILES.items()
+        if any(name.rpartition(".")[0] in each for each in filled)
+    }
     return filled, files
+
+
+def lowers_memory(override: str, launch: Mapping[str, Any]) -> bool:
+    """Return whether an override gives the engines less memory than `run.json` says they had."""
+    key, _, value = override.partition("=")
+    training = launch.get("training")
+    had = training.get("gpu_memory_utilization") if isinstance(training, Mapping) else None
+    return (
+        key.endswith(".gpu_memory_utilization")
+        and isinstance(had, (int, float))
+        and float(value) <= had
+    )
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], run: str) -> dict[str, int]:

@@ -17,6 +17,7 @@ __all__ = [
     "replicas",
     "requests",
     "rewards",
+    "shares_of",
     "slow_replica",
     "stalls",
     "tools",
@@ -53,9 +54,9 @@ def requests(tables: Tables, steps: Steps) -> Found:
         """
     )
     shares = {
-        "prompt group": _shares(tables, "sample", "requests", steps),
-        "worker": _shares(tables, "name", "requests", steps),
-        "replica": _shares(tables, "engine_name", "engine_calls", steps),
+        "prompt group": shares_of(tables, "sample", "requests", steps),
+        "worker": shares_of(tables, "name", "requests", steps),
+        "replica": shares_of(tables, "engine_name", "engine_calls", steps),
     }
     columns = {"prompt group": "sample", "worker": "name", "replica": "replica"}
     found: Found = {}
@@ -92,7 +93,7 @@ def requests(tables: Tables, steps: Steps) -> Found:
     return found
 
 
-def _shares(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
+def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
     """Return each member's share of a run's requests or calls."""
     rows = tables.rows(
         f"SELECT run, {column}::VARCHAR AS who, count(*) AS many FROM {table} "
@@ -120,7 +121,7 @@ def workers(tables: Tables, steps: Steps) -> Found:
         FROM ends GROUP BY run, step HAVING count(*) > 1 ORDER BY run, step
         """
     )
-    members = _shares(tables, "name", "requests", steps)
+    members = shares_of(tables, "name", "requests", steps)
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
         own = [row for row in rows if row["run"] == run]
@@ -291,7 +292,7 @@ def stalls(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    workers = _shares(tables, "name", "requests", steps)
+    workers = shares_of(tables, "name", "requests", steps)
     for run in dict.fromkeys(row["run"] for row in rows):
         own = [row for row in rows if row["run"] == run]
         blocked: dict[int, dict[str, float]] = {}

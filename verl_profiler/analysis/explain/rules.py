@@ -2,64 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from verl_profiler.analysis.explain.engine_rules import ENGINE_RULES
+from verl_profiler.analysis.explain.rule import Rule
 
 __all__ = ["RULES", "Rule"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule for one kind of finding.
-
-    Args:
-        sentence: The finding; may contain {lost_s} and {lost_share} (per step), {who} (the culprit, or
-            "no single one") and {reason} (the main reason for straggling).
-        cause: The usual cause.
-        advice: What to try, with the setting's name.
-        shows: Plots or tables with the evidence, the best first.
-        change: The replay whose gain is recoverable.
-        categories: Of the critical path; without a change, all of their time is recoverable.
-        measured: The culprit's own lost time is recoverable; without a culprit, the rule does not
-            trigger unless `change` is set too.
-        bounded: The categories' time is an estimate, and the culprits' own lost time an upper bound:
-            the last request may wait for more than the path shows.
-        least: The minimum share of a step for the rule to trigger.
-        varies: Healthy steps show this by chance too: a small gain needs an interval above 0.
-        unseen: The replay has only bounds, so the categories' time determines whether the rule triggers.
-        dominates: No anomaly; this bounds the step.
-        always: Triggers regardless of the time.
-        between: The time lies between steps.
-        named_cause: The cause if there is a single culprit.
-        named_advice: What to try in that case.
-        overrides: Hydra overrides to paste; {name} refers to `VALUES`.
-        named_overrides: Those for a single culprit.
-        pooled: Of an asynchronous run: judged by its device time, `asynchronous_findings`; the
-            overrides are for pools with devices of their own.
-        without: Rules that make this one superfluous if they recover at least half as much; with
-            `dominates`, rules whose gains are subtracted.
-    """
-
-    sentence: str
-    cause: str
-    advice: str
-    shows: tuple[str, ...]
-    change: str | None = None
-    categories: tuple[str, ...] = ()
-    measured: bool = False
-    bounded: bool = False
-    least: float = 0.03
-    varies: bool = False
-    unseen: bool = False
-    dominates: bool = False
-    always: bool = False
-    between: bool = False
-    named_cause: str | None = None
-    named_advice: str | None = None
-    overrides: tuple[str, ...] = ()
-    named_overrides: tuple[str, ...] | None = None
-    without: tuple[str, ...] = ()
-    pooled: bool = False
-
 
 _MORE_WORKERS = ("actor_rollout_ref.rollout.agent.num_workers={twice_the_workers}",)
 
@@ -123,7 +69,7 @@ RULES: dict[str, Rule] = {
         ("token_rates", "stragglers"),
         change="even_replicas",
         varies=True,
-        without=("slow_replica",),
+        without=("slow_replica", "unbalanced_replicas"),
     ),
     "slow_worker": Rule(
         "All other agent-loop workers finish {lost_s} per step before {who}.",
@@ -171,7 +117,9 @@ RULES: dict[str, Rule] = {
         categories=("queue",),
         unseen=True,
         overrides=("actor_rollout_ref.rollout.max_num_seqs={twice_the_limit}",),
+        without=("kv_bound", "unbalanced_replicas"),
     ),
+    **ENGINE_RULES,
     "way_to_engine": Rule(
         "The last request to finish spends {lost_s} per step between its worker and the engine.",
         "The load balancer is a single process; large prompts are serialized; the worker's event loop is "
@@ -311,7 +259,7 @@ RULES: dict[str, Rule] = {
         categories=("decode", "engine"),
         least=0.5,
         dominates=True,
-        without=("tail", "slow_replica", "slow_worker"),
+        without=("tail", "slow_replica", "slow_worker", "small_batches"),
     ),
     "trainer_bound": Rule(
         "{who} bounds the step: {lost_s} per step ({lost_share}) of the critical path.",

@@ -1,0 +1,105 @@
+"""What the engines cost the requests that end last, and the replica behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration
+from verl_profiler.analysis.explain.rollout_culprits import Found, shares_of
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["engines"]
+
+# From this share on, the KV cache counts as full.
+_FULL = 0.9
+# A batch is small if so many times as many requests would fit, and if it is at most so large.
+_ROOM, _SMALL = 8, 8
+
+
+def engines(tables: Tables, steps: Steps) -> Found:
+    """Find the replicas where last requests queue, are retracted, or lose their prefix cache."""
+    rows = tables.rows(_LOST.format(steps=in_steps(steps), full=_FULL, room=_ROOM, small=_SMALL))
+    shares = shares_of(tables, "engine_name", "engine_calls", steps)
+    found: Found = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        by_calls = shares.get(run, {})
+        alike = dict.fromkeys(by_calls, 1 / max(len(by_calls), 1))
+        for finding, about in _ABOUT.items():
+            # A replica that gets more calls than others is itself a reason to queue there.
+            expected = alike if finding in _QUEUES else by_calls
+            culprit, lost_s = _culprit(own, finding, expected, about)
+            if lost_s:
+                found.setdefault(run, {})[finding] = culprit, lost_s
+    return found
+
+
+_ABOUT = {
+    "kv_bound": "longest queue with a full KV cache",
+    "unbalanced_replicas": "longest queue",
+    "retractions": "most lost",
+    "cold_prefix_cache": "most computed again",
+    "small_batches": "most time",
+}
+_QUEUES = ("kv_bound", "unbalanced_replicas")
+
+
+def _culprit(
+    rows: Rows, finding: str, shares: Mapping[str, float], about: str
+) -> tuple[Culprit, float]:
+    lost: dict[int, dict[str, float]] = {}
+    requests: dict[int, str] = {}
+    for row in rows:
+        if row[finding]:
+            lost.setdefault(row["step"], {})[row["engine_name"]] = row[finding]
+            requests[row["step"]] = row["request_id"]
+    places = [Place(step, each, requests[step]) for step, each in lost.items()]
+    culprit = concentration("replica", places, shares, verb=about)
+    return culprit, sum(sum(each.values()) for each in lost.values())
+
+
+# Seconds that a step's last request lost to each reason, by the replica that served the call.  Of an
+# engine with several data-parallel ranks, the rank that explains most counts.
+_LOST = """
+WITH pieces AS MATERIALIZED (
+    SELECT row_number() OVER () AS number, t.*
+    FROM engine_call_times AS t SEMI JOIN last_requests AS l
+        ON l.run = t.run AND l.step = t.step AND l.name = t.name AND l.request_id = t.request_id
+    WHERE NOT t.validate AND t.engine_name IS NOT NULL AND {steps}
+), states AS MATERIALIZED (
+    SELECT run, name, dp_rank, at_us, at_us + held_us AS until_us, kv_share >= {full} AS is_full,
+        waiting_requests = 0 AND coalesce(running_requests < running_limit, true)
+            AND coalesce(kv_share < {full}, true) AS has_room
+    FROM engine_states WHERE held_us > 0 AND run IN (SELECT run FROM pieces)
+), shared AS (
+    SELECT p.number, s.name = p.engine_name AS is_own, s.name, s.dp_rank,
+        sum(CASE WHEN is_full THEN least(p.queue_from_us + p.queue_us, s.until_us)
+            - greatest(p.queue_from_us, s.at_us) ELSE 0 END) AS full_us,
+        sum(CASE WHEN has_room THEN least(p.queue_from_us + p.queue_us, s.until_us)
+            - greatest(p.queue_from_us, s.at_us) ELSE 0 END) AS free_us
+    FROM pieces AS p JOIN states AS s ON s.run = p.run AND s.at_us < p.queue_from_us + p.queue_us
+        AND s.until_us > p.queue_from_us
+    WHERE p.queue_us > 0 GROUP BY p.number, p.engine_name, s.name, s.dp_rank
+), queued AS (
+    SELECT number, coalesce(max(CASE WHEN is_own THEN full_us END), 0) AS full_us,
+        coalesce(max(CASE WHEN NOT is_own THEN free_us END), 0) AS free_us
+    FROM shared GROUP BY number
+), limits AS (
+    SELECT run, name AS engine_name, max(running_limit) AS running_limit FROM engine_states
+    GROUP BY run, name
+), typical AS (
+    SELECT run, step, engine_name, median(batch) AS batch FROM engine_call_times
+    WHERE NOT validate AND {steps} GROUP BY run, step, engine_name
+)
+SELECT run, step, engine_name, any_value(request_id) AS request_id,
+    sum(greatest(coalesce(full_us, 0) - coalesce(free_us, 0), 0)) / 1e6 AS kv_bound,
+    sum(coalesce(free_us, 0)) / 1e6 AS unbalanced_replicas,
+    sum(CASE WHEN retractions > 0 THEN recomputed_us ELSE 0 END) / 1e6 AS retractions,
+    sum(cold_us) / 1e6 AS cold_prefix_cache,
+    sum(CASE WHEN t.batch <= {small} AND {room} * t.batch <= running_limit
+        THEN decode_us ELSE 0 END) / 1e6 AS small_batches
+FROM pieces AS p LEFT JOIN queued USING (number) LEFT JOIN limits USING (run, engine_name)
+LEFT JOIN typical AS t USING (run, step, engine_name)
+GROUP BY run, step, engine_name ORDER BY run, step, engine_name
+"""
