@@ -180,7 +180,7 @@ def _announcement(status: Any) -> str:
 
 def _versions() -> dict[str, str]:
     """Return the versions of imported packages, without disk access."""
-    versions = {}
+    versions: dict[str, str] = {}
     for name in ("verl_profiler", "verl", "ray", "torch", "sglang", "vllm", "transfer_queue"):
         module = sys.modules.get(name)
         version = getattr(module, "__version__", None) if module is not None else None

@@ -520,7 +520,7 @@ def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
                     "last_monotonic_ns": 1_000_000_000,
                 }
             },
-            "the wall clock of host n was set by +8.000 s during the run",
+            "the wall clock of host n was changed by +8.000 s during the run",
         ),
         (
             {
@@ -532,7 +532,7 @@ def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
                     "last_monotonic_ns": 9_000_000_000,
                 }
             },
-            "the wall clock of host n was set by -4.000 s during the run",
+            "the wall clock of host n was changed by -4.000 s during the run",
         ),
     ],
 )

@@ -217,6 +217,6 @@ def test_without_a_profiler_nothing_happens(tmp_path, monkeypatch):
 def test_a_second_start_is_refused(tmp_path):
     """Two recorders in one process would share names."""
     start(tmp_path / "a")
-    with pytest.raises(RuntimeError, match="records already"):
+    with pytest.raises(RuntimeError, match="already recording"):
         start(tmp_path / "b")
     stop()

@@ -661,7 +661,7 @@ def test_no_target_has_two_probes():
     targets = [target for probe in placed for target in probe.targets]
 
     assert len(targets) == len(set(targets))
-    assert {"tq_get", "tq_put", "request", "metrics"} == {
+    assert {"fit", "tq_get", "tq_put", "request", "metrics"} == {
         probe.name for probe in placed if probe.measures and probe.always
     }
 

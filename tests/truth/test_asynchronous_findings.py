@@ -195,6 +195,7 @@ def test_the_split_has_bounds_from_the_idle_devices(devices):
     assert best <= idle
     count = f"1 to {best}" if best > 1 else "1"
     assert f"Move {count} of the trainer's devices" in values["reason"]
+    assert "would make the trainer the bottleneck." in values["reason"]
     assert rows["split_off"]["recoverable_s"] == pytest.approx(step_s - lengths[best], rel=0.02)
 
 

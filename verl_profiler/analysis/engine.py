@@ -89,7 +89,7 @@ def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
 def engine_parts(
     tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
 ) -> Rows:
-    """Cut the time of engine calls, as agent loops see it, into parts that add up to it.
+    """Divide the time of engine calls, as measured in agent loops, into components that add up to it.
 
     An engine server has neither the step nor whether a request is of validation; both are
     those of the agent loop's call.

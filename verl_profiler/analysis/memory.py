@@ -50,7 +50,7 @@ PARTS = 600
 
 
 def memory_over_time(tables: Tables, steps: Steps = None) -> Rows:
-    """Give the readings of each process; of more than `PARTS`, the highest of each part of the time.
+    """Return the memory readings of each process; with more than `PARTS`, the highest of each interval.
 
     Returns:
         One row per run, process and part of the time: name, role, begin_s (of the reading with the
@@ -144,7 +144,7 @@ _DEFEATED_SHARE = 0.02
 
 
 def memory_timeline(tables: Tables, steps: Steps = None) -> Rows:
-    """Give the memory of each role in each phase of a step, in the order in which they come.
+    """Return the memory of each role in each phase of a step, in order.
 
     Returns:
         One row per run, step, phase and role: phase (of the trainer at that moment; None outside of
@@ -183,7 +183,7 @@ def memory_timeline(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def sleep_times(tables: Tables, steps: Steps = None) -> Rows:
-    """Sum the time that engines took to give memory back and to take it again.
+    """Sum the time that engines took to release memory and to resume it.
 
     Processes do so at the same time, so a step waits for the slowest of them.
 
@@ -267,7 +267,7 @@ def release_effects(tables: Tables, steps: Steps = None) -> Rows:
 def memory_findings(
     tables: Tables, steps: Steps = None, *, launches: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Rows:
-    """Return what is wrong with the release of memory, or why that is unknown.
+    """Return problems with the release of memory, or why they are unknown.
 
     Args:
         tables: The tables of the runs.

@@ -76,7 +76,7 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def request_parts(tables: Tables, steps: Steps = None) -> Rows:
-    """Cut the time of all finished requests into parts that add up to the whole.
+    """Divide the time of all finished requests into components that add up to it.
 
     Returns:
         One row per run, step, validate and part: total_s, share (of the parts' sum), mean_s.
@@ -120,7 +120,7 @@ def turns_per_request(tables: Tables, steps: Steps = None) -> Rows:
 def slowest_requests(
     tables: Tables, steps: Steps = None, count: int = 1, *, validate: bool = False
 ) -> Rows:
-    """Find the slowest requests of each step, and the one call that took longest in each.
+    """Find the slowest requests of each step, and the longest call of each.
 
     `count` is how many per step; `validate` selects validation instead of training.
 
@@ -246,7 +246,7 @@ def request_breakdown(
     request_id: str | None = None,
     count: int | None = 20,
 ) -> Rows:
-    """Cut the time of the slowest requests, over all selected steps and workers, into parts.
+    """Divide the time of the slowest requests, over all selected steps and workers, into components.
 
     `validate` is None for training and validation; `request_id` narrows to ids that begin so;
     `count` is None for all.

@@ -44,7 +44,7 @@ def requests_in_flight(
     validate: bool = False,
     points: int = POINTS,
 ) -> Rows:
-    """Count the requests under way, from the first one's begin to the last one's end.
+    """Count the requests in flight, from the first one's start to the last one's end.
 
     `points` is beyond how many begins and ends a step is cut into as many equal spans of time.
 

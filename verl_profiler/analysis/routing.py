@@ -18,7 +18,7 @@ REPLICA_NAMES = """
 def routes(
     tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
 ) -> Rows:
-    """Count the generate calls that each replica got, and those that another one had fewer of.
+    """Count the generate calls of each replica, and those sent to a replica that was not the least loaded.
 
     Loads are the load balancer's own counts of calls in flight, before the call.
 

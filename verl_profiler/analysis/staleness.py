@@ -12,7 +12,7 @@ _PROMPTS = 10
 
 
 def staleness(tables: Tables, steps: Steps = None) -> Rows:
-    """Count the versions between the weights that made a sample and those of the trainer that consumed it.
+    """Count how many weight versions each sample was behind the trainer that consumed it.
 
     Only of asynchronous runs; `steps` are those that consumed. A sample is `waited` versions behind
     because it lay in the queue after its last token, and `spanned` versions more because its tokens

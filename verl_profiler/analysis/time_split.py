@@ -15,7 +15,7 @@ __all__ = ["event_shares", "exclusive_times"]
 
 
 def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
-    """Compare the time of every event with the whole that it is a part of.
+    """Compare the time of every event with that of its step, requests or process.
 
     Events contain each other (see `docs/events.md`), so shares of one whole add up to more
     than 1; `exclusive_times` has those that add up.  What is outside of steps (start-up,

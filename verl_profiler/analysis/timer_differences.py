@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_profiler.analysis.console_timers import logged_phases
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.events.json_values import is_object
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.tables.tables import Tables
 
@@ -170,7 +171,7 @@ def _logged_values(tables: Tables, steps: Steps) -> dict[tuple[int, str], float]
         (step, name.removeprefix("timing_s/")): value
         for step, metrics in logged_values
         # A damaged line may hold anything.
-        if isinstance(metrics, dict)
+        if is_object(metrics)
         for name, value in metrics.items()
         if name.startswith("timing_s/") and isinstance(value, (int, float))
     }

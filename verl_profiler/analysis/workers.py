@@ -97,7 +97,7 @@ def _phases(steps: Steps) -> str:
 
 
 def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
-    """Compare the agent-loop workers: when each had its last training request done.
+    """Compare the agent-loop workers: when each finished its last training request.
 
     Returns:
         One row per run, step and worker, slowest first: name, requests, busy_s (from the step's

@@ -20,7 +20,7 @@ def process_ids() -> list[int]:
 def being_written(folder: Path) -> set[str]:
     """Return the files under a folder, relative to it, that a process has open for writing."""
     prefix = os.path.realpath(folder) + os.sep
-    found = set()
+    found: set[str] = set()
     for pid in process_ids():
         with contextlib.suppress(OSError):
             for link in os.scandir(f"/proc/{pid}/fd"):

@@ -103,7 +103,7 @@ def _read(each: Side, opened: Run, warmup: int | None) -> Read:
 
     check_steps(opened, each.steps, f"{each.path}@")
     rows = step_metrics(opened.tables, each.steps)
-    launch = next((found for found in opened.launches.values() if found), {})
+    launch = next((found for found in opened.launches.values() if found), dict[str, Any]())
     asynchronous = bool(opened.rows("SELECT run FROM asynchronous"))
     finished = sorted({row["step"] for row in rows})
     if warmup is None or each.steps is not None:

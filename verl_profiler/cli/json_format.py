@@ -149,7 +149,7 @@ _TYPES: dict[str, dict[str, Any]] = {
 
 _HEAD = """# JSON output
 
-`--json` prints one JSON object of ASCII letters on stdout; messages go to stderr.
+`--json` prints one JSON object in ASCII on stdout; messages go to stderr.
 This page is generated from the code: `python -m verl_profiler.cli.json_format > docs/json.md`.
 
 - `format` is 1; of `diff`, `memory`, `plot`, `summary` and `why` it is 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.

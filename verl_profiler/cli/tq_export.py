@@ -256,7 +256,7 @@ def _signature(paths: list[Path]) -> list[tuple[str, int, int]]:
         for path in paths
         for file in (path.glob("step_*/*.jsonl*") if path.is_dir() else [path])
     ]
-    found = []
+    found: list[tuple[str, int, int]] = []
     for file in sorted(files):
         try:
             status = file.stat()

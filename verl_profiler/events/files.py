@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.units import size
 
 __all__ = [
@@ -201,8 +202,8 @@ def read_object(
         ValueError: It is not an object of JSON, or nested too deeply.
     """
     content = read_json(path, limit_bytes)
-    if not isinstance(content, dict):
-        raise ValueError("is not a JSON object")  # noqa: TRY004  the file is wrong, not the call
+    if not is_object(content):
+        raise ValueError("is not a JSON object")
     return content
 
 
@@ -361,10 +362,10 @@ def finite(digits: str) -> float | None:
 def _cleaned(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return cleaned_text(value)
-    if not isinstance(value, (dict, list)):
-        return value
-    if depth >= _DEPTH_LIMIT:
+    if depth >= _DEPTH_LIMIT and isinstance(value, (dict, list)):
         raise ValueError("is nested too deeply")
-    if isinstance(value, list):
+    if is_list(value):
         return [_cleaned(each, depth + 1) for each in value]
-    return {cleaned_text(key): _cleaned(each, depth + 1) for key, each in value.items()}
+    if is_object(value):
+        return {cleaned_text(key): _cleaned(each, depth + 1) for key, each in value.items()}
+    return value

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeGuard
+
+from verl_profiler.events.json_values import is_list, is_mapping
 
 __all__ = ["MASK", "is_secret", "mask", "mask_command", "mask_text"]
 
@@ -112,6 +114,10 @@ def _has_secret_word(part: str) -> bool:
     return bool(_ALWAYS.search("".join(words))) or any(word in _WHOLE for word in words)
 
 
+def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple)
+
+
 def mask(value: Any, known: Iterable[str] = (), key: str = "") -> Any:
     """Return plain containers with every credential in them masked; keys stay.
 
@@ -120,7 +126,7 @@ def mask(value: Any, known: Iterable[str] = (), key: str = "") -> Any:
         known: Credentials by value, masked wherever they are.
         key: The key that `value` is under.
     """
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         secret = is_secret(key)
         return {
             mask_text(str(name), known) if isinstance(name, str) else name: mask(
@@ -128,7 +134,7 @@ def mask(value: Any, known: Iterable[str] = (), key: str = "") -> Any:
             )
             for name, each in value.items()
         }
-    if isinstance(value, (list, tuple)):
+    if is_list(value) or _is_tuple(value):
         return [mask(each, known, key) for each in value]
     if value is None or isinstance(value, bool):
         return value

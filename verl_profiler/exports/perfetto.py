@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from verl_profiler.events.json_values import is_list, is_mapping, is_object
+
 __all__ = ["Arrows", "Event", "Kind", "PerfettoTrace", "Points", "fields_of"]
 
 # Name and family of a span, and whether it is a moment.
@@ -76,9 +78,9 @@ def _value(value: Any) -> bytes:
         return _number(4, value)
     if isinstance(value, float):
         return b"\x29" + _double(value)
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return b"".join(_bytes(11, _text(10, key) + _value(item)) for key, item in value.items())
-    if isinstance(value, list):
+    if is_list(value):
         return b"".join(_bytes(12, _value(item)) for item in value)
     return _text(6, "null" if value is None else str(value))
 
@@ -89,7 +91,7 @@ def fields_of(text: str) -> dict[str, Any]:
         fields = _decode(text)
     except _NOT_JSON:
         return {"extra": text}
-    return fields if isinstance(fields, dict) else {"extra": text}
+    return fields if is_object(fields) else {"extra": text}
 
 
 class _Members(dict[str, bytes]):

@@ -121,7 +121,7 @@ class Lanes:
             else:
                 if not lanes:
                     self._release(begin_ns)
-                track, ends = self._lane(), []
+                track, ends = self._lane(), list[int]()
                 lanes.append((track, ends))
             yield track, begin_ns, kind, fields, sources, targets
             if not kind[2]:

@@ -51,7 +51,7 @@ def switch_on(*, always: bool = False) -> bool:
     if not always and not tool_attached():
         return False
     try:
-        import nvtx
+        import nvtx  # pyright: ignore[reportMissingImports]
     except ImportError:
         recorder.say(
             "WARNING nvtx is not installed, so nsys will not show verl-profiler's ranges. (no-nvtx)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -108,7 +108,7 @@ def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
     *parents, attribute = path.split(".")
     owner: Any = module
     for parent in parents:
-        owner = vars(owner).get(parent)
+        owner = _members(owner).get(parent)
         if owner is None:
             return None
         # `@ray.remote class X` leaves an ActorClass; Ray ships this class of it by value.
@@ -118,8 +118,12 @@ def resolve(module: ModuleType, path: str) -> tuple[Any, str, Any] | None:
     for candidate in inspect.getmro(owner) if inspect.isclass(owner) else (owner,):
         # What `object` defines cannot be replaced.
         if attribute in vars(candidate) and candidate is not object:
-            return candidate, attribute, vars(candidate)[attribute]
+            return candidate, attribute, _members(candidate)[attribute]
     return None
+
+
+def _members(owner: object) -> Mapping[str, Any]:
+    return vars(owner)
 
 
 def _is_initializing(module: ModuleType) -> bool:
@@ -155,9 +159,13 @@ def _try_to_place(probe: Probe, module: ModuleType, name: str) -> None:
         missed(probe, f"{module.__name__}: {error!r}")
 
 
+def _is_decorated(original: object) -> bool:
+    return isinstance(original, (staticmethod, classmethod))
+
+
 def _place(probe: Probe, module: ModuleType, name: str) -> None:
     """Wrap the first of the probe's targets in the module `name` that `module` has."""
-    tried = []
+    tried: list[str] = []
     for target in probe.targets:
         module_name, _, path = target.partition(":")
         if module_name != name:
@@ -175,15 +183,13 @@ def _place(probe: Probe, module: ModuleType, name: str) -> None:
             if target not in status.installed.setdefault(probe.name, []):
                 status.installed[probe.name].append(target)
             return
-        function = (
-            original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
-        )
+        function = original.__func__ if _is_decorated(original) else original
         if not callable(function):
             missed(probe, f"{target} is not callable")
             return
         _check_parameters(probe, target, function)
         wrapper: Any = wrap(probe, function)
-        if isinstance(original, (staticmethod, classmethod)):
+        if _is_decorated(original):
             wrapper = type(original)(wrapper)
         setattr(owner, attribute, wrapper)
         _places[id(owner), attribute] = _Place(probe, owner, attribute, original, wrapper)

@@ -39,11 +39,13 @@ def load() -> None:
 
 
 def _register() -> None:
-    import nvtx
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    import nvtx  # pyright: ignore[reportMissingImports]
+    from sglang.srt.plugins import hook_registry  # pyright: ignore[reportMissingTypeStubs]
 
+    hooks: Any = hook_registry
     for method, name_of in (("run_batch", _forward), ("process_batch_result", _result)):
-        HookRegistry.register(f"{_SCHEDULER}.{method}", _in_range(nvtx, name_of), HookType.AROUND)
+        around = hooks.HookType.AROUND
+        hooks.HookRegistry.register(f"{_SCHEDULER}.{method}", _in_range(nvtx, name_of), around)
 
 
 def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:

@@ -23,10 +23,10 @@ FAILURES = (Exception, asyncio.CancelledError)
 class Status:
     """What became of the probes in this process."""
 
-    installed: dict[str, list[str]] = field(default_factory=dict)
-    missed: dict[str, str] = field(default_factory=dict)
-    hits: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
+    installed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    missed: dict[str, str] = field(default_factory=dict[str, str])
+    hits: Counter[str] = field(default_factory=Counter[str])
+    errors: Counter[str] = field(default_factory=Counter[str])
 
     def clear(self) -> None:
         """Forget everything; when the probes are taken off."""

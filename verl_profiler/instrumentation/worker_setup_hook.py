@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from verl_profiler.events.json_values import is_object
 from verl_profiler.recording import recorder
 
 __all__ = ["add", "is_through_client", "make_hook"]
@@ -25,13 +26,14 @@ def add(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         args: The positional arguments.
         kwargs: The others; changed in place.
     """
-    runtime_env = kwargs.get("runtime_env")
-    if is_through_client(args, kwargs) or not isinstance(runtime_env, (dict, type(None))):
+    given = kwargs.get("runtime_env")
+    if is_through_client(args, kwargs) or not (given is None or is_object(given)):
         return
-    users = (runtime_env or {}).get(_KEY)
+    runtime_env: dict[str, Any] = {} if given is None else given
+    users = runtime_env.get(_KEY)
     ours = getattr(users, "__verl_profiler__", False)
     if not ours and not _job_has_hook(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")):
-        kwargs["runtime_env"] = {**(runtime_env or {}), _KEY: make_hook(users)}
+        kwargs["runtime_env"] = {**runtime_env, _KEY: make_hook(users)}
 
 
 def is_through_client(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 from verl_profiler.instrumentation.probe import EndTrace, Probe
@@ -55,7 +55,7 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def traced(*args: Any, **kwargs: Any) -> Any:
+        async def traced(*args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportRedeclaration]
             call = enter(probe, names, args, kwargs, True)
             try:
                 result = await function(*args, **kwargs)
@@ -68,7 +68,7 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
     elif inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
-        async def traced(*args: Any, **kwargs: Any) -> Any:
+        async def traced(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:  # pyright: ignore[reportRedeclaration]
             call = enter(probe, names, args, kwargs, True)
             try:
                 items = function(*args, **kwargs)
@@ -93,10 +93,11 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
     elif inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
-        def traced(*args: Any, **kwargs: Any) -> Any:
+        def traced(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:  # pyright: ignore[reportRedeclaration]
             call = enter(probe, names, args, kwargs, None)
             try:
-                result = yield from function(*args, **kwargs)
+                items: Generator[Any, Any, Any] = function(*args, **kwargs)
+                result = yield from items
             except BaseException as error:
                 leave(probe, call, None, error)
                 raise
@@ -182,7 +183,7 @@ def _wrap_decorated(
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        in_coroutine = sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE
+        in_coroutine = sys._getframe(1).f_code.co_flags & inspect.CO_COROUTINE  # pyright: ignore[reportPrivateUsage]
         # None, as in a generator: the end may come in another order than the begin.
         call = enter(probe, names, args, kwargs, None)
         try:
@@ -247,7 +248,7 @@ def _enter(
     kwargs: dict[str, Any],
     in_loop: bool | None,
 ) -> Call | None:
-    active = recorder._active
+    active = recorder._active  # pyright: ignore[reportPrivateUsage]
     if active is None:
         return None
     call = None
@@ -289,7 +290,7 @@ def _leave(
         return
     if call.range is not None and observers.current is not None:
         observers.current.call_ends(call)
-    active = recorder._active
+    active = recorder._active  # pyright: ignore[reportPrivateUsage]
     if active is None:
         if call.binding is not None:
             _unbind(call)
@@ -357,13 +358,13 @@ def _unbind(call: Call) -> None:
 
 
 def _item(probe: Probe, call: Any, item: Any) -> None:
-    if isinstance(call, Call) and probe.item is not None and recorder._active is not None:
+    if isinstance(call, Call) and probe.item is not None and recorder._active is not None:  # pyright: ignore[reportPrivateUsage]
         _run(probe, probe.item, call, item)
 
 
 def _run(probe: Probe, hook: Callable[..., Any], *arguments: Any) -> Any:
     """Run a hook as work of the profiler's own; return None if it fails."""
-    active = recorder._active
+    active = recorder._active  # pyright: ignore[reportPrivateUsage]
     section = None if active is None else active.begin_section()
     try:
         return hook(*arguments)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.environ import SETTINGS
+from verl_profiler.events.json_values import is_list
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.recording.complaints import say
 
@@ -27,7 +28,7 @@ PATIENCE_S = 300.0
 
 def trackers_of(logger: Any) -> tuple[str, ...]:
     """Return the trackers among the values of `trainer.logger`, in their order."""
-    named = [logger] if isinstance(logger, str) else logger if isinstance(logger, list) else []
+    named: list[Any] = [logger] if isinstance(logger, str) else logger if is_list(logger) else []
     # verl's older name of the logger.
     current = ("wandb" if name == "tracking" else name for name in named)
     return tuple(name for name in dict.fromkeys(current) if name in TRACKERS)

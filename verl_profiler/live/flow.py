@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.live.follow import Line
 
 __all__ = ["Flow", "Taken"]
@@ -63,7 +64,7 @@ class Flow:
     def is_asynchronous(self, launch: Mapping[str, Any]) -> bool:
         """Return whether steps train on samples of earlier steps."""
         training = launch.get("training")
-        declared = isinstance(training, Mapping) and bool(training.get("asynchronous"))
+        declared = is_mapping(training) and bool(training.get("asynchronous"))
         return declared or self.has_rollouter or self.later > self.earlier / 4
 
     def take(self, line: Line, number: int, end_s: float) -> None:

@@ -145,7 +145,7 @@ def _covered(spans: Iterable[tuple[float, float]], begin_s: float, end_s: float)
 
 
 def _queues(flow: Flow) -> list[str]:
-    texts = []
+    texts: list[str] = []
     for name, (_, counts) in sorted(flow.queues.items()):
         capacity = counts.get("capacity")
         held = {state: count for state, count in counts.items() if state != "capacity"}

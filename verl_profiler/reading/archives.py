@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -171,7 +171,7 @@ def _opened(stream: IO[bytes]) -> tarfile.TarFile:
 
 
 @contextlib.contextmanager
-def _stream(archive: Path) -> Iterator[IO[bytes]]:
+def _stream(archive: Path) -> Generator[IO[bytes], None, None]:
     """Give the archive without its compression, as much as `Expanded` allows."""
     with open_regular(archive) as file:
         begin = cast("Any", file).peek(4)[:4]
@@ -190,16 +190,12 @@ def _buffered(stream: Any, file: IO[bytes]) -> IO[bytes]:
 
 
 def _zstd_stream(file: IO[bytes], archive: Path) -> Any:
-    for module, opener in (
-        ("compression.zstd", lambda zstd: zstd.ZstdFile(file)),
-        (
-            "zstandard",
-            lambda zstd: zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True),
-        ),
-        ("backports.zstd", lambda zstd: zstd.ZstdFile(file)),
-    ):
+    for name in ("compression.zstd", "zstandard", "backports.zstd"):
         with contextlib.suppress(ImportError):
-            return opener(importlib.import_module(module))
+            zstd: Any = importlib.import_module(name)
+            if name == "zstandard":
+                return zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            return zstd.ZstdFile(file)
     if program := shutil.which("zstd"):
         return _output_of([program, "--decompress", "--stdout", "--quiet"], file)
     raise ReadingError(
@@ -210,7 +206,7 @@ def _zstd_stream(file: IO[bytes], archive: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _output_of(command: list[str], file: IO[bytes]) -> Iterator[IO[bytes]]:
+def _output_of(command: list[str], file: IO[bytes]) -> Generator[IO[bytes], None, None]:
     # What was looked at is in the reader's buffer; the program moves the file's own position.
     os.lseek(file.fileno(), 0, os.SEEK_SET)
     with subprocess.Popen(  # noqa: S603

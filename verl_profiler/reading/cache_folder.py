@@ -26,13 +26,14 @@ import stat
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import JSON_LIMIT_BYTES, parse_json
+from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import FORMAT_VERSION
 
 __all__ = ["CacheFolder", "Draft", "Kept", "unwritable"]
@@ -131,7 +132,7 @@ class CacheFolder:
         return Kept(file or name, path, note)
 
     @contextlib.contextmanager
-    def new(self) -> Iterator[Draft]:
+    def new(self) -> Generator[Draft, None, None]:
         """Make a file to write; unless it is published, it is removed.
 
         Raises:
@@ -270,8 +271,8 @@ class Draft:
             file = f"{name}-{_checksum(self._descriptor)}.parquet"
             self._rename(file)
             self.published = True
-            path = folder._pin(self._descriptor, file)
-        folder._used.update(filter(None, (f"{name}.json", file)))
+            path = folder._pin(self._descriptor, file)  # pyright: ignore[reportPrivateUsage]
+        folder._used.update(filter(None, (f"{name}.json", file)))  # pyright: ignore[reportPrivateUsage]
         body = json.dumps({"file": file, "note": note}).encode()
         with folder.new() as entry:
             entry.write(body + f"\n{zlib.crc32(body):08x}\n".encode())
@@ -281,7 +282,7 @@ class Draft:
         return Kept(file or name, path, note)
 
     def _rename(self, name: str) -> None:
-        folder = self._folder._folder
+        folder = self._folder._folder  # pyright: ignore[reportPrivateUsage]
         os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
@@ -306,10 +307,10 @@ def _entry(content: bytes, name: str) -> tuple[str | None, dict[str, Any]] | Non
         entry = parse_json(body)
     except ValueError:
         return None
-    if not isinstance(entry, dict):
+    if not is_object(entry):
         return None
     file, note = entry.get("file"), entry.get("note")
-    if not isinstance(note, dict):
+    if not is_object(note):
         return None
     named = isinstance(file, str) and _OWN.fullmatch(file) and file.startswith(f"{name}-")
     return (file, note) if named or file is None else None

@@ -53,8 +53,8 @@ class Part:
         empty: There are no events, and nothing was written.
     """
 
-    counts: dict[str, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    problems: list[str] = field(default_factory=list[str])
     complete: bool = True
     empty: bool = False
 
@@ -170,7 +170,7 @@ def build_part(
 
 def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[EventFile]:
     """Replace compressed files by copies that are not; of damaged ones, as far as they go."""
-    files = []
+    files: list[EventFile] = []
     for number, file in enumerate(group):
         if not file.is_packed:
             files.append(file)
@@ -224,7 +224,7 @@ def _listing(
     processes: dict[str, Process],
     original: bool,
 ) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, path in paths.items():
         file, process = group[number], processes[group[number].name]
         rows.append(

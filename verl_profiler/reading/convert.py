@@ -26,6 +26,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.events.files import open_regular
+from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.chunks import Part, build_part
 from verl_profiler.reading.discovery import EventFile, Source
@@ -59,9 +60,9 @@ class Converted:
         folder: The cache of the run, which must not be closed before the parts are read.
     """
 
-    parts: list[Kept] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    parts: list[Kept] = field(default_factory=list[Kept])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    problems: list[str] = field(default_factory=list[str])
     original: bool = False
     cache: CacheFolder | None = None
     folder: CacheFolder | None = None
@@ -202,9 +203,9 @@ def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
     """Return what a part from the cache holds; None if it is not a part of events."""
     counts, problems = kept.note.get("counts"), kept.note.get("problems")
     if not (
-        isinstance(counts, dict)
+        is_object(counts)
         and all(type(count) is int for count in counts.values())
-        and isinstance(problems, list)
+        and is_list(problems)
         and all(isinstance(problem, str) for problem in problems)
     ):
         return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.files import read_object, reason_of
+from verl_profiler.events.json_values import is_list, is_mapping
 
 __all__ = ["CAPTURE", "HEADER", "LAUNCH", "Faults", "checked", "described", "instant"]
 
@@ -87,7 +88,7 @@ _OFFSET_NS = _whole(-(1 << 62), 1 << 62)
 def _of(*kinds: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Allow lists with one value of each kind, and anything behind them."""
     return lambda value: (
-        isinstance(value, list)
+        is_list(value)
         and len(value) >= len(kinds)
         and all(kind(each) for kind, each in zip(kinds, value, strict=False))
     )
@@ -284,7 +285,7 @@ def _checked(value: Any, kind: Any, place: str, drop: Callable[[str], None]) -> 
     if value is None:
         return None
     if isinstance(kind, (Mapping, _Named)):
-        if not isinstance(value, Mapping):
+        if not is_mapping(value):
             drop(place)
             return None
         inner = f"{place}." if place else ""
@@ -298,7 +299,7 @@ def _checked(value: Any, kind: Any, place: str, drop: Callable[[str], None]) -> 
             for key, each in value.items()
         }
     if isinstance(kind, _Each):
-        if not isinstance(value, list):
+        if not is_list(value):
             drop(place)
             return None
         found = (_checked(each, kind.kind, f"{place}[]", drop) for each in value)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.events.vocabulary import WORKER_ROLE
 from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.discovery import Source, role_and_rank
@@ -204,7 +205,7 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
             hosts.setdefault(process.boot_id, []).append(process)
     if len(hosts) < 2:
         return
-    aligned = []
+    aligned: list[str] = []
     for members in hosts.values():
         worst = max(members, key=lambda each: each.clock_bound_us or 0)
         if worst.clock_bound_us:
@@ -316,9 +317,9 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
 def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
     """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
     readings = clock.get("readings")
-    listed = readings if isinstance(readings, list) else []
-    pairs = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
-    pairs += [tuple(each[:2]) for each in listed if isinstance(each, list) and len(each) > 1]
+    listed = readings if is_list(readings) else []
+    pairs: list[tuple[Any, ...]] = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
+    pairs += [tuple(each[:2]) for each in listed if is_list(each) and len(each) > 1]
     pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
     known = [
         (wall, monotonic) for wall, monotonic in pairs if wall is not None and monotonic is not None
@@ -336,7 +337,7 @@ def _some(names: list[str]) -> str:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return value if is_object(value) else {}
 
 
 def _larger(*values: Any) -> int | None:

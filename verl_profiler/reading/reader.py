@@ -76,7 +76,7 @@ def load(
     scratch = Path(tempfile.mkdtemp(prefix="verl_profiler-"))
     run = Run(scratch, memory_limit, threads)
     try:
-        run._open([Path(path) for path in listed], cache=cache)
+        run._open([Path(path) for path in listed], cache=cache)  # pyright: ignore[reportPrivateUsage]
     except BaseException:
         run.close()
         raise
@@ -343,7 +343,7 @@ def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
             shown = ", ".join(str(row["step"]) for row in rows[:8])
             yield (
                 f"{len(rows)} step{'s' * (len(rows) > 1)} (such as {shown}) are in "
-                "{rows[0]['runs']}; they are not merged"
+                f"{rows[0]['runs']}; they are not merged"
             )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.events import files
+from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
 
 __all__ = ["LINE_LIMIT_BYTES", "Complaints", "repair"]
@@ -44,7 +45,7 @@ class Complaints:
 
     def sentences(self) -> list[str]:
         """Return one sentence per kind of fault."""
-        result = []
+        result: list[str] = []
         for kind, (number, detail) in self._first.items():
             more = self._counts[kind] - 1
             tail = f"; {more} more line{'s' * (more > 1)} of this file likewise" if more else ""
@@ -153,7 +154,7 @@ def _number(value: float | None, constants: list[str]) -> float | None:
 
 def _fault(content: Any) -> str | None:
     """Return why a line cannot be an event, or None."""
-    if not isinstance(content, dict):
+    if not is_object(content):
         return "not a JSON object"
     event = content.get("event")
     if not isinstance(event, str) or not event:
@@ -179,7 +180,7 @@ def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
     if step is not None and not _is_integer(step):
         yield "`step` is not a whole number; the folder's number is used"
     extra = content.get("extra")
-    if extra is not None and not isinstance(extra, dict):
+    if extra is not None and not is_object(extra):
         yield "`extra` is not an object; it is not used"
         extra = None
     for name, kind in FIELDS.items():
@@ -215,16 +216,17 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= COUNT_LIMIT
 
 
+def _children(node: Any) -> Iterable[Any]:
+    if is_object(node):
+        return node.values()
+    return node if is_list(node) else ()
+
+
 def _depth(content: Any) -> int:
     depth, level = 0, [content]
     while level and depth <= _DEPTH_LIMIT:
         depth += 1
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
+        level = [child for node in level for child in _children(node)]
     return depth
 
 

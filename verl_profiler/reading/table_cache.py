@@ -70,7 +70,7 @@ def event_parts(
     ).fetchall():
         columns.setdefault(file, set()).add(name)
     unknown = (None, None, False, None)
-    parts = []
+    parts: list[EventPart] = []
     for path in paths:
         step, end, duration = (
             known.get((str(path.absolute()), column), unknown)
@@ -95,7 +95,7 @@ def event_parts(
 
 def parts_query(parts: Sequence[EventPart]) -> str:
     """Return the SQL of `event_fields` over these files."""
-    queries = []
+    queries: list[str] = []
     for run in dict.fromkeys(part.run for part in parts):
         label = run.replace("'", "''")
         own = [part for part in parts if part.run == run]

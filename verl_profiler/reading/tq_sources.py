@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,16 +30,16 @@ class Source:
 
     tables: Tables
     labels: list[str]
-    problems: list[str] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    experiments: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list[str])
+    notes: list[Note] = field(default_factory=list[Note])
+    counts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    experiments: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @contextlib.contextmanager
 def open_sources(
     paths: list[Path], *, cache: bool = True, utc_offset_s: int = 0
-) -> Iterator[list[Source]]:
+) -> Generator[list[Source], None, None]:
     """Open runs and logs.
 
     Args:
@@ -52,7 +52,7 @@ def open_sources(
     """
     runs = [path for path in paths if is_run(path)]
     logs = [path for path in paths if path not in runs]
-    sources = []
+    sources: list[Source] = []
     with contextlib.ExitStack() as stack:
         if runs:
             loaded = stack.enter_context(load(runs, cache=cache))

@@ -193,7 +193,7 @@ class _Span:
     def __enter__(self) -> Self:
         if observers.current is not None:
             self._range = observers.current.span_begins(self._event)
-        if "request_id" in self._fields and recorder._active is not None:
+        if "request_id" in self._fields and recorder._active is not None:  # pyright: ignore[reportPrivateUsage]
             request = requests.begin_named_request(
                 self._fields["request_id"], self._event, self._fields
             )
@@ -206,7 +206,7 @@ class _Span:
         if self._range is not None and observers.current is not None:
             observers.current.span_ends(self._range)
             self._range = None
-        active = recorder._active
+        active = recorder._active  # pyright: ignore[reportPrivateUsage]
         if active is not None:
             _record(active, self._event, self._begin_ns, self._fields, error)
         if self._named is not None:
@@ -229,7 +229,7 @@ def _decorated(function: Any, event: str, fields: dict[str, Any]) -> Any:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def timed(*args: Any, **kwargs: Any) -> Any:
+        async def timed(*args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportRedeclaration]
             with _Span(event, dict(fields)):
                 return await function(*args, **kwargs)
 
@@ -310,7 +310,7 @@ class LogManager:
                 return
             begin = None if duration is None else end - _nanoseconds(duration)
             path = None if log_path is None else self._place(_path(log_path), active)
-            if not isinstance(extra, (Mapping, type(None))):
+            if not isinstance(extra, (Mapping, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise _BadArgumentError("its extra is not a dict")
             if any(key in _OWN_KEYS for key in extra_keys):
                 raise _BadArgumentError(f"{' and '.join(_OWN_KEYS)} are the recorder's own keys")

@@ -54,16 +54,20 @@ def boot_id() -> str:
         return ""
 
 
+def _both_clocks() -> tuple[int, int, int]:
+    """Return how long it took to read both clocks, the wall clock and the monotonic clock, in ns."""
+    before = now()
+    wall = time.time_ns()
+    after = now()
+    return after - before, wall, (before + after) // 2
+
+
 def take_anchor(tries: int = 32) -> Anchor:
     """Read both clocks `tries` times and keep the tightest pair."""
-    best = None
-    for _ in range(tries):
-        before = now()
-        wall = time.time_ns()
-        after = now()
-        if best is None or after - before < best[0]:
-            best = (after - before, wall, (before + after) // 2)
-    width, wall, monotonic = best  # type: ignore[misc]
+    best = _both_clocks()
+    for _ in range(tries - 1):
+        best = min(best, _both_clocks())
+    width, wall, monotonic = best
     return Anchor(boot_id(), wall, monotonic, (width + 1) // 2)
 
 

@@ -89,9 +89,10 @@ def _from_driver(chosen: tuple[int, ...] | None) -> dict[str, int]:
     handles = _nvml_handles[chosen]
     if not handles:
         return {}
-    import pynvml
+    import pynvml  # pyright: ignore[reportMissingImports]
 
-    readings = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+    nvml: Any = pynvml
+    readings = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
     found = {
         "used_bytes": sum(int(reading.used) for reading in readings),
         "total_bytes": sum(int(reading.total) for reading in readings),
@@ -102,20 +103,21 @@ def _from_driver(chosen: tuple[int, ...] | None) -> dict[str, int]:
 def _find_handles(chosen: tuple[int, ...] | None) -> list[Any]:
     """Return the driver's handles of the visible devices; none without driver or package."""
     try:
-        import pynvml
+        import pynvml  # pyright: ignore[reportMissingImports]
 
-        pynvml.nvmlInit()
+        nvml: Any = pynvml
+        nvml.nvmlInit()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
-            words = [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+            words = [str(number) for number in range(nvml.nvmlDeviceGetCount())]
         else:
             words = [word.strip() for word in visible.split(",") if word.strip()]
         if chosen is not None:
             words = [words[place] for place in chosen]
         return [
-            pynvml.nvmlDeviceGetHandleByIndex(int(word))
+            nvml.nvmlDeviceGetHandleByIndex(int(word))
             if word.isdecimal()
-            else pynvml.nvmlDeviceGetHandleByUUID(word)
+            else nvml.nvmlDeviceGetHandleByUUID(word)
             for word in words
         ]
     except Exception:  # noqa: BLE001  no package, no driver, a device that may not be asked

@@ -107,7 +107,7 @@ class _Heartbeat:
             self._record(ran_ns, late_ns, stall)
         self.beat_ns = ran_ns
         self.thread = threading.get_ident()
-        self.base = _running_frame(sys._getframe(1))
+        self.base = _running_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         self.arm(_PERIOD_S if ran_ns - active.alive_ns < _LATELY_NS else _QUIET_PERIOD_S)
         loop_watchdog.ensure_watched(_beats)
         active.end_section(ran_ns, cpu_ns)

@@ -71,7 +71,7 @@ class Stall:
 
     # When the loop is known to have been alive last, as of the first sample; None: it never blocked.
     alive_ns: int | None = None
-    functions: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict[str, Function])
     # The loop did not run at all: nobody waits for it.
     stopped: bool = False
     samples: int = 0
@@ -163,7 +163,7 @@ def _look_at(beat: Beat, alive_ns: int) -> int:
         stall.stopped = True
         found = None
     else:
-        found = _seen(beat.loop, sys._current_frames().get(beat.thread), beat.base)
+        found = _seen(beat.loop, sys._current_frames().get(beat.thread), beat.base)  # pyright: ignore[reportPrivateUsage]
     if found is not None:
         if stall.alive_ns is None:
             stall.alive_ns = alive_ns

@@ -47,7 +47,7 @@ def snapshot(fields: dict[str, Any]) -> dict[str, Any] | msgspec.Raw:
         The dict itself where all values are short text, numbers or None; else its JSON.
     """
     for value in fields.values():
-        kind = type(value)
+        kind: type[Any] = type(value)
         if kind is str:
             if len(value) > _SHORT:
                 return msgspec.Raw(encode(fields))
@@ -96,7 +96,7 @@ class _Bounded:
         self._open: set[int] = set()
 
     def plain(self, value: Any, depth: int = 0) -> Any:
-        kind = type(value)
+        kind: type[Any] = type(value)
         self._values_left -= 1
         if kind is str:
             return text(value, self._text_limit)
@@ -120,7 +120,8 @@ class _Bounded:
         self._open.add(id(value))
         try:
             if issubclass(kind, dict):
-                return self._mapping(dict.items(value), size, depth)
+                items: Iterable[tuple[Any, Any]] = dict.items(value)
+                return self._mapping(items, size, depth)
             return self._sequence(_items(value, kind), size, depth)
         finally:
             self._open.discard(id(value))
@@ -145,7 +146,7 @@ class _Bounded:
         return made
 
     def _key(self, key: Any) -> str:
-        kind = type(key)
+        kind: type[Any] = type(key)
         limit = min(self._text_limit, _KEY_LIMIT)
         if issubclass(kind, str):
             return text(key, limit)
@@ -171,7 +172,7 @@ class _Bounded:
         if issubclass(kind, type):
             return text(type.__repr__(value), self._text_limit)
         if issubclass(kind, BaseException):
-            arguments = BaseException.args.__get__(value)  # type: ignore[attr-defined]
+            arguments: tuple[Any, ...] = BaseException.args.__get__(value)  # type: ignore[attr-defined]
             message = f": {arguments[0]}" if arguments and type(arguments[0]) is str else ""
             return text(f"{kind.__name__}{message}", self._text_limit)
         if issubclass(kind, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
@@ -208,14 +209,16 @@ def _integer(value: int) -> int | str:
 
 
 def _size(value: Any, kind: type) -> int:
-    for base in (dict, list, tuple, set, frozenset):
+    bases: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
+    for base in bases:
         if issubclass(kind, base):
             return base.__len__(value)
     return 0
 
 
 def _items(value: Any, kind: type) -> Iterator[Any]:
-    for base in (list, tuple, set, frozenset):
+    bases: tuple[Any, ...] = (list, tuple, set, frozenset)
+    for base in bases:
         if issubclass(kind, base):
             return base.__iter__(value)
     return iter(())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,12 +12,20 @@ from verl_profiler.recording.clock import Anchor
 
 __all__ = ["EventSettings", "WorkerConfig"]
 
-_FAMILY_SWITCHES = msgspec.defstruct(
-    "Families",
-    [(family, bool, True) for family in FAMILIES],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
+if TYPE_CHECKING:
+
+    class _FamilySwitches(msgspec.Struct, frozen=True):
+        """One switch per family."""
+
+        def __getattr__(self, name: str) -> bool: ...
+
+else:
+    _FamilySwitches = msgspec.defstruct(
+        "Families",
+        [(family, bool, True) for family in FAMILIES],
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
 
 
 class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +47,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = True
     steps: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
-    families: _FAMILY_SWITCHES = _FAMILY_SWITCHES()  # type: ignore[valid-type]
+    families: _FamilySwitches = _FamilySwitches()
     flush_interval_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
     max_pending: Annotated[int, Meta(ge=1000, le=50_000_000)] = 200_000
     lag_threshold_s: Annotated[float, Meta(ge=0.001, le=60)] = 0.02

@@ -37,7 +37,7 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    first = []
+    first: list[str] = []
     if engine == "sglang":
         variables["SGLANG_USE_CPU_ENGINE"] = "1"
         first.append(str(FOR_SGLANG))

@@ -151,7 +151,7 @@ def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, s
         switches: What is on.
         environment: The driver's; its log level goes along.
     """
-    passed_on = {}
+    passed_on: dict[str, str] = {}
     for variable, (field, _) in _VARIABLES.items():
         value = getattr(switches, field)
         passed_on[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)

@@ -97,7 +97,7 @@ def _evidence(row: Mapping[str, Any]) -> str:
 
 def finding_list(rows: Rows) -> str:
     """Return the findings for a terminal; empty without findings."""
-    lines = []
+    lines: list[str] = []
     for number, text in enumerate(finding_texts(rows), 1):
         lines += textwrap.wrap(f"{number}. {text['message']}", _WIDTH, subsequent_indent="   ")
         parts = {

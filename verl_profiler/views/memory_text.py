@@ -60,7 +60,7 @@ def _conclusion(tables: Mapping[str, Rows]) -> str:
 
 
 def _findings(rows: Rows, *, several: bool) -> str:
-    lines = []
+    lines: list[str] = []
     for row in rows:
         mark = "!" if row["fault"] else " "
         lines.append(f"{mark} {row['run'] + ': ' if several else ''}{row['message']}")

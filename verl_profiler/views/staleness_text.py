@@ -19,7 +19,7 @@ def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
     for row in rows:
         if row["part"] == part:
             groups.setdefault(row["what"], []).append(row)
-    found = []
+    found: list[dict[str, Any]] = []
     for what, own in groups.items():
         sums = {
             name: sum(row[name] for row in own)

@@ -121,9 +121,9 @@ class View:
     shows: str
     conclude: str
     limits: str
-    takes: frozenset[str] = field(default_factory=frozenset)
+    takes: frozenset[str] = field(default_factory=frozenset[str])
     example: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def figure(self, data: DataTables, choice: Choice) -> Figure:
         """Draw the rows of one run.
@@ -133,7 +133,7 @@ class View:
         """
         from verl_profiler.render.figure import settings
 
-        if not next(iter(data.values()), []):
+        if not next(iter(data.values()), None):
             raise NothingToDraw(f"{choice.text()}: {self.empty}")
         with settings():
             return self.draw(data, choice)

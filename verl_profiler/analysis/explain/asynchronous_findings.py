@@ -10,6 +10,7 @@ from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.staleness import staleness
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["asynchronous_findings"]
@@ -58,7 +59,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
             continue
         pools = _Pools(own)
         training = tables.launches.get(run, {}).get("training")
-        settings = _Settings(training if isinstance(training, Mapping) else {})
+        settings = _Settings(training if is_mapping(training) else {})
         named = [
             *_split_off(pools),
             *_of_queue(pools, [row for row in queues if row["run"] == run]),
@@ -232,7 +233,7 @@ def _split_off(pools: _Pools) -> Rows:
             who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
             f"{more} has {other.devices:g}",
             reason=f"Move {count} of the {less}'s devices to the {more}; moving more would make "
-            "the {less} the bottleneck.",
+            f"the {less} the bottleneck.",
         )
     ]
 

@@ -206,7 +206,7 @@ def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
         a, b = model.slowness_of[name]
         return a + b * load
 
-    speeds = {}
+    speeds: dict[str, tuple[float, float]] = {}
     for name in model.slowness_of:
         others = sorted((other for other in model.slowness_of if other != name), key=token_us)
         if others:
@@ -223,7 +223,7 @@ def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
     if len(groups) < 2 or None in groups:
         groups = names = list(range(len(model.requests)))
     first = set(groups[0::2])
-    halves = ([], [])
+    halves: tuple[list[Request], list[Request]] = ([], [])
     for name, request in zip(names, model.requests, strict=True):
         halves[name in first].append(request)
     return [half for half in halves if half]

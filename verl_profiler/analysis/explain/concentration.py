@@ -65,7 +65,7 @@ class Culprit:
     where: str = ""
     chance: float | None = None
     leads: float = 0.0
-    evidence: list[dict[str, Any]] = field(default_factory=list)
+    evidence: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 def concentration(
@@ -159,7 +159,7 @@ def _where(verb: str, often: int, places: Sequence[Place], unit: str) -> str:
 
 
 def _evidence(places: Sequence[Place], top: str, count: int = 5) -> list[dict[str, Any]]:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"step": place.step, "who": top, "seconds": place.lost_s[top], "what": place.what}
         for place in places
         if place.lost_s.get(top)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -156,7 +157,7 @@ def lowers_memory(override: str, launch: Mapping[str, Any]) -> bool:
     """Return whether an override gives the engines less memory than `run.json` says they had."""
     key, _, value = override.partition("=")
     training = launch.get("training")
-    had = training.get("gpu_memory_utilization") if isinstance(training, Mapping) else None
+    had = training.get("gpu_memory_utilization") if is_mapping(training) else None
     return (
         key.endswith(".gpu_memory_utilization")
         and isinstance(had, (int, float))

@@ -130,7 +130,7 @@ def _translate(plan: Plan) -> Iterator[str]:
 
 def _variables(plan: Plan) -> dict[str, str]:
     """Return the requested variables as text; a flag is 1 or 0."""
-    wanted = {}
+    wanted: dict[str, Any] = {}
     for name, value in (plan.requested.environment or {}).items():
         if name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.5)

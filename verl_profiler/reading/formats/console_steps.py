@@ -99,8 +99,8 @@ class LoggedRun:
 class _Problems:
     """What could not be read, a few of each kind in words and the others counted."""
 
-    listed: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    listed: list[str] = field(default_factory=list[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, kind: str, sentence: str) -> None:
         self.counts[kind] += 1
@@ -340,7 +340,7 @@ def _runs(launches: Iterable[list[StepLine]], problems: list[str]) -> list[Logge
                 else f"{where}."
             )
         else:
-            lines, begins = [], []
+            lines, begins = list[StepLine](), list[int]()
             runs.append((lines, begins))
         lines += trained
         begins.append(first.step)
@@ -352,7 +352,7 @@ def _labeled(runs: Sequence[LoggedRun]) -> list[LoggedRun]:
     stems = [_stem(run.source) for run in runs]
     several = Counter(stems)
     seen: Counter[str] = Counter()
-    labeled = []
+    labeled: list[LoggedRun] = []
     for run, stem in zip(runs, stems, strict=True):
         seen[stem] += 1
         label = f"{stem}-{seen[stem]}" if several[stem] > 1 else stem

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import read_json, reason_of, status_of_regular
+from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.events.vocabulary import process_name
 from verl_profiler.reading.descriptions import CAPTURE, Faults, checked
 from verl_profiler.reading.tables.schemas import SCHEMAS
@@ -67,9 +68,9 @@ class Export:
         left_out: Number of rows with invalid values.
     """
 
-    ranges: list[tuple[Any, ...]] = field(default_factory=list)
-    work: list[tuple[Any, ...]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    ranges: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    work: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    problems: list[str] = field(default_factory=list[str])
     dated: bool = True
     left_out: int = 0
 
@@ -102,7 +103,10 @@ def _guard(connection: sqlite3.Connection, size_bytes: int) -> None:
         left[0] -= 1
         return left[0] < 0
 
-    connection.text_factory = lambda content: content.decode("utf-8", "replace")
+    def decoded(content: bytes) -> str:
+        return content.decode("utf-8", "replace")
+
+    connection.text_factory = decoded
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.set_progress_handler(step, _STEPS)
@@ -297,9 +301,9 @@ def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         problems.append(f"{shown} cannot be read ({reason_of(error)}); captures are missing")
         return []
-    listed = content if isinstance(content, list) else [content]
+    listed: list[Any] = content if is_list(content) else [content]
     faults = Faults()
-    entries = [checked(each, CAPTURE, shown, faults) for each in listed if isinstance(each, dict)]
+    entries = [checked(each, CAPTURE, shown, faults) for each in listed if is_object(each)]
     captures = [
         entry
         for entry in entries

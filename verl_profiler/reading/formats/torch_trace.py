@@ -6,7 +6,7 @@ Times become nanoseconds since 1970; any value may be missing or of another type
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from verl_profiler.events.files import (
     open_regular,
     reason_of,
 )
+from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.formats.foreign_traces import ForeignSpan, ForeignTrace, unusable
 
 __all__ = ["read"]
@@ -69,12 +70,10 @@ def _content(path: Path) -> bytes:
 
 
 def _chrome(path: Path, content: Any) -> ForeignTrace:
-    events = content.get("traceEvents") if isinstance(content, dict) else content
-    if not isinstance(events, list) or not any(
-        isinstance(event, dict) and "ph" in event for event in events
-    ):
+    events = content.get("traceEvents") if is_object(content) else content
+    if not is_list(events) or not any(is_object(event) and "ph" in event for event in events):
         raise unusable(path, "is not a trace of torch or nsys: it has no events")
-    about: Mapping[str, Any] = content if isinstance(content, dict) else {}
+    about: Mapping[str, Any] = content if is_object(content) else {}
     # Written by our own `--chrome-json`, or by torch since 2.4.
     base_ns = about.get("baseTimeNanoseconds")
     host = about.get("host_name")
@@ -83,7 +82,7 @@ def _chrome(path: Path, content: Any) -> ForeignTrace:
         ForeignTrace(f"torch: {cleaned_text(path.name)}", host if isinstance(host, str) else None),
         base_ns if type(base_ns) is int and 0 <= base_ns <= _LAST_NS else 0,
     )
-    known = [event for event in events if isinstance(event, dict)]
+    known = [event for event in events if is_object(event)]
     reading.trace.left_out = len(events) - len(known)
     for event in known:
         reading.name(event)
@@ -109,7 +108,7 @@ class _Chrome:
     def name(self, event: Mapping[str, Any]) -> None:
         """Take the name of a thread."""
         args = event.get("args")
-        if event.get("ph") == "M" and event.get("name") == "thread_name" and isinstance(args, dict):
+        if event.get("ph") == "M" and event.get("name") == "thread_name" and is_object(args):
             self._names[_place(event)] = _name(args.get("name"))
 
     def take(self, event: Mapping[str, Any]) -> bool:
@@ -131,7 +130,7 @@ class _Chrome:
                 span.end_ns = max(begin_ns, span.begin_ns)
             return True
         args = event.get("args")
-        fields = args if isinstance(args, dict) else {}
+        fields = args if is_object(args) else {}
         if kind == "C":
             return self._count(event, fields, begin_ns)
         length_ns = _nanoseconds(event.get("dur", 0))
@@ -215,9 +214,15 @@ def _place(event: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _depth_of(value: Any, depth: int = 0) -> int:
     """Return how deep a value is nested, up to the limit."""
-    if depth >= _DEPTH_LIMIT or not isinstance(value, (dict, list)):
+    if depth >= _DEPTH_LIMIT:
         return depth
-    inner = value.values() if isinstance(value, dict) else value
+    inner: Iterable[Any]
+    if is_object(value):
+        inner = value.values()
+    elif is_list(value):
+        inner = value
+    else:
+        return depth
     return max(
         (_depth_of(each, depth + 1) for each in inner if isinstance(each, (dict, list))),
         default=depth + 1,

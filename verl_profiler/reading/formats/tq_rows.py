@@ -108,7 +108,7 @@ def call_row(span: Span, placing: Placing) -> dict[str, Any]:
     fields, last = span.fields, span.last or span.first
     total = fields.get("total_duration")
     total_us = None if total is None else micros(total)
-    row = {
+    row: dict[str, Any] = {
         **_who(span, placing),
         "call": _call_of(span),
         "source": "trace",
@@ -158,7 +158,7 @@ def cost_row(span: Span, placing: Placing) -> dict[str, Any]:
     """Make a call of verl's own lines: its parts are exact, its whole is the log's clock."""
     get_us, put_us = span.spent_us("get"), span.spent_us("put")
     first, last = span.first, span.last or span.first
-    row = {
+    row: dict[str, Any] = {
         **_who(span, placing),
         "call": _call_of(span),
         "source": "verl",
@@ -197,7 +197,12 @@ def transfer_row(event: str, span: Span, placing: Placing) -> dict[str, Any]:
     if size is not None and size >= _SIZE_LIMIT:
         size = None
     length = None if duration is None else micros(duration)
-    row = {**_who(span, placing), "event": event, "duration_us": length, "size_bytes": size}
+    row: dict[str, Any] = {
+        **_who(span, placing),
+        "event": event,
+        "duration_us": length,
+        "size_bytes": size,
+    }
     if length is None:
         row["begin_us"] = placing.wall_us(span.first, span.first.at_us)
     else:
