@@ -306,7 +306,7 @@ def test_what_dominates_is_a_finding_where_nothing_is_an_outlier(what, change, f
     assert finding == rows[0]["finding"]
     assert rows[0]["dominates"]
     assert who in rows[0]["message"].lower() or who in rows[0]["culprit_text"]
-    assert "no anomaly" in finding_list(rows)
+    assert "not an anomaly" in finding_list(rows)
 
 
 def test_what_dominates_comes_after_what_is_out_of_the_ordinary():

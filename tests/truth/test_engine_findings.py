@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from truth.engine_readings import reading
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, each_request, each_turn, every, healthy, seconds_per_step
 
@@ -30,27 +31,15 @@ def readings_of(events, *, limit, full_at):
         for at_us in range(first, last, _EVERY_US):
             running = sum(runs <= at_us < end for _, runs, end in calls)
             waiting = sum(begin <= at_us < runs for begin, runs, _ in calls)
-            yield {
-                "run": "made",
-                "name": name,
-                "role": "engine",
-                "rank": int(name[-1]),
-                "host": "one",
-                "step": None,
-                "event": "engine_state",
-                "family": "engine",
-                "begin_us": None,
-                "end_us": at_us,
-                "duration_us": None,
-                "validate": False,
-                "extra": {
-                    "running_requests": running,
-                    "waiting_requests": waiting,
-                    "running_limit": limit,
-                    "kv_used_tokens": round(97_000 * running / full_at),
-                    "kv_capacity_tokens": 100_000,
-                },
-            }
+            yield reading(
+                name,
+                at_us,
+                running_requests=running,
+                waiting_requests=waiting,
+                running_limit=limit,
+                kv_used_tokens=round(97_000 * running / full_at),
+                kv_capacity_tokens=100_000,
+            )
 
 
 def found_in(step_of, *, limit=256, full_at=100):

@@ -16,7 +16,7 @@ from verl_profiler.exports.tracks import Lanes, origin_ns, write_run
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parent.parent / "data"
-NOT_DRAWN = ("memory", "profiler_cost", "request_start")
+NOT_DRAWN = ("memory", "profiler_cost", "request_start", "engine_state")
 
 
 def write(tables, path, kind=PerfettoTrace):

@@ -8,13 +8,16 @@ __all__ = [
     "ARROWS",
     "ASYNCHRONOUS_COUNTERS",
     "COUNTERS",
+    "ENGINE_RANKS",
     "GROUPS",
     "KINDS",
     "LANES",
     "ORDERED",
     "PROCESSES",
+    "RETRACTIONS",
     "SPANS",
     "UNFINISHED",
+    "engine_counters",
 ]
 
 # All processes that left a header or an event, in the order in which they are shown.
@@ -63,7 +66,8 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
         THEN extra->>'$.uid' END AS uid,
     sample, session, extra
 FROM events
-WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN ('memory', 'profiler_cost', 'request_start')
+WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN
+    ('memory', 'profiler_cost', 'request_start', 'engine_state')
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
@@ -220,6 +224,43 @@ COUNTERS = (
             ") GROUP BY run, name, time_us"
         ),
     ),
+)
+
+# The engines' own readings, of one data-parallel rank each.
+ENGINE_RANKS = "SELECT DISTINCT dp_rank FROM engine_states ORDER BY dp_rank"
+_READ = (
+    "SELECT run, name, at_us AS time_us, {value} AS value FROM engine_states "
+    "WHERE dp_rank = {rank} AND {value} IS NOT NULL AND {{selected}}"
+)
+
+
+def engine_counters(rank: int, *, alone: bool) -> tuple[tuple[str, str, str], ...]:
+    """Return the counters of a data-parallel rank of each engine; the only one goes without a number."""
+    which = "" if alone else f" (DP rank {rank})"
+    return tuple(
+        (f"{name}{which}", unit, _READ.format(value=value, rank=rank))
+        for name, unit, value in (
+            ("engine running", "requests", "running_requests"),
+            ("engine waiting", "requests", "waiting_requests"),
+            ("engine KV cache", "%", "100 * kv_share"),
+        )
+    )
+
+
+# So far, of each engine: by its readings where they count them, else by its answers.
+RETRACTIONS = (
+    "engine retractions",
+    "requests",
+    """
+    SELECT run, name, at_us AS time_us, sum(sum(many)) OVER (
+        PARTITION BY run, name ORDER BY at_us ROWS UNBOUNDED PRECEDING) AS value
+    FROM (
+        SELECT run, name, step, at_us, retractions AS many FROM engine_states
+        UNION ALL
+        SELECT run, name, step, end_us, retractions FROM engine_requests
+        WHERE run NOT IN (SELECT run FROM engine_states WHERE retractions IS NOT NULL)
+    ) WHERE many > 0 AND at_us IS NOT NULL AND {selected} GROUP BY run, name, at_us
+    """,
 )
 
 # The same, for asynchronous runs alone.

@@ -22,13 +22,16 @@ from verl_profiler.exports.track_queries import (
     ARROWS,
     ASYNCHRONOUS_COUNTERS,
     COUNTERS,
+    ENGINE_RANKS,
     GROUPS,
     KINDS,
     LANES,
     ORDERED,
     PROCESSES,
+    RETRACTIONS,
     SPANS,
     UNFINISHED,
+    engine_counters,
 )
 from verl_profiler.reading.formats.foreign_traces import ForeignTrace
 from verl_profiler.reading.tables.tables import Tables
@@ -210,7 +213,11 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
 def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
     tables.make("requests", "engine_requests", "engine_calls", "memory", "lags", "asynchronous")
     more = ASYNCHRONOUS_COUNTERS if tables.rows("SELECT run FROM asynchronous") else ()
-    for counter, unit, query in (*COUNTERS, *more):
+    ranks = [row["dp_rank"] for row in tables.rows(ENGINE_RANKS)]
+    engines = [
+        counter for rank in ranks for counter in engine_counters(rank, alone=len(ranks) == 1)
+    ]
+    for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *more):
         asked = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
             f"FROM ({query.format(selected=selected)}) ORDER BY run, name, time_us"
