@@ -16,6 +16,7 @@ __all__ = ["all_probes", "select"]
 _MODULES = (
     "trainer",
     "asynchronous",
+    "replicas",
     "experimental",
     "rollout",
     "engine_calls",

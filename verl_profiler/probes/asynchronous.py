@@ -1,9 +1,6 @@
-"""What becomes of samples and of replicas in the V1 trainers; in the trainer's process.
+"""What becomes of samples in the V1 trainers; in the trainer's process.
 
-A sample is dispatched, gets ready in the replay buffer, and is consumed or dropped.  Replicas are
-aborted, put to sleep, synced, resumed and switched between training and generating.  The reason is that
-of the innermost of verl's hooks and methods around the call (verl 0.9.1 trainer_colocate_async.py,
-trainer_separate_async.py).
+A sample is dispatched, gets ready in the replay buffer, and is consumed or dropped.
 """
 
 from __future__ import annotations
@@ -19,24 +16,16 @@ from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
-__all__ = ["PROBES", "consume"]
+__all__ = ["PROBES", "consume", "instant"]
 
 _V1 = "verl.trainer.ppo.v1"
 _TRAINER = f"{_V1}.trainer_base:PPOTrainer"
-_SYNC = f"{_V1}.trainer_sync:PPOTrainerSync"
-_COLOCATE = f"{_V1}.trainer_colocate_async:PPOTrainerColocateAsync"
-_SEPARATE = f"{_V1}.trainer_separate_async:PPOTrainerSeparateAsync"
 _BUFFER = f"{_V1}.replay_buffer:ReplayBuffer"
 _ASYNC_BUFFER = f"{_V1}.replay_buffer:ReplayBufferAsync"
-_MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
-
-# Base class of the trainers in verl.experimental.
-_SEPARATED = "SeparateRayPPOTrainer"
 
 _TRAINING = "train"
 _DROPPED = ("stale", "filtered", "failed")
 
-_reason: ContextVar[str | None] = ContextVar("verl_profiler_reason", default=None)
 _dispatch_reason: ContextVar[str | None] = ContextVar("verl_profiler_dispatch", default=None)
 # The sets of uids that are about to be evicted, in the order of `_DROPPED`.
 _evicted: ContextVar[Any] = ContextVar("verl_profiler_evicted", default=None)
@@ -60,12 +49,9 @@ class _Depth:
 _depth = _Depth()
 
 
-def _instant(call: Call) -> None:
+def instant(call: Call) -> None:
+    """Make an instant of a call."""
     call.begin_ns = None
-
-
-def _because(reason: str, call: Call) -> None:
-    call.bind(_reason, reason)
 
 
 def _dispatching(reason: str, call: Call) -> None:
@@ -74,7 +60,7 @@ def _dispatching(reason: str, call: Call) -> None:
 
 
 def _end_dispatch(call: Call, result: Any) -> None:
-    _instant(call)
+    instant(call)
     if not isinstance(result, int) or result <= 0:
         call.event = None
         return
@@ -203,119 +189,7 @@ def _begin_clearing(call: Call) -> None:
         recorder.record("sample_dropped", None, now(), extra, _step(dispatched))
 
 
-def _of_replicas(replicas: Iterable[Any]) -> dict[str, Any]:
-    """Return the pool and the ranks of replicas."""
-    replicas = list(replicas)
-    found: dict[str, Any] = {"replicas": [int(replica.replica_rank) for replica in replicas]}
-    mode = getattr(replicas[0], "rollout_mode", None) if replicas else None
-    if mode is not None:
-        found["pool"] = str(plain(getattr(mode, "value", mode)))
-    return found
-
-
-def _end_manager(call: Call, _result: Any) -> None:
-    _instant(call)
-    manager = call.arguments["self"]
-    if not context.process.is_trainer or not manager.replicas:
-        call.event = None
-        return
-    call.extra = {
-        **_of_replicas(manager.replicas),
-        "devices": sum(int(replica.world_size) for replica in manager.replicas),
-        "trainer_devices": int(manager.actor_wg.world_size),
-    }
-
-
-def _begin_manager_call(call: Call) -> None:
-    manager = call.arguments["self"]
-    if not manager.replicas:
-        call.event = None
-        return
-    call.extra = _of_replicas(manager.replicas)
-    if _reason.get() is not None:
-        call.extra["reason"] = _reason.get()
-
-
-def _begin_abort(call: Call) -> None:
-    _begin_manager_call(call)
-    if call.arguments.get("reject_request") and call.extra is not None:
-        call.extra["reject"] = True
-
-
-def _begin_weight_sync(call: Call) -> None:
-    _begin_manager_call(call)
-    call.bind(_reason, "weight_sync")
-    manager = call.arguments["self"]
-    call.extra = {**(call.extra or {}), "backend": str(plain(manager.backend))}
-    version = call.arguments.get("global_steps")
-    if isinstance(version, int):
-        call.extra["weight_version"] = version
-    if not _is_asynchronous(context.process.trainer):
-        # `update_weights` of the trainer is the same.
-        call.event = None
-
-
-def _is_asynchronous(trainer: Any) -> bool:
-    if any(each.__name__ == _SEPARATED for each in type(trainer).__mro__):
-        return True
-    return getattr(trainer, "trainer_mode", "sync") != "sync"
-
-
-def _end_weight_sync(call: Call, _result: Any) -> None:
-    version = call.arguments.get("global_steps")
-    if call.error is None and isinstance(version, int):
-        context.process.weight_version = version
-
-
-def _begin_pool_move(call: Call) -> None:
-    trainer = call.arguments["self"]
-    if not getattr(trainer, "_enable_hybrid_replicas", True):
-        call.event = None
-        return
-    call.extra = _of_replicas(trainer.llm_server_manager.rollout_replicas)
-    if _reason.get() is not None:
-        call.extra["reason"] = _reason.get()
-
-
-def _begin_switch(to: str, call: Call) -> None:
-    _begin_pool_move(call)
-    if call.extra is not None:
-        call.extra["to"] = to
-    call.bind(_reason, f"switch_to_{to}")
-
-
-# verl's hook or method → what it is the reason of.
-_REASONS = {
-    "on_init_end": "init_end",
-    "on_validate_begin": "validate_begin",
-    "on_step_begin": "step_begin",
-    "on_sample_end": "sample_end",
-    "on_step_end": "step_end",
-    "_wait_for_sampleable_and_switch": "switch_wait",
-}
-_HOOKS = {
-    _SYNC: ("on_init_end", "on_sample_end", "on_step_end"),
-    _COLOCATE: ("on_init_end", "on_sample_end", "on_step_end"),
-    _SEPARATE: (
-        "on_init_end",
-        "on_validate_begin",
-        "on_step_begin",
-        "on_step_end",
-        "_wait_for_sampleable_and_switch",
-    ),
-}
-
 PROBES = (
-    *(
-        Probe(
-            None,
-            "trainer",
-            (f"{trainer}.{hook}",),
-            enter=functools.partial(_because, _REASONS[hook]),
-        )
-        for trainer, hooks in _HOOKS.items()
-        for hook in hooks
-    ),
     Probe(
         None,
         "trainer",
@@ -360,45 +234,5 @@ PROBES = (
         (f"{_BUFFER}._clear_groups",),
         reads=("partition_id", "uids"),
         enter=_begin_clearing,
-    ),
-    Probe("replica_pool", "trainer", (f"{_MANAGER}.__init__",), leave=_end_manager),
-    Probe(
-        "abort_replicas",
-        "trainer",
-        (f"{_MANAGER}.abort_replicas",),
-        reads=("reject_request",),
-        enter=_begin_abort,
-    ),
-    *(
-        Probe(event, "trainer", (f"{_MANAGER}.{method}",), enter=_begin_manager_call)
-        for event, method in (
-            ("resume_replicas", "resume_generation_replicas"),
-            ("sleep_replicas", "sleep_replicas"),
-        )
-    ),
-    Probe(
-        "weight_sync",
-        "weights",
-        (f"{_MANAGER}.update_weights",),
-        reads=("global_steps",),
-        enter=_begin_weight_sync,
-        leave=_end_weight_sync,
-    ),
-    Probe("weight_group", "weights", (f"{_MANAGER}.build_process_group",)),
-    *(
-        Probe(
-            "pool_switch",
-            "trainer",
-            (f"{_SEPARATE}.switch_to_{to}",),
-            enter=functools.partial(_begin_switch, to),
-        )
-        for to in ("rollout", "trainer")
-    ),
-    *(
-        Probe(event, "trainer", (f"{_SEPARATE}.{method}",), enter=_begin_pool_move)
-        for event, method in (
-            ("replicas_join", "add_replicas_to_balancer"),
-            ("replicas_leave", "remove_replicas_from_balancer"),
-        )
     ),
 )
