@@ -9,12 +9,12 @@ __all__ = ["CALL_PARTS", "request_engine_time"]
 
 # Parts of generate calls, in the order in which a call goes through them.
 CALL_PARTS: dict[str, str] = {
-    "way": "on the way to the engine and back",
+    "way": "in transport to the engine and back",
     "parked": "while the engine was paused",
     "queue": "in the engine's queue",
     "cold": "prefill of tokens that were cached before",
     "prefill": "prefill of new tokens",
-    "recomputed": "retracted or aborted, and computed again",
+    "recomputed": "retracted or aborted, and recomputed",
     "decode": "decoding",
 }
 

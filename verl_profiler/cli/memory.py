@@ -4,7 +4,7 @@ verl-profiler memory logs/my-run
 verl-profiler memory logs/my-run --steps 10:20 --json
 verl-profiler memory verl_demo.log
 
-Of a console log, verl's own memory lines are read; verl prints them with VERL_LOGGING_LEVEL=DEBUG.
+From a console log, it reads verl's own memory lines, which verl prints with VERL_LOGGING_LEVEL=DEBUG.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     verl-profiler publish logs/my-run
     verl-profiler publish logs/my-run --to wandb tensorboard
 
-Published are report.html, the findings as Markdown, JSON and a table, and a few numbers
+Publishes report.html, the findings as Markdown, JSON and a table, and a few numbers
 (profile/…), to the trackers of the run's own trainer.logger, under its project and experiment.
 profiler.publish=true does the same when a training ends.
 """

@@ -6,7 +6,7 @@
     verl-profiler summary logs/my-run logs/my-run-2 --json
 
 -v adds each finding's cause and the blocks of the longest steps; --step N adds the block of that
-step.  NO_COLOR switches colors off.
+step.  NO_COLOR disables colors.
 """
 
 from __future__ import annotations

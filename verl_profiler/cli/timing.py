@@ -6,8 +6,8 @@
     zcat old.log.gz | verl-profiler timing - --json
     verl-profiler timing logs/my-run/console.log --run logs/my-run
 
-Takes logs of verl 0.3 to 0.9, or a run directory that holds its console.log; several are read as one in the order given.  Writes five pictures to
-the folder plot beside the log.  Pictures that it wrote of the same log are replaced, so that it
+Takes logs of verl 0.3 to 0.9, or a run directory with its console.log; several are read as one in the order given.  Writes five
+figures to the folder plot next to the log. Figures that it wrote for the same log are replaced, so that it
 can be run again while the log grows; other files are not, unless --force is given.
 """
 

@@ -39,7 +39,7 @@ _ABOUT = {
     "kv_bound": "longest queue with a full KV cache",
     "unbalanced_replicas": "longest queue",
     "retractions": "most lost",
-    "cold_prefix_cache": "most computed again",
+    "cold_prefix_cache": "most recomputed",
     "small_batches": "most time",
 }
 _QUEUES = ("kv_bound", "unbalanced_replicas")

@@ -11,7 +11,7 @@ _MORE_MEMORY = ("actor_rollout_ref.rollout.gpu_memory_utilization=0.8",)
 
 ENGINE_RULES: dict[str, Rule] = {
     "kv_bound": Rule(
-        "The request that ends last queues {lost_s} per step for room in the KV cache ({who}).",
+        "The last request to finish queues {lost_s} per step for space in the KV cache ({who}).",
         "The KV cache is over 90 % full while requests wait: memory limits the batch, not a setting.",
         "More memory for the engine (gpu_memory_utilization), a quantized KV cache, shorter contexts, "
         "or more replicas. A higher max_num_seqs gains nothing.",
@@ -21,18 +21,18 @@ ENGINE_RULES: dict[str, Rule] = {
         without=("unbalanced_replicas",),
     ),
     "unbalanced_replicas": Rule(
-        "The request that ends last queues {lost_s} per step while another replica has room ({who}).",
+        "The last request to finish queues {lost_s} per step while another replica has free capacity ({who}).",
         "Sticky routing: conversations stay on the replica of their first turn, regardless of its queue.",
         "Move a conversation when its replica has many more calls than another one; its prefix is "
-        "computed again there. The files and the override are below.",
+        "recomputed there. The files and the override are below.",
         ("engine_load", "routes"),
         measured=True,
         overrides=("actor_rollout_ref.rollout.router_config_path=spread_calls.yaml",),
     ),
     "retractions": Rule(
-        "The request that ends last loses {lost_s} per step to retractions ({who}).",
-        "The engine admits more requests than its KV cache holds to their ends, takes some out of the "
-        "batch, and computes their tokens again.",
+        "The last request to finish loses {lost_s} per step to retractions ({who}).",
+        "The engine admits more requests than its KV cache can hold until they finish, removes "
+        "some from the batch, and recomputes their tokens.",
         "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
         "(max_num_seqs), or a more conservative admission (SGLang: schedule_conservativeness).",
         ("request_engine_time", "engine_load"),
@@ -40,7 +40,7 @@ ENGINE_RULES: dict[str, Rule] = {
         overrides=_MORE_MEMORY,
     ),
     "cold_prefix_cache": Rule(
-        "The request that ends last spends {lost_s} per step on prefill of tokens that were cached "
+        "The last request to finish spends {lost_s} per step on prefill of tokens that were cached "
         "before ({who}).",
         "Its later turns reach another replica, or their prefix was evicted in the meantime.",
         "Send all turns of a conversation with one request id, so that the load balancer keeps its "

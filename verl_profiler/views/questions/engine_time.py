@@ -40,7 +40,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         size=(10.5, max(3.2, 1.9 + 0.23 * len(rows))),
         notes=(
             "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
-            "on another replica than the one before, retractions."
+            "on another replica than the previous one, retractions."
         ),
     )
     factor, unit = time_unit(worst["engine_s"])
@@ -78,7 +78,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
 VIEWS = (
     View(
         name="request_engine_time",
-        question="Where did the generate calls' time of the slowest requests go?",
+        question="How do the slowest requests spend the time of their generate calls?",
         analysis=_tables,
         columns={
             "calls": "number of generate calls",
@@ -97,7 +97,7 @@ VIEWS = (
             "batch": "requests in the replica's batch during decoding, mean by time",
             "moved": "calls that another replica served than the request's previous call",
             "cold_tokens": "prompt tokens computed again that the previous call had cached",
-            "retractions": "how often the engine took the request out of its batch",
+            "retractions": "number of retractions: how often the engine removed the request from its batch",
         },
         draw=_draw,
         empty="no generate call was recorded there.",
@@ -109,7 +109,7 @@ VIEWS = (
             | --- | --- |
             | `way` | load balancer, transport and event loops |
             | `parked` | the call waited while the engine was paused, or between two attempts |
-            | `queue` | the engine had accepted the call and not begun it |
+            | `queue` | the engine had accepted the call but not started it |
             | `cold` | prefill of the prefix that the request's previous call had left in a cache |
             | `prefill` | prefill of new tokens |
             | `recomputed` | the engine retracted the request, or aborted it |
@@ -128,8 +128,8 @@ VIEWS = (
             (`profiler.events.engine_timing=true`); otherwise `decode` contains them, and all of a
             call whose engine was not recorded. `cold` is prefill in proportion to the tokens, and
             needs cached tokens from the engine and less than half of the previous prompt in the
-            cache. `recomputed` of a retraction is what decoding took longer than at the speed of
-            the replica's other calls at that time; without any it stays in `decode`. The batch is
+            cache. For a retraction, `recomputed` is the decoding time beyond that at the speed of
+            the replica's other calls at that time; without such calls it stays in `decode`. The batch is
             counted from the recorded calls, not from the engine's own readings.
         """,
         takes=frozenset({"worker", "validate", "count"}),
