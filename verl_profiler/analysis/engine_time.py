@@ -9,7 +9,7 @@ __all__ = ["CALL_PARTS", "request_engine_time"]
 
 # Parts of generate calls, in the order in which a call goes through them.
 CALL_PARTS: dict[str, str] = {
-    "way": "in transport to the engine and back",
+    "way": "in transport",
     "parked": "while the engine was paused",
     "queue": "in the engine's queue",
     "cold": "prefill of tokens that were cached before",
