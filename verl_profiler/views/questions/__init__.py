@@ -26,6 +26,7 @@ from verl_profiler.views.questions import (
     shares,
     staleness,
     steps,
+    stragglers,
     tools,
     tq,
     transfers,
@@ -41,6 +42,7 @@ VIEWS: dict[str, View] = {
     for topic in (
         steps,
         critical_path,
+        stragglers,
         devices,
         critical_cycle,
         staleness,

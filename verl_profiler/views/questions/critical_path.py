@@ -1,4 +1,4 @@
-"""Views of why steps took as long as they did: critical path, what-if, stragglers."""
+"""Views of why steps took as long as they did: critical path and what-if."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
-from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.analysis.selection import Rows
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.axes import (
     bar_texts,
     bars,
@@ -20,7 +17,7 @@ from verl_profiler.render.axes import (
     value_axis,
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
 
@@ -166,75 +163,6 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-# By the reason of a straggler: what the waiting is due to.
-_DUE_TO = {
-    "late": "late starts",
-    "queued": "queueing",
-    "parked": "pauses of the engine",
-    "cold": "lost prefix caches",
-    "recomputed": "retractions and aborts",
-    "long": "long requests",
-    "slow": "slow decoding",
-    "tool": "tools",
-    "other": "other causes",
-}
-
-
-def _straggler_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "stragglers": stragglers(tables, choice.steps),
-        "straggler_requests": straggler_requests(tables, choice.steps, choice.count),
-    }
-
-
-def _stragglers(data: DataTables, choice: Choice) -> Figure:
-    rows = data["stragglers"]
-    kinds = dict.fromkeys(row["kind"] for row in rows)
-    worst = [
-        max((r for r in rows if r["kind"] == kind), key=lambda r: r["caused_wait_s"])
-        for kind in kinds
-    ]
-    reasons = [row for row in rows if row["kind"] == "request"]
-    others = sorted(
-        (row for row in worst if row["kind"] != "request"), key=lambda row: -row["per_step_s"]
-    )
-    if reasons:
-        title = (
-            f"{share(reasons[0]['share'])} of straggler waiting is due to "
-            f"{_DUE_TO[reasons[0]['who']]}"
-        )
-    else:
-        title = (
-            f"{short(others[0]['who'])} keeps others waiting in {others[0]['kind']}, "
-            f"{seconds(others[0]['per_step_s'])} per step"
-        )
-    figure, axes = sheet(
-        title,
-        f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, attributed to "
-        "what is still running",
-        size=(12, 5.2),
-        panels=(1, bool(reasons) + bool(others)),
-        notes="Percent: share of the wait time of its kind.",
-    )
-    panels = iter(axes)
-    if reasons:
-        panel = next(panels)
-        factor, unit = time_unit(max(row["per_step_s"] for row in reasons))
-        names = [row["who"] for row in reasons]
-        bars(panel, names, [("request", column(reasons, "per_step_s", factor), ACCENT)])
-        value_axis(panel, f"caused wait time per step [{unit}]", of="x")
-        panel.set_title("requests, by reason")
-    if others:
-        panel = next(panels)
-        names = [f"{row['kind']}: {short(row['who'])}" for row in others]
-        factor, unit = time_unit(max(row["per_step_s"] for row in others))
-        lengths = bars(panel, names, [("share", column(others, "per_step_s", factor), MUTED)])
-        texts = [f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in others]
-        bar_texts(panel, lengths, texts, f"caused wait time per step [{unit}]", room=1.35)
-        panel.set_title("the worst of each other kind, per step")
-    return figure
-
-
 _PATH_CATEGORIES = """\
 Every second of a step is attributed to one category; the categories add up to the step.
 From the end of the step backwards, the trainer waits for its own timers: in `gen` for the request
@@ -261,28 +189,6 @@ last rank worked; all of the weight sync |
 | `sleep_replicas` | the trainer waits while the engines are put to sleep, at the end of `gen` |
 | `gen` | the rest of that timer: samples fetched |
 | `unexplained` | unattributed: no event explains it |"""
-
-_STRAGGLER_REASONS = """\
-A finished request waits for the last one of its step.
-Each moment of that waiting is attributed in equal parts to the requests that are still running.
-The same for workers (by their last request), replicas (by their last generate call) and ranks in \
-each phase of the trainer.
-Left: requests, by the reason why they finished later than the median one.
-Right: of each other kind, the one with most caused wait time.
-A tool is attributed its share of the request's delay.
-
-| reason | |
-| --- | --- |
-| `late` | it started later |
-| `queued` | it waited in the engine or on the way there |
-| `parked` | the engine was paused for a weight sync |
-| `cold` | tokens that its previous call had cached were prefilled again |
-| `recomputed` | the engine retracted or aborted it; estimated from other calls' speed |
-| `long` | it generated more, or had longer prompts |
-| `slow` | it took longer per token |
-| `tool` | it waited for tools |
-| `other` | reward, post-processing, and what no event explains |"""
-
 
 _NO_STEP = "no step of synchronous training finished there. Asynchronous training: bubble_ledger."
 
@@ -364,41 +270,5 @@ VIEWS = (
             real changes. Of runs with more than 10,000 generate calls every n-th step is
             replayed; the plot has the number. `step_replays` has the gains per step.
         """,
-    ),
-    View(
-        name="stragglers",
-        question="Which requests, tools, workers and ranks do the others wait for, and why?",
-        analysis=_straggler_tables,
-        columns={
-            "kind": "`request`, `tool`, `worker`, `replica`, or a phase of the trainer",
-            "who": "the reason for requests, otherwise the tool, process or replica",
-            "steps": "number of steps in which it caused waiting",
-            "of_steps": "number of steps",
-            "last": "number of steps in which it ended last",
-            "caused_wait_s": "caused wait time: the others' waiting attributed to it, in s",
-            "per_step_s": "caused wait time per step, in s",
-            "share": "part of the wait time of its kind",
-        },
-        draw=_stragglers,
-        empty="no waiting was recorded there.",
-        section="path",
-        shows=_STRAGGLER_REASONS,
-        conclude="""
-            - `long`: limits on turns and response length, or more prompts than needed.
-            - `queued` or `slow`: too many requests per replica, or one slow replica; see the
-              replicas.
-            - `tool`: the tool named on the right.
-            - A rank or worker with nearly all of its kind's caused wait time in most steps:
-              check its host.
-            - A share close to even: no process stands out.
-        """,
-        limits="""
-            Caused wait time is waiting, not lost time: engines are busy while a long request
-            runs. 100 % of a short wait is still short: the label shows the seconds. Only
-            finished training requests count. Decoding is tokens times time per token; each of
-            the two is compared with the median request's. `straggler_requests` lists single
-            requests.
-        """,
-        takes=frozenset({"count"}),
     ),
 )
