@@ -136,9 +136,9 @@ def test_recomputing_is_named_with_its_replica_and_seconds(fault, without, findi
     """Needs no readings of the engines."""
     rows = found_in(every(fault))
     true_s = seconds_per_step(every(fault)) - seconds_per_step(every(without))
-    row = next(row for row in rows if row["finding"] == finding)
+    (row,) = rows
 
-    assert replica == row["culprit"]
+    assert (finding, replica) == (row["finding"], row["culprit"])
     assert 0.97 * true_s < row["recoverable_s"] < 1.2 * true_s
     assert row["evidence"][0]["what"].startswith("q00")
 

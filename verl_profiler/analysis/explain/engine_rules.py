@@ -11,7 +11,7 @@ _MORE_MEMORY = ("actor_rollout_ref.rollout.gpu_memory_utilization=0.8",)
 
 ENGINE_RULES: dict[str, Rule] = {
     "kv_bound": Rule(
-        "The last request to finish queues {lost_s} per step for space in the KV cache ({who}).",
+        "The last request to finish queues {lost_s} per step for space in the KV cache.",
         "The KV cache is over 90 % full while requests wait: memory limits the batch, not a setting.",
         "More memory for the engine (gpu_memory_utilization), a quantized KV cache, shorter contexts, "
         "or more replicas. A higher max_num_seqs gains nothing.",
@@ -21,7 +21,7 @@ ENGINE_RULES: dict[str, Rule] = {
         without=("unbalanced_replicas",),
     ),
     "unbalanced_replicas": Rule(
-        "The last request to finish queues {lost_s} per step while another replica has free capacity ({who}).",
+        "The last request to finish queues {lost_s} per step while another replica has free capacity.",
         "Sticky routing: conversations stay on the replica of their first turn, regardless of its queue.",
         "Move a conversation when its replica has many more calls than another one; its prefix is "
         "recomputed there. The files and the override are below.",
@@ -30,7 +30,7 @@ ENGINE_RULES: dict[str, Rule] = {
         overrides=("actor_rollout_ref.rollout.router_config_path=spread_calls.yaml",),
     ),
     "retractions": Rule(
-        "The last request to finish loses {lost_s} per step to retractions ({who}).",
+        "The last request to finish loses {lost_s} per step to retractions.",
         "The engine admits more requests than its KV cache can hold until they finish, removes "
         "some from the batch, and recomputes their tokens.",
         "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
@@ -41,7 +41,7 @@ ENGINE_RULES: dict[str, Rule] = {
     ),
     "cold_prefix_cache": Rule(
         "The last request to finish spends {lost_s} per step on prefill of tokens that were cached "
-        "before ({who}).",
+        "before.",
         "Its later turns reach another replica, or their prefix was evicted in the meantime.",
         "Send all turns of a conversation with one request id, so that the load balancer keeps its "
         "replica; keep prefix caching on; more memory for the KV cache if the replica did not change.",

@@ -34,7 +34,10 @@ RULES: dict[str, Rule] = {
         named_cause="Most stragglers are requests of {who}.",
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         overrides=("actor_rollout_ref.rollout.multi_turn.max_assistant_turns={p95_turns}",),
-        without=("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
+        without=(
+            *("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
+            *("kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"),
+        ),
     ),
     "slow_tools": Rule(
         "Slow tool calls delay the step ({who}).",

@@ -292,7 +292,12 @@ function stragglers() {
   /** @type {RequestColumn[]} */
   const batch = requests.some((row) => row.batch !== null)
     ? [
-        ['batch', 'batch', 'n', {title: 'Mean number of requests in its replica during its decoding'}],
+        [
+          'batch',
+          'batch',
+          'n',
+          {title: 'Mean number of requests in its replica during its decoding'},
+        ],
         ['typical_batch', 'of the median request', 'n'],
       ]
     : [];
