@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from truth.synthetic import Request, Step, Turn, run_of
+from truth.synthetic import Request, Step, Turn, events_of, run_of, tables_of
 
 from verl_profiler.analysis.engine_time import request_engine_time
 
@@ -152,3 +152,26 @@ def test_slowest_in_the_engine_first_and_what_is_mostly():
 
     assert [("q0001", "parked")] == [(row["request_id"], row["mostly"]) for row in rows]
     assert rows[0]["engine_s"] > 4
+
+
+def test_first_token_and_speed_of_each_engine_request():
+    """Queue and prefill until the first token; nothing where the engine does not report them."""
+    turn = Turn(tokens=41, token_us=10_000, prefill_us=30_000, held_us=20_000)
+    made, _ = events_of(Step((Request(turns=(turn,)),)))
+    silent = [
+        {
+            **event,
+            "extra": {
+                name: value
+                for name, value in (event["extra"] or {}).items()
+                if name not in ("queue_s", "prefill_s", "decode_s")
+            },
+        }
+        for event in made
+    ]
+    query = "SELECT first_token_us, decode_tokens_per_s FROM engine_requests"
+
+    assert [(50_000, pytest.approx(40 / 0.41))] == [
+        tuple(row.values()) for row in tables_of(made).rows(query)
+    ]
+    assert [(None, None)] == [tuple(row.values()) for row in tables_of(silent).rows(query)]

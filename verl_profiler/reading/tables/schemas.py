@@ -117,6 +117,8 @@ DERIVED = {
     "prefill_us": _us("Prefill."),
     "decode_us": _us("Decoding."),
     "e2e_us": _us("In the engine, as the engine reports it."),
+    "first_token_us": _us("From the engine's queue until the first token."),
+    "decode_tokens_per_s": _number("Tokens after the first one per second of decoding."),
     "engine_name": _text("Process of the engine server."),
     "engine_begin_us": _us("Start in the engine server, since 1970."),
     "engine_end_us": _us("End in the engine server, since 1970."),
@@ -248,7 +250,7 @@ _TABLES = {
     "engine_requests": (
         f"run step name replica engine_request_id request_id validate status {_INTERVAL} "
         "prompt_tokens response_tokens cached_tokens finish_reason queue_us prefill_us decode_us "
-        "e2e_us weight_version dp_rank retractions cached_host_tokens draft_tokens "
+        "e2e_us first_token_us decode_tokens_per_s weight_version dp_rank retractions cached_host_tokens draft_tokens "
         "accepted_draft_tokens"
     ),
     "engine_calls": (

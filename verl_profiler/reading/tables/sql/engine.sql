@@ -6,6 +6,9 @@ SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.va
     micros(prefill_s) AS prefill_us,
     micros(decode_s) AS decode_us,
     micros(e2e_s) AS e2e_us,
+    micros(queue_s) + micros(prefill_s) AS first_token_us,
+    CASE WHEN e.response_tokens > 1
+        THEN (e.response_tokens - 1) * 1e6 / nullif(micros(decode_s), 0) END AS decode_tokens_per_s,
     e.weight_version,
     integer_of(rest, 'dp_rank') AS dp_rank,
     integer_of(rest, 'retractions') AS retractions,
