@@ -70,7 +70,7 @@ def test_each_part_and_the_batch(seed):
     for place, request in enumerate(step.requests):
         row, turns = rows[f"q{place:04d}"], request.turns
         for part, expected in {
-            "way": sum(t.acquire_us + t.way_us + t.back_us for t in turns),
+            "outside": sum(t.acquire_us + t.way_us + t.back_us for t in turns),
             "queue": sum(t.held_us for t in turns),
             "parked": sum(t.parked_us for t in turns),
             "prefill": sum(t.prefill_us for t in turns),

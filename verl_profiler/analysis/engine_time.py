@@ -9,7 +9,7 @@ __all__ = ["CALL_PARTS", "request_engine_time"]
 
 # Parts of generate calls, in the order in which a call goes through them.
 CALL_PARTS: dict[str, str] = {
-    "way": "in transport",
+    "outside": "outside the engine",
     "parked": "while the engine was paused",
     "queue": "in the engine's queue",
     "cold": "prefill of tokens that were cached before",
@@ -31,7 +31,7 @@ def request_engine_time(
 
     Returns:
         At most `count` rows, most time first: run, step, name, request_id, calls, replicas (that
-        served them), engine_s (time of the calls), its parts way_s, parked_s, queue_s, cold_s,
+        served them), engine_s (time of the calls), its parts outside_s, parked_s, queue_s, cold_s,
         prefill_s, recomputed_s and decode_s (keys of `CALL_PARTS`, which add up to engine_s),
         mostly (the largest part; None without time), tokens (generated), token_s (decoding per
         token), batch (requests in the replica's batch during decoding, mean by time; None where the

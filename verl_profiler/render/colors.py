@@ -62,7 +62,7 @@ ENGINE_COLORS: dict[str, str] = {
 
 # Parts of a request's generate calls.
 CALL_PART_COLORS: dict[str, str] = {
-    "way": ENGINE_COLORS["outside"],
+    "outside": ENGINE_COLORS["outside"],
     "parked": "#241C85",
     "queue": ENGINE_COLORS["queue"],
     "cold": "#F0E442",

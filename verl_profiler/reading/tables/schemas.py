@@ -151,7 +151,6 @@ DERIVED = {
     "parked_us": _us("Waiting while the engine was paused, or between two attempts."),
     "call_us": _us("The call, with the wait since the attempt before."),
     "queue_from_us": _us("When the engine's queue began, since 1970."),
-    "way_us": _us("Client overhead: outside the engine server."),
     "decoded_tokens": _count("Generated tokens, without the first one where prefill is known."),
     "lost_tokens": _count("Prompt tokens computed again that the previous call had cached."),
     "moved": _flag("Whether another replica served it than the request's previous call."),
@@ -265,7 +264,7 @@ _TABLES = {
         "decode_tokens retractions prefix_queried_tokens prefix_hit_tokens"
     ),
     "engine_call_times": (
-        f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us way_us queue_from_us queue_us "
+        f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us outside_us queue_from_us queue_us "
         "parked_us prefill_us:DOUBLE cold_us decode_us:DOUBLE recomputed_us decoded_tokens retractions "
         "lost_tokens moved batch"
     ),

@@ -84,7 +84,7 @@ VIEWS = (
             "calls": "number of generate calls",
             "replicas": "number of replicas that served them",
             "engine_s": "time of the generate calls, in s; the parts add up to it",
-            "way_s": "outside the engine server, in s",
+            "outside_s": "outside the engine server, in s",
             "parked_s": "the engine was paused for a weight sync, in s",
             "queue_s": "in the engine's queue, in s",
             "cold_s": "prefill of tokens that the previous call had cached, in s (estimate)",

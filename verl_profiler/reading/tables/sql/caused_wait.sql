@@ -2,7 +2,7 @@
 -- is tokens times time per token; each of the two is charged with what it adds.
 CREATE TABLE request_caused_wait AS
 WITH calls AS (
-    SELECT run, step, name, request_id, sum(way_us + queue_us) AS queued_us,
+    SELECT run, step, name, request_id, sum(outside_us + queue_us) AS queued_us,
         sum(parked_us) AS parked_us, sum(prefill_us) AS prefill_us, sum(cold_us) AS cold_us,
         sum(recomputed_us) AS recomputed_us, sum(decode_us) AS decode_us,
         sum(decoded_tokens) AS tokens

@@ -171,7 +171,7 @@ WITH attempts AS MATERIALIZED (
 )
 SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.engine_request_id,
     p.engine_name, p.begin_us, p.gap_us + p.duration_us AS call_us,
-    p.duration_us - p.engine_us AS way_us,
+    p.duration_us - p.engine_us AS outside_us,
     least(p.engine_begin_us + p.held_us, p.engine_end_us) AS queue_from_us, p.queue_us, p.gap_us + p.held_us AS parked_us,
     CASE WHEN p.attempt > 0 THEN 0 ELSE coalesce(p.prefill_us, 0) - cold_us END AS prefill_us,
     cold_us, p.decoding_us - retracted_us AS decode_us,
