@@ -50,7 +50,7 @@ def test_the_ledger_is_what_the_devices_did(plan):
     [
         (Plan(ahead=0, train_ms=180), "bounded by the rollout"),
         (Plan(train_ms=2700), "bounded by the trainer"),
-        (Plan(ahead=0), "wait for each other in turn"),
+        (Plan(ahead=0), "alternately wait for each other"),
         (Plan(ahead=2, train_ms=360, sync_ms=20, replicas=1), "bounded by the rollout"),
         (Plan(separate=False), ""),
     ],
