@@ -114,15 +114,18 @@ def log_of(*writers):
     return "".join(f"{line}\n" for _, _, line in lines)
 
 
+# Ray prints a worker's line and its end apart: two lines may stand in one.
+_LINE = re.compile(
+    r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*?)(?=\x1b|\(\w+ pid=|INFO:\d{4}-|\[TQ-|$)", re.MULTILINE
+)
+
+
 def traced_lines(text):
     """Return the tracing's lines in what a command printed, as dicts."""
-    lines = []
-    for line in text.splitlines():
-        match = re.search(r"\[(TQ-TRACE|TQ-DETAIL)\] (trace_id=.*)", line)
-        if match:
-            fields = dict(field.split("=", 1) for field in match[2].split(" | "))
-            lines.append({"mark": match[1], "text": line, **fields})
-    return lines
+    return [
+        {"mark": mark, **dict(field.split("=", 1) for field in fields.strip().split(" | "))}
+        for mark, fields in _LINE.findall(text)
+    ]
 
 
 def of(lines, **wanted):
