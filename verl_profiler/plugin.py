@@ -132,6 +132,10 @@ def _place_probes(families: Collection[str], *, only_exported: bool = False) -> 
         placing.install(probes, only_exported=True)
         return
     placing.install(_with_tracing(probes, families))
+    if families:
+        from verl_profiler.recording import open_state
+
+        open_state.begin()
     if "rollout" in families:
         from verl_profiler.recording import recorder
         from verl_profiler.recording.requests import finish_open_requests

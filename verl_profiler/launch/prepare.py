@@ -145,6 +145,7 @@ def _worker_config(
         capture_plan=plan and plan.encode(),
         nvtx=nvtx,
         record_command=settings.record_command,
+        stuck=settings.stuck,
     )
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
-from verl_profiler.recording.worker_config import EventSettings
+from verl_profiler.recording.worker_config import EventSettings, StuckSettings
 from verl_profiler.transfer_queue.switches import Switches
 
 __all__ = [
@@ -71,6 +71,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()
+    stuck: StuckSettings = StuckSettings()
     transfer_queue: Switches = Switches()
 
 

@@ -149,6 +149,7 @@ def _end_acquire(call: Call, result: Any) -> None:
         return
     if isinstance(result, tuple) and result:
         call.extra = {"server": plain(result[0])}
+        engine_call.server = call.extra["server"]
         outer = engine_call.outer
         if outer is not None and outer.attempts:
             call.extra["attempt"] = outer.attempts

@@ -10,6 +10,7 @@ from verl_profiler.probes.values import number, plain
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.open_calls import begin_phase, end_phase
 
 __all__ = ["PROBES"]
 
@@ -68,9 +69,11 @@ def _begin_timer(call: Call) -> None:
     call.event = str(plain(call.arguments["name"])).removeprefix("timing_s/")
     # The counter may move on before the timer ends; a phase belongs to the step it began in.
     call.step = context.process.current_step()
+    begin_phase(call)
 
 
 def _end_timer(call: Call, _result: Any) -> None:
+    end_phase(call)
     if type(call.error).__name__ == _NO_MORE_SAMPLES:
         call.event = None
 

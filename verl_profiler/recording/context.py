@@ -149,6 +149,7 @@ class EngineCall:
         "outer",
         "repeats",
         "request",
+        "server",
         "waits",
     )
 
@@ -163,6 +164,8 @@ class EngineCall:
         # In a server: whether it came during a pause.
         self.waits = False
         self.engine_request_id: str | None = None
+        # The replica that the load balancer chose.
+        self.server: str | None = None
         # Of a call outside of all requests: what stands for one.
         self.request: Request | None = None
         # The engine's last answer, as the server got it.

@@ -21,7 +21,13 @@ from verl_profiler.recording import loop_watchdog, recorder
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.loop_watchdog import Stall
 
-__all__ = ["WORTH_NAMING_NS", "note_blocking_call", "watch_running_loop"]
+__all__ = [
+    "WORTH_NAMING_NS",
+    "blocked_loops",
+    "note_blocking_call",
+    "watch_running_loop",
+    "watched_loops",
+]
 
 # Between two beats of a loop in which a probed coroutine began lately, and of any other.
 _PERIOD_S, _QUIET_PERIOD_S = 0.1, 0.2
@@ -55,6 +61,20 @@ def watch_running_loop() -> None:
             heartbeat.arm(_PERIOD_S)
             _beats.add(heartbeat)
             loop_watchdog.ensure_watched(_beats)
+
+
+def watched_loops() -> list[Any]:
+    """Return the event loops of this process in which probed coroutines ran."""
+    return [beat.loop for beat in list(_beats)]
+
+
+def blocked_loops(since_ns: int) -> dict[int, int]:
+    """Return when each running loop that has been blocked since before `since_ns` was due, by its thread."""
+    return {
+        beat.thread: beat.due_ns
+        for beat in list(_beats)
+        if 0 < beat.due_ns < since_ns and beat.loop.is_running()
+    }
 
 
 def _forget_last(reference: weakref.ref[Any] | None) -> None:

@@ -24,7 +24,16 @@ from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
-__all__ = ["RUN_HANDLE", "Beat", "Stall", "ensure_watched"]
+__all__ = [
+    "RUN_HANDLE",
+    "Beat",
+    "Stall",
+    "ensure_watched",
+    "is_installed",
+    "is_users",
+    "is_wrapper",
+    "name_of",
+]
 
 # A stalled loop is sampled so often at first, and rarely after so many samples.
 _EVERY_S = 0.05
@@ -180,7 +189,7 @@ def _look_at(beat: Beat, alive_ns: int) -> int:
 
 
 def _credit(stall: Stall, seen: _Seen, ns: int) -> None:
-    during = _name(seen.frame)
+    during = name_of(seen.frame)
     function = stall.functions.get(during)
     request = seen.request
     if function is None:
@@ -188,7 +197,7 @@ def _credit(stall: Stall, seen: _Seen, ns: int) -> None:
             return
         stall.functions[during] = function = Function(
             during,
-            _name(seen.inner),
+            name_of(seen.inner),
             os.path.basename(seen.frame.f_code.co_filename)[:_NAME_LIMIT],
             seen.frame.f_lineno or 0,
             seen.tool,
@@ -201,7 +210,8 @@ def _credit(stall: Stall, seen: _Seen, ns: int) -> None:
     function.held_ns += ns
 
 
-def _name(frame: FrameType) -> str:
+def name_of(frame: FrameType) -> str:
+    """Return `module:function` of a frame."""
     module = frame.f_globals.get("__name__")
     code = frame.f_code
     name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
@@ -228,13 +238,13 @@ def _seen(loop: Any, frame: FrameType | None, base: int) -> _Seen | None:
         if frame.f_code is RUN_HANDLE or id(frame) == base:
             break
         filename = frame.f_code.co_filename
-        if filename == _WRAPPER:
+        if is_wrapper(frame):
             call = frame.f_locals.get("call")
             if isinstance(call, Call):
                 calls.append(call)
         else:
             inner = inner or frame
-            if _is_users(filename):
+            if is_users(frame):
                 users = users or frame
             elif not _is_python(filename):
                 packages = packages or frame
@@ -256,7 +266,20 @@ def _is_python(filename: str) -> bool:
     return filename.startswith(_STDLIB) and not _is_package(filename)
 
 
-def _is_users(filename: str) -> bool:
+def is_wrapper(frame: FrameType) -> bool:
+    """Whether this is a wrapper of ours; its local variable `call` is the probed call."""
+    return frame.f_code.co_filename == _WRAPPER
+
+
+def is_installed(frame: FrameType) -> bool:
+    """Whether this is of an installed package: neither Python's own, nor ours."""
+    filename = frame.f_code.co_filename
+    return not (filename.startswith(_PACKAGE) or _is_python(filename))
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether this is the user's code: neither ours, nor Python's, nor of an installed package."""
+    filename = frame.f_code.co_filename
     own = filename.startswith(_PACKAGE) and not filename.startswith(_REHEARSAL)
     return not (own or _is_python(filename) or _is_package(filename))
 

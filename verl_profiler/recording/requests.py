@@ -17,6 +17,7 @@ __all__ = [
     "end_named_request",
     "end_request",
     "finish_open_requests",
+    "open_requests",
     "open_turn",
 ]
 
@@ -86,6 +87,11 @@ def end_named_request(request: Request, error: BaseException | None) -> None:
         extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
         extra["error"] = type(error).__name__
     recorder.record("request", request.begin_ns, end, extra, request.step)
+
+
+def open_requests() -> list[Request]:
+    """Return the requests that are running."""
+    return list(_open_requests)
 
 
 def finish_open_requests() -> None:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["EventSettings", "WorkerConfig"]
+__all__ = ["EventSettings", "StuckSettings", "WorkerConfig"]
 
 if TYPE_CHECKING:
 
@@ -64,6 +64,17 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return frozenset(name for name in FAMILIES if getattr(self.families, name))
 
 
+class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`profiler.stuck`: what is open for long.
+
+    Args:
+        after: What is open for so many seconds is written to `open/<name>.json`, 1 to 86400 s; None for
+            never.
+    """
+
+    after: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
+
+
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What travels to the other processes in `VERL_PROFILER_SETTINGS`.
 
@@ -77,6 +88,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         nvtx: Where recorded events open NVTX ranges: `on` everywhere, `auto` in processes that a
             tool watches, `off` nowhere.
         record_command: `profiler.record_command`: whether headers hold paths.
+        stuck: See `StuckSettings`.
     """
 
     directory: str
@@ -87,6 +99,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     capture_plan: str | None = None
     nvtx: Literal["auto", "on", "off"] = "off"
     record_command: bool = True
+    stuck: StuckSettings = StuckSettings()
 
     def encode(self) -> str:
         """Return the one-line form."""

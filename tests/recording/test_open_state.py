@@ -1,0 +1,200 @@
+"""What is open for long is in a file, with where it stands; the file goes when it has ended."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+
+import msgspec
+import pytest
+
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.recording import context, open_calls, open_state, recorder
+from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.requests import begin_request, end_request
+
+
+@pytest.fixture
+def watcher(recording):
+    """One that looks when it is told to; what is open for 50 ms is long."""
+    active = recorder.active()
+    until = time.monotonic() + 5
+    while active.name is None and time.monotonic() < until:
+        time.sleep(0.01)
+    yield open_state._Watcher(active, 0.05)
+    open_calls.forget()
+
+
+def written(watcher):
+    """What the file holds after a look; None if there is none."""
+    watcher.look()
+    path = watcher.active.directory / "open" / f"{watcher.active.name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _wait(event):
+    event.wait(10)
+
+
+def test_a_call_that_blocks_its_thread_is_written_until_it_ends(watcher):
+    """With the function and line that it stands in, which is ours here."""
+    release = threading.Event()
+    probed = wrapping.wrap(Probe("update_actor", "workers", ("x:y",)), _wait)
+    thread = threading.Thread(target=probed, args=(release,), name="rank")
+    thread.start()
+    try:
+        assert written(watcher) is None, "not open for long yet"
+        time.sleep(0.1)
+        found = written(watcher)
+    finally:
+        release.set()
+        thread.join()
+
+    (call,) = found["calls"]
+    assert ("update_actor", "rank") == (call["event"], call["thread"])
+    assert 0.1 <= call["open_s"] < 10
+    line = _wait.__code__.co_firstlineno + 1
+    assert call["at"] == f"{__name__}:_wait:{line}"
+    assert call["stack"][0] == call["at"], "what called the wrapper is left out"
+    assert written(watcher) is None
+
+
+def test_a_suspended_tool_call_is_written_with_its_request(watcher):
+    """Nobody's thread is in it: it is found in the task that awaits it."""
+    forever = None
+
+    async def tool(_name):
+        await forever.wait()
+
+    def enter(call):
+        call.request = context.current_request.get()
+        call.extra = {"tool": call.arguments["_name"]}
+
+    probed = wrapping.wrap(Probe("tool_call", "rollout", ("x:y",), enter=enter), tool)
+
+    async def run():
+        nonlocal forever
+        forever = asyncio.Event()
+        request = context.Request(3)
+        request.request_id, request.agent = "r-1", "tool_agent"
+        begin_request(request)
+        context.current_request.set(request)
+        request.tool_begin_ns = now()
+        task = asyncio.create_task(probed("search"))
+        await asyncio.sleep(0.1)
+        found = await asyncio.to_thread(written, watcher)
+        forever.set()
+        await task
+        end_request(request, now(), None)
+        return found, await asyncio.to_thread(written, watcher)
+
+    found, after = asyncio.run(run())
+
+    (call,) = found["calls"]
+    assert {"request_id": "r-1", "tool": "search"} == call["extra"]
+    assert "tool:" in call["at"] or "Event.wait" in call["at"]
+    assert any("test_open_state" in place for place in call["stack"])
+    (request,) = found["requests"]
+    assert 3 == request["step"]
+    assert ("r-1", "tool_execution") == (request["extra"]["request_id"], request["extra"]["doing"])
+    assert after is None
+
+
+def test_a_blocked_event_loop_is_written_with_what_blocks_it(watcher):
+    """The loop of another thread, which sleeps in a callback."""
+    probed = wrapping.wrap(Probe("engine_call", "rollout", ("x:y",)), asyncio.sleep)
+
+    async def blocking():
+        await probed(0)
+        time.sleep(1)  # noqa: ASYNC251  the fault
+
+    thread = threading.Thread(target=asyncio.run, args=(blocking(),))
+    thread.start()
+    time.sleep(0.5)
+    found = written(watcher)
+    thread.join()
+
+    (loop,) = found["blocked_loops"]
+    assert loop["at"].startswith(f"{__name__}:test_a_blocked_event_loop")
+    assert 0.2 <= loop["open_s"] < 5
+
+
+def phase(event, step, length_s=None, error=None):
+    """A phase of the trainer: of that length, or open."""
+    call = Call(event, now(), step=step)
+    open_calls.begin_phase(call)
+    if length_s is not None:
+        call.end_ns = call.begin_ns + round(length_s * 1e9)
+        call.error = error
+        open_calls.end_phase(call)
+    return call
+
+
+@pytest.mark.parametrize(
+    ("lengths", "open_s", "stuck"),
+    [
+        ([], 0.2, False),
+        ([], 0.6, True),
+        ([0.02] * 3, 0.04, False),
+        ([0.02] * 3, 0.2, True),
+        ([0.2] * 3, 1.0, False),
+        ([0.2, 0.3, 0.2, 0.2], 1.3, True),
+    ],
+)
+def test_a_phase_is_stuck_at_six_times_its_usual_length(watcher, capfd, lengths, open_s, stuck):
+    """But not before the 50 ms are over; one whose length is not known, at ten times as much."""
+    for length in lengths:
+        phase("gen", 1, length)
+    call = Call("gen", now() - round(open_s * 1e9), step=2)
+    open_calls.begin_phase(call)
+
+    found = written(watcher)
+
+    if found is not None:
+        assert [stuck] == [each["stuck"] for each in found["phases"]]
+    printed = capfd.readouterr().err
+    assert stuck == ("gen of step 2 has taken" in printed), printed
+    call.end_ns = now()
+    open_calls.end_phase(call)
+    assert written(watcher) is None
+    assert stuck == ("gen of step 2 is over" in capfd.readouterr().err)
+
+
+def test_what_an_interrupt_ends_stays_on_record(watcher):
+    """Who waits for long presses Ctrl-C; the next phase begins anew."""
+    call = Call("gen", now() - 10**9, step=2)
+    open_calls.begin_phase(call)
+    found = written(watcher)
+    call.error, call.end_ns = KeyboardInterrupt(), now()
+    open_calls.end_phase(call)
+
+    assert found == written(watcher)
+
+    phase("gen", 3, 0.01)
+    assert written(watcher) is None
+
+
+def test_a_forked_child_has_nothing_open(watcher):
+    """What is open is its parent's."""
+    phase("gen", 2)
+    open_state.begin()
+    child = os.fork()
+    if child == 0:
+        os._exit(len(open_calls.open_phases()) + (open_state._watcher is not None))
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert 1 == len(open_calls.open_phases())
+
+
+def test_it_may_be_switched_off(recording, monkeypatch):
+    """`profiler.stuck.after=null` starts no thread."""
+    active = recorder.active()
+    config = active.config
+    stuck = msgspec.structs.replace(config.stuck, after=None)
+    monkeypatch.setattr(active, "config", msgspec.structs.replace(config, stuck=stuck))
+
+    open_state.begin()
+
+    assert open_state._watcher is None

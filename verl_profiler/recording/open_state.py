@@ -1,0 +1,233 @@
+"""Write what is open for long, so that a run that hangs, or was killed while it hung, can be explained.
+
+One thread per process looks a few times per `profiler.stuck.after`.  While something is open for longer
+than that, `open/<name>.json` in the run directory has all of it, where it stands and since when; the
+file is replaced at each look, and removed when nothing is open for long any more.  In the trainer, a
+phase far beyond its usual length is also announced on the console, once, and its end.
+
+The thread writes itself: the writer thread may hang with its disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verl_profiler.recording import context, event_loop_lag, open_calls, recorder
+from verl_profiler.recording.clock import Timestamps, now
+from verl_profiler.recording.complaints import say
+from verl_profiler.recording.open_calls import OpenCall, OpenPhase
+
+__all__ = ["FOLDER", "FORMAT_VERSION", "begin"]
+
+FOLDER = "open"
+FORMAT_VERSION = 1
+
+# Looks per `after`, and the seconds between two of them.
+_LOOKS = 4
+_LEAST_S, _MOST_S = 0.25, 15.0
+# Time on a core per look, as a share of the time until the next one.
+_SHARE = 1 / 1000
+# A phase is stuck at this multiple of its usual length, or of `after` where none is known.
+_USUAL, _UNKNOWN = 6, 10
+# Listed in one file, the oldest ones.
+_CALLS = _REQUESTS = 100
+# A watching thread that hangs with a disk must not hold up the end of the process.
+_PATIENCE_S = 1.0
+
+_watcher: _Watcher | None = None
+
+
+class _Watcher(threading.Thread):
+    def __init__(self, active: recorder.Recorder, after_s: float) -> None:
+        super().__init__(name="verl-profiler open", daemon=True)
+        self.active = active
+        self.after_ns = round(after_s * 1e9)
+        self.period_s = min(max(after_s / _LOOKS, _LEAST_S), _MOST_S)
+        self.ended = threading.Event()
+        self.timestamps = Timestamps(active.anchor)
+        self.written: Path | None = None
+        self.announced: OpenPhase | None = None
+
+    def run(self) -> None:
+        wait_s = self.period_s
+        while not self.ended.wait(wait_s):
+            begin_ns = time.thread_time_ns()
+            # Whatever the host's frames and the disk are like, the next look gets its chance.
+            with contextlib.suppress(Exception):
+                self.look()
+            spent_ns = time.thread_time_ns() - begin_ns
+            self.active.wrapper_cpu_ns += spent_ns
+            wait_s = max(self.period_s, spent_ns / 1e9 / _SHARE)
+
+    def look(self) -> None:
+        """Write what is open for long, or remove what was written."""
+        at_ns = now()
+        until_ns = at_ns - self.after_ns
+        phases = open_calls.open_phases()
+        requests = open_calls.open_requests()
+        loops = event_loop_lag.blocked_loops(until_ns)
+        old = bool(loops) or any(each.begin_ns <= until_ns for each in (*phases, *requests))
+        calls: list[OpenCall] = []
+        # Coroutines are looked through only where a request is old, or none shows how old they are.
+        if old or not requests:
+            calls = open_calls.open_calls()
+            old = old or any(call.begin_ns <= until_ns for call in calls)
+        self.announce([phase for phase in phases if self.is_stuck(phase, at_ns)], phases, at_ns)
+        if old:
+            self.write(self.content(at_ns, phases, requests, calls, loops))
+        else:
+            self.remove()
+
+    def is_stuck(self, phase: OpenPhase, at_ns: int) -> bool:
+        """Whether a phase is open for far longer than usual."""
+        if phase.usual_ns is None:
+            limit_ns = _UNKNOWN * self.after_ns
+        else:
+            limit_ns = max(_USUAL * phase.usual_ns, self.after_ns)
+        return at_ns - phase.begin_ns > limit_ns
+
+    def content(
+        self,
+        at_ns: int,
+        phases: list[OpenPhase],
+        requests: list[OpenCall],
+        calls: list[OpenCall],
+        loops: dict[int, int],
+    ) -> dict[str, Any]:
+        """Return what the file holds; see docs/stuck.md."""
+        requests_of_old = [each for each in requests if each.begin_ns <= at_ns - self.after_ns]
+        calls = [call for call in calls if call.event != "request"]
+        return {
+            "format": FORMAT_VERSION,
+            "name": self.active.name,
+            "at": self.time(at_ns),
+            "after_s": self.after_ns / 1e9,
+            "step": context.process.step,
+            "weight_version": context.process.weight_version,
+            "phases": [
+                {
+                    "event": phase.event,
+                    "step": phase.step,
+                    **self.since(phase.begin_ns, at_ns),
+                    "usual_s": None if phase.usual_ns is None else phase.usual_ns / 1e9,
+                    "stuck": self.is_stuck(phase, at_ns),
+                }
+                for phase in phases
+            ],
+            "open_requests": len(requests),
+            "requests": [self.row(each, at_ns) for each in requests_of_old[:_REQUESTS]],
+            "open_calls": len(calls),
+            "calls": [self.row(each, at_ns) for each in calls[:_CALLS]],
+            "blocked_loops": [
+                {
+                    "thread": thread,
+                    **self.since(due_ns, at_ns),
+                    "at": open_calls.place_of(frames),
+                    "stack": open_calls.places_of(frames),
+                }
+                for thread, due_ns in loops.items()
+                for frames in (open_calls.stack_of(thread),)
+            ],
+        }
+
+    def row(self, call: OpenCall, at_ns: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"event": call.event, **self.since(call.begin_ns, at_ns)}
+        if call.step is not None:
+            row["step"] = call.step
+        row |= {"extra": call.identity} if call.identity else {}
+        if call.thread is not None:
+            row["thread"] = call.thread
+        if call.at is not None:
+            row |= {"at": call.at, "stack": call.stack}
+        return row
+
+    def since(self, begin_ns: int, at_ns: int) -> dict[str, Any]:
+        return {"since": self.time(begin_ns), "open_s": round((at_ns - begin_ns) / 1e9, 3)}
+
+    def time(self, at_ns: int) -> str:
+        return self.timestamps.text(self.timestamps.microseconds(at_ns))
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Replace the file."""
+        if self.active.name is None:
+            return
+        path = self.active.directory / FOLDER / f"{self.active.name}.json"
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(".json.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
+            file.write(msgspec.json.encode(content))
+        partial.replace(path)
+        self.written = path
+
+    def remove(self) -> None:
+        """Nothing is open for long: remove the file, unless an interrupt has just ended a phase."""
+        if open_calls.interrupted is not None:
+            return
+        path, self.written = self.written, None
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def announce(self, stuck: list[OpenPhase], phases: list[OpenPhase], at_ns: int) -> None:
+        """Print a line when a phase of the trainer gets stuck, and one when it ends."""
+        if self.announced is not None:
+            began = self.announced.begin_ns
+            if not any(phase.begin_ns == began for phase in phases):
+                announced, self.announced = self.announced, None
+                say(
+                    f"{self.active.name}: {_named(announced)} is over after {(at_ns - began) / 1e9:.0f} s"
+                )
+        elif stuck:
+            # The innermost.
+            self.announced = phase = stuck[-1]
+            usual = ""
+            if phase.usual_ns is not None:
+                usual = f", usually {phase.usual_ns / 1e9:.1f} s"
+            say(
+                f"WARNING {self.active.name}: {_named(phase)} has taken "
+                f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}.\n"
+                f"verl-profiler stuck {self.active.directory} shows what it waits for. (stuck)"
+            )
+
+
+def _named(phase: OpenPhase) -> str:
+    return phase.event if phase.step is None else f"{phase.event} of step {phase.step}"
+
+
+def begin() -> None:
+    """Watch from now on, if the settings ask for it."""
+    global _watcher
+    active = recorder.active()
+    if active is None or _watcher is not None or active.config.stuck.after is None:
+        return
+    _watcher = _Watcher(active, active.config.stuck.after)
+    recorder.before_stop(_end)
+    recorder.after_fork(_forget)
+    # Without a thread nothing is written, and training goes on.
+    with contextlib.suppress(RuntimeError):
+        _watcher.start()
+
+
+def _end() -> None:
+    watcher = _watcher
+    if watcher is not None:
+        watcher.ended.set()
+        if watcher.is_alive():
+            watcher.join(_PATIENCE_S)
+        # A process that is told to end while it hangs leaves its file.
+        with contextlib.suppress(Exception):
+            watcher.look()
+    _forget()
+
+
+def _forget() -> None:
+    global _watcher
+    _watcher = None
+    open_calls.forget()
