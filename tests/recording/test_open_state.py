@@ -109,7 +109,7 @@ def test_a_blocked_event_loop_is_written_with_what_blocks_it(watcher):
 
     async def blocking():
         await probed(0)
-        time.sleep(1)  # noqa: ASYNC251  the fault
+        time.sleep(1)
 
     thread = threading.Thread(target=asyncio.run, args=(blocking(),))
     thread.start()
