@@ -12,7 +12,7 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler.rehearsal import perturbations
+from verl_profiler.rehearsal import hangs, perturbations
 
 __all__ = ["ADJUSTMENTS", "install"]
 
@@ -112,6 +112,7 @@ def _unpacked_weights(module: Any) -> None:
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("importlib.metadata", _vllm_built_for_cpus),
     *perturbations.ADJUSTMENTS,
+    *hangs.ADJUSTMENTS,
     ("verl.utils.distributed", _gloo),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
     ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),

@@ -20,6 +20,7 @@ VARIABLE = "VERL_PROFILER_REHEARSAL"
 
 # Every setting, and its default (no perturbation).
 DEFAULTS: dict[str, Any] = {
+    "hang": None,
     "poll_interval_s": None,
     "rank_delay_at": "end",
     "rank_delay_s": None,

@@ -22,6 +22,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from verl_profiler.rehearsal.hangs import wait_at
+
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
 
 
@@ -137,11 +139,12 @@ def _of_width(values: torch.Tensor, width: int) -> torch.Tensor:
 class StandinServer:
     """The actor of one replica, with verl's rollout server interface."""
 
-    def __init__(self, config: Any, model_config: Any) -> None:
+    def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)
         self._config = config
+        self._replica_rank = replica_rank
         model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         self._model = AutoModelForCausalLM.from_pretrained(
             model_config.local_path, dtype=torch.float32
@@ -178,6 +181,8 @@ class StandinServer:
         """
         if image_data or video_data:
             raise ValueError("the stand-in engine supports text only: use --engine sglang")
+        if self._replica_rank == 0:
+            await wait_at("engine")
         length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
         wanted = sampling_params.get("max_tokens") or self._config.response_length
         request = _Request(
@@ -314,7 +319,7 @@ class StandinReplica(RolloutReplica):
                 max_concurrency=self.max_concurrency,
                 num_cpus=0,
             )
-            .remote(self.config, self.model_config)
+            .remote(self.config, self.model_config, self.replica_rank)
         )
         await server.ready.remote()
         self.servers.append(server)  # pyright: ignore[reportArgumentType]

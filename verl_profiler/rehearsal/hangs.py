@@ -1,0 +1,88 @@
+"""Planted hangs: while a file names a place, whoever comes there waits until it no longer does.
+
+The file is `rehearsal.hang`; whoever runs the rehearsal writes one of `PLACES` into it, in the middle of
+the run, and removes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.rehearsal.perturbations import setting
+
+__all__ = ["ADJUSTMENTS", "PLACES", "block_at", "wait_at"]
+
+PLACES = {
+    "tool": "the tools never answer",
+    "blocking_tool": "a tool blocks the event loop of its worker",
+    "reward": "the reward function never returns",
+    "engine": "the first replica answers nothing",
+    "rank": "the second rank does not train, and the others wait for it in a collective",
+    "weight_sync": "the weights are never sent",
+}
+_POLL_S = 0.1
+
+
+def _is_planted(place: str) -> bool:
+    path = setting("hang")
+    if path is None:
+        return False
+    try:
+        return Path(path).read_text(encoding="utf-8").strip() == place
+    except OSError:
+        return False
+
+
+async def wait_at(place: str) -> None:
+    """Wait here while the file names this place; the event loop runs on."""
+    while _is_planted(place):
+        await asyncio.sleep(_POLL_S)
+
+
+def block_at(place: str) -> None:
+    """Wait here while the file names this place; the thread is blocked."""
+    while _is_planted(place):
+        time.sleep(_POLL_S)
+
+
+def _blocked(function: Callable[..., Any], place: str, rank: str | None) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def hanging(*args: Any, **kwargs: Any) -> Any:
+        if rank is None or os.environ.get("RANK") == rank:
+            block_at(place)
+        return function(*args, **kwargs)
+
+    return hanging
+
+
+def _hanging_reward(module: Any) -> None:
+    module.default_compute_score = _blocked(module.default_compute_score, "reward", None)
+
+
+def _hanging_workers(module: Any) -> None:
+    training = module.TrainingWorker
+    training.train_mini_batch = _blocked(training.train_mini_batch, "rank", "1")
+    original = module.ActorRolloutRefWorker.update_weights
+
+    @functools.wraps(original)
+    async def hanging(*args: Any, **kwargs: Any) -> Any:
+        await wait_at("weight_sync")
+        return await original(*args, **kwargs)
+
+    module.ActorRolloutRefWorker.update_weights = hanging
+
+
+def _if_planted(adjustment: Callable[[Any], None]) -> Callable[[Any], None]:
+    return lambda module: adjustment(module) if setting("hang") is not None else None
+
+
+ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
+    ("verl.utils.reward_score", _if_planted(_hanging_reward)),
+    ("verl.workers.engine_workers", _if_planted(_hanging_workers)),
+)
