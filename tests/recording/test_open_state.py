@@ -59,6 +59,7 @@ def test_a_call_that_blocks_its_thread_is_written_until_it_ends(watcher):
     line = _wait.__code__.co_firstlineno + 1
     assert call["at"] == f"{__name__}:_wait:{line}"
     assert call["stack"][0] == call["at"], "what called the wrapper is left out"
+    assert call["stack"][-1].startswith("threading:"), "Python's own functions are in the stack"
     assert written(watcher) is None
 
 
@@ -95,7 +96,7 @@ def test_a_suspended_tool_call_is_written_with_its_request(watcher):
 
     (call,) = found["calls"]
     assert {"request_id": "r-1", "tool": "search"} == call["extra"]
-    assert "tool:" in call["at"] or "Event.wait" in call["at"]
+    assert call["at"].startswith(f"{__name__}:test_a_suspended_tool_call")
     assert any("test_open_state" in place for place in call["stack"])
     (request,) = found["requests"]
     assert 3 == request["step"]
@@ -117,6 +118,7 @@ def test_a_blocked_event_loop_is_written_with_what_blocks_it(watcher):
     found = written(watcher)
     thread.join()
 
+    assert found["threads"] == [], "the loop's thread is listed once"
     (loop,) = found["blocked_loops"]
     assert loop["at"].startswith(f"{__name__}:test_a_blocked_event_loop")
     assert 0.2 <= loop["open_s"] < 5
@@ -198,3 +200,55 @@ def test_it_may_be_switched_off(recording, monkeypatch):
     open_state.begin()
 
     assert open_state._watcher is None
+
+
+def test_the_users_function_in_a_thread_pool_is_written(watcher):
+    """A coroutine awaits it, which does not show where it stands."""
+    release = threading.Event()
+
+    async def score(event):
+        await asyncio.get_running_loop().run_in_executor(None, _wait, event)
+
+    probed = wrapping.wrap(Probe("reward_score", "reward", ("x:y",)), score)
+
+    async def run():
+        task = asyncio.create_task(probed(release))
+        await asyncio.sleep(0.1)
+        found = await asyncio.to_thread(written, watcher)
+        release.set()
+        await task
+        return found
+
+    found = asyncio.run(run())
+
+    assert ["reward_score"] == [call["event"] for call in found["calls"]]
+    line = _wait.__code__.co_firstlineno + 1
+    assert f"{__name__}:_wait:{line}" in [thread["at"] for thread in found["threads"]]
+
+
+def test_a_generator_of_tokens_is_written_while_it_waits(watcher):
+    """As an engine's: its consumer awaits the next item, not the generator."""
+
+    async def generate(event):
+        yield 1
+        await event.wait()
+        yield 2
+
+    probed = wrapping.wrap(Probe("engine_request", "engine", ("x:y",)), generate)
+
+    async def run():
+        event = asyncio.Event()
+
+        async def consume():
+            return [item async for item in probed(event)]
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0.1)
+        found = await asyncio.to_thread(written, watcher)
+        event.set()
+        assert [1, 2] == await task
+        return found
+
+    (call,) = asyncio.run(run())["calls"]
+    assert "engine_request" == call["event"]
+    assert call["at"].startswith(f"{__name__}:test_a_generator_of_tokens")

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import inspect
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from statistics import median
 from types import FrameType
 from typing import Any
@@ -27,21 +29,21 @@ from verl_profiler.recording.values import text
 __all__ = [
     "OpenCall",
     "OpenPhase",
+    "Stack",
     "begin_phase",
     "end_phase",
     "forget",
     "open_calls",
     "open_phases",
     "open_requests",
-    "place_of",
-    "places_of",
-    "stack_of",
+    "user_threads",
 ]
 
 _MOST_FRAMES = 500
 # Of one task: coroutines that await each other.
 _MOST_COROUTINES = 100
 _STACK = 14
+_STEPS = ("async_generator_asend", "async_generator_athrow")
 _NAME_LIMIT = 200
 # The lengths of a phase that its usual one is taken from, and how many it takes.
 _LENGTHS, _USUAL = 31, 3
@@ -56,7 +58,8 @@ class OpenCall(msgspec.Struct, omit_defaults=True):
         step: verl's global step, if it has one of its own.
         identity: Of its request, and the fields that it has so far.
         thread: The name of the thread that runs it; None for a suspended coroutine.
-        at: Where it stands: the innermost function of the user's code, else of a package, with line.
+        at: Where it stands: the innermost function that is not Python's own, with line.
+        user: The innermost function of the user's code, if there is one and it is not `at`.
         stack: Functions from the outermost to the innermost, the last ones.
     """
 
@@ -66,6 +69,7 @@ class OpenCall(msgspec.Struct, omit_defaults=True):
     identity: dict[str, Any] = {}
     thread: str | None = None
     at: str | None = None
+    user: str | None = None
     stack: tuple[str, ...] = ()
 
 
@@ -77,12 +81,14 @@ class OpenPhase(msgspec.Struct, omit_defaults=True):
         begin_ns: When it began, on the clock of `clock.now()`.
         step: verl's global step.
         usual_ns: The median of its last lengths; None for fewer than three.
+        thread: `threading.get_ident` of the thread that began it.
     """
 
     event: str
     begin_ns: int
     step: int | None = None
     usual_ns: int | None = None
+    thread: int = 0
 
 
 _phases: dict[int, OpenPhase] = {}
@@ -98,7 +104,9 @@ def begin_phase(call: Call) -> None:
         interrupted = None
         lengths = _lengths.get(call.event, ())
         usual_ns = round(median(lengths)) if len(lengths) >= _USUAL else None
-        _phases[id(call)] = OpenPhase(call.event, call.begin_ns, call.step, usual_ns)
+        _phases[id(call)] = OpenPhase(
+            call.event, call.begin_ns, call.step, usual_ns, threading.get_ident()
+        )
 
 
 def end_phase(call: Call) -> None:
@@ -191,14 +199,19 @@ def _coroutines_of(awaited: Any) -> list[FrameType]:
     """Return the frames of a coroutine and of those that it awaits, the outermost first."""
     frames: list[FrameType] = []
     for _ in range(_MOST_COROUTINES):
-        frame = None
+        if type(awaited).__name__ in _STEPS:
+            # What `__anext__` returns does not show its generator.
+            held = gc.get_referents(awaited)
+            awaited = next((each for each in held if inspect.isasyncgen(each)), None)
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
-            frame = getattr(awaited, f"{kind}_frame", None)
-            if frame is not None:
-                frames.append(frame)
-                awaited = getattr(awaited, inner, None)
+            if hasattr(awaited, inner):
+                frame = getattr(awaited, f"{kind}_frame", None)
+                # Coroutines of Cython (Ray's) have no frame.
+                if isinstance(frame, FrameType):
+                    frames.append(frame)
+                awaited = getattr(awaited, inner)
                 break
-        if frame is None:
+        else:
             break
     return frames
 
@@ -214,8 +227,8 @@ def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Cal
             text(call.event, _NAME_LIMIT), call.begin_ns, call.step, _identity(call), thread
         )
         if inside:
-            opened.at = place_of(inside)
-            opened.stack = places_of(inside)
+            stack = Stack.of(inside)
+            opened.at, opened.user, opened.stack = stack.at, stack.user, stack.places
         yield call, opened
 
 
@@ -243,23 +256,57 @@ def _identity(call: Call) -> dict[str, Any]:
     return fields
 
 
-def stack_of(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, the outermost first; none if it has ended."""
-    return _frames_of(sys._current_frames().get(thread))  # pyright: ignore[reportPrivateUsage]
+class Stack(msgspec.Struct):
+    """Where a thread or coroutine stands.
+
+    Args:
+        at: The innermost function that is not Python's own, with its line.
+        user: The innermost function of the user's code, if there is one and it is not `at`.
+        places: The innermost functions, the innermost last.
+    """
+
+    at: str | None = None
+    user: str | None = None
+    places: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, frames: list[FrameType]) -> Stack:
+        """Read it from frames, the outermost first."""
+        if not frames:
+            return cls()
+        frames = [each for each in frames if not loop_watchdog.is_wrapper(each)] or frames
+        user = _last(frames, loop_watchdog.is_users)
+        at = _last(frames, loop_watchdog.is_installed)
+        at = at if frames.index(at) >= frames.index(user) else user
+        if not loop_watchdog.is_users(user) and not loop_watchdog.is_installed(at):
+            at = frames[-1]
+        places = tuple(map(_place, frames[-_STACK:]))
+        named = loop_watchdog.is_users(user) and user is not at
+        return cls(_place(at), _place(user) if named else None, places)
+
+    @classmethod
+    def of_thread(cls, thread: int) -> Stack:
+        """Read that of a thread; empty if it has ended."""
+        return cls.of(_frames_of(sys._current_frames().get(thread)))  # pyright: ignore[reportPrivateUsage]
 
 
-def place_of(frames: list[FrameType]) -> str | None:
-    """Return the innermost function of the user's code, else of a package, else any, with its line."""
-    for matches in (loop_watchdog.is_users, loop_watchdog.is_installed):
-        for frame in frames[::-1]:
-            if matches(frame):
-                return _place(frame)
-    return _place(frames[-1]) if frames else None
+def _last(frames: list[FrameType], matches: Callable[[FrameType], bool]) -> FrameType:
+    """Return the innermost frame that matches; the outermost of all if none does."""
+    return next((each for each in frames[::-1] if matches(each)), frames[0])
 
 
-def places_of(frames: list[FrameType]) -> tuple[str, ...]:
-    """Return the innermost functions with their lines, the innermost last."""
-    return tuple(map(_place, frames[-_STACK:]))
+def user_threads(loops: Collection[int]) -> list[tuple[str, Stack]]:
+    """Return name and stack of threads that run the user's code, event loops and probed calls aside."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: list[tuple[str, Stack]] = []
+    for ident, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+        name = names.get(ident, "")
+        if ident in loops or ident == threading.get_ident() or name.startswith("verl-profiler "):
+            continue
+        frames = _frames_of(innermost)
+        if any(map(loop_watchdog.is_users, frames)) and not any(map(_call_of, frames)):
+            found.append((name, Stack.of(frames)))
+    return found
 
 
 def _place(frame: FrameType) -> str:

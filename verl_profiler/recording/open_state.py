@@ -22,7 +22,7 @@ import msgspec
 from verl_profiler.recording import context, event_loop_lag, open_calls, recorder
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
-from verl_profiler.recording.open_calls import OpenCall, OpenPhase
+from verl_profiler.recording.open_calls import OpenCall, OpenPhase, Stack
 
 __all__ = ["FOLDER", "FORMAT_VERSION", "begin"]
 
@@ -38,6 +38,7 @@ _SHARE = 1 / 1000
 _USUAL, _UNKNOWN = 6, 10
 # Listed in one file, the oldest ones.
 _CALLS = _REQUESTS = 100
+_THREADS = 10
 # A watching thread that hangs with a disk must not hold up the end of the process.
 _PATIENCE_S = 1.0
 
@@ -118,6 +119,7 @@ class _Watcher(threading.Thread):
                     **self.since(phase.begin_ns, at_ns),
                     "usual_s": None if phase.usual_ns is None else phase.usual_ns / 1e9,
                     "stuck": self.is_stuck(phase, at_ns),
+                    **_placed(Stack.of_thread(phase.thread)),
                 }
                 for phase in phases
             ],
@@ -126,14 +128,12 @@ class _Watcher(threading.Thread):
             "open_calls": len(calls),
             "calls": [self.row(each, at_ns) for each in calls[:_CALLS]],
             "blocked_loops": [
-                {
-                    "thread": thread,
-                    **self.since(due_ns, at_ns),
-                    "at": open_calls.place_of(frames),
-                    "stack": open_calls.places_of(frames),
-                }
+                {**self.since(due_ns, at_ns), **_placed(Stack.of_thread(thread))}
                 for thread, due_ns in loops.items()
-                for frames in (open_calls.stack_of(thread),)
+            ],
+            "threads": [
+                {"thread": name, **_placed(stack)}
+                for name, stack in open_calls.user_threads(loops)[:_THREADS]
             ],
         }
 
@@ -144,9 +144,7 @@ class _Watcher(threading.Thread):
         row |= {"extra": call.identity} if call.identity else {}
         if call.thread is not None:
             row["thread"] = call.thread
-        if call.at is not None:
-            row |= {"at": call.at, "stack": call.stack}
-        return row
+        return row | _placed(Stack(call.at, call.user, call.stack))
 
     def since(self, begin_ns: int, at_ns: int) -> dict[str, Any]:
         return {"since": self.time(begin_ns), "open_s": round((at_ns - begin_ns) / 1e9, 3)}
@@ -192,9 +190,16 @@ class _Watcher(threading.Thread):
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"
             say(
                 f"WARNING {self.active.name}: {_named(phase)} has taken "
-                f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}.\n"
-                f"verl-profiler stuck {self.active.directory} shows what it waits for. (stuck)"
+                f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}. What it waits for: "
+                f"verl-profiler stuck {self.active.directory} (stuck)"
             )
+
+
+def _placed(stack: Stack) -> dict[str, Any]:
+    if stack.at is None:
+        return {}
+    user = {} if stack.user is None else {"user": stack.user}
+    return {"at": stack.at, **user, "stack": stack.places}
 
 
 def _named(phase: OpenPhase) -> str:

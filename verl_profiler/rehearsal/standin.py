@@ -354,6 +354,7 @@ class StandinAdapter(BaseRollout):
         **_kwargs: Any,
     ) -> None:
         """Send the weights; ranks other than the leader only take part in gathering."""
+        await wait_at("weight_sync")
         if wire_format != "named_tensors":
             raise ValueError(f"the stand-in engine accepts named tensors, not {wire_format!r}")
         named = [
