@@ -31,6 +31,7 @@ COMMANDS = (
     "diff",
     "verify",
     "watch",
+    "stuck",
     "timing",
     "tq",
     "memory",

@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 
 from verl_profiler.events.files import UnusableFileError, cleaned_text, expanded, open_regular
+from verl_profiler.events.open_files import FOLDER
 from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+from verl_profiler.reading.descriptions import HEADER, LAUNCH, OPEN, Faults, described
 
 __all__ = ["Line", "Run"]
 
@@ -88,6 +89,18 @@ class Run:
             headers[cleaned_text(path.stem)] = header or {}
         self.damaged = [*faults.sentences(), *self._unusable.values()]
         return headers
+
+    def open_files(self) -> dict[str, dict[str, Any]]:
+        """Return what each process has open for long, by name; see docs/stuck.md."""
+        faults = Faults()
+        found = {}
+        for path in sorted((self.directory / FOLDER).glob("*.json")):
+            shown = f"{FOLDER}/{cleaned_text(path.name)}"
+            content = described(path, shown, OPEN, faults)
+            if content is not None:
+                found[cleaned_text(path.stem)] = content
+        self.damaged += faults.sentences()
+        return found
 
     def poll(self) -> Iterator[tuple[str, int, Line]]:
         """Yield process, step and line of everything appended since the last call."""

@@ -20,7 +20,7 @@ from typing import Any
 from verl_profiler.events.files import read_object, reason_of
 from verl_profiler.events.json_values import is_list, is_mapping
 
-__all__ = ["CAPTURE", "HEADER", "LAUNCH", "Faults", "checked", "described", "instant"]
+__all__ = ["CAPTURE", "HEADER", "LAUNCH", "OPEN", "Faults", "checked", "described", "instant"]
 
 _SHOWN = 5
 
@@ -217,6 +217,33 @@ CAPTURE: Mapping[str, Any] = {
     "problem": _LONG,
     "source": _LONG,
     "silent": _flag,
+}
+
+_STANDS = {"at": _LONG, "user": _LONG, "stack": _Each(_LONG)}
+_OPEN_CALL = {
+    "event": _NAME,
+    "since": _moment,
+    "open_s": _seconds,
+    "step": _SMALL,
+    "extra": _Named(lambda value: isinstance(value, (str, int, float))),
+    "thread": _NAME,
+    **_STANDS,
+}
+
+# open/<name>.json
+OPEN: Mapping[str, Any] = {
+    "format": _SMALL,
+    "at": _moment,
+    "after_s": _seconds,
+    "step": _SMALL,
+    "weight_version": _SMALL,
+    "phases": _Each({**_OPEN_CALL, "usual_s": _seconds, "stuck": _flag}),
+    "open_requests": _COUNT,
+    "requests": _Each(_OPEN_CALL),
+    "open_calls": _COUNT,
+    "calls": _Each(_OPEN_CALL),
+    "blocked_loops": _Each(_OPEN_CALL),
+    "threads": _Each(_OPEN_CALL),
 }
 
 

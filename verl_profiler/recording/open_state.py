@@ -19,23 +19,19 @@ from typing import Any
 
 import msgspec
 
+from verl_profiler.events.open_files import FOLDER, FORMAT_VERSION, stuck_after_s
 from verl_profiler.recording import context, event_loop_lag, open_calls, recorder
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
 from verl_profiler.recording.open_calls import OpenCall, OpenPhase, Stack
 
-__all__ = ["FOLDER", "FORMAT_VERSION", "begin"]
-
-FOLDER = "open"
-FORMAT_VERSION = 1
+__all__ = ["begin"]
 
 # Looks per `after`, and the seconds between two of them.
 _LOOKS = 4
 _LEAST_S, _MOST_S = 0.25, 15.0
 # Time on a core per look, as a share of the time until the next one.
 _SHARE = 1 / 1000
-# A phase is stuck at this multiple of its usual length, or of `after` where none is known.
-_USUAL, _UNKNOWN = 6, 10
 # Listed in one file, the oldest ones.
 _CALLS = _REQUESTS = 100
 _THREADS = 10
@@ -88,11 +84,8 @@ class _Watcher(threading.Thread):
 
     def is_stuck(self, phase: OpenPhase, at_ns: int) -> bool:
         """Whether a phase is open for far longer than usual."""
-        if phase.usual_ns is None:
-            limit_ns = _UNKNOWN * self.after_ns
-        else:
-            limit_ns = max(_USUAL * phase.usual_ns, self.after_ns)
-        return at_ns - phase.begin_ns > limit_ns
+        usual_s = None if phase.usual_ns is None else phase.usual_ns / 1e9
+        return (at_ns - phase.begin_ns) / 1e9 > stuck_after_s(usual_s, self.after_ns / 1e9)
 
     def content(
         self,

@@ -1,0 +1,68 @@
+"""Explain what a run waits for: who waits for whom, down to what waits for nobody.
+
+    verl-profiler stuck logs/my-run
+    verl-profiler stuck logs/my-run -v
+    verl-profiler stuck logs/my-run --wait
+
+Works while the run goes on and after it was killed.  Reads the process headers and open/*.json, which
+each process writes while something in it is open for longer than profiler.stuck.after (60 s).
+Exits with 1 if the run is stuck, else 0; --wait exits when it is stuck or over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+from verl_profiler.errors import ReadingError
+
+__all__ = ["add_arguments", "run"]
+
+_EVERY_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("run_directory", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the culprit's stack")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait until the run is stuck or over, then print"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the run waits for; return 1 if it is stuck, else 0.
+
+    Raises:
+        ReadingError: The path cannot be used (exit code 2).
+    """
+    from verl_profiler.cli.output import print_json
+    from verl_profiler.live.follow import Run
+    from verl_profiler.live.stuck import verdict
+    from verl_profiler.live.stuck_lines import lines
+    from verl_profiler.reading.discovery import run_directory
+    from verl_profiler.render.visible import escaped
+
+    if not os.path.isdir(args.run_directory):
+        raise ReadingError(
+            f"{args.run_directory} is not a directory; stuck needs the run directory itself.\n"
+            "For example logs/my-run",
+            "no-such-run",
+        )
+    followed = Run(run_directory(args.run_directory, args.run_directory))
+    while True:
+        found = verdict(followed.headers(), followed.open_files())
+        if not args.wait or found.state != "running":
+            break
+        time.sleep(_EVERY_S)
+    if args.json:
+        print_json({"format": 1, **dataclasses.asdict(found), "problems": followed.damaged})
+    else:
+        print("\n".join(escaped(line) for line in lines(found, verbose=args.verbose)))
+        for problem in followed.damaged:
+            print(escaped(f"Data quality: {problem}"))
+    return int(found.state == "stuck")

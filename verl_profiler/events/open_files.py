@@ -1,0 +1,24 @@
+"""What is open for long: the folder and format of its files, and when a phase is taken to be stuck.
+
+Both halves use it: the recorder announces a stuck phase, and the reader explains it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FOLDER", "FORMAT_VERSION", "stuck_after_s"]
+
+FOLDER = "open"
+FORMAT_VERSION = 1
+
+_USUAL, _UNKNOWN = 6, 10
+
+
+def stuck_after_s(usual_s: float | None, after_s: float) -> float:
+    """Return from how many seconds on an open phase is stuck.
+
+    Args:
+        usual_s: The median of its last lengths; None where it is not known, as in the first steps, of
+            checkpoints and of compilation.
+        after_s: `profiler.stuck.after`.
+    """
+    return _UNKNOWN * after_s if usual_s is None else max(_USUAL * usual_s, after_s)

@@ -1,0 +1,44 @@
+"""The lines of `verl-profiler stuck`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from verl_profiler.live.stuck import Link, Verdict
+from verl_profiler.units import seconds
+
+__all__ = ["lines"]
+
+
+def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
+    """Yield the lines that explain a run.
+
+    Args:
+        found: What is known of it.
+        verbose: With the stack of the culprit.
+    """
+    yield f"{found.state}: {found.summary}"
+    if found.chain:
+        yield ""
+    for link in found.chain:
+        yield f"{'   ' * (link.depth - 1) + '└─ ' if link.depth else ''}{_shown(link)}"
+    if found.culprit is not None:
+        yield ""
+        yield f"Culprit: {found.culprit}"
+        yield f"Confidence: {found.confidence}"
+    if verbose and found.evidence:
+        yield "Stack of the culprit, the innermost last:"
+        yield from (f"    {place}" for place in found.evidence)
+    if found.silent:
+        yield ""
+        yield from found.silent
+    if found.unknown:
+        yield ""
+        yield from (f"Not determined: {text}" for text in found.unknown)
+
+
+def _shown(link: Link) -> str:
+    step = "" if link.step is None else f" of step {link.step}"
+    age = "" if link.open_s is None else f", {seconds(link.open_s)}"
+    at = "" if link.at is None else f", in {link.at}"
+    return f"{link.process}: {link.what}{step}{age}{at}"
