@@ -46,14 +46,14 @@ class Plant:
 
 
 PLANTS = {
-    "tool": Plant("tools never answer", ("check_answer", "wait_at")),
+    "tool": Plant("tools never answer", ("check_answer", "rehearsal.hangs:")),
     "blocking_tool": Plant(
-        "a tool blocks its event loop", ("blocks the event loop of worker_", "block_at")
+        "a tool blocks its event loop", ("blocks the event loop of worker_", "rehearsal.hangs:")
     ),
-    "reward": Plant("the reward function never returns", ("reward function", "block_at")),
+    "reward": Plant("the reward function never returns", ("reward function", "rehearsal.hangs:")),
     "engine": Plant("a replica answers nothing", ("engine_0", "standin-0:0")),
-    "rank": Plant("a rank does not enter a collective", ("actor_1", "block_at")),
-    "weight_sync": Plant("weights are never sent", ("actor_", "wait_at")),
+    "rank": Plant("a rank does not enter a collective", ("actor_1", "rehearsal.hangs:")),
+    "weight_sync": Plant("weights are never sent", ("actor_", "rehearsal.hangs:")),
     "stopped_rank": Plant("SIGSTOP of a rank", ("actor_1", "stopped"), "actor_1"),
     "stopped_worker": Plant("SIGSTOP of an agent-loop worker", ("worker_0", "stopped"), "worker_0"),
     "stopped_engine": Plant("SIGSTOP of an engine server", ("engine_1", "stopped"), "engine_1"),

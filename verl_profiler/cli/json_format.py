@@ -114,6 +114,21 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "logged_and_recorded?": ("rows", "With --run: each timer with its recorded span."),
         "problems": _PROBLEMS,
     },
+    "stuck": {
+        "state": ("string", "`stuck`, `running`, `ended` or `killed`."),
+        "summary": ("string", "One sentence."),
+        "at": ("string or null", "The run's last sign of life, ISO-8601."),
+        "chain": (
+            "rows",
+            "Who waits for whom, the trainer first: process, what, open_s, at, step, depth.",
+        ),
+        "culprit": ("string or null", "What the chain ends in; null unless the run is stuck."),
+        "confidence": ("string or null", "`high`, `medium` or `low`; null unless it is stuck."),
+        "evidence": ("strings", "The functions that the culprit is in, the innermost last."),
+        "silent": ("strings", "Processes without a sign of life."),
+        "unknown": ("strings", "What could not be determined."),
+        "problems": _PROBLEMS,
+    },
     "tq": {"runs": _RUNS, "tables": _TABLES, "left_out": _LEFT_OUT, "problems": _PROBLEMS},
     "memory": {
         "runs": _RUNS,

@@ -20,7 +20,7 @@ from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_step
 from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
-from verl_profiler.render.visible import shown
+from verl_profiler.render.visible import escaped, shown
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
@@ -48,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from verl_profiler.reading.reader import load
 
+    if not args.json:
+        for path in args.runs:
+            _print_stuck(path)
     with quick_rows(), load(args.runs, cache=not args.no_cache) as opened:
         return _print(
             opened,
@@ -57,6 +60,16 @@ def run(args: argparse.Namespace) -> int:
             verbose=args.verbose,
             color=has_color(),
         )
+
+
+def _print_stuck(path: Path) -> None:
+    """Begin with what a run is stuck on, or was when it was killed."""
+    from verl_profiler.live.follow import Run as Followed
+    from verl_profiler.live.stuck_lines import pointer
+
+    line = pointer(Followed(path)) if path.is_dir() else None
+    if line is not None:
+        print(escaped(line), end="\n\n")
 
 
 def summarize(run_dir: Path, stream: TextIO) -> None:

@@ -140,10 +140,12 @@ def _read(followed: Run, live: Live) -> None:
 def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
     from verl_profiler.events.files import cleaned_text
     from verl_profiler.live.screen import frame
+    from verl_profiler.live.stuck_lines import pointer
     from verl_profiler.units import size
 
     columns, rows = shutil.get_terminal_size((80, 24))
-    problems = []
+    stuck = pointer(followed, brief=True)
+    problems = [] if stuck is None else [stuck]
     if followed.behind_bytes:
         problems.append(f"reading existing events: {size(followed.behind_bytes)} left")
     if followed.unreadable:

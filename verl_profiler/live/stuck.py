@@ -138,7 +138,7 @@ def verdict(
         state = "running" if goes_on else "killed"
         text = "No phase has taken far longer than usual."
         if waiting:
-            process, row = waiting[-1]
+            _, row = waiting[-1]
             text = f"{_phase(row)} has taken {seconds(last_s - _since(row, last_s))} so far{_usually(row)}."
         if state == "killed":
             text = f"The run was killed; it had not been stuck. {text}"
@@ -347,7 +347,9 @@ class _Search:
             f"{counted(len(group), 'generate call is', 'generate calls are')} not answered{where}"
         )
         holding = [(each, self.innermost(each)) for each in engines]
-        holding = [(each, row) for each, row in holding if row is not None]
+        # Others are busy with younger calls.
+        least_s = max(self.age(row) for _, row in group) / 2
+        holding = [(each, row) for each, row in holding if row and self.age(row) > least_s]
         for each, row in holding:
             self.add(each.name, str(row.get("event")), self.age(row), _place(row), depth=3)
         if len(holding) == 1:
@@ -400,10 +402,16 @@ class _Search:
         self.found.unknown.append("No other process has a recorded call that is open for so long.")
 
     def innermost(self, process: _Process) -> Mapping[str, Any] | None:
-        """Return the call that began last among those that are open for long."""
+        """Return the innermost of the calls that are open for long, in that which is so longest."""
         after_s = process.open.get("after_s") or 0.0
         rows = [row for row in process.rows("calls") if self.age(row) >= after_s]
-        return max(rows, key=lambda row: _since(row, 0), default=None)
+        if not rows:
+            return None
+        oldest = min(rows, key=lambda row: _since(row, 0))
+        same = [row for row in rows if row.get("thread") == oldest.get("thread")]
+        if oldest.get("thread") is None:
+            same = [row for row in rows if _identity(row) == _identity(oldest)]
+        return max(same, key=lambda row: _since(row, 0))
 
     def inside(self, process: _Process, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the innermost call of a request; the request where there is none."""

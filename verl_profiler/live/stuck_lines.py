@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verl_profiler.live.stuck import Link, Verdict
+from verl_profiler.live.follow import Run
+from verl_profiler.live.stuck import Link, Verdict, verdict
 from verl_profiler.units import seconds
 
-__all__ = ["lines"]
+__all__ = ["lines", "pointer"]
+
+
+def pointer(followed: Run, *, brief: bool = False) -> str | None:
+    """Return a line for other commands if the run is stuck: on what, and which command explains it.
+
+    Args:
+        followed: The run.
+        brief: For a screen of 80 columns.
+    """
+    opened = followed.open_files()
+    if not opened:
+        # The usual case: no header needs to be read.
+        return None
+    found = verdict(followed.headers(), opened)
+    if found.state != "stuck":
+        return None
+    if brief:
+        return f"stuck: {found.summary} See verl-profiler stuck"
+    return (
+        f"stuck: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck "
+        f"{followed.directory}"
+    )
 
 
 def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:

@@ -43,7 +43,7 @@ _MOST_FRAMES = 500
 # Of one task: coroutines that await each other.
 _MOST_COROUTINES = 100
 _STACK = 14
-_STEPS = ("async_generator_asend", "async_generator_athrow")
+_STEPS = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper")
 _NAME_LIMIT = 200
 # The lengths of a phase that its usual one is taken from, and how many it takes.
 _LENGTHS, _USUAL = 31, 3
@@ -200,9 +200,9 @@ def _coroutines_of(awaited: Any) -> list[FrameType]:
     frames: list[FrameType] = []
     for _ in range(_MOST_COROUTINES):
         if type(awaited).__name__ in _STEPS:
-            # What `__anext__` returns does not show its generator.
+            # What `__anext__` and `__await__` return does not show what it drives.
             held = gc.get_referents(awaited)
-            awaited = next((each for each in held if inspect.isasyncgen(each)), None)
+            awaited = next(filter(_is_driven, held), None)
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
             if hasattr(awaited, inner):
                 frame = getattr(awaited, f"{kind}_frame", None)
@@ -214,6 +214,10 @@ def _coroutines_of(awaited: Any) -> list[FrameType]:
         else:
             break
     return frames
+
+
+def _is_driven(awaited: Any) -> bool:
+    return inspect.isasyncgen(awaited) or inspect.iscoroutine(awaited)
 
 
 def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Call, OpenCall]]:

@@ -1,0 +1,309 @@
+"""Who waits for whom, from headers and open files that are written by hand."""
+
+import json
+import shutil
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.cli import main
+from verl_profiler.events.open_files import stuck_after_s
+from verl_profiler.live.stuck import verdict
+from verl_profiler.live.stuck_lines import lines
+
+SMALL_RUN = Path(__file__).parents[1] / "data" / "small_run"
+NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
+
+
+def ago(seconds):
+    return (NOW - timedelta(seconds=seconds)).isoformat()
+
+
+def header(role, rank=0, *, heard=0.2, ended=None, **more):
+    return {
+        "role": role,
+        "rank": rank,
+        "host": "elsewhere",
+        "pid": 1,
+        "flush_interval_s": 0.5,
+        "complete_until": ago(heard),
+        "updated": ago(heard + 5),
+        "ended": ended,
+        **more,
+    }
+
+
+def phase(event="gen", open_s=100.0, usual=10.0, step=3):
+    return {
+        "event": event,
+        "step": step,
+        "since": ago(open_s),
+        "open_s": open_s,
+        "usual_s": usual,
+        "at": "verl.trainer:sample:409",
+    }
+
+
+def call(event, open_s, at, **extra):
+    return {"event": event, "since": ago(open_s), "open_s": open_s, "at": at, "extra": extra}
+
+
+def opened(**rows):
+    return {"format": 1, "at": ago(1), "after_s": 60.0, **rows}
+
+
+RUN = {
+    "trainer_0": header("trainer"),
+    "worker_0": header("agent_loop"),
+    "worker_1": header("agent_loop", 1),
+    "actor_0": header("actor"),
+    "actor_1": header("actor", 1),
+    "engine_0": header("engine"),
+    "engine_1": header("engine", 1),
+    "reward_0": header("reward"),
+    "tq_storage_h_9": header("tq_storage", None),
+}
+TRAINER = {"trainer_0": opened(phases=[phase("step", 130, 20), phase()])}
+
+
+def request(number, doing="turn"):
+    return call("request", 99, None, request_id=f"r{number}", turn=1, doing=doing)
+
+
+def test_calls_of_a_tool_that_never_answers():
+    """The oldest names the place; requests that wait for something else make it less certain."""
+    calls = [
+        call("agent_loop", 99, "verl:run:1", request_id="r1"),
+        call("tool_call", 90, "tools:search:7", request_id="r1", tool="search"),
+        call("tool_call", 80, "tools:search:7", request_id="r2", tool="search"),
+        call("engine_call", 3, "verl:generate:2", request_id="r3", server="s:1"),
+    ]
+    requests = [request(number) for number in (1, 2, 3)]
+    worker = opened(open_requests=3, requests=requests, calls=calls)
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, NOW)
+
+    assert ("stuck", "medium") == (found.state, found.confidence)
+    assert found.culprit.startswith("tool search: 2 calls have not returned")
+    assert "tools:search:7" in found.culprit
+    assert [(0, "trainer_0"), (1, "worker_0"), (2, "worker_0"), (2, "worker_0")] == [
+        (link.depth, link.process) for link in found.chain
+    ]
+    assert "gen of step 3 has taken 100.0 s, usually 10.0 s." == found.summary
+
+
+def test_a_blocked_event_loop_is_named_before_the_calls_that_it_keeps_waiting():
+    """All its requests are its victims."""
+    loop = {"since": ago(95), "open_s": 95, "at": "time:sleep:1", "user": "tools:search:9"}
+    worker = opened(
+        open_requests=9,
+        requests=[request(1)],
+        calls=[call("engine_call", 94, "verl:generate:2", request_id="r1")],
+        blocked_loops=[{**loop, "stack": ["tools:search:9", "time:sleep:1"]}],
+    )
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, NOW)
+
+    assert (
+        "time:sleep:1, called by tools:search:9 blocks the event loop of worker_0" in found.culprit
+    )
+    assert "high" == found.confidence
+    assert ["tools:search:9", "time:sleep:1"] == found.evidence
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected", "confidence"),
+    [
+        (
+            {"engine_1": opened(calls=[call("engine_request", 98, "sglang:wait:5")])},
+            "engine_1",
+            "high",
+        ),
+        ({}, "not answered by s:1", "medium"),
+    ],
+)
+def test_generate_calls_are_followed_into_the_engine(engines, expected, confidence):
+    """Where no engine has them on record, that is stated."""
+    calls = [call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")]
+    worker = opened(open_requests=1, requests=[request(1)], calls=calls)
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker, **engines}, NOW)
+
+    assert expected in found.culprit
+    assert confidence == found.confidence
+    assert bool(engines) != bool(found.unknown)
+
+
+def test_rewards_are_followed_into_the_users_function():
+    """It runs in a thread, which no coroutine shows."""
+    calls = [
+        call("postprocess", 98, "verl:post:1", sample=4, session=1),
+        call("reward", 97, "verl:score:2", sample=4, session=1),
+    ]
+    worker = opened(
+        open_requests=1,
+        requests=[call("request", 99, None, request_id="r1", sample=4, session=1)],
+        calls=calls,
+    )
+    reward = opened(threads=[{"thread": "pool_1", "at": "mine:judge:30", "stack": []}])
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker, "reward_0": reward}, NOW)
+
+    assert "the reward function, in mine:judge:30; 1 request waits for it" == found.culprit
+
+
+GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "culprit", "confidence"),
+    [
+        ((GATHER, "torch.serialization:load:3"), "actor_1 in torch.serialization:load:3", "high"),
+        ((GATHER, None), "actor_1: in no call", "medium"),
+        ((GATHER, GATHER), "all ranks wait for each other", "low"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for(ranks, culprit, confidence):
+    """Ranks in a collective wait; the one that is not is the culprit."""
+    files = {
+        f"actor_{rank}": opened(calls=[call("update_actor", 99, at)])
+        for rank, at in enumerate(ranks)
+        if at is not None
+    }
+    trainer = {"trainer_0": opened(phases=[phase("update_actor")])}
+
+    found = verdict(RUN, {**trainer, **files}, NOW)
+
+    assert found.culprit.startswith(culprit)
+    assert confidence == found.confidence
+
+
+@pytest.mark.parametrize("name", ["actor_1", "worker_1", "engine_1", "tq_storage_h_9", "trainer_0"])
+def test_a_process_without_a_sign_of_life_is_the_culprit(name):
+    """Stopped, or its host is gone: it wrote nothing for two minutes while the others did."""
+    headers = {**RUN, name: {**RUN[name], "complete_until": ago(120), "updated": ago(125)}}
+    calls = [call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")]
+    worker = opened(open_requests=1, requests=[request(1)], calls=calls)
+    event = "update_actor" if name.startswith("actor") else "gen"
+    files = {"trainer_0": opened(phases=[phase(event)])}
+    if name == "trainer_0":
+        files[name]["at"] = ago(120)
+    if name.startswith("engine"):
+        files["worker_0"] = worker
+
+    found = verdict(headers, files, NOW)
+
+    assert found.culprit.startswith(name)
+    assert "stuck" == found.state
+    assert any(name in text for text in found.silent)
+
+
+@pytest.mark.parametrize(
+    ("usual", "open_s", "state"),
+    [
+        (10.0, 59.0, "running"),
+        (20.0, 119.0, "running"),
+        (20.0, 121.0, "stuck"),
+        (None, 599, "running"),
+        (None, 601, "stuck"),
+    ],
+)
+def test_what_takes_long_by_nature_is_not_stuck(usual, open_s, state):
+    """Six times its usual length and at least a minute; ten minutes where that is not known."""
+    found = verdict(RUN, {"trainer_0": opened(phases=[phase(open_s=open_s, usual=usual)])}, NOW)
+
+    assert state == found.state
+    assert stuck_after_s(usual, 60.0) in (60.0, 120.0, 600.0)
+
+
+def test_a_run_that_was_killed_while_it_hung_is_explained_afterwards():
+    """An hour later; ages are up to its last sign of life."""
+    calls = [call("tool_call", 90, "tools:search:7", request_id="r1", tool="search")]
+    worker = opened(open_requests=1, requests=[request(1)], calls=calls)
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, NOW + timedelta(hours=1))
+
+    assert "stuck" == found.state
+    assert "tool search" in found.culprit
+    assert "has taken 99.8 s" in found.summary
+    assert [] == found.silent, "all were killed at once"
+
+
+def test_other_runs_are_not_stuck():
+    """Killed while all was well; ended; not begun."""
+    ended = {**RUN, "trainer_0": header("trainer", ended=ago(1))}
+
+    assert "killed" == verdict(RUN, {}, NOW + timedelta(hours=1)).state
+    assert "ended" == verdict(ended, {}, NOW + timedelta(hours=1)).state
+    assert "running" == verdict({}, {}, NOW).state
+    assert "running" == verdict(RUN, {}, NOW).state
+
+
+def write(folder, headers, files):
+    for kind, contents in (("processes", headers), ("open", files)):
+        (folder / kind).mkdir(parents=True)
+        for name, content in contents.items():
+            (folder / kind / f"{name}.json").write_text(json.dumps(content))
+    (folder / "step_1").mkdir()
+    (folder / "run.json").write_text('{"format": 1}')
+
+
+def test_the_command_prints_it_and_exits_with_1(tmp_path, capsys):
+    """And what is damaged is named."""
+    write(tmp_path / "run", RUN, TRAINER)
+    (tmp_path / "run" / "open" / "worker_0.json").write_text(
+        '{"calls": [{"since": 3}], "at": "no"}'
+    )
+
+    status = main(["stuck", str(tmp_path / "run"), "-v"])
+
+    printed = capsys.readouterr().out
+    assert 1 == status
+    assert printed.startswith("stuck: gen of step 3 has taken")
+    assert "Culprit: trainer_0, in verl.trainer:sample:409" in printed
+    assert "Data quality: open/worker_0.json: the value of calls[].since, at is invalid" in printed
+
+
+def test_the_command_waits_for_the_end_and_prints_json(tmp_path, capsys):
+    """A run that is over needs no waiting."""
+    write(tmp_path / "run", {"trainer_0": header("trainer", ended=ago(1))}, {})
+
+    assert 0 == main(["stuck", str(tmp_path / "run"), "--wait", "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert ("ended", None, []) == (found["state"], found["culprit"], found["problems"])
+
+
+def test_each_thing_that_waits_is_one_level_below_what_waits_for_it():
+    """As a tree."""
+    calls = [call("tool_call", 90, "tools:search:7", request_id="r1", tool="search")]
+    worker = opened(open_requests=1, requests=[request(1)], calls=calls)
+
+    printed = list(lines(verdict(RUN, {**TRAINER, "worker_0": worker}, NOW)))
+
+    assert printed[2:5] == [
+        "trainer_0: gen of step 3, 100.0 s, in verl.trainer:sample:409",
+        "└─ worker_0: 1 request, 99.0 s",
+        "   └─ worker_0: 1 in tool_call (search 1), 90.0 s, in tools:search:7",
+    ]
+
+
+@pytest.mark.parametrize("command", [["summary"], ["watch", "--once"]])
+def test_other_commands_point_to_it(tmp_path, capsys, command):
+    """What the run is stuck on comes first."""
+    run = tmp_path / "run"
+    shutil.copytree(SMALL_RUN, run)
+    (run / "processes" / "trainer_0.json").write_text(json.dumps(RUN["trainer_0"]))
+    (run / "open").mkdir()
+    (run / "open" / "trainer_0.json").write_text(json.dumps(TRAINER["trainer_0"]))
+
+    main([*command, str(run)])
+
+    printed = capsys.readouterr().out
+    assert "stuck: gen of step 3 has taken" in printed
+    if command == ["summary"]:
+        assert printed.startswith("stuck: ")
+        assert f"See verl-profiler stuck {run}\n" in printed
+    else:
+        assert "usually 10.0 s. See verl-profiler stuck" in printed
