@@ -5,16 +5,20 @@ import json
 import os
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import msgspec
 import pytest
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.recording import context, open_calls, open_state, recorder
+from verl_profiler.recording import context, open_calls, open_state, recorder, stuck_notice
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.complaints import Complaints
 from verl_profiler.recording.requests import begin_request, end_request
+from verl_profiler.recording.worker_config import StuckSettings
 
 
 @pytest.fixture
@@ -252,3 +256,68 @@ def test_a_generator_of_tokens_is_written_while_it_waits(watcher):
     (call,) = asyncio.run(run())["calls"]
     assert "engine_request" == call["event"]
     assert call["at"].startswith(f"{__name__}:test_a_generator_of_tokens")
+
+
+class Hook(BaseHTTPRequestHandler):
+    """A webhook that keeps what it gets; one at /bad refuses it."""
+
+    got: ClassVar[list] = []
+
+    def do_POST(self):
+        self.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(500 if self.path == "/bad" else 200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.mark.parametrize("path", ["good", "bad"])
+def test_a_command_and_a_webhook_are_called_for_a_stuck_phase_and_its_end(
+    watcher, tmp_path, monkeypatch, capfd, path
+):
+    """A failing one is printed once, without the URL."""
+    Hook.got.clear()
+    monkeypatch.setattr(stuck_notice, "_complaints", Complaints())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    told = tmp_path / "told"
+    stuck = StuckSettings(
+        1.0,
+        f"""sh -c 'echo "$VERL_PROFILER_STUCK" >> {told}; test {path} = good'""",
+        f"http://127.0.0.1:{server.server_port}/{path}",
+    )
+    config = msgspec.structs.replace(watcher.active.config, stuck=stuck)
+    monkeypatch.setattr(watcher.active, "config", config)
+    call = Call("gen", now() - 10**9, step=2)
+    open_calls.begin_phase(call)
+    try:
+        watcher.look()
+        await_length(Hook.got, 1)
+        call.end_ns = now()
+        open_calls.end_phase(call)
+        watcher.look()
+        await_length(Hook.got, 2)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    run = str(watcher.active.directory)
+    assert [("stuck", run), ("over", run)] == [(each["state"], each["run"]) for each in Hook.got]
+    lines = told.read_text().splitlines()
+    assert lines == [each["text"] for each in Hook.got]
+    assert "gen of step 2 has taken 1 s so far" in lines[0]
+    printed = capfd.readouterr().err
+    failed = [line for line in printed.splitlines() if "(stuck-notice)" in line]
+    assert len(failed) == (2 if path == "bad" else 0), printed
+    assert "127.0.0.1" not in printed
+
+
+def await_length(items, count):
+    until = time.monotonic() + 20
+    while len(items) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    # The thread has yet to print what failed.
+    for thread in threading.enumerate():
+        if thread.name == "verl-profiler notice":
+            thread.join(20)

@@ -24,6 +24,7 @@ from verl_profiler.recording import context, event_loop_lag, open_calls, recorde
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
 from verl_profiler.recording.open_calls import OpenCall, OpenPhase, Stack
+from verl_profiler.recording.stuck_notice import notify
 
 __all__ = ["begin"]
 
@@ -172,20 +173,26 @@ class _Watcher(threading.Thread):
             began = self.announced.begin_ns
             if not any(phase.begin_ns == began for phase in phases):
                 announced, self.announced = self.announced, None
-                say(
-                    f"{self.active.name}: {_named(announced)} is over after {(at_ns - began) / 1e9:.0f} s"
-                )
+                length = f"{(at_ns - began) / 1e9:.0f} s"
+                self.tell(f"{self.active.name}: {_named(announced)} is over after {length}", "over")
         elif stuck:
             # The innermost.
             self.announced = phase = stuck[-1]
             usual = ""
             if phase.usual_ns is not None:
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"
-            say(
+            self.tell(
                 f"WARNING {self.active.name}: {_named(phase)} has taken "
                 f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}. What it waits for: "
-                f"verl-profiler stuck {self.active.directory} (stuck)"
+                f"verl-profiler stuck {self.active.directory} (stuck)",
+                "stuck",
             )
+
+    def tell(self, text: str, state: str) -> None:
+        """Print a line, and notify whom the settings name."""
+        say(text)
+        run = str(self.active.directory)
+        notify(self.active.config.stuck, text, {"state": state, "run": run})
 
 
 def _placed(stack: Stack) -> dict[str, Any]:

@@ -70,9 +70,13 @@ class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         after: What is open for so many seconds is written to `open/<name>.json`, 1 to 86400 s; None for
             never.
+        notify: A command to run when a phase of the trainer is stuck, and when it is over.
+        webhook: An http or https URL that gets the same as JSON; masked wherever it is written.
     """
 
     after: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
+    notify: str | None = None
+    webhook: Annotated[str, Meta(pattern="^https?://")] | None = None
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
