@@ -86,7 +86,7 @@ def its_own_target(path):
 
 
 KINDS = [a_pipe, a_device, a_folder, sparse, deep, its_own_target]
-COMMANDS = [("summary", "--no-cache"), ("watch", "--once")]
+COMMANDS = [("summary", "--no-cache"), ("watch", "--once"), ("stuck",)]
 
 
 @pytest.mark.timeout(30)

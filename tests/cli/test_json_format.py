@@ -51,6 +51,7 @@ def outputs(run):
         "diff": printed("diff", f"{run}@1", f"{run}@2", "--json"),
         "verify": printed("verify", "polling", run, run, "--json"),
         "timing": printed("timing", log, "--run", run, "--json"),
+        "stuck": printed("stuck", run, "--json"),
         "tq": printed("tq", run, "--json"),
         "memory": printed("memory", run, "--json"),
     }

@@ -189,8 +189,10 @@ def test_a_process_without_a_sign_of_life_is_the_culprit(name):
     files = {"trainer_0": opened(phases=[phase(event)])}
     if name == "trainer_0":
         files[name]["at"] = ago(120)
-    if name.startswith("engine"):
+    if name.startswith(("engine", "tq_storage")):
         files["worker_0"] = worker
+    if name.startswith("tq_storage"):
+        worker["calls"] = [call("postprocess", 98, "transfer_queue:put:4", request_id="r1")]
 
     found = verdict(headers, files, NOW)
 

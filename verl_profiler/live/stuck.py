@@ -319,7 +319,11 @@ class _Search:
         )
 
     def calls(self, group: Sequence[tuple[_Process, Mapping[str, Any]]], confidence: str) -> None:
-        """Name the calls themselves: those of a tool, for example."""
+        """Name the calls themselves, those of a tool for example; or a process that answers nobody."""
+        silent = [each for each in self.processes if each.silent_s]
+        if silent:
+            self.blame(silent, [])
+            return
         _, oldest = max(group, key=lambda pair: self.age(pair[1]))
         tools = Counter(str((row.get("extra") or {}).get("tool") or "") for _, row in group)
         names = [name for name, _ in tools.most_common(_SHOWN) if name]

@@ -184,7 +184,7 @@ class _Watcher(threading.Thread):
             self.tell(
                 f"WARNING {self.active.name}: {_named(phase)} has taken "
                 f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}. What it waits for: "
-                f"verl-profiler stuck {self.active.directory} (stuck)",
+                f"verl-profiler stuck {self.active.directory} (phase-stuck)",
                 "stuck",
             )
 
