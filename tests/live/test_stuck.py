@@ -1,14 +1,17 @@
 """Who waits for whom, from headers and open files that are written by hand."""
 
 import json
+import os
 import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from hostile import VALUES, paths_of, text_with
 
 from verl_profiler.cli import main
 from verl_profiler.events.open_files import stuck_after_s
+from verl_profiler.live.follow import Run
 from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
@@ -309,3 +312,40 @@ def test_other_commands_point_to_it(tmp_path, capsys, command):
         assert f"See verl-profiler stuck {run}\n" in printed
     else:
         assert "usually 10.0 s. See verl-profiler stuck" in printed
+
+
+def test_any_value_in_an_open_file_is_survived(tmp_path):
+    """One bad value at a time costs its field, never the command."""
+    files = {
+        "trainer_0": opened(phases=[phase()], calls=[call("sample_wait", 99, "verl:wait:1")]),
+        "worker_0": opened(
+            open_requests=1,
+            requests=[request(1)],
+            calls=[call("tool_call", 90, "tools:search:7", request_id="r1", tool="search")],
+            blocked_loops=[{"since": ago(90), "at": "a:b:1", "stack": ["a:b:1"]}],
+            threads=[{"thread": "pool", "at": "c:d:2"}],
+        ),
+    }
+    write(tmp_path / "run", RUN, files)
+    followed = Run(tmp_path / "run")
+    for name in ("trainer_0", "worker_0"):
+        path = tmp_path / "run" / "open" / f"{name}.json"
+        texts = [
+            text_with(files[name], place, value)
+            for place in paths_of(files[name])
+            for value in VALUES.values()
+        ]
+        for text in texts:
+            path.write_text(text)
+            assert any(lines(verdict(RUN, followed.open_files(), NOW), verbose=True)), text
+        path.write_text(json.dumps(files[name]))
+
+
+@pytest.mark.timeout(30)
+def test_what_is_no_ordinary_file_is_not_read(tmp_path, capsys):
+    """A pipe in the place of an open file."""
+    write(tmp_path / "run", RUN, TRAINER)
+    os.mkfifo(tmp_path / "run" / "open" / "worker_0.json")
+
+    assert 1 == main(["stuck", str(tmp_path / "run")])
+    assert "open/worker_0.json cannot be read" in capsys.readouterr().out
