@@ -1,8 +1,8 @@
 """Plant hangs in a real rehearsal, one after the other, and see how each is explained.
 
-    python benchmarks/planted_hangs.py --output DIR [--after 1] [PLANT ...]
+    python benchmarks/planted_hangs.py --output DIR [--after 1] [--engine standin] [PLANT ...]
 
-One rehearsal with the stand-in engine runs throughout.  Each hang is planted in the middle of a step, and
+One rehearsal runs throughout; with SGLang, without the plants in the stand-in.  Each hang is planted in the middle of a step, and
 removed once `verl-profiler stuck` has named a culprit, or after 90 s; then the training goes on.  Prints a
 table: what was planted, what was named, and after how many seconds.
 
@@ -63,13 +63,15 @@ PLANTS = {
     ),
     "stopped_trainer": Plant("SIGSTOP of the trainer", ("trainer_0", "stopped"), "trainer_0"),
 }
+# Planted in the stand-in engine.
+_STANDIN = ("engine", "weight_sync")
 
 
 @contextlib.contextmanager
-def rehearsal(folder: Path, after_s: float) -> Iterator[tuple[Path, Path]]:
+def rehearsal(folder: Path, after_s: float, engine: str) -> Iterator[tuple[Path, Path]]:
     """Run a rehearsal; give its run directory, and the file that plants hangs in it."""
     run, hang = folder / "run", folder / "hang"
-    command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", "standin"]
+    command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
     command += ["--steps", "1000", "--output", str(run), "rehearsal.poll_interval_s=0.05"]
     command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}"]
     with (folder / "rehearsal.log").open("w") as log:
@@ -79,7 +81,8 @@ def rehearsal(folder: Path, after_s: float) -> Iterator[tuple[Path, Path]]:
             yield run, hang
         finally:
             hang.unlink(missing_ok=True)
-            process.send_signal(signal.SIGINT)
+            # A background job of a shell ignores SIGINT.
+            process.terminate()
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:
@@ -161,11 +164,13 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="PLANT", help=", ".join(PLANTS))
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--after", type=float, default=1.0, help="profiler.stuck.after")
+    parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
     arguments = parser.parse_args()
-    names = arguments.names or list(PLANTS)
+    known = [name for name in PLANTS if arguments.engine == "standin" or name not in _STANDIN]
+    names = arguments.names or known
     arguments.output.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with rehearsal(arguments.output, arguments.after) as (run, hang):
+    with rehearsal(arguments.output, arguments.after, arguments.engine) as (run, hang):
         print("| planted | culprit | confidence | named after |")
         print("| --- | --- | --- | --- |")
         for name in names:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_profiler.live.follow import Run
-from verl_profiler.live.stuck import Link, Verdict, verdict
+from verl_profiler.live.open_processes import Link, Verdict
+from verl_profiler.live.stuck import verdict
 from verl_profiler.units import seconds
 
 __all__ = ["lines", "pointer"]

@@ -1,0 +1,191 @@
+"""What is known of the processes of a run that may be stuck, and how it is written."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.reading.descriptions import instant
+from verl_profiler.units import seconds
+
+__all__ = [
+    "Link",
+    "Process",
+    "Verdict",
+    "age_text",
+    "grouped",
+    "identity",
+    "in_collective",
+    "is_of",
+    "phase_text",
+    "place",
+    "since",
+    "some",
+    "state_of",
+]
+
+# Functions of such modules wait for other ranks.
+_COLLECTIVES = ("torch.distributed.",)
+_SHOWN = 3
+
+
+@dataclass
+class Link:
+    """One thing that waits for the next one.
+
+    Args:
+        process: The process, or processes, that it is in.
+        what: What it is: a phase, requests, calls.
+        open_s: How long it is open, the longest of them.
+        at: The function in which it stands; None where that is not on record.
+        step: verl's global step.
+        depth: How many things wait for it, one in the other; 0 for the trainer's phase.
+    """
+
+    process: str
+    what: str
+    open_s: float | None = None
+    at: str | None = None
+    step: int | None = None
+    depth: int = 0
+
+
+@dataclass
+class Verdict:
+    """What is known of a run.
+
+    Args:
+        state: `stuck`, `running`, `ended` or `killed`.
+        summary: One sentence.
+        at: The last sign of life of the run, ISO-8601.
+        chain: Who waits for whom, the trainer first.
+        culprit: What the chain ends in; None unless the run is stuck.
+        confidence: `high`, `medium` or `low`; None unless the run is stuck.
+        evidence: The functions that the culprit is in, the innermost last.
+        silent: Processes without a sign of life, and since when.
+        unknown: What could not be determined.
+    """
+
+    state: str
+    summary: str
+    at: str | None = None
+    chain: list[Link] = field(default_factory=list[Link])
+    culprit: str | None = None
+    confidence: str | None = None
+    evidence: list[str] = field(default_factory=list[str])
+    silent: list[str] = field(default_factory=list[str])
+    unknown: list[str] = field(default_factory=list[str])
+
+
+@dataclass
+class Process:
+    """A process: its header, and what it has open for long.
+
+    Args:
+        heard_s: Its last sign of life, seconds since 1970.
+        silent_s: How long it has had none, if the others have; else 0.
+    """
+
+    name: str
+    role: str
+    header: Mapping[str, Any]
+    open: Mapping[str, Any]
+    heard_s: float | None
+    ended: bool
+    silent_s: float = 0.0
+
+    def rows(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return what it has open of a kind: `phases`, `requests`, `calls`, `blocked_loops`, `threads`."""
+        return [row for row in self.open.get(kind) or () if row]
+
+
+def since(row: Mapping[str, Any], otherwise: float) -> float:
+    """Return when it began, in seconds since 1970."""
+    moment = instant(row.get("since"))
+    return otherwise if moment is None else moment.timestamp()
+
+
+def identity(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names the request of a row."""
+    extra = row.get("extra") or {}
+    return {
+        key: extra[key]
+        for key in ("request_id", "sample", "session", "validate")
+        if extra.get(key) is not None
+    }
+
+
+def is_of(row: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a row is of the request with this identity."""
+    extra = row.get("extra") or {}
+    if "request_id" in wanted and extra.get("request_id") is not None:
+        return extra["request_id"] == wanted["request_id"]
+    keys = [key for key in ("sample", "session") if extra.get(key) is not None]
+    return bool(keys) and all(extra[key] == wanted.get(key) for key in keys)
+
+
+def grouped(
+    pairs: Iterable[tuple[Process, Mapping[str, Any]]],
+) -> dict[str, list[tuple[Process, Mapping[str, Any]]]]:
+    """Return processes and rows by the function that they are in."""
+    groups: dict[str, list[tuple[Process, Mapping[str, Any]]]] = {}
+    for each, row in pairs:
+        groups.setdefault(place(row), []).append((each, row))
+    return groups
+
+
+def place(row: Mapping[str, Any]) -> str:
+    """Write where it stands."""
+    at, user = row.get("at"), row.get("user")
+    if at is None:
+        return "an unknown place"
+    return f"{at}, called by {user}" if user else str(at)
+
+
+def in_collective(row: Mapping[str, Any]) -> bool:
+    """Whether it waits for other ranks."""
+    return str(row.get("at")).startswith(_COLLECTIVES)
+
+
+def phase_text(row: Mapping[str, Any]) -> str:
+    """Write a phase: `gen of step 3`."""
+    step = row.get("step")
+    return f"{row.get('event')} of step {step}" if step is not None else str(row.get("event"))
+
+
+def age_text(row: Mapping[str, Any]) -> str:
+    """Write the usual length of a phase, after a comma; empty if it is not known."""
+    usual_s = row.get("usual_s")
+    return "" if usual_s is None else f", usually {seconds(usual_s)}"
+
+
+def some(names: Sequence[str]) -> str:
+    """Write the first few of some names."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} others"
+
+
+def state_of(process: Process) -> str | None:
+    """Return what this host shows of a silent process; None of another host's."""
+    header = process.header
+    boot = (header.get("clock") or {}).get("boot_id")
+    pid = header.get("pid")
+    if header.get("host") != socket.gethostname() or not boot or pid is None:
+        return None
+    try:
+        own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        if own not in boot:
+            return None
+        if not os.path.exists(f"/proc/{pid}"):
+            return "no longer exists"
+        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return None
+    state = status[0] if status else b""
+    return {b"T": "is stopped (SIGSTOP)", b"t": "is held by a debugger", b"Z": "has died"}.get(
+        state, "is alive but its profiler thread does not run"
+    )

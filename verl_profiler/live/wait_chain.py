@@ -1,0 +1,327 @@
+"""Who waits for whom in a run that is stuck: from the trainer's phase down to what waits for nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
+from verl_profiler.live.open_processes import (
+    Link,
+    Process,
+    Verdict,
+    age_text,
+    grouped,
+    identity,
+    in_collective,
+    is_of,
+    phase_text,
+    place,
+    since,
+    some,
+    state_of,
+)
+from verl_profiler.units import counted, seconds
+
+__all__ = ["explained"]
+
+_CONTAINERS = ("request", "agent_loop", "postprocess", "turn")
+_SHOWN = 3
+
+
+def explained(
+    processes: Sequence[Process], stuck: Sequence[tuple[Process, Mapping[str, Any]]], last_s: float
+) -> Verdict:
+    """Follow the waiting.
+
+    Args:
+        processes: All of the run.
+        stuck: Trainers and their stuck phases, the outermost first; none if a trainer is silent.
+        last_s: The run's last sign of life, or the present; seconds since 1970.
+    """
+    return _Search(processes, last_s).explain(stuck)
+
+
+class _Search:
+    """Follows the waiting from the trainer on."""
+
+    def __init__(self, processes: Sequence[Process], last_s: float) -> None:
+        self.processes = processes
+        self.last_s = last_s
+        self.found = Verdict("stuck", "")
+
+    def of(self, *roles: str) -> list[Process]:
+        return [each for each in self.processes if each.role in roles]
+
+    def explain(self, stuck: Sequence[tuple[Process, Mapping[str, Any]]]) -> Verdict:
+        silent = [each for each in self.of("trainer") if each.silent_s]
+        if silent and not stuck:
+            self.found.summary = (
+                f"The trainer has written nothing for {seconds(silent[0].silent_s)}."
+            )
+            self.blame(silent, [])
+            return self.found
+        trainer, phase = stuck[-1]
+        age_s = self.last_s - since(phase, self.last_s)
+        self.found.summary = f"{phase_text(phase)} has taken {seconds(age_s)}{age_text(phase)}."
+        inner = [row for row in trainer.rows("calls") if since(row, 0) >= since(phase, 0)]
+        at = (inner[-1] if inner else phase).get("at")
+        self.add(trainer.name, str(phase.get("event")), age_s, at, phase.get("step"))
+        if silent:
+            self.blame(silent, [])
+        elif not (self.ranks() or self.requests()):
+            self.others(trainer, phase)
+        return self.found
+
+    def add(
+        self,
+        process: str,
+        what: str,
+        open_s: float | None,
+        at: str | None = None,
+        step: int | None = None,
+        *,
+        depth: int | None = None,
+    ) -> None:
+        """Add what the last one waits for, or `depth` things."""
+        if depth is None:
+            depth = self.found.chain[-1].depth + 1 if self.found.chain else 0
+        self.found.chain.append(Link(process, what, open_s, at, step, depth))
+
+    def end(self, culprit: str, confidence: str, stack: Iterable[str] = ()) -> None:
+        self.found.culprit, self.found.confidence = culprit, confidence
+        self.found.evidence = list(stack)
+
+    def blame(self, silent: Sequence[Process], stack: Iterable[str]) -> None:
+        names = some([each.name for each in silent])
+        states = {state_of(each) for each in silent} - {None}
+        why = f", which {states.pop()}" if len(states) == 1 else ""
+        depth = self.found.chain[-1].depth + 1 if self.found.chain else 0
+        for each in silent[:_SHOWN]:
+            self.add(each.name, "no sign of life", each.silent_s, depth=depth)
+        self.end(f"{names}{why}", "high" if why else "medium", stack)
+
+    def ranks(self) -> bool:
+        """Follow the ranks, if they have anything open."""
+        members = self.of(*COMPUTING_ROLES)
+        silent = [each for each in members if each.silent_s]
+        busy = [(each, self.innermost(each)) for each in members if not each.silent_s]
+        working = [(each, row) for each, row in busy if row is not None]
+        if not working:
+            if silent and not self.old_requests():
+                self.blame(silent, [])
+                return True
+            return False
+        waits = [(each, row) for each, row in working if in_collective(row)]
+        works = [(each, row) for each, row in working if not in_collective(row)]
+        for group in (waits, works):
+            for at, ranks in grouped(group).items():
+                what = str(ranks[0][1].get("event"))
+                age_s = max(self.age(row) for _, row in ranks)
+                self.add(some([each.name for each, _ in ranks]), what, age_s, at, depth=1)
+        idle = [each for each, row in busy if row is None]
+        if silent:
+            self.blame(silent, [])
+        elif works:
+            _, row = min(works, key=lambda pair: since(pair[1], 0))
+            names = some([one.name for one, _ in works])
+            self.end(f"{names} in {place(row)}", "high", row.get("stack") or ())
+        elif idle:
+            names = some([each.name for each in idle])
+            self.end(f"{names}: in no call, while the other ranks wait in a collective", "medium")
+        else:
+            _, row = waits[0]
+            self.end(
+                f"all ranks wait for each other in {place(row)}: a collective that does not match, "
+                "or the network",
+                "low",
+                row.get("stack") or (),
+            )
+        return True
+
+    def old_requests(self) -> list[tuple[Process, Mapping[str, Any]]]:
+        return [(each, row) for each in self.of(WORKER_ROLE) for row in each.rows("requests")]
+
+    def requests(self) -> bool:
+        """Follow the requests, if any are open for long."""
+        workers = self.of(WORKER_ROLE)
+        silent = [each for each in workers if each.silent_s]
+        pairs = self.old_requests()
+        if pairs:
+            names = some(sorted({each.name for each, _ in pairs}))
+            age_s = max(self.age(row) for _, row in pairs)
+            total = sum(
+                max(each.open.get("open_requests") or 0, len(each.rows("requests")))
+                for each in workers
+            )
+            steps = {row.get("step") for _, row in pairs}
+            step = steps.pop() if len(steps) == 1 else None
+            self.add(names, counted(total, "request"), age_s, None, step)
+        if silent:
+            self.blame(silent, [])
+            return True
+        blocked = [(each, row) for each in workers for row in each.rows("blocked_loops")]
+        if blocked:
+            for each, row in blocked[:_SHOWN]:
+                self.add(each.name, "blocked event loop", self.age(row), place(row), depth=2)
+            _, row = max(blocked, key=lambda pair: self.age(pair[1]))
+            names = some([each.name for each, _ in blocked])
+            self.end(
+                f"{place(row)} blocks the event loop of {names}, and all requests there",
+                "high",
+                row.get("stack") or (),
+            )
+            return True
+        if not pairs:
+            return False
+        inside = [(each, self.inside(each, row)) for each, row in pairs]
+        kinds: dict[str, list[tuple[Process, Mapping[str, Any]]]] = {}
+        for each, row in inside:
+            kinds.setdefault(str(row.get("event")), []).append((each, row))
+        ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
+        for kind, group in ordered:
+            self.add_calls(kind, group)
+        kind, group = ordered[0]
+        confidence = "high" if len(group) == len(pairs) else "medium"
+        follow = {
+            "engine_call": self.engine,
+            "engine_attempt": self.engine,
+            "reward": self.reward,
+        }.get(kind, self.calls)
+        follow(group, confidence)
+        return True
+
+    def add_calls(self, kind: str, group: Sequence[tuple[Process, Mapping[str, Any]]]) -> None:
+        of = Counter(
+            str(
+                (row.get("extra") or {}).get("tool") or (row.get("extra") or {}).get("server") or ""
+            )
+            for _, row in group
+        )
+        named = ", ".join(f"{name} {count}" for name, count in of.most_common(_SHOWN) if name)
+        what = f"{len(group)} in {kind}" + (f" ({named})" if named else "")
+        places = Counter(place(row) for _, row in group)
+        age_s = max(self.age(row) for _, row in group)
+        self.add(
+            some(sorted({each.name for each, _ in group})),
+            what,
+            age_s,
+            places.most_common(1)[0][0],
+            depth=2,
+        )
+
+    def calls(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
+        """Name the calls themselves, those of a tool for example; or a process that answers nobody."""
+        silent = [each for each in self.processes if each.silent_s]
+        if silent:
+            self.blame(silent, [])
+            return
+        _, oldest = max(group, key=lambda pair: self.age(pair[1]))
+        tools = Counter(str((row.get("extra") or {}).get("tool") or "") for _, row in group)
+        names = [name for name, _ in tools.most_common(_SHOWN) if name]
+        who = str(oldest.get("event"))
+        if names:
+            who = f"tool{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+        self.end(
+            f"{who}: {counted(len(group), 'call has', 'calls have')} not returned; "
+            f"the oldest is in {place(oldest)}",
+            confidence,
+            oldest.get("stack") or (),
+        )
+
+    def engine(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
+        """Follow generate calls into the engines."""
+        servers = Counter(str((row.get("extra") or {}).get("server") or "") for _, row in group)
+        named = [name for name, _ in servers.most_common(_SHOWN) if name]
+        engines = self.of("engine")
+        silent = [each for each in engines if each.silent_s]
+        if silent:
+            self.blame(silent, [])
+            return
+        where = f" by {' and '.join(named)}" if named else ""
+        calls = (
+            f"{counted(len(group), 'generate call is', 'generate calls are')} not answered{where}"
+        )
+        holding = [(each, self.innermost(each)) for each in engines]
+        # Others are busy with younger calls.
+        least_s = max(self.age(row) for _, row in group) / 2
+        holding = [(each, row) for each, row in holding if row and self.age(row) > least_s]
+        for each, row in holding:
+            self.add(each.name, str(row.get("event")), self.age(row), place(row), depth=3)
+        if len(holding) == 1:
+            each, row = holding[0]
+            self.end(
+                f"{each.name}: {calls}; it is in {place(row)}", confidence, row.get("stack") or ()
+            )
+            return
+        self.end(calls, "medium" if len(named) == 1 else "low")
+        if not holding:
+            self.found.unknown.append(
+                "No engine process has a request on record that is open for so long: the call may wait in "
+                "front of the engine, or in a scheduler, which is not recorded."
+            )
+
+    def reward(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
+        """Follow rewards into their workers."""
+        members = self.of("reward")
+        silent = [each for each in members if each.silent_s]
+        if silent:
+            self.blame(silent, [])
+            return
+        threads = [(each, row) for each in members for row in each.rows("threads")]
+        calls = [(each, row) for each in members for row in each.rows("calls")]
+        found = threads or calls
+        if not found:
+            self.calls(group, "medium")
+            return
+        for at, rows in grouped(found).items():
+            ages = [self.age(row) for _, row in rows if row.get("since")]
+            names = some(sorted({each.name for each, _ in rows}))
+            self.add(names, "reward function", max(ages, default=None), at, depth=3)
+        _, row = found[0]
+        waiting = counted(len(group), "request waits", "requests wait")
+        self.end(
+            f"the reward function, in {place(row)}; {waiting} for it",
+            confidence,
+            row.get("stack") or (),
+        )
+
+    def others(self, trainer: Process, phase: Mapping[str, Any]) -> None:
+        """Nothing is open below the trainer: a silent process, or the trainer itself."""
+        silent = [each for each in self.processes if each.silent_s]
+        if silent:
+            self.blame(silent, [])
+            return
+        inner = trainer.rows("calls")
+        row = inner[-1] if inner else phase
+        self.end(f"{trainer.name}, in {place(row)}", "low", row.get("stack") or ())
+        self.found.unknown.append("No other process has a recorded call that is open for so long.")
+
+    def innermost(self, process: Process) -> Mapping[str, Any] | None:
+        """Return the innermost of the calls that are open for long, in that which is so longest."""
+        after_s = process.open.get("after_s") or 0.0
+        rows = [row for row in process.rows("calls") if self.age(row) >= after_s]
+        if not rows:
+            return None
+        oldest = min(rows, key=lambda row: since(row, 0))
+        same = [row for row in rows if row.get("thread") == oldest.get("thread")]
+        if oldest.get("thread") is None:
+            same = [row for row in rows if identity(row) == identity(oldest)]
+        return max(same, key=lambda row: since(row, 0))
+
+    def inside(self, process: Process, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the innermost call of a request; the request where there is none."""
+        wanted = identity(request)
+        rows = [
+            row
+            for row in process.rows("calls")
+            if row.get("event") not in _CONTAINERS and is_of(row, wanted)
+        ]
+        if rows:
+            return max(rows, key=lambda row: since(row, 0))
+        rows = [row for row in process.rows("calls") if is_of(row, wanted)]
+        return max(rows, key=lambda row: since(row, 0), default=request)
+
+    def age(self, row: Mapping[str, Any]) -> float:
+        return self.last_s - since(row, self.last_s)
