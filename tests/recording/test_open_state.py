@@ -169,6 +169,30 @@ def test_a_phase_is_stuck_at_six_times_its_usual_length(watcher, capfd, lengths,
     assert stuck == ("gen of step 2 is over" in capfd.readouterr().err)
 
 
+def test_a_long_checkpoint_in_a_short_step_is_not_announced(watcher, capfd):
+    """The innermost phase counts."""
+    for _ in range(3):
+        phase("step", 1, 0.01)
+    lengths = {"step": 0.4, "save_checkpoint": 0.3}
+    calls = [Call(event, now() - round(open_s * 1e9), step=2) for event, open_s in lengths.items()]
+    for call in calls:
+        open_calls.begin_phase(call)
+
+    assert [True, False] == [each["stuck"] for each in written(watcher)["phases"]]
+    assert "has taken" not in capfd.readouterr().err
+
+
+def test_the_file_is_replaced_less_often_the_older_it_gets(watcher):
+    """Requests of many minutes are usual in some runs."""
+    call = Call("gen", now() - 10**9, step=2)
+    open_calls.begin_phase(call)
+    first = written(watcher)
+
+    assert first == written(watcher), "0.1 s are not over"
+    time.sleep(0.2)
+    assert first != written(watcher)
+
+
 def test_what_an_interrupt_ends_stays_on_record(watcher):
     """Who waits for long presses Ctrl-C; the next phase begins anew."""
     call = Call("gen", now() - 10**9, step=2)

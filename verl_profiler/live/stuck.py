@@ -60,9 +60,10 @@ def verdict(
             each.silent_s = silent if (silent := last_s - each.heard_s) > limit_s else 0.0
     trainers = [each for each in processes if each.role == "trainer"]
     waiting = [(each, row) for each in trainers for row in each.rows("phases")]
+    innermost = [(each, row) for each in trainers for row in each.rows("phases")[-1:]]
     stuck = [
         (each, row)
-        for each, row in waiting
+        for each, row in innermost
         if last_s - since(row, last_s)
         > stuck_after_s(row.get("usual_s"), each.open.get("after_s") or 60.0)
     ]

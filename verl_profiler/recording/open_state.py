@@ -36,6 +36,10 @@ _SHARE = 1 / 1000
 # Listed in one file, the oldest ones.
 _CALLS = _REQUESTS = 100
 _THREADS = 10
+# So many of the calls with their stacks.
+_STACKS = 20
+# The file is replaced when this share of the oldest age has passed: long requests are usual in some runs.
+_REFRESH = 1 / 8
 # A watching thread that hangs with a disk must not hold up the end of the process.
 _PATIENCE_S = 1.0
 
@@ -51,6 +55,7 @@ class _Watcher(threading.Thread):
         self.ended = threading.Event()
         self.timestamps = Timestamps(active.anchor)
         self.written: Path | None = None
+        self.written_ns = 0
         self.announced: OpenPhase | None = None
 
     def run(self) -> None:
@@ -71,20 +76,23 @@ class _Watcher(threading.Thread):
         phases = open_calls.open_phases()
         requests = open_calls.open_requests()
         loops = event_loop_lag.blocked_loops(until_ns)
-        old = bool(loops) or any(each.begin_ns <= until_ns for each in (*phases, *requests))
-        calls: list[OpenCall] = []
+        self.announce(phases, at_ns)
+        known = (*(each.begin_ns for each in (*phases, *requests)), *loops.values())
+        oldest_ns = min(known, default=at_ns)
+        calls: list[OpenCall] | None = None
         # Coroutines are looked through only where a request is old, or none shows how old they are.
-        if old or not requests:
+        if not requests:
             calls = open_calls.open_calls()
-            old = old or any(call.begin_ns <= until_ns for call in calls)
-        self.announce([phase for phase in phases if self.is_stuck(phase, at_ns)], phases, at_ns)
-        if old:
-            self.write(self.content(at_ns, phases, requests, calls, loops))
-        else:
+            oldest_ns = min((oldest_ns, *(call.begin_ns for call in calls)))
+        if oldest_ns > until_ns:
             self.remove()
+        elif self.written is None or at_ns - self.written_ns >= (at_ns - oldest_ns) * _REFRESH:
+            calls = open_calls.open_calls() if calls is None else calls
+            self.write(self.content(at_ns, phases, requests, calls, loops))
+            self.written_ns = at_ns
 
     def is_stuck(self, phase: OpenPhase, at_ns: int) -> bool:
-        """Whether a phase is open for far longer than usual."""
+        """Whether a phase is open for far longer than usual; matters for the innermost one alone."""
         usual_s = None if phase.usual_ns is None else phase.usual_ns / 1e9
         return (at_ns - phase.begin_ns) / 1e9 > stuck_after_s(usual_s, self.after_ns / 1e9)
 
@@ -120,7 +128,10 @@ class _Watcher(threading.Thread):
             "open_requests": len(requests),
             "requests": [self.row(each, at_ns) for each in requests_of_old[:_REQUESTS]],
             "open_calls": len(calls),
-            "calls": [self.row(each, at_ns) for each in calls[:_CALLS]],
+            "calls": [
+                self.row(each, at_ns, stack=place < _STACKS)
+                for place, each in enumerate(calls[:_CALLS])
+            ],
             "blocked_loops": [
                 {**self.since(due_ns, at_ns), **_placed(Stack.of_thread(thread))}
                 for thread, due_ns in loops.items()
@@ -131,14 +142,14 @@ class _Watcher(threading.Thread):
             ],
         }
 
-    def row(self, call: OpenCall, at_ns: int) -> dict[str, Any]:
+    def row(self, call: OpenCall, at_ns: int, *, stack: bool = True) -> dict[str, Any]:
         row: dict[str, Any] = {"event": call.event, **self.since(call.begin_ns, at_ns)}
         if call.step is not None:
             row["step"] = call.step
         row |= {"extra": call.identity} if call.identity else {}
         if call.thread is not None:
             row["thread"] = call.thread
-        return row | _placed(Stack(call.at, call.user, call.stack))
+        return row | _placed(Stack(call.at, call.user, call.stack if stack else ()))
 
     def since(self, begin_ns: int, at_ns: int) -> dict[str, Any]:
         return {"since": self.time(begin_ns), "open_s": round((at_ns - begin_ns) / 1e9, 3)}
@@ -167,17 +178,16 @@ class _Watcher(threading.Thread):
         if path is not None:
             path.unlink(missing_ok=True)
 
-    def announce(self, stuck: list[OpenPhase], phases: list[OpenPhase], at_ns: int) -> None:
-        """Print a line when a phase of the trainer gets stuck, and one when it ends."""
+    def announce(self, phases: list[OpenPhase], at_ns: int) -> None:
+        """Print a line when the innermost phase of the trainer gets stuck, and one when it ends."""
         if self.announced is not None:
             began = self.announced.begin_ns
             if not any(phase.begin_ns == began for phase in phases):
                 announced, self.announced = self.announced, None
                 length = f"{(at_ns - began) / 1e9:.0f} s"
                 self.tell(f"{self.active.name}: {_named(announced)} is over after {length}", "over")
-        elif stuck:
-            # The innermost.
-            self.announced = phase = stuck[-1]
+        elif phases and self.is_stuck(phases[-1], at_ns):
+            self.announced = phase = phases[-1]
             usual = ""
             if phase.usual_ns is not None:
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"
@@ -199,7 +209,8 @@ def _placed(stack: Stack) -> dict[str, Any]:
     if stack.at is None:
         return {}
     user = {} if stack.user is None else {"user": stack.user}
-    return {"at": stack.at, **user, "stack": stack.places}
+    places = {"stack": stack.places} if stack.places else {}
+    return {"at": stack.at, **user, **places}
 
 
 def _named(phase: OpenPhase) -> str:
