@@ -86,7 +86,7 @@ def its_own_target(path):
 
 
 KINDS = [a_pipe, a_device, a_folder, sparse, deep, its_own_target]
-COMMANDS = [("summary", "--no-cache"), ("watch", "--once"), ("stuck",)]
+COMMANDS = [("summary", "--no-cache"), ("watch", "--once"), ("stuck", "-v")]
 
 
 @pytest.mark.timeout(30)
@@ -490,6 +490,9 @@ def test_only_one_module_opens_files_of_runs():
     }
 
     assert found == {
+        # The kernel's, of this boot and of a process.
+        ("open_processes", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"),
+        ("open_processes", "Path(f'/proc/{pid}/stat').read_bytes()"),
         # What it opens was opened before, or passed `status_of_regular`.
         ("archives", "tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member)"),
         ("nsys_export", "sqlite3.connect(uri, uri=True)"),

@@ -12,6 +12,7 @@ step.  NO_COLOR disables colors.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -67,7 +68,7 @@ def _print_stuck(path: Path) -> None:
     from verl_profiler.live.follow import Run as Followed
     from verl_profiler.live.stuck_lines import pointer
 
-    line = pointer(Followed(path)) if path.is_dir() else None
+    line = pointer(Followed(path)) if os.path.isdir(path) else None
     if line is not None:
         print(escaped(line), end="\n\n")
 
