@@ -41,6 +41,7 @@ def server(model):
     """A server without Ray, and without loading its model from files."""
     made = standin().StandinServer.__new__(standin().StandinServer)
     made._config = SimpleNamespace(prompt_length=16, response_length=24, max_num_seqs=256)
+    made._replica_rank = 0
     made._model = model
     made._pad_token_id = PAD
     made._eos_token_ids = {EOS}
