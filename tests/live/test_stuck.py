@@ -3,11 +3,23 @@
 import json
 import os
 import shutil
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from hostile import VALUES, paths_of, text_with
+from stuck_runs import (
+    NOW,
+    RUN,
+    TRAINER,
+    ago,
+    call,
+    header,
+    opened,
+    phase,
+    request,
+    write,
+)
 
 from verl_profiler.cli import main
 from verl_profiler.events.open_files import stuck_after_s
@@ -16,62 +28,7 @@ from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
 SMALL_RUN = Path(__file__).parents[1] / "data" / "small_run"
-NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
-
-
-def ago(seconds):
-    return (NOW - timedelta(seconds=seconds)).isoformat()
-
-
-def header(role, rank=0, *, heard=0.2, ended=None, **more):
-    return {
-        "role": role,
-        "rank": rank,
-        "host": "elsewhere",
-        "pid": 1,
-        "flush_interval_s": 0.5,
-        "complete_until": ago(heard),
-        "updated": ago(heard + 5),
-        "ended": ended,
-        **more,
-    }
-
-
-def phase(event="gen", open_s=100.0, usual=10.0, step=3):
-    return {
-        "event": event,
-        "step": step,
-        "since": ago(open_s),
-        "open_s": open_s,
-        "usual_s": usual,
-        "at": "verl.trainer:sample:409",
-    }
-
-
-def call(event, open_s, at, **extra):
-    return {"event": event, "since": ago(open_s), "open_s": open_s, "at": at, "extra": extra}
-
-
-def opened(**rows):
-    return {"format": 1, "at": ago(1), "after_s": 60.0, **rows}
-
-
-RUN = {
-    "trainer_0": header("trainer"),
-    "worker_0": header("agent_loop"),
-    "worker_1": header("agent_loop", 1),
-    "actor_0": header("actor"),
-    "actor_1": header("actor", 1),
-    "engine_0": header("engine"),
-    "engine_1": header("engine", 1),
-    "reward_0": header("reward"),
-    "tq_storage_h_9": header("tq_storage", None),
-}
-TRAINER = {"trainer_0": opened(phases=[phase("step", 130, 20), phase()])}
-
-
-def request(number, doing="turn"):
-    return call("request", 99, None, request_id=f"r{number}", turn=1, doing=doing)
+HERE = Path(__file__).parent
 
 
 def test_calls_of_a_tool_that_never_answers():
@@ -85,7 +42,7 @@ def test_calls_of_a_tool_that_never_answers():
     requests = [request(number) for number in (1, 2, 3)]
     worker = opened(open_requests=3, requests=requests, calls=calls)
 
-    found = verdict(RUN, {**TRAINER, "worker_0": worker}, NOW)
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)
 
     assert ("stuck", "medium") == (found.state, found.confidence)
     assert found.culprit.startswith("tool search: 2 calls have not returned")
@@ -106,7 +63,7 @@ def test_a_blocked_event_loop_is_named_before_the_calls_that_it_keeps_waiting():
         blocked_loops=[{**loop, "stack": ["tools:search:9", "time:sleep:1"]}],
     )
 
-    found = verdict(RUN, {**TRAINER, "worker_0": worker}, NOW)
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)
 
     assert (
         "time:sleep:1, called by tools:search:9 blocks the event loop of worker_0" in found.culprit
@@ -131,7 +88,7 @@ def test_generate_calls_are_followed_into_the_engine(engines, expected, confiden
     calls = [call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")]
     worker = opened(open_requests=1, requests=[request(1)], calls=calls)
 
-    found = verdict(RUN, {**TRAINER, "worker_0": worker, **engines}, NOW)
+    found = verdict(RUN, {**TRAINER, "worker_0": worker, **engines}, HERE, NOW)
 
     assert expected in found.culprit
     assert confidence == found.confidence
@@ -151,7 +108,7 @@ def test_rewards_are_followed_into_the_users_function():
     )
     reward = opened(threads=[{"thread": "pool_1", "at": "mine:judge:30", "stack": []}])
 
-    found = verdict(RUN, {**TRAINER, "worker_0": worker, "reward_0": reward}, NOW)
+    found = verdict(RUN, {**TRAINER, "worker_0": worker, "reward_0": reward}, HERE, NOW)
 
     assert "the reward function, in mine:judge:30; 1 request waits for it" == found.culprit
 
@@ -176,7 +133,7 @@ def test_the_rank_that_the_others_wait_for(ranks, culprit, confidence):
     }
     trainer = {"trainer_0": opened(phases=[phase("update_actor")])}
 
-    found = verdict(RUN, {**trainer, **files}, NOW)
+    found = verdict(RUN, {**trainer, **files}, HERE, NOW)
 
     assert found.culprit.startswith(culprit)
     assert confidence == found.confidence
@@ -197,7 +154,7 @@ def test_a_process_without_a_sign_of_life_is_the_culprit(name):
     if name.startswith("tq_storage"):
         worker["calls"] = [call("postprocess", 98, "transfer_queue:put:4", request_id="r1")]
 
-    found = verdict(headers, files, NOW)
+    found = verdict(headers, files, HERE, NOW)
 
     assert found.culprit.startswith(name)
     assert "stuck" == found.state
@@ -216,7 +173,9 @@ def test_a_process_without_a_sign_of_life_is_the_culprit(name):
 )
 def test_what_takes_long_by_nature_is_not_stuck(usual, open_s, state):
     """Six times its usual length and at least a minute; ten minutes where that is not known."""
-    found = verdict(RUN, {"trainer_0": opened(phases=[phase(open_s=open_s, usual=usual)])}, NOW)
+    found = verdict(
+        RUN, {"trainer_0": opened(phases=[phase(open_s=open_s, usual=usual)])}, HERE, NOW
+    )
 
     assert state == found.state
     assert stuck_after_s(usual, 60.0) in (60.0, 120.0, 600.0)
@@ -227,7 +186,7 @@ def test_a_step_that_writes_a_long_checkpoint_is_not_stuck():
     checkpoint = phase("save_checkpoint", 400.0, None)
     files = {"trainer_0": opened(phases=[phase("step", 420.0, 20.0), checkpoint])}
 
-    assert "running" == verdict(RUN, files, NOW).state
+    assert "running" == verdict(RUN, files, HERE, NOW).state
 
 
 def test_a_run_that_was_killed_while_it_hung_is_explained_afterwards():
@@ -235,7 +194,7 @@ def test_a_run_that_was_killed_while_it_hung_is_explained_afterwards():
     calls = [call("tool_call", 90, "tools:search:7", request_id="r1", tool="search")]
     worker = opened(open_requests=1, requests=[request(1)], calls=calls)
 
-    found = verdict(RUN, {**TRAINER, "worker_0": worker}, NOW + timedelta(hours=1))
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW + timedelta(hours=1))
 
     assert "stuck" == found.state
     assert "tool search" in found.culprit
@@ -247,19 +206,10 @@ def test_other_runs_are_not_stuck():
     """Killed while all was well; ended; not begun."""
     ended = {**RUN, "trainer_0": header("trainer", ended=ago(1))}
 
-    assert "killed" == verdict(RUN, {}, NOW + timedelta(hours=1)).state
-    assert "ended" == verdict(ended, {}, NOW + timedelta(hours=1)).state
-    assert "running" == verdict({}, {}, NOW).state
-    assert "running" == verdict(RUN, {}, NOW).state
-
-
-def write(folder, headers, files):
-    for kind, contents in (("processes", headers), ("open", files)):
-        (folder / kind).mkdir(parents=True)
-        for name, content in contents.items():
-            (folder / kind / f"{name}.json").write_text(json.dumps(content))
-    (folder / "step_1").mkdir()
-    (folder / "run.json").write_text('{"format": 1}')
+    assert "killed" == verdict(RUN, {}, HERE, NOW + timedelta(hours=1)).state
+    assert "ended" == verdict(ended, {}, HERE, NOW + timedelta(hours=1)).state
+    assert "running" == verdict({}, {}, HERE, NOW).state
+    assert "running" == verdict(RUN, {}, HERE, NOW).state
 
 
 def test_the_command_prints_it_and_exits_with_1(tmp_path, capsys):
@@ -293,7 +243,7 @@ def test_each_thing_that_waits_is_one_level_below_what_waits_for_it():
     calls = [call("tool_call", 90, "tools:search:7", request_id="r1", tool="search")]
     worker = opened(open_requests=1, requests=[request(1)], calls=calls)
 
-    printed = list(lines(verdict(RUN, {**TRAINER, "worker_0": worker}, NOW)))
+    printed = list(lines(verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)))
 
     assert printed[2:5] == [
         "trainer_0: gen of step 3, 100.0 s, in verl.trainer:sample:409",
@@ -345,7 +295,7 @@ def test_any_value_in_an_open_file_is_survived(tmp_path):
         ]
         for text in texts:
             path.write_text(text)
-            assert any(lines(verdict(RUN, followed.open_files(), NOW), verbose=True)), text
+            assert any(lines(verdict(RUN, followed.open_files(), HERE, NOW), verbose=True)), text
         path.write_text(json.dumps(files[name]))
 
 

@@ -195,17 +195,60 @@ def test_the_file_is_replaced_less_often_the_older_it_gets(watcher):
     assert first != written(watcher)
 
 
-def test_what_an_interrupt_ends_stays_on_record(watcher):
-    """Who waits for long presses Ctrl-C; the next phase begins anew."""
-    call = Call("gen", now() - 10**9, step=2)
+@pytest.mark.parametrize("open_s", [0.01, 1.0])
+def test_what_an_exception_ends_stays_on_record(watcher, open_s):
+    """Who waits for long presses Ctrl-C: with what was open then; the next phase begins anew."""
+    outer = phase("step", 2)
+    call = Call("gen", now() - round(open_s * 1e9), step=2)
     open_calls.begin_phase(call)
-    found = written(watcher)
+    before = written(watcher)
     call.error, call.end_ns = KeyboardInterrupt(), now()
     open_calls.end_phase(call)
+    outer.error, outer.end_ns = call.error, now()
+    open_calls.end_phase(outer)
 
+    found = written(watcher)
+
+    failed = found["failed"]
+    assert ("gen", 2, "KeyboardInterrupt") == (failed["event"], failed["step"], failed["error"])
+    assert open_s <= failed["open_s"] < open_s + 5
+    assert found.get("phases") == (before or {}).get("phases")
     assert found == written(watcher)
 
     phase("gen", 3, 0.01)
+    assert written(watcher) is None
+
+
+def test_a_failure_is_written_at_once(recording, watcher):
+    """The process may be killed within the next second: the thread does not wait for its next look."""
+    open_state.begin()
+    phase("update_actor", 4, 0.01, ValueError("my secret"))
+    path = recording.directory / "open" / f"{recording.name}.json"
+    until = time.monotonic() + 5
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+    assert 10 < open_state._watcher.period_s, "it looks every 15 s"
+    failed = json.loads(path.read_text())["failed"]
+    assert ("update_actor", 4, "ValueError") == (failed["event"], failed["step"], failed["error"])
+    assert "secret" not in path.read_text()
+
+
+@pytest.mark.parametrize("error", [StopIteration(), asyncio.CancelledError(), GeneratorExit()])
+def test_what_only_ends_a_wait_is_no_failure(watcher, error):
+    """A data loader at its end, for example."""
+    phase("gen", 2, 0.01, error)
+
+    assert written(watcher) is None
+
+
+def test_a_paused_engine_is_on_record(watcher):
+    """Also without requests: those that it sent back are tried again and again."""
+    open_calls.paused_ns = now() - 10**9
+
+    assert 1 <= written(watcher)["paused"]["open_s"] < 6
+
+    open_calls.paused_ns = None
     assert written(watcher) is None
 
 

@@ -6,7 +6,8 @@
 
 Works while the run goes on and after it was killed.  Reads the process headers and open/*.json, which
 each process writes while something in it is open for longer than profiler.stuck.after (60 s).
-Exits with 1 if the run is stuck, else 0; --wait exits when it is stuck or over.
+Exits with 1 if the run is stuck, has failed, or can write nothing, else 0; --wait exits when it no
+longer goes on.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import threading
 import time
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.errors import ReadingError
+
+if TYPE_CHECKING:
+    from verl_profiler.live.open_processes import Verdict
 
 __all__ = ["add_arguments", "run"]
 
 _EVERY_S = 5.0
+# A file system that takes longer for a few small files has a problem.
+_PATIENCE_S = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,34 +44,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the run waits for; return 1 if it is stuck, else 0.
+    """Print what the run waits for; return 1 if somebody should look at it, else 0.
 
     Raises:
         ReadingError: The path cannot be used (exit code 2).
     """
     from verl_profiler.cli.output import print_json
-    from verl_profiler.live.follow import Run
-    from verl_profiler.live.stuck import verdict
     from verl_profiler.live.stuck_lines import lines
-    from verl_profiler.reading.discovery import run_directory
     from verl_profiler.render.visible import escaped
 
-    if not os.path.isdir(args.run_directory):
-        raise ReadingError(
-            f"{args.run_directory} is not a directory; stuck needs the run directory itself.\n"
-            "For example logs/my-run",
-            "no-such-run",
-        )
-    followed = Run(run_directory(args.run_directory, args.run_directory))
     while True:
-        found = verdict(followed.headers(), followed.open_files())
+        found, problems = _read_in_time(args.run_directory)
         if not args.wait or found.state != "running":
             break
         time.sleep(_EVERY_S)
     if args.json:
-        print_json({"format": 1, **dataclasses.asdict(found), "problems": followed.damaged})
+        print_json({"format": 1, **dataclasses.asdict(found), "problems": problems})
     else:
         print("\n".join(escaped(line) for line in lines(found, verbose=args.verbose)))
-        for problem in followed.damaged:
+        for problem in problems:
             print(escaped(f"Data quality: {problem}"))
-    return int(found.state == "stuck")
+    return int(found.is_alarm)
+
+
+def _read_in_time(path: Path) -> tuple[Verdict, list[str]]:
+    """Return the verdict and problems of the files; a file system that does not answer is one, too."""
+    results: SimpleQueue[Any] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            results.put(_read(path))
+        except Exception as error:  # noqa: BLE001  raised again by the caller
+            results.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        result = results.get(timeout=_PATIENCE_S)
+    except Empty:
+        from verl_profiler.live.ended_runs import no_answer
+
+        return no_answer(path, _PATIENCE_S), []
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _read(path: Path) -> tuple[Verdict, list[str]]:
+    from verl_profiler.live.follow import Run
+    from verl_profiler.live.stuck import verdict
+    from verl_profiler.reading.discovery import run_directory
+
+    if not os.path.isdir(path):
+        raise ReadingError(
+            f"{path} is not a directory; stuck needs the run directory itself.\n"
+            "For example logs/my-run",
+            "no-such-run",
+        )
+    followed = Run(run_directory(path, path))
+    found = verdict(followed.headers(), followed.open_files(), followed.directory)
+    return found, followed.damaged

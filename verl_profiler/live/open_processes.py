@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from verl_profiler.reading.descriptions import instant
@@ -25,11 +22,24 @@ __all__ = [
     "place",
     "since",
     "some",
-    "state_of",
+    "standing",
 ]
 
 # Functions of such modules wait for other ranks.
 _COLLECTIVES = ("torch.distributed.",)
+# Innermost functions that wait for what another call, which is not on record, must do.
+_LOCKS = {
+    "asyncio.locks:Semaphore.acquire": "a semaphore",
+    "asyncio.locks:Lock.acquire": "a lock",
+    "asyncio.locks:Condition.wait": "a condition",
+    "asyncio.locks:Event.wait": "an event",
+    "asyncio.queues:Queue.get": "an item of a queue",
+    "asyncio.queues:Queue.put": "room in a queue",
+    "threading:Semaphore.acquire": "a semaphore",
+    "threading:Condition.wait": "another thread",
+    "queue:Queue.get": "an item of a queue",
+    "queue:Queue.put": "room in a queue",
+}
 _SHOWN = 3
 
 
@@ -59,12 +69,12 @@ class Verdict:
     """What is known of a run.
 
     Args:
-        state: `stuck`, `running`, `ended` or `killed`.
+        state: `stuck`, `failed`, `silent`, `running`, `ended` or `killed`; see docs/stuck.md.
         summary: One sentence.
         at: The last sign of life of the run, ISO-8601.
         chain: Who waits for whom, the trainer first.
-        culprit: What the chain ends in; None unless the run is stuck.
-        confidence: `high`, `medium` or `low`; None unless the run is stuck.
+        culprit: What the chain ends in; None unless the run is stuck, failed or silent.
+        confidence: `high`, `medium` or `low`; None without a culprit.
         evidence: The functions that the culprit is in, the innermost last.
         silent: Processes without a sign of life, and since when.
         unknown: What could not be determined.
@@ -79,6 +89,11 @@ class Verdict:
     evidence: list[str] = field(default_factory=list[str])
     silent: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether somebody should look at the run."""
+        return self.state in ("stuck", "failed", "silent")
 
 
 @dataclass
@@ -146,6 +161,14 @@ def place(row: Mapping[str, Any]) -> str:
     return f"{at}, called by {user}" if user else str(at)
 
 
+def standing(row: Mapping[str, Any]) -> str:
+    """Write where it stands, and what kind of lock or queue it waits for."""
+    stack = row.get("stack") or ()
+    innermost = str(stack[-1]).rpartition(":")[0] if stack else ""
+    awaited = _LOCKS.get(innermost)
+    return place(row) if awaited is None else f"{place(row)}, which waits for {awaited}"
+
+
 def in_collective(row: Mapping[str, Any]) -> bool:
     """Whether it waits for other ranks."""
     return str(row.get("at")).startswith(_COLLECTIVES)
@@ -167,25 +190,3 @@ def some(names: Sequence[str]) -> str:
     """Write the first few of some names."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} others"
-
-
-def state_of(process: Process) -> str | None:
-    """Return what this host shows of a silent process; None of another host's."""
-    header = process.header
-    boot = (header.get("clock") or {}).get("boot_id")
-    pid = header.get("pid")
-    if header.get("host") != socket.gethostname() or not boot or pid is None:
-        return None
-    try:
-        own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        if own not in boot:
-            return None
-        if not os.path.exists(f"/proc/{pid}"):
-            return "no longer exists"
-        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (OSError, ValueError):
-        return None
-    state = status[0] if status else b""
-    return {b"T": "is stopped (SIGSTOP)", b"t": "is held by a debugger", b"Z": "has died"}.get(
-        state, "is alive but its profiler thread does not run"
-    )

@@ -6,19 +6,15 @@ No event file is read: the answer takes as long for a run of weeks as for a shor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.open_files import stuck_after_s
-from verl_profiler.live.open_processes import (
-    Process,
-    Verdict,
-    age_text,
-    phase_text,
-    since,
-    state_of,
-)
+from verl_profiler.live.ended_runs import clock_text, failed, failure_of, is_interrupt, silent
+from verl_profiler.live.host_facts import state_of
+from verl_profiler.live.open_processes import Process, Verdict, age_text, phase_text, since
 from verl_profiler.live.wait_chain import explained
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.units import seconds
@@ -35,13 +31,15 @@ _ALIVE_S = 30.0
 def verdict(
     headers: Mapping[str, Mapping[str, Any]],
     opened: Mapping[str, Mapping[str, Any]],
+    directory: Path,
     now: datetime | None = None,
 ) -> Verdict:
-    """Explain what a run waits for.
+    """Explain what a run waits for, or why it ended.
 
     Args:
         headers: Of its processes, by name, as `Run.headers` returns them.
         opened: What they have open for long, as `Run.open_files` returns it.
+        directory: The run; only the room on its disk is looked at.
         now: The present.
     """
     processes = [_process(name, header, opened.get(name) or {}) for name, header in headers.items()]
@@ -51,41 +49,71 @@ def verdict(
     last_s = max(known)
     now_s = (now or datetime.now(timezone.utc)).timestamp()
     goes_on = now_s - last_s < _ALIVE_S
-    if goes_on:
+    trainers = [each for each in processes if each.role == "trainer"]
+    failure = failure_of(trainers)
+    if failure is not None:
+        # Later, its other processes are shut down, one after the other.
+        last_s = since(failure[1], last_s) + (failure[1].get("open_s") or 0.0)
+    elif goes_on:
         last_s = max(last_s, now_s)
-    at = _clock(last_s)
+    _note_silence(processes, last_s)
+    stuck = _stuck(trainers, last_s)
+    quiet = [_silence(each) for each in processes if each.silent_s]
+    if failure is not None:
+        hung = explained(processes, stuck, last_s) if stuck else None
+        if hung is not None and is_interrupt(failure[1]):
+            found = hung
+        else:
+            found = failed(processes, *failure, hung)
+        found.at, found.silent = clock_text(last_s), quiet
+        return found
+    over = bool(trainers) and all(each.ended for each in trainers)
+    if over and not any(each.open for each in trainers):
+        return Verdict("ended", "The trainer ended.", clock_text(last_s))
+    if not goes_on and not over and (found := silent(trainers, last_s, now_s, directory)):
+        return found
+    if not stuck and not any(each.silent_s for each in trainers):
+        found = _unsuspicious(trainers, last_s, "running" if goes_on else "killed")
+        elsewhere = [each.name for each in trainers if state_of(each.header) is None]
+        if elsewhere and not goes_on:
+            found.unknown.append(f"Whether {elsewhere[0]} is alive: it was on another host.")
+    else:
+        found = explained(processes, stuck, last_s)
+        if not goes_on:
+            found.unknown.append("The run is over: what was stuck when it was killed is shown.")
+    found.at, found.silent = clock_text(last_s), quiet
+    return found
+
+
+def _note_silence(processes: Sequence[Process], last_s: float) -> None:
+    """Set how long each process has been silent while others were not."""
     for each in processes:
         if not each.ended and each.heard_s is not None:
             limit_s = max(_SILENCE_S, _FLUSHES * (each.header.get("flush_interval_s") or 0.5))
-            each.silent_s = silent if (silent := last_s - each.heard_s) > limit_s else 0.0
-    trainers = [each for each in processes if each.role == "trainer"]
-    waiting = [(each, row) for each in trainers for row in each.rows("phases")]
-    innermost = [(each, row) for each in trainers for row in each.rows("phases")[-1:]]
-    stuck = [
+            each.silent_s = gap_s if (gap_s := last_s - each.heard_s) > limit_s else 0.0
+
+
+def _stuck(trainers: Sequence[Process], last_s: float) -> list[tuple[Process, Mapping[str, Any]]]:
+    """Return the innermost phases that are open for far longer than usual."""
+    return [
         (each, row)
-        for each, row in innermost
+        for each in trainers
+        for row in each.rows("phases")[-1:]
         if last_s - since(row, last_s)
         > stuck_after_s(row.get("usual_s"), each.open.get("after_s") or 60.0)
     ]
-    silent = [each for each in processes if each.silent_s]
-    over = bool(trainers) and all(each.ended for each in trainers)
-    if over and not any(each.open for each in trainers):
-        return Verdict("ended", "The trainer ended.", at)
-    quiet = [_silence(each) for each in silent]
-    if not stuck and not any(each.role == "trainer" for each in silent):
-        state = "running" if goes_on else "killed"
-        text = "No phase has taken far longer than usual."
-        if waiting:
-            _, row = waiting[-1]
-            text = f"{phase_text(row)} has taken {seconds(last_s - since(row, last_s))} so far{age_text(row)}."
-        if state == "killed":
-            text = f"The run was killed; it had not been stuck. {text}"
-        return Verdict(state, text, at, silent=quiet)
-    found = explained(processes, stuck, last_s)
-    found.at, found.silent = at, quiet
-    if not goes_on:
-        found.unknown.append("The run is over: what was stuck when it was killed is shown.")
-    return found
+
+
+def _unsuspicious(trainers: Sequence[Process], last_s: float, state: str) -> Verdict:
+    text = "No phase has taken far longer than usual."
+    waiting = [row for each in trainers for row in each.rows("phases")]
+    if waiting:
+        row = waiting[-1]
+        length = seconds(last_s - since(row, last_s))
+        text = f"{phase_text(row)} has taken {length} so far{age_text(row)}."
+    if state == "killed":
+        text = f"The run was killed; it had not been stuck. {text}"
+    return Verdict(state, text)
 
 
 def _process(name: str, header: Mapping[str, Any], opened: Mapping[str, Any]) -> Process:
@@ -96,11 +124,7 @@ def _process(name: str, header: Mapping[str, Any], opened: Mapping[str, Any]) ->
     return Process(name, role, header, opened, max(heard, default=None), ended)
 
 
-def _clock(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="seconds")
-
-
 def _silence(process: Process) -> str:
-    state = state_of(process)
-    heard = _clock(process.heard_s or 0.0)
+    state = state_of(process.header)
+    heard = clock_text(process.heard_s or 0.0)
     return f"{process.name} has written nothing since {heard}" + (f"; it {state}" if state else "")

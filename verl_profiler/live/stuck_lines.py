@@ -13,7 +13,7 @@ __all__ = ["lines", "pointer"]
 
 
 def pointer(followed: Run, *, brief: bool = False) -> str | None:
-    """Return a line for other commands if the run is stuck: on what, and which command explains it.
+    """Return a line for other commands if a run is stuck or failed: on what, and what explains it.
 
     Args:
         followed: The run.
@@ -23,13 +23,13 @@ def pointer(followed: Run, *, brief: bool = False) -> str | None:
     if not opened:
         # The usual case: no header needs to be read.
         return None
-    found = verdict(followed.headers(), opened)
-    if found.state != "stuck":
+    found = verdict(followed.headers(), opened, followed.directory)
+    if not found.is_alarm:
         return None
     if brief:
-        return f"stuck: {found.summary} See verl-profiler stuck"
+        return f"{found.state}: {found.summary} See verl-profiler stuck"
     return (
-        f"stuck: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck "
+        f"{found.state}: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck "
         f"{followed.directory}"
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
+from verl_profiler.live.host_facts import ALIVE, native_stack, state_of
 from verl_profiler.live.open_processes import (
     Link,
     Process,
@@ -20,7 +21,7 @@ from verl_profiler.live.open_processes import (
     place,
     since,
     some,
-    state_of,
+    standing,
 )
 from verl_profiler.units import counted, seconds
 
@@ -95,7 +96,10 @@ class _Search:
 
     def blame(self, silent: Sequence[Process], stack: Iterable[str]) -> None:
         names = some([each.name for each in silent])
-        states = {state_of(each) for each in silent} - {None}
+        states = {state_of(each.header) for each in silent} - {None}
+        if not stack and ALIVE in states:
+            # Native code holds the interpreter's lock, or the run directory does not answer.
+            stack = native_stack(silent[0].header)
         why = f", which {states.pop()}" if len(states) == 1 else ""
         depth = self.found.chain[-1].depth + 1 if self.found.chain else 0
         for each in silent[:_SHOWN]:
@@ -225,7 +229,7 @@ class _Search:
             who = f"tool{'s' if len(names) > 1 else ''} {' and '.join(names)}"
         self.end(
             f"{who}: {counted(len(group), 'call has', 'calls have')} not returned; "
-            f"the oldest is in {place(oldest)}",
+            f"the oldest is in {standing(oldest)}",
             confidence,
             oldest.get("stack") or (),
         )
@@ -243,6 +247,14 @@ class _Search:
         calls = (
             f"{counted(len(group), 'generate call is', 'generate calls are')} not answered{where}"
         )
+        paused = [(each, row) for each in engines if (row := each.open.get("paused"))]
+        for each, row in paused[:_SHOWN]:
+            self.add(each.name, "paused, not resumed", self.age(row), depth=3)
+        if paused:
+            names = some([each.name for each, _ in paused])
+            age_s = max(self.age(row) for _, row in paused)
+            self.end(f"{names}, paused for {seconds(age_s)} and not resumed: {calls}", confidence)
+            return
         holding = [(each, self.innermost(each)) for each in engines]
         # Others are busy with younger calls.
         least_s = max(self.age(row) for _, row in group) / 2

@@ -12,8 +12,9 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
 
 __all__ = ["PROBES"]
@@ -37,7 +38,6 @@ class _Server:
 
     def __init__(self) -> None:
         self.requests = 0
-        self.is_paused = False
         self.rejects = False
         self.resumed_ns = 0
 
@@ -58,7 +58,7 @@ def _begin_generate(call: Call) -> None:
         "prompt_tokens": len(arguments["prompt_ids"]),
     }
     call.state = engine_call = EngineCall()
-    engine_call.waits = _server.is_paused and not _server.rejects
+    engine_call.waits = open_calls.paused_ns is not None and not _server.rejects
     _server.requests += 1
     call.bind(context.current_engine_call, engine_call)
 
@@ -85,14 +85,16 @@ def _end_generate(call: Call, result: Any) -> None:
 
 def _record_parked(call: Call) -> None:
     """Record the wait of a request that came during a pause; until now if that has not ended."""
-    end = call.end_ns if _server.is_paused else min(_server.resumed_ns, call.end_ns)
+    is_paused = open_calls.paused_ns is not None
+    end = call.end_ns if is_paused else min(_server.resumed_ns, call.end_ns)
     if call.begin_ns is not None and end > call.begin_ns:
         extra = {"engine_request_id": (call.extra or {}).get("engine_request_id")}
         recorder.record("engine_parked", call.begin_ns, end, extra, context.process.current_step())
 
 
 def _begin_abort(call: Call) -> None:
-    _server.is_paused = True
+    if open_calls.paused_ns is None:
+        open_calls.paused_ns = now()
     _server.rejects = bool(call.arguments.get("reject_request"))
     call.extra = {"aborted": _server.requests}
     if _server.rejects:
@@ -100,10 +102,11 @@ def _begin_abort(call: Call) -> None:
 
 
 def _end_resume(call: Call, _result: Any) -> None:
-    if not _server.is_paused:
+    if open_calls.paused_ns is None:
         call.event = None
         return
-    _server.is_paused = _server.rejects = False
+    open_calls.paused_ns = None
+    _server.rejects = False
     _server.resumed_ns = call.end_ns
 
 

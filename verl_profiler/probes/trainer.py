@@ -73,9 +73,9 @@ def _begin_timer(call: Call) -> None:
 
 
 def _end_timer(call: Call, _result: Any) -> None:
-    end_phase(call)
     if type(call.error).__name__ == _NO_MORE_SAMPLES:
         call.event = None
+    end_phase(call)
 
 
 def _begin_validation(call: Call) -> None:

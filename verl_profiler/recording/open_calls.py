@@ -23,10 +23,13 @@ import msgspec
 
 from verl_profiler.recording import event_loop_lag, loop_watchdog, requests
 from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
+from verl_profiler.recording.failures import failure_of
 from verl_profiler.recording.values import text
 
 __all__ = [
+    "FailedPhase",
     "OpenCall",
     "OpenPhase",
     "Stack",
@@ -91,17 +94,36 @@ class OpenPhase(msgspec.Struct, omit_defaults=True):
     thread: int = 0
 
 
+class FailedPhase(msgspec.Struct):
+    """A phase of the trainer that an exception ended.
+
+    Args:
+        phase: It.
+        end_ns: When it ended, on the clock of `clock.now()`.
+        failure: What the exception tells; see `failures.failure_of`.
+    """
+
+    phase: OpenPhase
+    end_ns: int
+    failure: dict[str, Any]
+
+
 _phases: dict[int, OpenPhase] = {}
 _lengths: dict[str, list[int]] = {}
-# The phase that an exception or interrupt ended last, until another one begins.
-interrupted: OpenPhase | None = None
+_HARMLESS = (asyncio.CancelledError, GeneratorExit, StopIteration, StopAsyncIteration)
+# The innermost phase that an exception or interrupt ended, until another one begins.
+failed: FailedPhase | None = None
+# Called in the trainer's thread when a phase has failed.
+when_failed: Callable[[], None] | None = None
+# Since when the engine server of the process is paused, on the clock of `clock.now()`.
+paused_ns: int | None = None
 
 
 def begin_phase(call: Call) -> None:
     """Note that a phase of the trainer begins."""
-    global interrupted
+    global failed
     if call.event is not None and call.begin_ns is not None:
-        interrupted = None
+        failed = None
         lengths = _lengths.get(call.event, ())
         usual_ns = round(median(lengths)) if len(lengths) >= _USUAL else None
         _phases[id(call)] = OpenPhase(
@@ -111,12 +133,16 @@ def begin_phase(call: Call) -> None:
 
 def end_phase(call: Call) -> None:
     """Note that it ended, in whatever way."""
-    global interrupted
+    global failed
     phase = _phases.pop(id(call), None)
     if phase is None:
         return
     if call.error is not None:
-        interrupted = phase
+        # The same exception ends the phases around it; some only end a wait.
+        if failed is None and call.event is not None and not isinstance(call.error, _HARMLESS):
+            failed = FailedPhase(phase, call.end_ns or now(), failure_of(call.error))
+            if when_failed is not None:
+                when_failed()
     else:
         lengths = _lengths.setdefault(phase.event, [])
         lengths.append(call.end_ns - phase.begin_ns)
@@ -125,10 +151,10 @@ def end_phase(call: Call) -> None:
 
 def forget() -> None:
     """Forget the phases; in a forked child and at the end of a recording."""
-    global interrupted
+    global failed, paused_ns
     _phases.clear()
     _lengths.clear()
-    interrupted = None
+    failed = paused_ns = None
 
 
 def open_phases() -> list[OpenPhase]:

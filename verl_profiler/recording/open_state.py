@@ -23,7 +23,7 @@ from verl_profiler.events.open_files import FOLDER, FORMAT_VERSION, stuck_after_
 from verl_profiler.recording import context, event_loop_lag, open_calls, recorder
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
-from verl_profiler.recording.open_calls import OpenCall, OpenPhase, Stack
+from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase, Stack
 from verl_profiler.recording.stuck_notice import notify
 
 __all__ = ["begin"]
@@ -52,15 +52,22 @@ class _Watcher(threading.Thread):
         self.active = active
         self.after_ns = round(after_s * 1e9)
         self.period_s = min(max(after_s / _LOOKS, _LEAST_S), _MOST_S)
-        self.ended = threading.Event()
+        self.ended = False
+        self.woken = threading.Event()
         self.timestamps = Timestamps(active.anchor)
         self.written: Path | None = None
         self.written_ns = 0
+        self.last: dict[str, Any] | None = None
         self.announced: OpenPhase | None = None
+        self.kept: FailedPhase | None = None
 
     def run(self) -> None:
         wait_s = self.period_s
-        while not self.ended.wait(wait_s):
+        while True:
+            self.woken.wait(wait_s)
+            if self.ended:
+                return
+            self.woken.clear()
             begin_ns = time.thread_time_ns()
             # Whatever the host's frames and the disk are like, the next look gets its chance.
             with contextlib.suppress(Exception):
@@ -73,11 +80,16 @@ class _Watcher(threading.Thread):
         """Write what is open for long, or remove what was written."""
         at_ns = now()
         until_ns = at_ns - self.after_ns
+        if open_calls.failed is not None:
+            self.keep_failure(open_calls.failed)
+            return
         phases = open_calls.open_phases()
         requests = open_calls.open_requests()
         loops = event_loop_lag.blocked_loops(until_ns)
         self.announce(phases, at_ns)
-        known = (*(each.begin_ns for each in (*phases, *requests)), *loops.values())
+        known = [*(each.begin_ns for each in (*phases, *requests)), *loops.values()]
+        if open_calls.paused_ns is not None:
+            known.append(open_calls.paused_ns)
         oldest_ns = min(known, default=at_ns)
         calls: list[OpenCall] | None = None
         # Coroutines are looked through only where a request is old, or none shows how old they are.
@@ -88,7 +100,8 @@ class _Watcher(threading.Thread):
             self.remove()
         elif self.written is None or at_ns - self.written_ns >= (at_ns - oldest_ns) * _REFRESH:
             calls = open_calls.open_calls() if calls is None else calls
-            self.write(self.content(at_ns, phases, requests, calls, loops))
+            self.last = self.content(at_ns, phases, requests, calls, loops)
+            self.write(self.last)
             self.written_ns = at_ns
 
     def is_stuck(self, phase: OpenPhase, at_ns: int) -> bool:
@@ -114,6 +127,9 @@ class _Watcher(threading.Thread):
             "after_s": self.after_ns / 1e9,
             "step": context.process.step,
             "weight_version": context.process.weight_version,
+            "paused": None
+            if open_calls.paused_ns is None
+            else self.since(open_calls.paused_ns, at_ns),
             "phases": [
                 {
                     "event": phase.event,
@@ -170,10 +186,29 @@ class _Watcher(threading.Thread):
         partial.replace(path)
         self.written = path
 
-    def remove(self) -> None:
-        """Nothing is open for long: remove the file, unless an interrupt has just ended a phase."""
-        if open_calls.interrupted is not None:
+    def keep_failure(self, failed: FailedPhase) -> None:
+        """Add a failed phase to what was open before it, once."""
+        if failed is self.kept:
             return
+        self.kept = failed
+        content = self.last or {"format": FORMAT_VERSION, "name": self.active.name}
+        phase = failed.phase
+        self.write(
+            {
+                **content,
+                "at": self.time(failed.end_ns),
+                "failed": {
+                    "event": phase.event,
+                    "step": phase.step,
+                    **self.since(phase.begin_ns, failed.end_ns),
+                    **failed.failure,
+                },
+            }
+        )
+
+    def remove(self) -> None:
+        """Nothing is open for long: remove the file."""
+        self.last = None
         path, self.written = self.written, None
         if path is not None:
             path.unlink(missing_ok=True)
@@ -224,6 +259,7 @@ def begin() -> None:
     if active is None or _watcher is not None or active.config.stuck.after is None:
         return
     _watcher = _Watcher(active, active.config.stuck.after)
+    open_calls.when_failed = _watcher.woken.set
     recorder.before_stop(_end)
     recorder.after_fork(_forget)
     # Without a thread nothing is written, and training goes on.
@@ -234,7 +270,8 @@ def begin() -> None:
 def _end() -> None:
     watcher = _watcher
     if watcher is not None:
-        watcher.ended.set()
+        watcher.ended = True
+        watcher.woken.set()
         if watcher.is_alive():
             watcher.join(_PATIENCE_S)
         # A process that is told to end while it hangs leaves its file.
@@ -246,4 +283,5 @@ def _end() -> None:
 def _forget() -> None:
     global _watcher
     _watcher = None
+    open_calls.when_failed = None
     open_calls.forget()

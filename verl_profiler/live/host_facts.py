@@ -1,0 +1,131 @@
+"""What the host that `stuck` runs on shows of a run's processes and disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "ALIVE",
+    "GONE",
+    "STOPPED",
+    "free_bytes",
+    "is_alive",
+    "kernel_kill",
+    "native_stack",
+    "state_of",
+]
+
+STOPPED = "is stopped (SIGSTOP)"
+GONE = "no longer exists"
+ALIVE = "is alive but its profiler thread does not run"
+_STATES = {
+    b"T": STOPPED,
+    b"t": "is held by a debugger",
+    b"Z": "has died",
+    b"X": "has died",
+    b"D": "waits for a disk or a driver, in the kernel",
+}
+_KMSG_BYTES = 4 << 20
+_KILLED = re.compile(r"[Oo]ut of memory: Killed process ([0-9]+) \(")
+# py-spy stops the process for as long as it reads.
+_SPY_S = 10.0
+_SPY_LINES = 60
+
+
+def _own_pid(header: Mapping[str, Any]) -> int | None:
+    """Return the process id if the process is, or was, of this host and boot."""
+    boot = (header.get("clock") or {}).get("boot_id")
+    pid = header.get("pid")
+    if header.get("host") != socket.gethostname() or not boot or type(pid) is not int:
+        return None
+    try:
+        own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return pid if own in boot else None
+
+
+def state_of(header: Mapping[str, Any]) -> str | None:
+    """Return what this host shows of a silent process; None of another host's.
+
+    Args:
+        header: Of the process.
+    """
+    pid = _own_pid(header)
+    if pid is None:
+        return None
+    if not os.path.exists(f"/proc/{pid}"):
+        return GONE
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return _STATES.get(status[0] if status else b"", ALIVE)
+
+
+def is_alive(header: Mapping[str, Any]) -> bool:
+    """Whether the process is on this host and runs, or could run."""
+    return state_of(header) not in (None, GONE, "has died")
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Return what a process without privileges may still write there; None if that is not known."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def kernel_kill(header: Mapping[str, Any]) -> bool:
+    """Whether the kernel's log has it that this process was killed for lack of memory.
+
+    False also where the log may not be read, and in a container with process ids of its own.
+    """
+    pid = _own_pid(header)
+    if pid is None:
+        return False
+    read = b""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        while len(read) < _KMSG_BYTES:
+            try:
+                read += os.read(log, 8192)
+            except BrokenPipeError:
+                # Overwritten meanwhile; the next read has the oldest record that is left.
+                continue
+    except OSError:
+        # All has been read.
+        pass
+    finally:
+        os.close(log)
+    return str(pid) in _KILLED.findall(read.decode("utf-8", "replace"))
+
+
+def native_stack(header: Mapping[str, Any]) -> list[str]:
+    """Return the stacks of a process that cannot run Python, by py-spy; empty where there is none."""
+    pid, spy = _own_pid(header), shutil.which("py-spy")
+    if pid is None or spy is None:
+        return []
+    try:
+        done = subprocess.run(  # noqa: S603  the one on the user's PATH
+            [spy, "dump", "--native", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SPY_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.rstrip() for line in done.stdout.splitlines() if line.strip()][:_SPY_LINES]

@@ -1,0 +1,64 @@
+"""What an exception that ends a phase of the trainer tells: its type, the process it comes from, the cause.
+
+Messages of exceptions may hold prompts, so nothing is taken from them but what Ray, torch and the
+operating system write themselves, in forms that are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+from verl_profiler.recording.values import text
+
+__all__ = ["failure_of"]
+
+_NAME_LIMIT = 200
+_REASON_LIMIT = 300
+# Tracebacks of several processes, one in the other.
+_MESSAGE_LIMIT = 200_000
+# ray/exceptions.py, ray 2.40 to 2.55: `ray::Class.method() (pid=1, ip=10.0.0.1, actor_id=...)`.
+_TASK = re.compile(r"\(pid=([0-9]{1,10}), ip=([0-9A-Za-z.:-]{1,100})")
+# The same file, of an actor that died.
+_ACTOR = re.compile(
+    r"\tpid: ([0-9]{1,10})\n(?:\t[^\n]{0,300}\n){0,5}?\tip: ([0-9A-Za-z.:-]{1,100})"
+)
+_REASONS = (
+    # ray/src/ray/core_worker, raylet/worker_pool.cc.
+    re.compile(r"Worker exit type: [A-Z_]+ Worker exit detail: [^\n]{1,200}?(?=\. |\n|$)"),
+    # ray/src/ray/raylet: the memory monitor.
+    re.compile(r"Memory on the node [^\n]{1,300}?memory usage threshold of [0-9.]*[0-9]"),
+    re.compile(r"CUDA out of memory\. Tried to allocate [0-9.]+ [KMGT]iB"),
+    re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\([^)\n]{1,200}\)"),
+    re.compile(r"No space left on device"),
+    re.compile(r"Disk quota exceeded"),
+    re.compile(r"CUDA error: [a-z ]{1,80}"),
+)
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return what an exception tells about the failure.
+
+    Returns:
+        `error`, the name of its type, of the original one where Ray wrapped it; if Ray names it, `pid`
+        and `ip` of the process that raised it or died; `reason`, if the message has a known one.
+    """
+    cause = getattr(error, "cause", None)
+    # Of a type that Ray makes of its own and the original one, that is: "RayTaskError(ValueError)".
+    wrapped = type(error).__name__.startswith("RayTaskError") and isinstance(cause, BaseException)
+    found: dict[str, Any] = {"error": text(type(cause if wrapped else error).__name__, _NAME_LIMIT)}
+    message = ""
+    # The host's exceptions may fail to be written.
+    with contextlib.suppress(Exception):
+        message = str(error)[:_MESSAGE_LIMIT]
+    places = _ACTOR.findall(message) or _TASK.findall(message)
+    if places:
+        # The innermost: the tasks that waited for it are named before it.
+        found["pid"], found["ip"] = int(places[-1][0]), places[-1][1]
+    for pattern in _REASONS:
+        match = pattern.search(message)
+        if match is not None:
+            found["reason"] = text(match[0], _REASON_LIMIT)
+            break
+    return found
