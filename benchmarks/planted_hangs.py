@@ -2,9 +2,11 @@
 
     python benchmarks/planted_hangs.py --output DIR [--after 1] [--engine standin] [PLANT ...]
 
-One rehearsal runs throughout; with SGLang, without the plants in the stand-in.  Each hang is planted in the middle of a step, and
-removed once `verl-profiler stuck` has named a culprit, or after 90 s; then the training goes on.  Prints a
-table: what was planted, what was named, and after how many seconds.
+One rehearsal runs throughout; with SGLang, without the plants in the stand-in.  Each hang is planted in
+the middle of a step, and removed once `verl-profiler stuck` has named a culprit, or after 90 s; then the
+training goes on.  What kills a process or needs a disk of its own comes last, each in its own rehearsal;
+the disks need root and bindfs (of Debian's package of this name), and are left out without.  Prints a table:
+what was planted, what was named, and after how many seconds.
 
 Exit status 1: a hang was not explained, or its culprit is not the one planted.
 """
@@ -15,11 +17,12 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,18 +40,36 @@ class Plant:
     Args:
         about: What is planted.
         expected: What the culprit must name, each of them.
-        stopped: The process that gets SIGSTOP; None: the rehearsal's own hang of this name.
+        process: The process that gets `signal`; None: the rehearsal's own hang of this name.
+        signal: SIGSTOP, which SIGCONT ends; or SIGKILL.
+        disk: Whether the run directory ("run") or the checkpoints ("checkpoints") are on a disk of
+            their own: "full" or "frozen" while planted.
+        state: How `stuck` must call the run.
     """
 
     about: str
     expected: tuple[str, ...]
-    stopped: str | None = None
+    process: str | None = None
+    signal: int = signal.SIGSTOP
+    disk: tuple[str, str] | None = None
+    state: str = "stuck"
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it takes a rehearsal of its own."""
+        return self.disk is not None or self.signal == signal.SIGKILL
 
 
 PLANTS = {
     "tool": Plant("tools never answer", ("check_answer", "rehearsal.hangs:")),
     "blocking_tool": Plant(
         "a tool blocks its event loop", ("blocks the event loop of worker_", "rehearsal.hangs:")
+    ),
+    "semaphore": Plant(
+        "a deadlocked semaphore", ("check_answer", "hangs:deadlock_at", "waits for a semaphore")
+    ),
+    "paused": Plant(
+        "an engine is paused and never resumed", ("engine_0, paused for", "not resumed")
     ),
     "reward": Plant("the reward function never returns", ("reward function", "rehearsal.hangs:")),
     "engine": Plant("a replica answers nothing", ("engine_0", "standin-0:0")),
@@ -62,23 +83,51 @@ PLANTS = {
         "SIGSTOP of a TransferQueue storage unit", ("tq_storage", "stopped"), "tq_storage"
     ),
     "stopped_trainer": Plant("SIGSTOP of the trainer", ("trainer_0", "stopped"), "trainer_0"),
+    "killed_storage": Plant(
+        "SIGKILL of a TransferQueue storage unit",
+        ("tq_storage", "no longer exists"),
+        "tq_storage",
+        signal.SIGKILL,
+    ),
+    "killed_rank": Plant(
+        "SIGKILL of a rank", ("actor_1, which died",), "actor_1", signal.SIGKILL, state="failed"
+    ),
+    "full_disk": Plant(
+        "tools never answer, and the disk of the run directory is full",
+        ("the disk of", "0 B are free"),
+        disk=("run", "full"),
+        state="silent",
+    ),
+    "frozen_disk": Plant(
+        "the file system of the run directory does not answer",
+        ("the file system of", "does not answer"),
+        disk=("run", "frozen"),
+        state="silent",
+    ),
+    "frozen_checkpoints": Plant(
+        "the file system of the checkpoints does not answer",
+        ("actor_", "torch.serialization:"),
+        disk=("checkpoints", "frozen"),
+    ),
 }
 # Planted in the stand-in engine.
 _STANDIN = ("engine", "weight_sync")
 
 
 @contextlib.contextmanager
-def rehearsal(folder: Path, after_s: float, engine: str) -> Iterator[tuple[Path, Path]]:
-    """Run a rehearsal; give its run directory, and the file that plants hangs in it."""
-    run, hang = folder / "run", folder / "hang"
-    command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
+def rehearsal(
+    folder: Path, after_s: float, engine: str, run: Path, words: Sequence[str] = ()
+) -> Iterator[Path]:
+    """Run a rehearsal; give the file that plants hangs in it."""
+    hang = folder / "hang"
+    command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine, *words]
     command += ["--steps", "1000", "--output", str(run), "rehearsal.poll_interval_s=0.05"]
     command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}"]
     with (folder / "rehearsal.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             await_steps(run, _STEPS, process)
-            yield run, hang
+            yield hang
         finally:
             hang.unlink(missing_ok=True)
             # A background job of a shell ignores SIGINT.
@@ -87,6 +136,47 @@ def rehearsal(folder: Path, after_s: float, engine: str) -> Iterator[tuple[Path,
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@contextlib.contextmanager
+def disk(folder: Path, kind: str) -> Iterator[Path]:
+    """Mount one: of 64 MiB, or one that a process of its own serves."""
+    place, behind = folder / "disk", folder / "behind"
+    place.mkdir()
+    behind.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)]
+    if kind == "frozen":
+        mounting = ["bindfs", "--no-allow-other", str(behind), str(place)]
+    subprocess.run(mounting, check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+@contextlib.contextmanager
+def disk_trouble(place: Path, kind: str, hang: Path) -> Iterator[None]:
+    """Fill the disk while tools hang, or stop the process that serves it."""
+    if kind == "full":
+        filler = place / "filler"
+        hang.write_text("tool")
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        try:
+            yield
+        finally:
+            filler.unlink()
+            hang.unlink()
+        return
+    (pid,) = subprocess.run(
+        ["pgrep", "-f", f"bindfs .* {place}$"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(pid), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(int(pid), signal.SIGCONT)
 
 
 def last_step(run: Path) -> int:
@@ -112,48 +202,71 @@ def explained(run: Path) -> dict[str, Any]:
         check=False,
     )
     found = json.loads(done.stdout)
-    assert (done.returncode == 1) == (found["state"] == "stuck"), done
+    assert (done.returncode == 1) == (found["culprit"] is not None), done
     return found
 
 
 @contextlib.contextmanager
 def planted(run: Path, hang: Path, name: str) -> Iterator[None]:
     """Hang the run."""
-    stopped = PLANTS[name].stopped
-    if stopped is None:
+    plant = PLANTS[name]
+    if plant.process is None:
         hang.write_text(name)
         try:
             yield
         finally:
             hang.unlink()
         return
-    (header,) = run.glob(f"processes/{stopped}*.json")
+    (header,) = run.glob(f"processes/{plant.process}*.json")
     pid = json.loads(header.read_text())["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, plant.signal)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        if plant.signal != signal.SIGKILL:
+            os.kill(pid, signal.SIGCONT)
 
 
-def try_out(run: Path, hang: Path, name: str) -> tuple[dict[str, Any], float]:
-    """Plant a hang; return how it is explained and after how many seconds it is so."""
-    with planted(run, hang, name):
-        begin_s = time.monotonic()
-        while True:
-            found = explained(run)
-            spent_s = time.monotonic() - begin_s
-            if is_named(name, found) or spent_s > _LIMIT_S:
-                break
-            time.sleep(0.5)
-    await_steps(run, 2)
-    return found, spent_s
+def try_out(run: Path, name: str) -> tuple[dict[str, Any], float]:
+    """Return how a hang is explained, and after how many seconds it is so."""
+    begin_s = time.monotonic()
+    while True:
+        found = explained(run)
+        spent_s = time.monotonic() - begin_s
+        if is_named(name, found) or spent_s > _LIMIT_S:
+            return found, spent_s
+        time.sleep(0.5)
+
+
+def try_alone(folder: Path, name: str, after_s: float, engine: str) -> tuple[dict[str, Any], float]:
+    """Do so in a rehearsal of its own."""
+    plant = PLANTS[name]
+    folder = folder / name
+    folder.mkdir()
+    run = folder / "run"
+    with contextlib.ExitStack() as stack:
+        if plant.disk is None:
+            hang = stack.enter_context(rehearsal(folder, after_s, engine, run))
+            stack.enter_context(planted(run, hang, name))
+            return try_out(run, name)
+        where, kind = plant.disk
+        place = stack.enter_context(disk(folder, kind))
+        words = [f"trainer.default_local_dir={place}/checkpoints", "trainer.save_freq=1"]
+        words = [*words, "trainer.max_actor_ckpt_to_keep=1"] if where == "checkpoints" else []
+        run = place / "run" if where == "run" else run
+        hang = stack.enter_context(rehearsal(folder, after_s, engine, run, words))
+        with disk_trouble(place, kind, hang):
+            found = try_out(run, name)
+        await_steps(run, 2)
+        return found
 
 
 def is_named(name: str, found: dict[str, Any]) -> bool:
     """Whether the culprit is what was planted."""
     culprit = found["culprit"] or ""
-    return found["state"] == "stuck" and all(each in culprit for each in PLANTS[name].expected)
+    return found["state"] == PLANTS[name].state and all(
+        each in culprit for each in PLANTS[name].expected
+    )
 
 
 def main() -> int:
@@ -167,22 +280,36 @@ def main() -> int:
     parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
     arguments = parser.parse_args()
     known = [name for name in PLANTS if arguments.engine == "standin" or name not in _STANDIN]
+    if os.getuid() != 0 or shutil.which("bindfs") is None:
+        known = [name for name in known if PLANTS[name].disk is None]
     names = arguments.names or known
     arguments.output.mkdir(parents=True, exist_ok=True)
+    print("| planted | culprit | confidence | named after |")
+    print("| --- | --- | --- | --- |")
+    engine, after_s, run = arguments.engine, arguments.after, arguments.output / "run"
     failed = 0
-    with rehearsal(arguments.output, arguments.after, arguments.engine) as (run, hang):
-        print("| planted | culprit | confidence | named after |")
-        print("| --- | --- | --- | --- |")
-        for name in names:
-            found, spent_s = try_out(run, hang, name)
-            failed += not is_named(name, found)
-            culprit = found["culprit"] or found["state"]
-            print(
-                f"| {PLANTS[name].about} | {culprit} | {found['confidence'] or '-'} | {spent_s:.0f} s |",
-                flush=True,
-            )
-            (arguments.output / f"{name}.json").write_text(json.dumps(found, indent=1))
+    together = [name for name in names if not PLANTS[name].is_alone]
+    if together:
+        with rehearsal(arguments.output, after_s, engine, run) as hang:
+            for name in together:
+                with planted(run, hang, name):
+                    found = try_out(run, name)
+                failed += reported(name, *found, arguments.output)
+                await_steps(run, 2)
+    for name in names:
+        if PLANTS[name].is_alone:
+            found = try_alone(arguments.output, name, after_s, engine)
+            failed += reported(name, *found, arguments.output)
     return min(failed, 1)
+
+
+def reported(name: str, found: dict[str, Any], spent_s: float, folder: Path) -> bool:
+    """Print a row and keep the answer; return whether the culprit is not what was planted."""
+    culprit = found["culprit"] or found["state"]
+    confidence = found["confidence"] or "-"
+    print(f"| {PLANTS[name].about} | {culprit} | {confidence} | {spent_s:.0f} s |", flush=True)
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+    return not is_named(name, found)
 
 
 if __name__ == "__main__":

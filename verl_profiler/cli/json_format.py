@@ -115,15 +115,21 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "problems": _PROBLEMS,
     },
     "stuck": {
-        "state": ("string", "`stuck`, `running`, `ended` or `killed`."),
+        "state": (
+            "string",
+            "`stuck`, `failed`, `silent`, `running`, `ended` or `killed`: docs/stuck.md.",
+        ),
         "summary": ("string", "One sentence."),
         "at": ("string or null", "The run's last sign of life, ISO-8601."),
         "chain": (
             "rows",
             "Who waits for whom, the trainer first: process, what, open_s, at, step, depth.",
         ),
-        "culprit": ("string or null", "What the chain ends in; null unless the run is stuck."),
-        "confidence": ("string or null", "`high`, `medium` or `low`; null unless it is stuck."),
+        "culprit": (
+            "string or null",
+            "What the chain ends in; null unless the run is stuck, failed or silent.",
+        ),
+        "confidence": ("string or null", "`high`, `medium` or `low`; null without a culprit."),
         "evidence": ("strings", "The functions that the culprit is in, the innermost last."),
         "silent": ("strings", "Processes without a sign of life."),
         "unknown": ("strings", "What could not be determined."),

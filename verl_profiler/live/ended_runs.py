@@ -11,7 +11,7 @@ from verl_profiler.live.host_facts import free_bytes, is_alive, kernel_kill, sta
 from verl_profiler.live.open_processes import Link, Process, Verdict, phase_text, since, standing
 from verl_profiler.units import seconds, size
 
-__all__ = ["clock_text", "failed", "failure_of", "is_interrupt", "no_answer", "silent"]
+__all__ = ["clock_text", "failed", "failure_of", "full", "is_interrupt", "no_answer", "silent"]
 
 # Not failures: somebody ended the run.
 _INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
@@ -19,6 +19,10 @@ _INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
 _DEATHS = ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError")
 # Of its memory monitor; torch has an OutOfMemoryError of its own, which kills nothing.
 _MEMORY_MONITOR = "Memory on the node"
+_UNWRITTEN = (
+    "What the run waits for: no process can write what it has open. Events are kept in memory or counted "
+    "as dropped until there is room; training goes on unless it writes there, too."
+)
 # Less room than this is none: files are written in blocks.
 _ROOM_BYTES = 64 << 10
 
@@ -99,37 +103,43 @@ def _last_of(process: Process) -> Link:
     return Link(process.name, what, row.get("open_s"), standing(row), row.get("step"), 1)
 
 
-def silent(
-    trainers: Sequence[Process], last_s: float, now_s: float, directory: Path
-) -> Verdict | None:
+def full(directory: Path, last_s: float) -> Verdict | None:
+    """Explain a run that cannot write what it has open; None if its disk has room, as far as is known.
+
+    Headers are overwritten in place, so its processes still show signs of life.
+    """
+    room = free_bytes(directory)
+    if room is None or room >= _ROOM_BYTES:
+        return None
+    return Verdict(
+        "silent",
+        f"The disk of {directory} is full.",
+        clock_text(last_s),
+        culprit=f"the disk of {directory}: {size(room)} are free",
+        confidence="high",
+        unknown=[_UNWRITTEN],
+    )
+
+
+def silent(trainers: Sequence[Process], last_s: float, now_s: float) -> Verdict | None:
     """Explain why nothing is written although the trainer exists; None if it does not, as far as is known.
 
     Args:
         trainers: Of the run.
         last_s: The run's last sign of life, seconds since 1970.
         now_s: The present.
-        directory: The run.
     """
     alive = [each for each in trainers if not each.ended and is_alive(each.header)]
     if not alive:
         return None
     name, state = alive[0].name, state_of(alive[0].header)
-    found = Verdict(
+    return Verdict(
         "silent",
         f"Nothing has been written for {seconds(now_s - last_s)}, and {name} {state}.",
         clock_text(last_s),
+        culprit=f"{name}, which {state}",
+        confidence="medium",
     )
-    room = free_bytes(directory)
-    if room is not None and room < _ROOM_BYTES:
-        found.culprit = f"the disk of {directory}: {size(room)} are free"
-        found.confidence = "high"
-        found.unknown.append(
-            "Whether training goes on: what happens now is kept in memory or counted as dropped "
-            "until there is room."
-        )
-    else:
-        found.culprit, found.confidence = f"{name}, which {state}", "medium"
-    return found
 
 
 def no_answer(path: Path, waited_s: float) -> Verdict:

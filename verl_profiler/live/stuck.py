@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.open_files import stuck_after_s
-from verl_profiler.live.ended_runs import clock_text, failed, failure_of, is_interrupt, silent
-from verl_profiler.live.host_facts import state_of
+from verl_profiler.live.ended_runs import (
+    clock_text,
+    failed,
+    failure_of,
+    full,
+    is_interrupt,
+    silent,
+)
+from verl_profiler.live.host_facts import is_alive, state_of
 from verl_profiler.live.open_processes import Process, Verdict, age_text, phase_text, since
 from verl_profiler.live.wait_chain import explained
 from verl_profiler.reading.descriptions import instant
@@ -70,8 +77,12 @@ def verdict(
     over = bool(trainers) and all(each.ended for each in trainers)
     if over and not any(each.open for each in trainers):
         return Verdict("ended", "The trainer ended.", clock_text(last_s))
-    if not goes_on and not over and (found := silent(trainers, last_s, now_s, directory)):
-        return found
+    if not over and (goes_on or any(is_alive(each.header) for each in trainers)):
+        unwritten = None if stuck else full(directory, last_s)
+        found = unwritten or (None if goes_on else silent(trainers, last_s, now_s))
+        if found is not None:
+            found.silent = quiet
+            return found
     if not stuck and not any(each.silent_s for each in trainers):
         found = _unsuspicious(trainers, last_s, "running" if goes_on else "killed")
         elsewhere = [each.name for each in trainers if state_of(each.header) is None]

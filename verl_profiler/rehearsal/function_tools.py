@@ -12,7 +12,7 @@ import re
 
 from verl.tools.function_tool import function_tool
 
-from verl_profiler.rehearsal.hangs import wait_at
+from verl_profiler.rehearsal.hangs import deadlock_at, wait_at
 from verl_profiler.rehearsal.latency import latency_s
 
 _calls = itertools.count()
@@ -26,6 +26,7 @@ async def calculate(expression: str) -> str:
         expression: Whole numbers with plus signs between them.
     """
     await wait_at("tool")
+    await deadlock_at("semaphore")
     await asyncio.sleep(latency_s(f"{expression} {next(_calls)}"))
     if not re.fullmatch(r"\s*\d+(\s*\+\s*\d+)*\s*", expression):
         return f"cannot calculate {expression!r}"

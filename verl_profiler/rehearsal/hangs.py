@@ -16,15 +16,17 @@ from typing import Any
 
 from verl_profiler.rehearsal.perturbations import setting
 
-__all__ = ["ADJUSTMENTS", "PLACES", "block_at", "wait_at"]
+__all__ = ["ADJUSTMENTS", "PLACES", "block_at", "deadlock_at", "pause_at", "wait_at"]
 
 PLACES = {
     "tool": "the tools never answer",
     "blocking_tool": "a tool blocks the event loop of its worker",
     "reward": "the reward function never returns",
-    "engine": "the first replica answers nothing",
+    "semaphore": "the tools wait for a semaphore that they hold themselves",
+    "engine": "the first replica answers nothing (stand-in only)",
+    "paused": "the first replica is paused and not resumed",
     "rank": "the second rank does not train, and the others wait for it in a collective",
-    "weight_sync": "the weights are never sent",
+    "weight_sync": "the weights are never sent (stand-in only)",
 }
 _POLL_S = 0.1
 
@@ -51,6 +53,39 @@ def block_at(place: str) -> None:
         time.sleep(_POLL_S)
 
 
+async def deadlock_at(place: str) -> None:
+    """Wait here for a semaphore of this very call while the file names this place."""
+    if not _is_planted(place):
+        return
+    slots = asyncio.Semaphore(1)
+
+    async def rescue() -> None:
+        await wait_at(place)
+        slots.release()
+
+    rescuer = asyncio.create_task(rescue())
+    async with slots, slots:
+        await rescuer
+
+
+# Resumes that are still to come, by server.
+_resumes: dict[int, asyncio.Task[None]] = {}
+
+
+async def pause_at(place: str, server: Any) -> None:
+    """Pause an engine server; it is resumed when the file no longer names this place."""
+    if not _is_planted(place) or id(server) in _resumes:
+        return
+
+    async def resume() -> None:
+        await wait_at(place)
+        await server.resume_generation()
+        del _resumes[id(server)]
+
+    _resumes[id(server)] = asyncio.create_task(resume())
+    await server.abort_all_requests()
+
+
 def _blocked(function: Callable[..., Any], place: str, rank: str | None) -> Callable[..., Any]:
     @functools.wraps(function)
     def hanging(*args: Any, **kwargs: Any) -> Any:
@@ -70,6 +105,19 @@ def _hanging_workers(module: Any) -> None:
     training.train_mini_batch = _blocked(training.train_mini_batch, "rank", "1")
 
 
+def _pausing_server(module: Any) -> None:
+    server_class = module.SGLangHttpServer
+    generate = server_class.generate
+
+    @functools.wraps(generate)
+    async def pausing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.replica_rank == 0:
+            await pause_at("paused", self)
+        return await generate(self, *args, **kwargs)
+
+    server_class.generate = pausing
+
+
 def _if_planted(adjustment: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda module: adjustment(module) if setting("hang") is not None else None
 
@@ -77,4 +125,8 @@ def _if_planted(adjustment: Callable[[Any], None]) -> Callable[[Any], None]:
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.utils.reward_score", _if_planted(_hanging_reward)),
     ("verl.workers.engine_workers", _if_planted(_hanging_workers)),
+    (
+        "verl.workers.rollout.sglang_rollout.async_sglang_server",
+        _if_planted(_pausing_server),
+    ),
 )

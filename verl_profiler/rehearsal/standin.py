@@ -22,7 +22,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from verl_profiler.rehearsal.hangs import wait_at
+from verl_profiler.rehearsal.hangs import pause_at, wait_at
 
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
 
@@ -183,6 +183,7 @@ class StandinServer:
             raise ValueError("the stand-in engine supports text only: use --engine sglang")
         if self._replica_rank == 0:
             await wait_at("engine")
+            await pause_at("paused", self)
         length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
         wanted = sampling_params.get("max_tokens") or self._config.response_length
         request = _Request(

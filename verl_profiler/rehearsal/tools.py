@@ -13,7 +13,7 @@ from typing import Any
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
-from verl_profiler.rehearsal.hangs import block_at, wait_at
+from verl_profiler.rehearsal.hangs import block_at, deadlock_at, wait_at
 from verl_profiler.rehearsal.latency import latency_s
 
 __all__ = ["CheckAnswer"]
@@ -45,6 +45,7 @@ class CheckAnswer(BaseTool):
         request = instance_id if agent_data is None else agent_data.request_id
         tries = self._tries[request] = self._tries.get(request, 0) + 1
         await wait_at("tool")
+        await deadlock_at("semaphore")
         block_at("blocking_tool")
         settings = {key: value for key, value in self.config.items() if key != "type"}
         await asyncio.sleep(latency_s(f"{answer} {request} {tries}", **settings))
