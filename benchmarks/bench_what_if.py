@@ -45,6 +45,12 @@ SETTINGS: dict[str, list[str]] = {
     "half_sync": [POLL, "rehearsal.weight_sync_s=1"],
     "slow_tools": [POLL, "rehearsal.tool_latency=8"],
     "half_tools": [POLL, "rehearsal.tool_latency=4"],
+    "twice_prompts": [
+        POLL,
+        "data.train_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    ],
+    "five_turns": [POLL, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"],
 }
 
 
@@ -66,6 +72,9 @@ COMPARISONS = {
     "late_rank": Comparison("one_late_rank", "two_late_ranks", "even_ranks", "ranks' phases"),
     "weight_sync": Comparison("slow_sync", "half_sync", "weights_twice_as_fast", "weight sync"),
     "tools": Comparison("slow_tools", "half_tools", "tools_twice_as_fast", "rollout"),
+    "fewer_prompts": Comparison("twice_prompts", "base", "half_the_requests"),
+    "more_prompts": Comparison("base", "twice_prompts", "twice_the_requests"),
+    "turns": Comparison("base", "five_turns", "one_turn_fewer"),
 }
 
 

@@ -66,7 +66,7 @@ A later `verl-profiler collect` then searches the run directory only; reports un
 | `run.json` | what was launched |
 | `processes/<name>.json` | one header per process |
 | `step_<N>/<name>.jsonl` | events; with `profiler.events.compress`, also as `.jsonl.gz` |
-| `open/<name>.json` | what a process has open for long: events, times, identity as in its events, and names of functions with line numbers ([stuck](stuck.md)) |
+| `open/<name>.json` | what a process has open for long: events, times, identity as in its events, and names of functions with line numbers; of an exception that ended the trainer its type, process id and address, and a reason in known words of Ray, torch or the kernel, never its message ([stuck](stuck.md)) |
 | `nsight/` | captures: journals, lists, and the tools' reports |
 | `.cache/` | created by reading commands: the same events as Parquet |
 

@@ -38,6 +38,10 @@ def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _scalar(value: Any) -> bool:
+    return isinstance(value, (str, int, float))
+
+
 def _text(limit: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and len(value) <= limit
 
@@ -225,7 +229,7 @@ _OPEN_CALL = {
     "since": _moment,
     "open_s": _seconds,
     "step": _SMALL,
-    "extra": _Named(lambda value: isinstance(value, (str, int, float))),
+    "extra": _Named(_scalar),
     "thread": _NAME,
     **_STANDS,
 }
