@@ -20,12 +20,15 @@ pytestmark = [
 
 
 def test_planted_hangs_are_named(tmp_path):
-    """Of requests, of ranks, of the weight sync, of a stopped process; docs/stuck.md has all twelve."""
-    plants = ["tool", "rank", "weight_sync", "stopped_engine"]
+    """Of requests, of ranks, of the weight sync, of a paused engine, of stopped and killed processes.
+
+    docs/stuck.md has all.
+    """
+    plants = ["tool", "rank", "weight_sync", "paused", "stopped_engine"]
     command = [sys.executable, ROOT / "benchmarks" / "planted_hangs.py", "--output", tmp_path]
 
     done = subprocess.run(
-        [*map(str, command), *plants],
+        [*map(str, command), *plants, "killed_rank"],
         capture_output=True,
         text=True,
         check=False,
@@ -33,7 +36,7 @@ def test_planted_hangs_are_named(tmp_path):
 
     console = (tmp_path / "run" / "console.log").read_text(errors="replace")
     assert 0 == done.returncode, f"{done.stdout}{done.stderr}{console[-3000:]}"
-    for plant in plants:
+    for plant in [*plants, "killed_rank"]:
         assert (tmp_path / f"{plant}.json").exists()
     # One line for each hang, and one for its end.
     assert console.count("(phase-stuck)") >= len(plants), console[-3000:]
