@@ -120,9 +120,9 @@ def rehearsal(
 ) -> Iterator[Path]:
     """Run a rehearsal; give the file that plants hangs in it."""
     hang = folder / "hang"
-    command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine, *words]
+    command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
     command += ["--steps", "1000", "--output", str(run), "rehearsal.poll_interval_s=0.05"]
-    command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}"]
+    command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}", *words]
     with (folder / "rehearsal.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
