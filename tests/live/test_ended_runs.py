@@ -33,7 +33,7 @@ GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
 
 
 def failure(open_s=4.0, **more):
-    return opened(
+    found = opened(
         failed={
             "event": "update_actor",
             "step": 7,
@@ -42,6 +42,7 @@ def failure(open_s=4.0, **more):
             **more,
         }
     )
+    return {**found, "at": ago(20)}
 
 
 @pytest.mark.parametrize(

@@ -283,20 +283,32 @@ def test_any_value_in_an_open_file_is_survived(tmp_path):
             blocked_loops=[{"since": ago(90), "at": "a:b:1", "stack": ["a:b:1"]}],
             threads=[{"thread": "pool", "at": "c:d:2"}],
         ),
+        "actor_0": opened(
+            failed={
+                **call("update_actor", 4, "torch:all_gather:1"),
+                "error": "ActorDiedError",
+                "pid": 7,
+                "ip": "10.0.0.7",
+                "reason": "Worker exit type: SYSTEM_ERROR Worker exit detail: End of file",
+            },
+            paused={"since": ago(90), "open_s": 90},
+        ),
     }
     write(tmp_path / "run", RUN, files)
     followed = Run(tmp_path / "run")
-    for name in ("trainer_0", "worker_0"):
-        path = tmp_path / "run" / "open" / f"{name}.json"
+    for name, content in files.items():
+        # A failure is one of the trainer's.
+        process = "trainer_0" if "failed" in content else name
+        path = tmp_path / "run" / "open" / f"{process}.json"
         texts = [
-            text_with(files[name], place, value)
-            for place in paths_of(files[name])
-            for value in VALUES.values()
+            text_with(content, place, value)
+            for place in paths_of(content)
+            for value in (*VALUES.values(), "900000000000.0")
         ]
         for text in texts:
             path.write_text(text)
             assert any(lines(verdict(RUN, followed.open_files(), HERE, NOW), verbose=True)), text
-        path.write_text(json.dumps(files[name]))
+        path.write_text(json.dumps(files[process]))
 
 
 @pytest.mark.timeout(30)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.live.host_facts import free_bytes, is_alive, kernel_kill, state_of
-from verl_profiler.live.open_processes import Link, Process, Verdict, phase_text, since, standing
+from verl_profiler.live.open_processes import Link, Process, Verdict, phase_text, standing
 from verl_profiler.units import seconds, size
 
 __all__ = ["clock_text", "failed", "failure_of", "full", "is_interrupt", "no_answer", "silent"]
@@ -56,9 +56,8 @@ def failed(
         hung: What it waited for, if the phase was stuck before it failed.
     """
     error, open_s = str(row["error"]), row.get("open_s") or 0.0
-    ended_s = since(row, 0.0) + open_s
     text = f"{phase_text(row)} failed after {seconds(open_s)}: {error}."
-    found = Verdict("failed", text, clock_text(ended_s))
+    found = Verdict("failed", text)
     if is_interrupt(row):
         found.state = "ended"
         found.summary = f"{phase_text(row)} was interrupted after {seconds(open_s)} ({error})."

@@ -60,7 +60,8 @@ def verdict(
     failure = failure_of(trainers)
     if failure is not None:
         # Later, its other processes are shut down, one after the other.
-        last_s = since(failure[1], last_s) + (failure[1].get("open_s") or 0.0)
+        at = instant(failure[0].open.get("at"))
+        last_s = last_s if at is None else at.timestamp()
     elif goes_on:
         last_s = max(last_s, now_s)
     _note_silence(processes, last_s)
