@@ -490,9 +490,10 @@ def test_only_one_module_opens_files_of_runs():
     }
 
     assert found == {
-        # The kernel's, of this boot and of a process.
-        ("open_processes", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"),
-        ("open_processes", "Path(f'/proc/{pid}/stat').read_bytes()"),
+        # The kernel's: this boot, a process, its log.
+        ("host_facts", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"),
+        ("host_facts", "Path(f'/proc/{pid}/stat').read_bytes()"),
+        ("host_facts", "os.open('/dev/kmsg', os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)"),
         # What it opens was opened before, or passed `status_of_regular`.
         ("archives", "tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member)"),
         ("nsys_export", "sqlite3.connect(uri, uri=True)"),

@@ -526,7 +526,10 @@ def test_nothing_of_the_callers_outlives_its_event(worker_config, way):
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 def test_the_writer_survives_what_is_thrown_into_it(worker_config, kind):
-    """As debuggers and time limits do; 20 times, wherever the thread is."""
+    """As debuggers and time limits do; 20 times, wherever the thread is.
+
+    One at a time: a second one during the handling of the first may end the thread.
+    """
     active = start(worker_config)
     for n in range(2000):
         recorder.record("turn", 0, 1, {"n": n}, 1)
@@ -534,7 +537,7 @@ def test_the_writer_survives_what_is_thrown_into_it(worker_config, kind):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(active._writer._thread.ident), ctypes.py_object(kind)
             )
-            time.sleep(0.003)
+            time.sleep(0.03)
     recorder.stop()
 
     written = numbers(worker_config.directory)
