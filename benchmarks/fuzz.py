@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -47,15 +48,16 @@ LOGS = ROOT / "tests" / "data" / "console_logs"
 SCRATCH_BYTES = 2 << 30
 # A worker is replaced after so many runs.
 RUNS_PER_WORKER = 300
-PLOTS = (
-    "step_durations", "validation_times", "critical_path", "what_if", "stragglers", "event_shares", "exclusive_times",
-    "rollout_tail", "worker_phases", "request_duration_cdf", "slowest_requests", "turn_times",
-    "turns_per_request", "engine_parts", "token_rates", "tool_latencies", "reward_times", "transfer_rates",
-    "weight_sync", "memory_phases", "tq_functions", "tq_over_time", "memory_over_time", "loop_suspects",
-    "profiler_cost",
-)  # fmt: skip
 # All but the ends of lines and tabulators.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@functools.cache
+def plots():
+    """Return the names of all plots."""
+    from verl_profiler.views.questions import VIEWS
+
+    return sorted(VIEWS)
 
 
 def command_lines(mutant, clean, rng):
@@ -73,7 +75,7 @@ def command_lines(mutant, clean, rng):
     # Names that begin with a dash or a tilde need their folder before them, which they have.
     cache = rng.choice(([], ["--no-cache"]))
     step = rng.choice(([], [], ["--steps", "1:2"]))
-    plot = rng.choice(PLOTS)
+    plot = rng.choice(plots())
     # What is quick is drawn more often, so that many runs are read.
     table = (
         (10, ["events"]),
@@ -93,6 +95,8 @@ def command_lines(mutant, clean, rng):
         (2, ["memory", run, *cache, *step, *rng.choice(([], ["--json"]))]),
         (0.5, ["report", run, *cache, *step, "-o", out, *rng.choice(([], ["--log", log]))]),
         (1, ["export", "perfetto", run, *cache, *step, "-o", out, *rng.choice(([], ["--chrome-json"]))]),
+        (3, ["stuck", run, *rng.choice(([], ["-v"], ["--json"]))]),
+        (0.5, ["export", "otlp", run, *cache, *step, "-o", out, *rng.choice(([], ["--only", "requests"]))]),
         (1, ["plot", plot, run, *cache, rng.choice(("--json", "--csv"))]),
         (0.5, ["plot", plot, run, *cache, "--out", f"{out}.svg"]),
         (0.3, ["diff", *rng.sample([run, str(clean)], 2), *cache, *rng.choice(([], ["--json"]))]),

@@ -104,7 +104,8 @@ class Mutant:
         """Return the untouched events by process."""
         by_process = {}
         for name, found in self.clean.items():
-            by_process.setdefault(Path(name).stem, []).extend(found)
+            process = Path(name).name.removesuffix(".gz").removesuffix(".jsonl")
+            by_process.setdefault(process, []).extend(found)
         return by_process
 
     def event_file(self, rng):
@@ -126,6 +127,30 @@ def events(lines):
         duration = content.get("duration_sec")
         found.append((content["event"], None if duration is None else round(duration * 1e6)))
     return found
+
+
+def _write_open(folder):
+    """Write what the run's processes have open for long: a phase, a request, a call, a failure."""
+    since, at = "2026-11-21T02:33:30+00:00", "2026-11-21T02:35:10+00:00"
+    spent = {"since": since, "open_s": 100.0}
+    opened = {
+        "trainer_0": {
+            "phases": [{**spent, "event": "gen", "step": 3, "usual_s": 2.0, "at": "trainer:fit:409"}],
+            "failed": {
+                "error": "RayActorError", "event": "gen", "step": 3, "pid": 500, "reason": "SIGKILL"
+            },
+        },
+        "worker_0": {
+            "calls": [
+                {**spent, "event": "request", "at": None, "extra": {"request_id": "r", "doing": "turn"}},
+                {**spent, "event": "engine_call", "at": "server:generate:1", "extra": {"replica": 0}},
+            ]
+        },
+    }  # fmt: skip
+    folder.mkdir()
+    for name, rows in opened.items():
+        content = {"format": 1, "at": at, "after_s": 60.0, **rows}
+        (folder / f"{name}.json").write_text(json.dumps(content))
 
 
 def make_base(folder):
@@ -168,6 +193,7 @@ def make_base(folder):
     (home / "raw" / "actor_node-1_500.3.nsys-rep").write_bytes(b"report")
     shutil.copy(DATA / "torch_trace.json.gz", home / "actor_0.step2.json.gz")
     shutil.copy(DATA / "torch_trace.json.gz", home / "actor_0.step9.json.gz")
+    _write_open(folder / "open")
     nsys_database.write(
         home / "actor_0.step1.sqlite",
         ranges=[(0, 1000, "push", "forward_backward", nsys_database.TID)],
@@ -373,6 +399,42 @@ def whole_file(mutant, rng):
     )  # fmt: skip
 
 
+def compressed(mutant, rng):
+    """Replace an event file by a compressed one, whole or damaged, or leave both."""
+    name = mutant.event_file(rng)
+    if name is None:
+        return
+    path = mutant.run / name
+    target = path.with_name(f"{path.name}.gz")
+    if path.is_symlink() or target.exists():
+        return
+    data = path.read_bytes() if path.stat().st_size < 1 << 20 else begin_of(path)
+    whole = gzip.compress(data, 1)
+    half = data.index(b"\n", len(data) // 2) + 1 if b"\n" in data[len(data) // 2 :] else len(data)
+    action = rng.randrange(8)
+    if action < 3:
+        # As the recorder leaves it, in one member or two; a new file for what comes later beside it.
+        members = gzip.compress(data[:half]) + gzip.compress(data[half:])
+        target.write_bytes(whole if action else members)
+        path.unlink()
+        if action == 1:
+            path.write_bytes(b"")
+        mutant.clean[str(target.relative_to(mutant.run))] = mutant.clean.pop(name)
+        return
+    mutant.forget(name)
+    target.write_bytes(
+        (
+            lambda: whole[: rng.randrange(len(whole) + 1)],
+            lambda: whole + rng.randbytes(100),
+            lambda: changed_bytes(rng, whole),
+            lambda: data,
+            lambda: gzip.compress(whole),
+        )[action - 3]()
+    )
+    if rng.random() < 0.8:
+        path.unlink()
+
+
 def _json_files(mutant):
     return [
         path
@@ -380,6 +442,7 @@ def _json_files(mutant):
             mutant.run / "run.json",
             *sorted((mutant.run / "processes").glob("*.json")),
             *sorted((mutant.run / "nsight").glob("*.json")),
+            *sorted((mutant.run / "open").glob("*.json")),
         )
         if path.is_file() and not path.is_symlink()
     ]
@@ -774,6 +837,7 @@ MUTATIONS = {
     lines: 10,
     json_file: 6,
     whole_file: 2,
+    compressed: 2,
     file_kind: 3,
     file_name: 3,
     folder_name: 2,
