@@ -141,10 +141,12 @@ def _write_open(folder):
             },
         },
         "worker_0": {
+            "requests": [
+                {**spent, "event": "request", "at": None, "extra": {"request_id": "r", "doing": "turn"}}
+            ],
             "calls": [
-                {**spent, "event": "request", "at": None, "extra": {"request_id": "r", "doing": "turn"}},
-                {**spent, "event": "engine_call", "at": "server:generate:1", "extra": {"replica": 0}},
-            ]
+                {**spent, "event": "engine_call", "at": "server:generate:1", "extra": {"request_id": "r"}}
+            ],
         },
     }  # fmt: skip
     folder.mkdir()
