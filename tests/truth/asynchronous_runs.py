@@ -6,6 +6,7 @@ is summed up here while the clock advances, and shares no code with the analyses
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ __all__ = ["Call", "Plan", "Sample", "Simulation", "events_of"]
 
 MS = 1_000
 EPOCH = 1_795_228_400_000_000
+# Rounding of tokens that take no whole number of milliseconds.
+_SAME = 1e-9
 
 
 def _stages(number: int) -> tuple[int, ...]:
@@ -34,6 +37,8 @@ class Plan:
         redo: Whether a call that was aborted begins anew; otherwise it continues.
         separate: Whether the replicas, of one device each, have devices of their own.
         queue: The capacity of a message queue that notes its depth; None for a replay buffer.
+        sync_every: Steps from one weight sync to the next.
+        slowdown: By how much each further call in its replica lengthens the time per token.
     """
 
     steps: int = 4
@@ -51,6 +56,8 @@ class Plan:
     redo: bool = False
     separate: bool = True
     queue: int | None = None
+    sync_every: int = 1
+    slowdown: float = 0.0
 
 
 @dataclass
@@ -64,6 +71,7 @@ class Call:
     end: int | None = None
     aborted: bool = False
     tokens: int = 0
+    progress: float = 0.0
     seconds: dict[int, float] = field(default_factory=dict)
 
 
@@ -77,7 +85,7 @@ class Sample:
     replica: int
     lengths: tuple[int, ...]
     stage: int = 0
-    done: int = 0
+    done: float = 0
     attempt: int = 0
     calls: list[Call] = field(default_factory=list)
     tools: list[tuple[int, int, int]] = field(default_factory=list)
@@ -157,11 +165,12 @@ class Simulation:
                 trained = self.now
                 self._pass(self.plan.train_ms * share // 9 // self.plan.gens, "training")
                 self._note(phase, trained)
-        synced = self.now
-        self._serve(False)
-        self._pass(self.plan.sync_ms, "weight_sync")
-        self.version = self.step
-        self._note("update_weights", synced)
+        if self.step % self.plan.sync_every == 0:
+            synced = self.now
+            self._serve(False)
+            self._pass(self.plan.sync_ms, "weight_sync")
+            self.version = self.step
+            self._note("update_weights", synced)
         self._note("step", begin)
 
     def _note(self, event: str, begin: int) -> None:
@@ -243,13 +252,19 @@ class Simulation:
 
     def _advance(self) -> None:
         self.now += 1
+        running = Counter(s.replica for s in self.samples if s.call is not None)
+        slowdown = self.plan.slowdown
+        speeds = {each: 1 / (1 + slowdown * (calls - 1)) for each, calls in running.items()}
         for sample in self.samples:
             if sample.end is not None or (sample.calls_engine and sample.call is None):
                 continue
-            sample.done += 1
-            if sample.call is not None:
-                sample.call.tokens += 1
-            if sample.done == sample.lengths[sample.stage]:
+            call = sample.call
+            done = 1.0 if call is None else speeds[sample.replica]
+            sample.done += done
+            if call is not None:
+                call.progress += done
+                call.tokens = int(call.progress + _SAME)
+            if sample.done >= sample.lengths[sample.stage] - _SAME:
                 self._end_stage(sample)
 
     def _end_stage(self, sample: Sample) -> None:
