@@ -95,12 +95,11 @@ class Cycle:
 
 @dataclass
 class _Call:
-    """A generate call in flight; `epoch` tells events of an earlier attempt apart."""
+    """A generate call in flight; `epoch` counts its interruptions, whose events are void."""
 
     request: _Request
     stage: Generate
     left: float
-    fixed_us: float
     epoch: int = 0
     sent: bool = False
     target: float = 0.0
@@ -233,7 +232,7 @@ class _Replay:
         if isinstance(stage, Work):
             self._at(self.now + stage.length_us, self._go_on, request)
         else:
-            self._send(_Call(request, stage, stage.work, stage.fixed_us))
+            self._send(_Call(request, stage, stage.work))
 
     def _finished(self, unit: Unit) -> None:
         if unit.dropped:
@@ -277,7 +276,7 @@ class _Replay:
         self._pass(replica)
         replica.running[id(call)] = call
         replica.most = max(replica.most, len(replica.running))
-        self._at(self.now + call.fixed_us, self._decode, replica, call, call.epoch)
+        self._at(self.now + call.stage.fixed_us, self._decode, replica, call, call.epoch)
         self._check(replica)
 
     def _decode(self, replica: _Replica, call: _Call, epoch: int) -> None:
@@ -285,8 +284,6 @@ class _Replay:
             return
         self._pass(replica)
         call.sent = True
-        # A call that goes on does not repeat its fixed time.
-        call.fixed_us = call.fixed_us if self.cycle.redo else 0.0
         call.target = replica.done + call.left
         heapq.heappush(replica.decoding, (call.target, self.number(), call, epoch))
         self._check(replica)

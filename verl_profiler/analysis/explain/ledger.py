@@ -22,6 +22,7 @@ __all__ = [
     "USEFUL",
     "account_totals",
     "bubble_ledger",
+    "standalone_replicas",
     "step_windows",
     "trainer_states",
 ]
@@ -101,7 +102,7 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     timers = _by_run(tables, _TIMED)
     syncs = _by_run(tables, _SYNCS)
     calls = _calls(tables)
-    pools = _pools(tables)
+    pools = standalone_replicas(tables)
     ranks = {row["run"]: row["ranks"] for row in tables.rows(_RANKS)}
     for run, spans in step_windows(tables, steps).items():
         windows = [(begin, end) for _, begin, end in spans]
@@ -203,7 +204,7 @@ def step_windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int,
     return found
 
 
-def _pools(tables: Tables) -> dict[str, tuple[dict[str, bool], float]]:
+def standalone_replicas(tables: Tables) -> dict[str, tuple[dict[str, bool], float]]:
     """Return by run: which replicas have devices of their own, by process; and how many devices."""
     found: dict[str, tuple[dict[str, bool], float]] = {}
     for row in tables.rows(_STANDALONE):
