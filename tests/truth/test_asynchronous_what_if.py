@@ -12,9 +12,10 @@ from verl_profiler.analysis.explain.asynchronous_what_if import (
     asynchronous_what_if,
 )
 
-STEPS = 16
+# So many that the replayed ones and the compared ones are an even number.
+STEPS = 17
 # Steps at the begin whose queue is not yet as it will be.
-FIRST = 5
+FIRST = 4
 
 
 def short(_):

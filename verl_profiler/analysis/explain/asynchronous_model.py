@@ -360,8 +360,9 @@ class _Rebuilding:
             change
             for unit in self.units.values()
             for change in (
+                # What a step dispatches at its begin, it may take at that moment.
                 (unit.dispatched_us, 1, 1),
-                *(((unit.taken_us, 0, -1),) if unit.taken_us is not None else ()),
+                *(((unit.taken_us, 2, -1),) if unit.taken_us is not None else ()),
                 *(((unit.dropped_us, 0, -1),) if unit.dropped_us is not None else ()),
             )
         )
@@ -529,7 +530,7 @@ WITH attempts AS MATERIALIZED (
     ORDER BY run, engine_request_id, begin_us
 )
 SELECT c.* EXCLUDE (engine_request_id, server), s.* EXCLUDE (run, engine_request_id, replica),
-    coalesce(s.replica, c.server, 'unknown') AS replica, coalesce(c.lost, false) AS lost_tokens
+    coalesce(s.replica, c.server, 'unknown') AS replica
 FROM calls AS c LEFT JOIN served AS s USING (run, engine_request_id)
 ORDER BY c.run, c.name, c.request_id, c.turn, c.attempt, c.begin_us
 """
