@@ -38,6 +38,7 @@ class Plan:
         separate: Whether the replicas, of one device each, have devices of their own.
         queue: The capacity of a message queue that notes its depth; None for a replay buffer.
         sync_every: Steps from one weight sync to the next.
+        rollouter: Whether samples are dispatched after a weight sync, by a process of its own.
         slowdown: By how much each further call in its replica lengthens the time per token.
     """
 
@@ -58,6 +59,7 @@ class Plan:
     queue: int | None = None
     sync_every: int = 1
     slowdown: float = 0.0
+    rollouter: bool = False
 
 
 @dataclass
@@ -152,7 +154,8 @@ class Simulation:
 
     def _run_step(self) -> None:
         begin = self.now
-        self._dispatch(self.plan.batch)
+        if self.step == 1 or not self.plan.rollouter:
+            self._dispatch(self.plan.batch)
         for _ in range(self.plan.gens):
             self._serve(True)
             sampling = self.now
@@ -171,6 +174,8 @@ class Simulation:
             self._pass(self.plan.sync_ms, "weight_sync")
             self.version = self.step
             self._note("update_weights", synced)
+            if self.plan.rollouter:
+                self._dispatch(self.plan.batch * self.plan.sync_every)
         self._note("step", begin)
 
     def _note(self, event: str, begin: int) -> None:
@@ -325,6 +330,8 @@ def events_of(run: Simulation) -> list[dict[str, Any]]:
             span("message_queue_0", "queue_depth", 0, now, None, **depth)
     for event, step, begin, end in run.timers:
         span("trainer_0", event, step, begin, end)
+        if plan.rollouter and event == "update_weights":
+            span("rollouter_0", "dispatch_pause", step, begin, end, reason="staleness_limit")
         if event == "update_actor":
             for rank in range(plan.trainer_devices):
                 span(f"actor_{rank}", event, step, begin, end)

@@ -6,9 +6,9 @@ import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of
 from truth.synthetic import tables_of
 
+from verl_profiler.analysis.explain import asynchronous_what_if as module
 from verl_profiler.analysis.explain.asynchronous_what_if import (
     ASYNCHRONOUS_CHANGES,
-    LARGEST_ERROR,
     asynchronous_what_if,
 )
 
@@ -49,8 +49,18 @@ BASES = {
     "some dropped": Plan(
         stages=long, train_ms=180, sync_ms=20, steps=STEPS, stale=frozenset(range(3, 200, 9))
     ),
+    "rollouter": Plan(stages=even, train_ms=450, sync_ms=90, steps=STEPS, rollouter=True),
+    "rollouter, seldom synced": Plan(
+        stages=even, train_ms=450, sync_ms=600, ahead=8, steps=STEPS, rollouter=True, sync_every=2
+    ),
     "seldom synced": Plan(stages=short, train_ms=270, sync_ms=900, steps=STEPS, sync_every=2),
 }
+
+
+def seldom(plan):
+    """Let a rollouter dispatch twice as much after each sync, and have twice as much in flight."""
+    ahead = 2 * plan.ahead + plan.batch if plan.rollouter else plan.ahead
+    return replace(plan, sync_every=2 * plan.sync_every, ahead=ahead)
 
 
 def _halved(stages, calls=1, tools=1):
@@ -67,7 +77,7 @@ CHANGED = {
     "tools_twice_as_fast": lambda plan: replace(plan, stages=_halved(plan.stages, tools=2)),
     "weights_twice_as_fast": lambda plan: replace(plan, sync_ms=plan.sync_ms // 2),
     "one_batch_more_in_flight": lambda plan: replace(plan, ahead=plan.ahead + plan.batch),
-    "weight_sync_half_as_often": lambda plan: replace(plan, sync_every=2 * plan.sync_every),
+    "weight_sync_half_as_often": lambda plan: seldom(plan),
     "weight_sync_twice_as_often": lambda plan: replace(plan, sync_every=plan.sync_every // 2),
 }
 
@@ -103,7 +113,8 @@ CASES = [
     (name, what)
     for name in BASES
     for what in CHANGED
-    if what != "weight_sync_twice_as_often" or BASES[name].sync_every > 1
+    if what != "weight_sync_twice_as_often"
+    or (BASES[name].sync_every > 1 and not BASES[name].rollouter)
     if what != "weight_sync_half_as_often" or BASES[name].separate
     if what != "one_batch_more_in_flight" or not BASES[name].stale
 ]
@@ -120,3 +131,68 @@ def test_the_saving_is_that_of_the_changed_run(answers, name, what):
     assert row["expected_s"] == pytest.approx(saved, abs=0.05 * step_s)
     # Steps that begin at a whole number of polls and batches are not known better than this.
     assert row["low_s"] - 0.01 * step_s <= saved <= row["high_s"] + 0.01 * step_s
+
+
+def refusal_of(tables):
+    """Return the reason; the only row has no saving."""
+    (row,) = asynchronous_what_if(tables)
+    assert row["what"] == "unchanged"
+    assert row["expected_s"] is None
+    return row["refused"]
+
+
+def test_a_replay_that_misses_the_steps_is_refused(monkeypatch):
+    """The limit below the error of a run whose replay is not exact."""
+    tables = tables_of(events_of(Simulation(BASES["rollout, loaded"])))
+    error = asynchronous_what_if(tables)[0]["replay_error"]
+    monkeypatch.setattr(module, "LARGEST_ERROR", abs(error) / 2)
+
+    assert "the replay without a change takes 2% longer" in refusal_of(tables)
+    monkeypatch.setattr(module, "LARGEST_ERROR", abs(error) * 2)
+    assert len(asynchronous_what_if(tables)) > 1
+
+
+def test_a_short_run_is_refused():
+    """Three steps are two without the warm-up."""
+    tables = tables_of(events_of(Simulation(replace(BASES["rollout"], steps=3))))
+
+    assert "fewer than 3" in refusal_of(tables)
+
+
+def test_replicas_of_both_kinds_are_refused():
+    """One of two replicas on the trainer's devices."""
+    events = events_of(Simulation(BASES["rollout"]))
+    for event in events:
+        if event["event"] == "replica_pool":
+            event["extra"] |= {"replicas": [0], "devices": 1}
+
+    assert "beside standalone ones" in refusal_of(tables_of(events))
+
+
+def test_a_rollouter_without_pauses_is_refused():
+    """What limits it then is not recorded."""
+    events = events_of(Simulation(BASES["rollouter"]))
+    unpaused = [
+        {**event, "event": "queue_depth"} if event["event"] == "dispatch_pause" else event
+        for event in events
+    ]
+
+    assert "never paused" in refusal_of(tables_of(unpaused))
+
+
+def test_dropped_samples_leave_the_limit_unanswered():
+    """More in flight would make more of them stale."""
+    assert "one_batch_more_in_flight" not in answers_of(BASES["some dropped"])
+
+
+def test_synchronous_runs_have_their_own_what_if():
+    """Nothing is taken from an earlier step."""
+    run = Simulation(Plan(separate=False, ahead=0))
+
+    assert [] == asynchronous_what_if(tables_of(events_of(run)))
+
+
+def test_changes_are_described():
+    """Each has a short text."""
+    assert CHANGED.keys() == ASYNCHRONOUS_CHANGES.keys()
+    assert all(change.about for change in ASYNCHRONOUS_CHANGES.values())

@@ -34,8 +34,8 @@ from verl_profiler.analysis.explain.ledger import (
     trainer_states,
 )
 from verl_profiler.analysis.explain.rebuilding import engine_interval
-from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.explain.replay import BEYOND
+from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.reading.tables.tables import Tables
 
@@ -132,7 +132,8 @@ class _Rebuilding:
         self.run = run
         own, _ = standalone_replicas(tables).get(run, ({}, 0.0))
         self.attempts = _of(tables, _ATTEMPTS, run)
-        self.windows = self._last(windows)
+        self.units = self._units()
+        self.windows = self._last(self._dispatching(windows))
         self.begin, self.end = self.windows[0][1], self.windows[-1][2]
         names = {row["replica"] for row in self._inside(self.attempts)}
         if not names:
@@ -146,7 +147,16 @@ class _Rebuilding:
             raise Refused("the rollouter's dispatch was never paused: its limit is not recorded")
         self.states = trainer_states(tables, run)
         self.off = self._stopped()
-        self.units = self._units()
+
+    def _dispatching(
+        self, windows: Sequence[tuple[int, int, int]]
+    ) -> Sequence[tuple[int, int, int]]:
+        """Leave out the steps at the end of the run for which no more samples were dispatched."""
+        last_us = max((unit.dispatched_us for unit in self.units.values()), default=0)
+        chosen = [window for window in windows if window[1] <= last_us]
+        if len(chosen) < _LEAST_STEPS:
+            raise Refused(f"samples were dispatched in fewer than {_LEAST_STEPS} of the steps")
+        return chosen
 
     def _last(self, windows: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Return the last steps that have few enough calls to be replayed in seconds."""
@@ -234,16 +244,15 @@ class _Rebuilding:
             raise Refused("no consumed sample is recorded with its request")
         typical = median(lags.values()) if lags else 0.0
         chains = self._chains()
-        units = tuple(
-            _unit(self.units[uid], lags.get(uid, typical), chains) for uid in used
-        )
+        units = tuple(_unit(self.units[uid], lags.get(uid, typical), chains) for uid in used)
         takes = [each for each in operations if isinstance(each, Take)]
         cycle = Cycle(
             tuple(operations),
             units,
             self._limit(),
             times_of(slowness, most, "line"),
-            any(row["lost"] for row in self.attempts),
+            2 * sum(row["lost"] for row in self.attempts)
+            > sum(row["aborted"] for row in self.attempts),
             self._parked_us(),
         )
         return Model(
@@ -399,9 +408,7 @@ class _Rebuilding:
 
     def _generate(self, rows: Rows) -> tuple[int, int, Generate]:
         """Join the attempts of a call; tokens of lost ones are made again."""
-        work = sum(
-            row["work"] * (1 - self._stopped_share(row)) for row in rows if not row["lost"]
-        )
+        work = sum(row["work"] * (1 - self._stopped_share(row)) for row in rows if not row["lost"])
         last = rows[-1]
         fixed = last["decoding_us"] - last["begin_us"] + last["end_us"] - last["ended_us"]
         stopped = self._stopped_us(last["begin_us"], last["decoding_us"])
@@ -437,10 +444,17 @@ class _Rebuilding:
     def _parked_us(self) -> float:
         """Return how long an interrupted call waits after the replicas run again (median)."""
         gaps = [
-            max(after["begin_us"] - row["end_us"] - self._stopped_us(row["end_us"], after["begin_us"]), 0)
+            max(
+                after["begin_us"]
+                - row["end_us"]
+                - self._stopped_us(row["end_us"], after["begin_us"]),
+                0,
+            )
             for row, after in pairwise(self.attempts)
-            if after["attempt"] and row["request_id"] == after["request_id"]
-            and row["turn"] == after["turn"] and row["name"] == after["name"]
+            if after["attempt"]
+            and row["request_id"] == after["request_id"]
+            and row["turn"] == after["turn"]
+            and row["name"] == after["name"]
         ]
         return float(median(gaps)) if gaps else 0.0
 
@@ -509,8 +523,8 @@ ORDER BY run, begin_us, end_us
 _ATTEMPTS = """
 WITH attempts AS MATERIALIZED (
     SELECT run, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
-        duration_us, response_tokens,
-        finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
+        duration_us, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
+        aborted AND coalesce(response_tokens, 0) = 0 AS lost
     FROM event_fields
     WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND NOT validate
         AND request_id IS NOT NULL
@@ -518,7 +532,7 @@ WITH attempts AS MATERIALIZED (
     SELECT * FROM attempts
     UNION ALL
     SELECT c.run, c.name, c.request_id, c.turn, 0, c.engine_request_id, c.server, c.begin_us,
-        c.end_us, c.duration_us, c.response_tokens, false
+        c.end_us, c.duration_us, c.response_tokens, false, false
     FROM engine_calls AS c ANTI JOIN attempts AS a
         ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
     WHERE c.duration_us IS NOT NULL AND NOT c.validate AND c.request_id IS NOT NULL

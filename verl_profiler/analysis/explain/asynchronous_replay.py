@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-__all__ = ["Chain", "Cycle", "Dispatch", "Generate", "Mark", "Run", "Take", "Unit", "Work", "replay", "step_lengths"]
+__all__ = [
+    "Chain",
+    "Cycle",
+    "Dispatch",
+    "Generate",
+    "Mark",
+    "Run",
+    "Take",
+    "Unit",
+    "Work",
+    "replay",
+    "step_lengths",
+]
 
 _SAME_US = 1e-3
 

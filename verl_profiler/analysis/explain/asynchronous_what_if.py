@@ -283,7 +283,8 @@ def _loaded(model: Model) -> bool:
 
 
 def _saved(unchanged: list[float], changed: list[float]) -> list[float]:
-    return [(before - after) / 1e6 for before, after in zip(unchanged, changed, strict=True)]
+    # Equal lengths are no saving, not a negative one.
+    return [(before - after) / 1e6 + 0.0 for before, after in zip(unchanged, changed, strict=True)]
 
 
 def _interval(model: Model, saved: list[float]) -> tuple[float, float]:
