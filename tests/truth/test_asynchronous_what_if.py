@@ -77,7 +77,7 @@ CHANGED = {
     "tools_twice_as_fast": lambda plan: replace(plan, stages=_halved(plan.stages, tools=2)),
     "weights_twice_as_fast": lambda plan: replace(plan, sync_ms=plan.sync_ms // 2),
     "one_batch_more_in_flight": lambda plan: replace(plan, ahead=plan.ahead + plan.batch),
-    "weight_sync_half_as_often": lambda plan: seldom(plan),
+    "weight_sync_half_as_often": seldom,
     "weight_sync_twice_as_often": lambda plan: replace(plan, sync_every=plan.sync_every // 2),
 }
 
@@ -101,12 +101,14 @@ def answers():
 
 @pytest.mark.parametrize("name", BASES)
 def test_an_unchanged_replay_is_as_long_as_the_steps(answers, name):
-    """Within 3 %; and no answer is refused."""
+    """Within 3 % of those that the run settles to; the error is against all that were replayed."""
     unchanged = answers[name]["unchanged"]
 
     assert unchanged["refused"] is None
     assert unchanged["replayed_s"] == pytest.approx(step_s_of(BASES[name]), rel=0.03)
-    assert abs(unchanged["replay_error"]) <= 0.03
+    error = unchanged["replayed_s"] / unchanged["step_s"] - 1
+    assert unchanged["replay_error"] == pytest.approx(error)
+    assert abs(error) <= 0.05
 
 
 CASES = [

@@ -11,21 +11,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from statistics import median, median_high
 from typing import Any
 
+from verl_profiler.analysis.explain.asynchronous_calls import (
+    Prompt,
+    attempts_of,
+    chains_of,
+    parked_us,
+    peak,
+    prompts_of,
+    tools_of,
+)
 from verl_profiler.analysis.explain.asynchronous_replay import (
     Chain,
     Cycle,
     Dispatch,
-    Generate,
     Mark,
     Operation,
     Run,
     Take,
     Unit,
-    Work,
 )
 from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.ledger import (
@@ -33,13 +39,12 @@ from verl_profiler.analysis.explain.ledger import (
     step_windows,
     trainer_states,
 )
-from verl_profiler.analysis.explain.rebuilding import engine_interval
 from verl_profiler.analysis.explain.replay import BEYOND
 from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Model", "Refused", "models", "times_of"]
+__all__ = ["Model", "RefusedError", "models", "times_of"]
 
 # A replay repeats the cycle several times: of a longer run, its last steps are used.
 _STEPS = 40
@@ -50,7 +55,7 @@ _WAITING = "waiting_for_samples"
 _NOTED_US = 1_000
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """The run has something that the replay does not model; the text is the reason."""
 
 
@@ -96,30 +101,19 @@ def times_of(
     return {name: partial(time_us, a, b, most.get(name) or 1) for name, (a, b) in slowness.items()}
 
 
-def models(tables: Tables, steps: Steps = None) -> dict[str, Model | Refused]:
+def models(tables: Tables, steps: Steps = None) -> dict[str, Model | RefusedError]:
     """Rebuild the cycle of each asynchronous run, or return why that is impossible."""
     asynchronous = [row["run"] for row in tables.rows("SELECT run FROM asynchronous ORDER BY run")]
-    found: dict[str, Model | Refused] = {}
+    found: dict[str, Model | RefusedError] = {}
     if not asynchronous:
         return found
     windows = step_windows(tables, after_warm_up(tables, steps) or steps)
     for run in asynchronous:
         try:
             found[run] = _Rebuilding(tables, run, windows.get(run, [])).model()
-        except Refused as reason:
+        except RefusedError as reason:
             found[run] = reason
     return found
-
-
-@dataclass
-class _Unit:
-    """A prompt: its requests and what became of it."""
-
-    requests: Rows
-    dispatched_us: int
-    ready_us: int | None
-    taken_us: int | None = None
-    dropped_us: int | None = None
 
 
 class _Rebuilding:
@@ -127,26 +121,27 @@ class _Rebuilding:
 
     def __init__(self, tables: Tables, run: str, windows: Sequence[tuple[int, int, int]]) -> None:
         if len(windows) < _LEAST_STEPS:
-            raise Refused(f"fewer than {_LEAST_STEPS} finished steps after the warm-up")
+            raise RefusedError(f"fewer than {_LEAST_STEPS} finished steps after the warm-up")
         self.tables = tables
         self.run = run
         own, _ = standalone_replicas(tables).get(run, ({}, 0.0))
-        self.attempts = _of(tables, _ATTEMPTS, run)
-        self.units = self._units()
+        self.attempts = attempts_of(tables, run)
+        self.units = prompts_of(tables, run)
         self.windows = self._last(self._dispatching(windows))
         self.begin, self.end = self.windows[0][1], self.windows[-1][2]
         names = {row["replica"] for row in self._inside(self.attempts)}
         if not names:
-            raise Refused("generate calls are not recorded, or not assigned to requests")
+            raise RefusedError("generate calls are not recorded, or not assigned to requests")
         self.separate = bool(names & own.keys())
         if self.separate and not names <= own.keys():
-            raise Refused("replicas on the trainer's devices generate beside standalone ones")
+            raise RefusedError("replicas on the trainer's devices generate beside standalone ones")
         pauses = _of(tables, _PAUSES, run)
         self.rollouter = bool(pauses)
         if self.rollouter and not any(row["pauses"] for row in pauses):
-            raise Refused("the rollouter's dispatch was never paused: its limit is not recorded")
+            raise RefusedError(
+                "the rollouter's dispatch was never paused: its limit is not recorded"
+            )
         self.states = trainer_states(tables, run)
-        self.off = self._stopped()
 
     def _dispatching(
         self, windows: Sequence[tuple[int, int, int]]
@@ -155,7 +150,7 @@ class _Rebuilding:
         last_us = max((unit.dispatched_us for unit in self.units.values()), default=0)
         chosen = [window for window in windows if window[1] <= last_us]
         if len(chosen) < _LEAST_STEPS:
-            raise Refused(f"samples were dispatched in fewer than {_LEAST_STEPS} of the steps")
+            raise RefusedError(f"samples were dispatched in fewer than {_LEAST_STEPS} of the steps")
         return chosen
 
     def _last(self, windows: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -192,47 +187,20 @@ class _Rebuilding:
                     found.append((span.begin_us, span.end_us))
         return found
 
-    def _stopped_us(self, begin_us: int, end_us: int) -> int:
-        """Return how long the replicas were stopped between two times."""
-        total = 0
-        first = max(bisect_right(self.off, (begin_us, 0)) - 1, 0)
-        for begin, end in self.off[first:]:
-            if begin >= end_us:
-                break
-            total += max(min(end, end_us) - max(begin, begin_us), 0)
-        return total
-
-    def _units(self) -> dict[str, _Unit]:
-        groups: dict[str, Rows] = defaultdict(list)
-        for row in _of(self.tables, _REQUESTS, self.run):
-            groups[row["uid"]].append(row)
-        units = {
-            uid: _Unit(
-                rows,
-                min(min(row["begin_us"], row["dispatched_us"]) for row in rows),
-                max(row["end_us"] for row in rows) if all(r["finished"] for r in rows) else None,
-            )
-            for uid, rows in groups.items()
-        }
-        for row in _of(self.tables, _FATES, self.run):
-            unit = units.get(row["uid"])
-            if unit is not None:
-                unit.taken_us, unit.dropped_us = row["taken_us"], row["dropped_us"]
-        return units
-
     def model(self) -> Model:
         """Return the model of the run.
 
         Raises:
-            Refused: If the run has something that is not modeled.
+            RefusedError: If the run has something that is not modeled.
         """
         operations, lags = self._operations()
+        stops = self._stopped()
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in self.attempts:
             groups[row["replica"]].append(row)
         speeds = replica_speeds([groups])
         slowness = {name: speeds.slowness_of.get(name, speeds.slowness) for name in groups}
-        most = {name: _peak(rows) for name, rows in groups.items()}
+        most = {name: peak(rows) for name, rows in groups.items()}
         used = [
             uid
             for uid, unit in self.units.items()
@@ -241,9 +209,14 @@ class _Rebuilding:
         ]
         used.sort(key=lambda uid: (self.units[uid].dispatched_us, uid))
         if not used:
-            raise Refused("no consumed sample is recorded with its request")
+            raise RefusedError("no consumed sample is recorded with its request")
         typical = median(lags.values()) if lags else 0.0
-        chains = self._chains()
+        chains = chains_of(
+            (row for unit in self.units.values() for row in unit.requests),
+            self.attempts,
+            tools_of(self.tables, self.run),
+            stops,
+        )
         units = tuple(_unit(self.units[uid], lags.get(uid, typical), chains) for uid in used)
         takes = [each for each in operations if isinstance(each, Take)]
         cycle = Cycle(
@@ -253,7 +226,7 @@ class _Rebuilding:
             times_of(slowness, most, "line"),
             2 * sum(row["lost"] for row in self.attempts)
             > sum(row["aborted"] for row in self.attempts),
-            self._parked_us(),
+            parked_us(self.attempts, stops),
         )
         return Model(
             cycle,
@@ -310,7 +283,7 @@ class _Rebuilding:
                 lags[uid] = float(at - trigger)
                 dispatched.add(trigger)
         if not dispatched:
-            raise Refused("no sample was dispatched in the replayed steps")
+            raise RefusedError("no sample was dispatched in the replayed steps")
         operations: list[Operation] = []
         marks = {begin: place for place, (_, begin, _) in enumerate(self.windows)}
         served = True
@@ -339,7 +312,7 @@ class _Rebuilding:
             if unit.taken_us is not None:
                 found[unit.taken_us] += 1
         if not found:
-            raise Refused("consumed samples are not recorded")
+            raise RefusedError("consumed samples are not recorded")
         return found
 
     def _spans(self) -> list[Span]:
@@ -385,81 +358,8 @@ class _Rebuilding:
                 most[place] = max(most.get(place, 0), number)
         return max(median_high(most.values()), 1)
 
-    def _chains(self) -> dict[tuple[str, str], Chain]:
-        """Return the chain of each request, by process and request."""
-        items: dict[tuple[str, str], list[tuple[int, int, Generate | Work]]] = defaultdict(list)
-        turns: dict[tuple[str, str, Any], Rows] = defaultdict(list)
-        for row in self.attempts:
-            turns[row["name"], row["request_id"], row["turn"]].append(row)
-        for (name, request, _), rows in turns.items():
-            items[name, request].append(self._generate(rows))
-        for row in _of(self.tables, _TOOLS, self.run):
-            length = float(row["end_us"] - row["begin_us"])
-            items[row["name"], row["request_id"]].append(
-                (row["begin_us"], row["end_us"], Work(length, tool=True))
-            )
-        found: dict[tuple[str, str], Chain] = {}
-        for unit in self.units.values():
-            for row in unit.requests:
-                if row["finished"]:
-                    key = row["name"], row["request_id"]
-                    found[key] = self._chain(row, sorted(items[key], key=lambda each: each[:2]))
-        return found
 
-    def _generate(self, rows: Rows) -> tuple[int, int, Generate]:
-        """Join the attempts of a call; tokens of lost ones are made again."""
-        work = sum(row["work"] * (1 - self._stopped_share(row)) for row in rows if not row["lost"])
-        last = rows[-1]
-        fixed = last["decoding_us"] - last["begin_us"] + last["end_us"] - last["ended_us"]
-        stopped = self._stopped_us(last["begin_us"], last["decoding_us"])
-        stage = Generate(float(max(fixed - stopped, 0)), work, last["replica"])
-        return rows[0]["begin_us"], last["end_us"], stage
-
-    def _stopped_share(self, row: Mapping[str, Any]) -> float:
-        length = row["ended_us"] - row["decoding_us"]
-        return self._stopped_us(row["decoding_us"], row["ended_us"]) / length if length else 0.0
-
-    def _chain(
-        self, row: Mapping[str, Any], items: Sequence[tuple[int, int, Generate | Work]]
-    ) -> Chain:
-        stages: list[Generate | Work] = []
-        cursor = row["begin_us"]
-        for begin, end, stage in items:
-            if end <= cursor:
-                continue
-            if begin > cursor:
-                stages.append(Work(float(begin - cursor), tool=False))
-                stages.append(stage)
-            elif begin == cursor:
-                stages.append(stage)
-            else:
-                # Parallel calls of one request keep the time that they add.
-                tool = isinstance(stage, Work) and stage.tool
-                stages.append(Work(float(end - cursor), tool))
-            cursor = end
-        if row["end_us"] > cursor:
-            stages.append(Work(float(row["end_us"] - cursor), tool=False))
-        return tuple(stages)
-
-    def _parked_us(self) -> float:
-        """Return how long an interrupted call waits after the replicas run again (median)."""
-        gaps = [
-            max(
-                after["begin_us"]
-                - row["end_us"]
-                - self._stopped_us(row["end_us"], after["begin_us"]),
-                0,
-            )
-            for row, after in pairwise(self.attempts)
-            if after["attempt"]
-            and row["request_id"] == after["request_id"]
-            and row["turn"] == after["turn"]
-            and row["name"] == after["name"]
-        ]
-        return float(median(gaps)) if gaps else 0.0
-
-
-def _unit(unit: _Unit, lag_us: float, chains: Mapping[tuple[str, str], Chain]) -> Unit:
+def _unit(unit: Prompt, lag_us: float, chains: Mapping[tuple[str, str], Chain]) -> Unit:
     requests = tuple(
         (lag_us + row["begin_us"] - unit.dispatched_us, chains[row["name"], row["request_id"]])
         for row in unit.requests
@@ -467,84 +367,12 @@ def _unit(unit: _Unit, lag_us: float, chains: Mapping[tuple[str, str], Chain]) -
     return Unit(requests, unit.dropped_us is not None)
 
 
-def _peak(rows: Rows) -> int:
-    changes = sorted(
-        change for row in rows for change in ((row["started_us"], 1), (row["ended_us"], -1))
-    )
-    running = most = 0
-    for _, change in changes:
-        running += change
-        most = max(most, running)
-    return most
-
-
 def _of(tables: Tables, query: str, run: str) -> Rows:
-    rows = [row for row in tables.rows(query) if row["run"] == run]
-    if query is _ATTEMPTS:
-        for row in rows:
-            begin, end = row["begin_us"], row["end_us"]
-            if row["engine_duration_us"] is not None:
-                begin, end = engine_interval(row)
-            row["started_us"] = min(begin + (row["queue_us"] or 0), end)
-            row["decoding_us"] = min(row["started_us"] + (row["prefill_us"] or 0), end)
-            decoded = row["decoding_us"] + row["decode_us"] if row["decode_us"] else end
-            row["ended_us"] = min(decoded, end)
-    return rows
+    return [row for row in tables.rows(query) if row["run"] == run]
 
 
-_REQUESTS = """
-WITH dispatched AS (
-    SELECT run, uid, min(begin_us) AS at_us FROM event_fields
-    WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
-)
-SELECT r.run, r.uid, r.name, r.request_id, r.begin_us, r.end_us, r.finished,
-    coalesce(d.at_us, r.begin_us) AS dispatched_us
-FROM requests AS r LEFT JOIN dispatched AS d USING (run, uid)
-WHERE NOT r.validate AND r.uid IS NOT NULL AND r.begin_us IS NOT NULL
-ORDER BY r.run, r.begin_us, r.name, r.request_id
-"""
-_FATES = """
-SELECT run, uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
-    CASE WHEN bool_or(fate = 'consumed') THEN NULL ELSE max(at_us) FILTER (fate = 'dropped') END
-        AS dropped_us
-FROM samples WHERE uid IS NOT NULL GROUP BY run, uid
-"""
 _PAUSES = """
 SELECT p.run, count(e.event) AS pauses FROM processes AS p
 LEFT JOIN (SELECT run, event FROM event_fields WHERE event = 'dispatch_pause') AS e USING (run)
 WHERE p.role = 'rollouter' GROUP BY p.run
-"""
-_TOOLS = """
-SELECT run, name, request_id, begin_us, end_us FROM tool_calls
-WHERE duration_us IS NOT NULL AND NOT validate AND request_id IS NOT NULL
-ORDER BY run, begin_us, end_us
-"""
-# Calls of the agent loops, an attempt for each interruption, with the interval of the engine.
-_ATTEMPTS = """
-WITH attempts AS MATERIALIZED (
-    SELECT run, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
-        duration_us, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
-        aborted AND coalesce(response_tokens, 0) = 0 AS lost
-    FROM event_fields
-    WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND NOT validate
-        AND request_id IS NOT NULL
-), calls AS (
-    SELECT * FROM attempts
-    UNION ALL
-    SELECT c.run, c.name, c.request_id, c.turn, 0, c.engine_request_id, c.server, c.begin_us,
-        c.end_us, c.duration_us, c.response_tokens, false, false
-    FROM engine_calls AS c ANTI JOIN attempts AS a
-        ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
-    WHERE c.duration_us IS NOT NULL AND NOT c.validate AND c.request_id IS NOT NULL
-), served AS (
-    SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS replica,
-        begin_us AS engine_begin_us, duration_us AS engine_duration_us, queue_us, prefill_us,
-        decode_us
-    FROM engine_requests WHERE engine_request_id IS NOT NULL AND duration_us IS NOT NULL
-    ORDER BY run, engine_request_id, begin_us
-)
-SELECT c.* EXCLUDE (engine_request_id, server), s.* EXCLUDE (run, engine_request_id, replica),
-    coalesce(s.replica, c.server, 'unknown') AS replica
-FROM calls AS c LEFT JOIN served AS s USING (run, engine_request_id)
-ORDER BY c.run, c.name, c.request_id, c.turn, c.attempt, c.begin_us
 """

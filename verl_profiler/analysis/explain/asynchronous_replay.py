@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -342,7 +342,7 @@ def replay(cycle: Cycle, steps: int) -> tuple[list[tuple[int, float]], dict[str,
 def step_lengths(begins: Sequence[tuple[int, float]], places: int, skipped: int) -> list[float]:
     """Return the mean length of the steps at each place, without the first `skipped` ones."""
     sums, counts = [0.0] * places, [0] * places
-    for (place, begin), (_, end) in list(zip(begins, begins[1:], strict=False))[skipped:]:
+    for (place, begin), (_, end) in list(pairwise(begins))[skipped:]:
         sums[place] += end - begin
         counts[place] += 1
     return [total / max(number, 1) for total, number in zip(sums, counts, strict=True)]

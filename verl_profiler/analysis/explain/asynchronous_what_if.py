@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from verl_profiler.analysis.explain.asynchronous_model import Model, Refused, models, times_of
+from verl_profiler.analysis.explain.asynchronous_model import Model, RefusedError, models, times_of
 from verl_profiler.analysis.explain.asynchronous_replay import (
     Chain,
     Cycle,
@@ -204,7 +204,9 @@ def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
     """
     rows: Rows = []
     for run, model in models(tables, steps).items():
-        rows += _refusal(run, str(model)) if isinstance(model, Refused) else _answers(run, model)
+        rows += (
+            _refusal(run, str(model)) if isinstance(model, RefusedError) else _answers(run, model)
+        )
     return rows
 
 
@@ -293,7 +295,9 @@ def _interval(model: Model, saved: list[float]) -> tuple[float, float]:
     from verl_profiler.analysis.intervals import mean
 
     estimate = mean(saved, list(model.steps))
-    return (fmean(saved),) * 2 if estimate is None else estimate.interval(_LEVEL)
+    if estimate is None:
+        return fmean(saved), fmean(saved)
+    return estimate.interval(_LEVEL)
 
 
 def _replayed(
