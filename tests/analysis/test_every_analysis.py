@@ -15,7 +15,13 @@ NOT_IN_A_REHEARSAL = (
     *("clock_agreement", "own_spans", "memory_peaks", "memory_phases", "step_trend"),
     *("memory_timeline", "memory_over_time", "phase_spans"),
     *("range_times", "span_kernels", "top_kernels", "gpu_idle", "routes"),
-    *("engine_load", "engine_load_over_time", "staleness", "critical_cycle"),
+    *(
+        "engine_load",
+        "engine_load_over_time",
+        "staleness",
+        "critical_cycle",
+        "asynchronous_what_if",
+    ),
 )
 VALIDATING = [
     name

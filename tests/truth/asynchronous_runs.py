@@ -39,6 +39,7 @@ class Plan:
         queue: The capacity of a message queue that notes its depth; None for a replay buffer.
         sync_every: Steps from one weight sync to the next.
         rollouter: Whether samples are dispatched after a weight sync, by a process of its own.
+        pause_ms: From when aborted calls could go on until they are sent again.
         slowdown: By how much each further call in its replica lengthens the time per token.
     """
 
@@ -60,6 +61,7 @@ class Plan:
     sync_every: int = 1
     slowdown: float = 0.0
     rollouter: bool = False
+    pause_ms: int = 0
 
 
 @dataclass
@@ -89,6 +91,7 @@ class Sample:
     stage: int = 0
     done: float = 0
     attempt: int = 0
+    paused: int = 0
     calls: list[Call] = field(default_factory=list)
     tools: list[tuple[int, int, int]] = field(default_factory=list)
     stage_begin: int = 0
@@ -195,12 +198,13 @@ class Simulation:
         for sample in self.samples:
             if not sample.calls_engine:
                 continue
-            if serves and sample.call is None:
+            if serves and sample.call is None and not sample.paused:
                 sample.calls.append(Call(sample.stage // 2, sample.attempt, self.now, self.version))
             elif not serves and sample.call is not None:
                 call = sample.calls[-1]
                 call.end, call.aborted = self.now, True
                 sample.attempt += 1
+                sample.paused = self.plan.pause_ms
                 if self.plan.redo:
                     sample.done = call.tokens = 0
 
@@ -271,6 +275,16 @@ class Simulation:
                 call.tokens = int(call.progress + _SAME)
             if sample.done >= sample.lengths[sample.stage] - _SAME:
                 self._end_stage(sample)
+        if self.serves:
+            for sample in self.samples:
+                if sample.paused:
+                    sample.paused -= 1
+                    self._resume(sample)
+
+    def _resume(self, sample: Sample) -> None:
+        if not sample.paused:
+            turn = sample.stage // 2
+            sample.calls.append(Call(turn, sample.attempt, self.now, self.version))
 
     def _end_stage(self, sample: Sample) -> None:
         if sample.calls_engine:

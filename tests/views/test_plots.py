@@ -99,6 +99,7 @@ ONLY = {
     "tq_functions": "traced",
     "own_spans": "spanned",
     "critical_cycle": "asynchronous",
+    "asynchronous_what_if": "asynchronous",
     "staleness": "asynchronous",
     "engine_load": "loaded",
 }

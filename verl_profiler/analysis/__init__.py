@@ -19,6 +19,7 @@ from verl_profiler.analysis.engine import (
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.engine_time import request_engine_time
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
+from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.ledger import bubble_ledger
@@ -86,6 +87,7 @@ __all__ = [
     "SUMMARY",
     "Rows",
     "Steps",
+    "asynchronous_what_if",
     "bubble_ledger",
     "clock_agreement",
     "critical_cycle",
@@ -176,6 +178,7 @@ ANALYSES = {
         critical_path,
         bubble_ledger,
         critical_cycle,
+        asynchronous_what_if,
         staleness,
         step_replays,
         what_if,

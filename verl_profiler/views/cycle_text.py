@@ -1,15 +1,16 @@
-"""The critical cycle of an asynchronous run as text for a terminal."""
+"""The critical cycle of an asynchronous run, and its replays, as text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, cycle_bound
 from verl_profiler.render.text import align
 from verl_profiler.units import counted, seconds, share
 
-__all__ = ["BOUNDS", "cycle_text"]
+__all__ = ["BOUNDS", "cycle_replays_text", "cycle_text"]
 
 _BAR = 30
 BOUNDS = {
@@ -41,3 +42,28 @@ def cycle_text(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{BOUNDS[cycle_bound(rows)]}"
     )
     return f"{title}\n{align(lines, left=(0, 3, 4))}"
+
+
+def cycle_replays_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what changes of an asynchronous run would save, or why there is no answer; empty without rows."""
+    if not rows:
+        return ""
+    unchanged = next(row for row in rows if row["what"] == UNCHANGED)
+    if unchanged["refused"] is not None:
+        return f"what if: no answer; {unchanged['refused']}"
+    lines = [["", "saved", "share", "90 % interval"]]
+    lines += [
+        [
+            row["about"],
+            seconds(row["expected_s"]),
+            share(row["share"]),
+            f"{seconds(row['low_s'])} to {seconds(row['high_s'])}",
+        ]
+        for row in sorted(rows, key=lambda row: -(row["expected_s"] or 0.0))
+        if row["what"] != UNCHANGED
+    ]
+    title = (
+        f"what if (mean per step, {counted(unchanged['steps'], 'step')} replayed, replay error "
+        f"{share(abs(unchanged['residual_share']))}; gains are not additive)"
+    )
+    return f"{title}\n{align(lines)}"

@@ -101,6 +101,7 @@ def document(
         "steady_path",
         "culprits",
         "critical_cycle",
+        "asynchronous_what_if",
         "staleness",
         "findings",
     ):

@@ -11,7 +11,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
-from verl_profiler.views.cycle_text import cycle_text
+from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
 from verl_profiler.views.findings import finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import staleness_text
@@ -33,9 +33,10 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`, `staleness`,
-            `what_if`, `step_replays`, `stragglers` and `straggler_requests`, by name; of an
-            asynchronous run, only those of `bubble_ledger`, `critical_cycle`, `staleness` and `stragglers`.
+        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
+            `asynchronous_what_if`, `staleness`, `what_if`, `step_replays`, `stragglers` and
+            `straggler_requests`, by name; of an asynchronous run, only those of `bubble_ledger`,
+            `critical_cycle`, `asynchronous_what_if`, `staleness` and `stragglers`.
         ranked: The rows of `findings`.
     """
     blocks = []
@@ -47,6 +48,7 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         if own["critical_path"]:
             blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
         blocks += [ledger_text(own["bubble_ledger"]), cycle_text(own["critical_cycle"])]
+        blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
         blocks.append(staleness_text(own["staleness"]))
         if own["step_replays"]:
             blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]

@@ -37,6 +37,7 @@ from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.ledger import (
     standalone_replicas,
     step_windows,
+    trainer_devices,
     trainer_states,
 )
 from verl_profiler.analysis.explain.replay import BEYOND
@@ -70,8 +71,10 @@ class Model:
         slowness: (a, b) of each replica: time per unit of work with n calls is a + b n.
         most_running: Maximum number of concurrent calls of each replica, as recorded.
         slope_error: Relative standard error of b.
-        separate: Whether the replicas have devices of their own.
+        standalone: Replicas with devices of their own; none if all are on the trainer's.
         rollouter: Whether a rollouter dispatches, which new weights permit to go on.
+        trainer_devices: Devices of the trainer.
+        replica_devices: Devices of each replica with devices of its own; 0 if unknown.
     """
 
     cycle: Cycle
@@ -81,8 +84,15 @@ class Model:
     slowness: Mapping[str, tuple[float, float]]
     most_running: Mapping[str, int]
     slope_error: float
-    separate: bool
+    standalone: tuple[str, ...]
     rollouter: bool
+    trainer_devices: float
+    replica_devices: float
+
+    @property
+    def separate(self) -> bool:
+        """Whether the replicas have devices of their own."""
+        return bool(self.standalone)
 
     @property
     def mean_us(self) -> float:
@@ -124,7 +134,8 @@ class _Rebuilding:
             raise RefusedError(f"fewer than {_LEAST_STEPS} finished steps after the warm-up")
         self.tables = tables
         self.run = run
-        own, _ = standalone_replicas(tables).get(run, ({}, 0.0))
+        own, devices = standalone_replicas(tables).get(run, ({}, 0.0))
+        self.replica_devices = devices / len(own) if own else 0.0
         self.attempts = attempts_of(tables, run)
         self.units = prompts_of(tables, run)
         self.windows = self._last(self._dispatching(windows))
@@ -133,6 +144,7 @@ class _Rebuilding:
         if not names:
             raise RefusedError("generate calls are not recorded, or not assigned to requests")
         self.separate = bool(names & own.keys())
+        self.standalone = tuple(sorted(own)) if self.separate else ()
         if self.separate and not names <= own.keys():
             raise RefusedError("replicas on the trainer's devices generate beside standalone ones")
         pauses = _of(tables, _PAUSES, run)
@@ -236,8 +248,10 @@ class _Rebuilding:
             slowness,
             most,
             speeds.slope_error,
-            self.separate,
+            self.standalone,
             self.rollouter,
+            trainer_devices(self.tables).get(self.run, 0.0),
+            self.replica_devices,
         )
 
     def _operations(self) -> tuple[list[Operation], dict[str, float]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
+from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
 from verl_profiler.analysis.explain.culprits import culprits
@@ -35,8 +36,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits, bubble_ledger, critical_cycle and staleness, by
-        name; steady_path:
+        straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if and
+        staleness, by name; steady_path:
         critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
         and findings, see `ranked`, whose overrides contain values of the run.
     """
@@ -59,6 +60,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "culprits": culprits(tables, lasting, steady),
         "bubble_ledger": bubble_ledger(tables, steps),
         "critical_cycle": critical_cycle(tables, steps),
+        "asynchronous_what_if": asynchronous_what_if(tables, steps),
         "staleness": staleness(tables, steps),
     }
     found["findings"] = ranked(found) + asynchronous_findings(

@@ -24,6 +24,7 @@ __all__ = [
     "bubble_ledger",
     "standalone_replicas",
     "step_windows",
+    "trainer_devices",
     "trainer_states",
 ]
 
@@ -103,7 +104,7 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     syncs = _by_run(tables, _SYNCS)
     calls = _calls(tables)
     pools = standalone_replicas(tables)
-    ranks = {row["run"]: row["ranks"] for row in tables.rows(_RANKS)}
+    ranks = trainer_devices(tables)
     for run, spans in step_windows(tables, steps).items():
         windows = [(begin, end) for _, begin, end in spans]
         trainer = innermost(_states(timers[run]))
@@ -212,6 +213,11 @@ def standalone_replicas(tables: Tables) -> dict[str, tuple[dict[str, bool], floa
         own[row["name"]] = True
         found[row["run"]] = own, max(devices, float(row["devices"] or 0))
     return found
+
+
+def trainer_devices(tables: Tables) -> dict[str, float]:
+    """Return the number of the trainer's ranks, by run."""
+    return {row["run"]: float(row["ranks"]) for row in tables.rows(_RANKS)}
 
 
 def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:

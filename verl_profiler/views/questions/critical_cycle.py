@@ -1,16 +1,26 @@
-"""The view of the critical cycle: the loop of dependencies that an asynchronous run's steps cannot beat."""
+"""Views of an asynchronous run's cycle: the loop of dependencies that bounds its steps, and its replays."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
+from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, critical_cycle, cycle_bound
-from verl_profiler.render.axes import bars, legend, value_axis
-from verl_profiler.render.colors import ACCENT, MUTED
+from verl_profiler.render.axes import bars, legend, time_unit, value_axis
+from verl_profiler.render.colors import ACCENT, INK, MUTED
 from verl_profiler.render.figure import sheet
-from verl_profiler.units import counted, seconds
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import BOUNDS
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking
+from verl_profiler.views.view import (
+    Choice,
+    DataTables,
+    NothingToDraw,
+    Section,
+    View,
+    asking,
+    column,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +49,41 @@ def _cycle(data: DataTables, choice: Choice) -> Figure:
     bars(axes, [row["edge"].replace("_", " ") for row in rows], series)
     value_axis(axes, "time per step in s", of="x")
     legend(axes)
+    return figure
+
+
+def _replays(data: DataTables, choice: Choice) -> Figure:
+    (unchanged,) = (row for row in data["asynchronous_what_if"] if row["what"] == UNCHANGED)
+    if unchanged["refused"] is not None:
+        raise NothingToDraw(f"{choice.text()}: {unchanged['refused']}.")
+    replays = sorted(
+        (row for row in data["asynchronous_what_if"] if row["what"] != UNCHANGED),
+        key=lambda row: -row["expected_s"],
+    )
+    best = replays[0]
+    figure, (axes,) = sheet(
+        f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
+        f"({share(best['share'])})",
+        f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
+        f"{seconds(unchanged['step_s'])} on average; replay error "
+        f"{share(abs(unchanged['residual_share']))}",
+        size=(11, 2.2 + 0.36 * len(replays)),
+        panels=(1, 1),
+        notes=(
+            "Bars: mean saving per step. Lines: 90 % interval.",
+            "The first step is left out as warm-up if two others remain. Gains are not additive.",
+        ),
+    )
+    ends = [abs(row[end]) for row in replays for end in ("low_s", "high_s", "expected_s")]
+    factor, unit = time_unit(max(ends))
+    saved = [("saved", column(replays, "expected_s", factor), ACCENT)]
+    bars(axes, [row["about"] for row in replays], saved)
+    for place, row in enumerate(replays):
+        axes.plot(
+            [row["low_s"] * factor, row["high_s"] * factor], [place, place], color=INK, lw=1.4
+        )
+    value_axis(axes, f"saved per step [{unit}]", of="x")
+    axes.axvline(0, color=MUTED, linewidth=0.8)
     return figure
 
 
@@ -89,5 +134,52 @@ The cycle is traced from the last step backwards, always to what finished last.
             A sample that was dispatched before the first consumption is followed back to that, with its
             calls and tools in proportion.
         """,
+    ),
+    View(
+        name="asynchronous_what_if",
+        question="How long would the steps of an asynchronous run take after a change?",
+        analysis=asking(asynchronous_what_if),
+        columns={
+            "what": "name of the change; `unchanged` is the replay of the steps as they were",
+            "about": "the change in words",
+            "steps": "number of replayed steps",
+            "step_s": "mean length of these steps, in s",
+            "replayed_s": "mean length of the replayed steps, in s",
+            "residual_share": "replayed minus measured length, as part of the latter; of `unchanged`",
+            "expected_s": "mean saving per step, in s; negative if steps would take longer",
+            "share": "expected_s as part of step_s",
+            "low_s": "lower end of the 90 % interval of expected_s, in s",
+            "high_s": "upper end of the 90 % interval of expected_s, in s",
+            "refused": "why the run could not be replayed; then there is no other row",
+        },
+        draw=_replays,
+        empty="no asynchronous training. Synchronous training: what_if.",
+        section=Section(
+            "async_what_if",
+            "What if",
+            "what a change would save in each step of an asynchronous run, from replays of its cycle; "
+            "gains are not additive",
+        ),
+        shows="""
+            One bar per change: the mean saving per step. The line is the 90 % interval, from the steps
+            and from the model's error.
+        """,
+        conclude="""
+            - Try the longest bars first. Two changes may save the same seconds.
+            - 0 s for faster calls and tools: the trainer bounds the run, and waits for no sample.
+            - A large loss for one batch fewer in flight: the samples in flight are needed, and staleness
+              is the price. No loss: fewer warm-up batches make samples less stale for free.
+            - One replica fewer with a gain: the split of devices is off.
+        """,
+        limits="""
+            See [asynchronous training](asynchronous.md#what-a-change-would-save) for the model and its
+            assumptions. Of long runs the last steps are replayed, at most 40, with at most 3,000 generate calls.
+        """,
+        labels={
+            "expected_s": "saved",
+            "low_s": "from",
+            "high_s": "to",
+            "residual_share": "replay error",
+        },
     ),
 )
