@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.render.colors import GRID, MUTED
+from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED
 from verl_profiler.render.figure import plain, tint
 from verl_profiler.units import BYTE_UNITS
 
@@ -22,6 +22,7 @@ __all__ = [
     "legend",
     "percent",
     "percentile_marks",
+    "savings",
     "size_axis",
     "stack",
     "step_axis",
@@ -289,6 +290,25 @@ def bar_texts(
         axes.text(length, place, f"  {text}", va="center", fontsize=8)
     value_axis(axes, label, of="x")
     axes.set_xlim(0, (max(lengths) or 1) * room)
+
+
+def savings(axes: Axes, rows: Sequence[Row], *, factor: float, unit: str) -> None:
+    """Draw a bar per change, with its interval where it has one.
+
+    Args:
+        axes: The panel.
+        rows: With about, expected_s, low_s and high_s (None without an interval), the first on top.
+        factor: What to multiply seconds with.
+        unit: Of the axis.
+    """
+    saved = [row["expected_s"] * factor for row in rows]
+    bars(axes, [row["about"] for row in rows], [("saved", saved, ACCENT)])
+    for place, row in enumerate(rows):
+        if row["low_s"] is not None:
+            ends = [row["low_s"] * factor, row["high_s"] * factor]
+            axes.plot(ends, [place, place], color=INK, lw=1.4)
+    value_axis(axes, f"saved per step [{unit}]", of="x")
+    axes.axvline(0, color=MUTED, linewidth=0.8)
 
 
 def percentile_marks(
