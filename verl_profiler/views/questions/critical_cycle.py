@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, critical_cycle, cycle_bound
-from verl_profiler.render.axes import bars, legend, time_unit, value_axis
-from verl_profiler.render.colors import ACCENT, INK, MUTED
+from verl_profiler.render.axes import bars, legend, savings, time_unit, value_axis
+from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import BOUNDS
@@ -19,7 +19,6 @@ from verl_profiler.views.view import (
     Section,
     View,
     asking,
-    column,
 )
 
 if TYPE_CHECKING:
@@ -76,14 +75,7 @@ def _replays(data: DataTables, choice: Choice) -> Figure:
     )
     ends = [abs(row[end]) for row in replays for end in ("low_s", "high_s", "expected_s")]
     factor, unit = time_unit(max(ends))
-    saved = [("saved", column(replays, "expected_s", factor), ACCENT)]
-    bars(axes, [row["about"] for row in replays], saved)
-    for place, row in enumerate(replays):
-        axes.plot(
-            [row["low_s"] * factor, row["high_s"] * factor], [place, place], color=INK, lw=1.4
-        )
-    value_axis(axes, f"saved per step [{unit}]", of="x")
-    axes.axvline(0, color=MUTED, linewidth=0.8)
+    savings(axes, replays, factor=factor, unit=unit)
     return figure
 
 

@@ -11,12 +11,13 @@ from verl_profiler.render.axes import (
     bar_texts,
     bars,
     legend,
+    savings,
     stack,
     step_stack,
     time_unit,
     value_axis,
 )
-from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
+from verl_profiler.render.colors import MUTED, category_color
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
@@ -139,16 +140,7 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
     )
     spans = [max(abs(row["saved_s"]), abs(row["earlier_s"]), row["high_s"] or 0) for row in replays]
     factor, unit = time_unit(max(spans))
-    bars(
-        axes,
-        [row["about"] for row in replays],
-        [("saved", column(replays, "expected_s", factor), ACCENT)],
-    )
-    for place, row in enumerate(replays):
-        if row["low_s"] is not None:
-            axes.plot(
-                [row["low_s"] * factor, row["high_s"] * factor], [place, place], color=INK, lw=1.4
-            )
+    savings(axes, replays, factor=factor, unit=unit)
     axes.plot(
         column(replays, "saved_s", factor),
         range(len(replays)),
@@ -158,8 +150,6 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
         markerfacecolor="white",
         markeredgecolor=MUTED,
     )
-    value_axis(axes, f"saved per step [{unit}]", of="x")
-    axes.axvline(0, color=MUTED, linewidth=0.8)
     return figure
 
 
