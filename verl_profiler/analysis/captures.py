@@ -48,8 +48,7 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
     """Sum the NVTX ranges of each captured process, with the GPU work launched inside them.
 
     Returns:
-        One row per run, step, process, domain and event, most time first: ranges, total_s, max_s,
-        launches, gpu_s (time of the kernels, graphs and copies launched inside, whenever they ran).
+        Table `range_times`: one row per run, step, process, domain and event, most time first.
         Ranges of coroutines overlap, so their times and work are not additive.
     """
     return tables.rows(
@@ -72,8 +71,8 @@ def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
     """Join the ranges of the domain `verl_profiler` with their events.
 
     Returns:
-        One row per event: run, step, name, event, request_id, turn, duration_s, launches, gpu_s.
-        A range is joined with the closest event of its process and name within 2 ms.
+        Table `span_kernels`: one row per event.  A range is joined with the closest event of
+        its process and name within 2 ms.
     """
     return tables.rows(
         f"""
@@ -104,8 +103,8 @@ def top_kernels(tables: Tables, steps: Steps = None) -> Rows:
     """List the kernels with the most GPU time.
 
     Returns:
-        The top 20 per run, step and process: kernel, kind, launches, total_s, max_s, share (of
-        all GPU work of that process in the step).
+        Table `top_kernels`: the 20 kernels with the most time per run, step and process, most
+        time first.
     """
     return tables.rows(
         f"""
@@ -124,9 +123,7 @@ def gpu_idle(tables: Tables, steps: Steps = None) -> Rows:
     """Measure how long each captured GPU was idle, over the capture and during `gen`.
 
     Returns:
-        One row per run, step, host and GPU: processes (those captured), captured_s, busy_s,
-        idle_share, gen_s, gen_busy_s, gen_idle_share (None if the trainer's `gen` of the step
-        was not recorded or is outside the capture).
+        Table `gpu_idle`: one row per run, step, host and GPU.
     """
     return tables.rows(
         f"""

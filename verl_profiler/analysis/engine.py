@@ -59,13 +59,7 @@ def engine_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize generate calls by step.
 
     Returns:
-        One row per run, step and validate: calls, served (calls whose engine was recorded too),
-        total_s, p50_s, p95_s, max_s; queue_s, prefill_s and decode_s (sums that the engine
-        reports, None when it does not), outside_s (call time outside the engine); prompt_tokens,
-        generated_tokens, cached_tokens, engine_tokens_per_s (by the time in which at least one
-        call was under way); retractions (how often the engine took requests out of its batch to
-        free KV cache, and computed them again; None where there were none) and draft_acceptance
-        (share of the draft tokens that were accepted; None without speculative decoding).
+        Table `engine_times`: one row per run, step and validate.
     """
     keys = "run, step, validate"
     return tables.rows(
@@ -77,7 +71,7 @@ def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the replicas in training.
 
     Returns:
-        One row per run, step and server, most time first, with the columns of `engine_times`.
+        Table `replica_balance`: one row per run, step and server, most time first.
     """
     calls = _calls("run, step, place", f"NOT validate AND {in_steps(steps)}")
     return tables.rows(
@@ -91,15 +85,13 @@ def engine_parts(
 ) -> Rows:
     """Divide the time of engine calls, as measured in agent loops, into components that add up to it.
 
-    An engine server has neither the step nor whether a request is of validation; both are
-    those of the agent loop's call.
+    The parts, in order: `queue`, `prefill`, `decode`, `engine`, `outside`, `unseen`.  An engine
+    server has neither the step nor whether a request is of validation; both are those of the
+    agent loop's call.
 
     Returns:
-        One row per run, step and part, in this order: `queue`, `prefill` and `decode` (as the
-        engine reports them), `engine` (inside the engine, but not reported in parts), `outside`
-        (the call's time outside the engine: transport, load balancing, waiting for the event
-        loop), `unseen` (calls whose engine was not recorded).  calls, total_s, share (of the time
-        of all calls), mean_s, p50_s, p95_s, p99_s, max_s.  Parts that nobody recorded have no row.
+        Table `engine_parts`: one row per run, step and part, in the order of the parts above.
+        Parts that nobody recorded have no row.
     """
     return tables.rows(
         f"""
@@ -138,11 +130,7 @@ def token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) 
     A conversation's tokens are prompt tokens again in every later turn of it.
 
     Returns:
-        One row per run and step: calls, prompt_tokens, generated_tokens, cached_tokens (prompt
-        tokens that the engine had already; None where it does not say), busy_s (time in which at
-        least one call was under way), engine_tokens_per_s (by busy_s, all replicas),
-        call_tokens_per_s (by the time of calls), generated_tokens_per_s (of finished requests, by
-        the length of the whole step; None for validation and unfinished steps).
+        Table `token_rates`: one row per run and step.
     """
     whole = "NULL::DOUBLE" if validate else "generated_tokens_per_s"
     return tables.rows(
@@ -161,8 +149,7 @@ def replica_token_rates(tables: Tables, steps: Steps = None, *, validate: bool =
     """Count the tokens of each replica, over all selected steps.
 
     Returns:
-        One row per run and replica: replica (the engine's process, or the server's address), and
-        the columns of `token_rates` but the last.
+        Table `replica_token_rates`: one row per run and replica.
     """
     calls = _calls("run, place", rows_of(steps, validate=validate))
     return tables.rows(f"SELECT run, place AS replica, {_RATES} FROM {calls} ORDER BY run, place")
@@ -174,9 +161,7 @@ def request_token_rates(
     """Summarize the tokens of finished requests.
 
     Returns:
-        One row per run and step: requests, prompt_p50, prompt_max, generated_p50, generated_p95,
-        generated_max (tokens), rate_p5, rate_p50 and rate_p95 (generated tokens by the time in
-        engine calls, per second and request; None where engine calls were not recorded).
+        Table `request_token_rates`: one row per run and step.
     """
     return tables.rows(
         f"""

@@ -11,17 +11,11 @@ __all__ = ["engine_load", "engine_load_over_time"]
 def engine_load(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the load of each engine by step.
 
-    An engine is told no step: a reading belongs to the step whose weights it has.  Means and shares
-    are by time, each reading until the next one.
+    An engine is told no step: a reading belongs to the step whose weights it has.  Means and
+    shares are by time, each reading until the next one.
 
     Returns:
-        One row per run, step, engine process (name) and data-parallel rank: replica, readings,
-        covered_s (time of the readings), running and max_running (requests in the batch), waiting
-        and max_waiting (requests in the queues), running_limit, kv_share and max_kv_share (of the
-        KV cache in use), idle_share (time without a running request), waiting_share (time with a
-        waiting one).  Of vLLM also iterations, prefill_tokens and decode_tokens (computed in
-        them), retractions (requests taken out of the batch) and prefix_hit_share (of the prompt
-        tokens looked up in the prefix cache); None of SGLang.
+        Table `engine_load`: one row per run, step, engine process and data-parallel rank.
     """
     return tables.rows(
         f"""
@@ -51,10 +45,8 @@ def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
     """Return the readings of each engine in order.
 
     Returns:
-        One row per run, engine process (name), data-parallel rank and reading: step, at_s (since
-        the run's first reading of those selected), held_s (until the next; None where none
-        followed), running_requests, waiting_requests, running_limit, kv_share (of the KV cache in
-        use).
+        Table `engine_load_over_time`: one row per run, engine process, data-parallel rank and
+        reading.
     """
     return tables.rows(
         f"""

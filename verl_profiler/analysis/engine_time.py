@@ -30,16 +30,8 @@ def request_engine_time(
     """Split the generate calls' time of the requests with the most of it.
 
     Returns:
-        At most `count` rows, most time first: run, step, name, request_id, calls, replicas (that
-        served them), engine_s (time of the calls), its parts outside_s, parked_s, queue_s, cold_s,
-        prefill_s, recomputed_s and decode_s (keys of `CALL_PARTS`, which add up to engine_s),
-        mostly (the largest part; None without time), tokens (generated), token_s (decoding per
-        token), batch (requests in the replica's batch during decoding, mean by time; None where the
-        engine's part was not recorded), moved (calls served by another replica than the request's
-        previous one), cold_tokens (prompt tokens computed again that the previous call had cached),
-        retractions.  cold_s is prefill in proportion to those tokens; recomputed_s of a retracted
-        call is what its decoding took longer than its tokens at the speed of the replica's other
-        calls at that time.
+        Table `request_engine_time`: at most `count` rows, one per request, most time first.
+        The parts of the time are the keys of `CALL_PARTS`.
     """
     where = rows_of(steps, worker=worker, validate=validate)
     parts = ", ".join(f"sum({part}_us) / 1e6 AS {part}_s" for part in CALL_PARTS)

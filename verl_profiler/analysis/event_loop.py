@@ -17,8 +17,7 @@ def loop_lags(tables: Tables, steps: Steps = None) -> Rows:
     """Sum up event-loop lags by process.
 
     Returns:
-        One row per run, step, process and loop, worst first: name, role, loop, lags, total_s,
-        max_s, worst_begin_us.
+        Table `loop_lags`: one row per run, step, process and loop, worst first.
     """
     return tables.rows(
         f"""
@@ -32,8 +31,7 @@ def longest_lags(tables: Tables, steps: Steps = None, *, count: int = 40) -> Row
     """List the longest event-loop lags, without those of loops that compute by design.
 
     Returns:
-        One row per lag, longest first: run, step, name, role, loop, during (the event that held the
-        loop; None when no probed call did), duration_s, at_s (since the step's begin).
+        Table `longest_lags`: one row per lag, longest first, at most `count`.
     """
     return tables.rows(
         f"""
@@ -53,11 +51,8 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
     a lag is a suspect for every slow part that it overlaps.
 
     Returns:
-        One row per run, step, process, loop and blocking call, worst first: name, role, loop,
-        during (the event that blocked; None when no probed call did), by_design (a trainer worker
-        that computes in its loop), lags, total_s, max_s, step_share (of the step; None for
-        unfinished steps), worst_begin_us, and, for agent-loop workers, requests (how many finished
-        requests of this process overlap one of the lags) and requests_s (the sum of the overlaps).
+        Table `loop_suspects`: one row per run, step, process, loop and blocking call, worst
+        first.
     """
     return tables.rows(
         f"""

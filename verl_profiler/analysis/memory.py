@@ -24,9 +24,8 @@ def memory_peaks(tables: Tables, steps: Steps = None) -> Rows:
     """Find the highest reading of device memory in each step and role.
 
     Returns:
-        One row per run, step and role: name (the process), at (verl's checkpoint), readings,
-        allocated_bytes, reserved_bytes, used_bytes, total_bytes.  Devices without a memory
-        counter (a CPU) have none.
+        Table `memory_peaks`: one row per run, step and role.  Devices without a memory counter
+        (a CPU) have none.
     """
     return tables.rows(
         f"""
@@ -53,10 +52,8 @@ def memory_over_time(tables: Tables, steps: Steps = None) -> Rows:
     """Return the memory readings of each process; with more than `PARTS`, the highest of each interval.
 
     Returns:
-        One row per run, process and part of the time: name, role, begin_s (of the reading with the
-        highest used_bytes, or else rss_bytes, of the part; from the run's first reading), step,
-        readings, used_bytes, total_bytes, rss_bytes and host_used_bytes (each the highest of the
-        part), moves (releases minus resumes that ended in it: positive where memory was given back).
+        Table `memory_over_time`: one row per run, process and part of the time, of which there
+        are as many as readings, or `PARTS`.
     """
     return tables.rows(
         f"""
@@ -87,7 +84,8 @@ def phase_spans(tables: Tables, steps: Steps = None) -> Rows:
     """Place the phases of the steps on the time of `memory_over_time`.
 
     Returns:
-        One row per phase of a step, and per `testing` and `init`: run, step, phase, begin_s, end_s.
+        Table `phase_spans`: one row per phase of a step, and per `testing` and `init`, in
+        order.
     """
     return tables.rows(
         f"""
@@ -110,9 +108,8 @@ def memory_phases(tables: Tables, steps: Steps = None) -> Rows:
     Devices without a memory counter (a CPU) have none.
 
     Returns:
-        One row per run, step, role and checkpoint: at (verl's own words), place (1 is the first in
-        the step), readings, processes, allocated_bytes, reserved_bytes and used_bytes (the highest
-        of all processes), lowest_used_bytes, total_bytes, fullest (the process with the highest).
+        Table `memory_phases`: one row per run, step, role and checkpoint, in the order of the
+        step.
     """
     return tables.rows(
         f"""
@@ -147,12 +144,7 @@ def memory_timeline(tables: Tables, steps: Steps = None) -> Rows:
     """Return the memory of each role in each phase of a step, in order.
 
     Returns:
-        One row per run, step, phase and role: phase (of the trainer at that moment; None outside of
-        any), place (1 is the first in the step), readings; of the devices, in the process where it
-        was highest, used_bytes (peak), used_share, total_bytes, lowest_used_bytes and reserved_bytes
-        (lowest, and highest of torch's allocator, of all processes), fullest (the process) and at (verl's checkpoint, None for a sample); of the host,
-        rss_bytes (the largest process) and host_used_bytes (the fullest machine).  None where no
-        device could be read.
+        Table `memory_timeline`: one row per run, step, phase and role, in order.
     """
     return tables.rows(
         f"""
@@ -188,9 +180,7 @@ def sleep_times(tables: Tables, steps: Steps = None) -> Rows:
     Processes do so at the same time, so a step waits for the slowest of them.
 
     Returns:
-        One row per run and step: releases and resumes (calls, all processes), failed, release_s and
-        resume_s (of the process with most), slowest (that process, over both), step_s (None where
-        the step was not recorded) and share (of the step, 0 to 1).
+        Table `sleep_times`: one row per run and step.
     """
     return tables.rows(
         f"""
@@ -224,13 +214,7 @@ def release_effects(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the devices before and after each release and resume.
 
     Returns:
-        One row per run, role, event, tags and source (`call`: read around the call itself;
-        `checkpoint`: between verl's own checkpoints, so that what else happened there counts too):
-        calls, measured (those with readings of a device), moved_bytes (median; freed by a release,
-        taken by a resume), least_bytes, most_bytes, used_before_bytes and used_after_bytes
-        (medians), total_bytes, p50_s and max_s (None for checkpoints), rss_bytes and
-        host_used_bytes (the largest change of the process and of its machine), and effect: `moved`,
-        `nothing`, or `unknown` without a device that could be read.
+        Table `release_effects`: one row per run, role, event, tags and source.
     """
     return tables.rows(
         f"""
@@ -275,8 +259,7 @@ def memory_findings(
         launches: `run.json` by run; a log has none.
 
     Returns:
-        One row per finding: run, slug, fault (false where something is only not known), message,
-        advice.
+        Table `memory_findings`: one row per finding.
     """
     listed = tables.rows(
         f"SELECT run FROM event_counts WHERE {in_steps(steps)} UNION "

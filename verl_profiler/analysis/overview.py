@@ -22,8 +22,7 @@ def phase_totals(step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = Tru
         by_run: Each run on its own; else all together, and run is None.
 
     Returns:
-        One row per run and phase, most time first and `unaccounted` last: steps (finished ones),
-        total_s, mean_s (per finished step), share (of the steps' time), count, max_s and max_step.
+        Table `phase_totals`: one row per run and phase, most time first and `unaccounted` last.
     """
     runs: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in step_phases:
@@ -63,8 +62,7 @@ def request_totals(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the training requests of all selected steps together.
 
     Returns:
-        One row per run: requests, unfinished, failed, p50_s, p95_s, p99_s, max_s (of finished
-        requests; None where there are too few), mean_turns, generated_tokens.
+        Table `request_totals`: one row per run.  Durations are of finished requests.
     """
     return tables.rows(
         f"""
@@ -81,8 +79,7 @@ def own_spans(tables: Tables, steps: Steps = None) -> Rows:
     A span of the trainer counts where its name is neither one of the profiler's nor a phase of the step.
 
     Returns:
-        One row per run and event, most time first: calls, failed, total_s, p50_s, p95_s (None where
-        there are too few), max_s, slowest_step and roles (where it was recorded, in alphabetical order).
+        Table `own_spans`: one row per run and event, most time first.
     """
     known = ", ".join(f"'{name}'" for name in EVENTS)
     return tables.rows(

@@ -17,11 +17,7 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the profiler's own accounts with the step.
 
     Returns:
-        One row per run and step: processes, events, size_bytes, dropped, wrapper_s, wrapper_cpu_s,
-        writer_s and writer_cpu_s (sums over processes), costliest (the process with the most wrapper
-        time), costliest_s, costliest_cpu_s (for how much of that its threads ran, from samples; None where
-        that was not recorded), share (the costliest process's wrapper time of the step's time;
-        None for an unfinished step).
+        Table `profiler_cost`: one row per run and step.
     """
     return tables.rows(
         f"""
@@ -46,10 +42,6 @@ def clock_agreement(tables: Tables, steps: Steps = None) -> Rows:
     """Hold generate calls against what their engines saw of them, where those are on other hosts.
 
     Returns:
-        One row per run, agent loops' host and engines' host: calls, early (calls that begin in the
-        engine before they were made, or end in it after they came back), contradiction_us (by how
-        much at least the two clocks are wrong against each other; 0 where nothing contradicts),
-        low_us and high_us (what could be added to the engines' times without a contradiction; low
-        is above high where no single amount would do), bound_us (the error that is stated).
+        Table `clock_agreement`: one row per run, agent loops' host and engines' host.
     """
     return tables.rows(contradictions_query(in_steps(steps, "c.step")))

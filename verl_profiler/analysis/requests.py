@@ -59,9 +59,8 @@ def request_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize request durations.
 
     Returns:
-        One row per run, step and validate: requests, unfinished, failed, mean_s, p50_s, p80_s,
-        p90_s, p95_s, p99_s, p999_s, max_s, mean_turns, max_turns, prompt_tokens, response_tokens,
-        generated_tokens, tool_tokens (sums; the response is both of the latter).  Percentiles are of finished requests.
+        Table `request_times`: one row per run, step and validate.  Percentiles are of finished
+        requests.
     """
     return tables.rows(
         f"""
@@ -79,8 +78,8 @@ def request_parts(tables: Tables, steps: Steps = None) -> Rows:
     """Divide the time of all finished requests into components that add up to it.
 
     Returns:
-        One row per run, step, validate and part: total_s, share (of the parts' sum), mean_s.
-        Parts that were not recorded are left out; `other` is what no event explains.
+        Table `request_parts`: one row per run, step, validate and part, most time first.  Parts
+        that were not recorded are left out.
     """
     parts = [*REQUEST_PARTS, "other"]
     listed = ", ".join(f"sum({part}_us) AS {part}" for part in parts)
@@ -104,7 +103,7 @@ def turns_per_request(tables: Tables, steps: Steps = None) -> Rows:
     """Count requests by how many turns they took.
 
     Returns:
-        One row per run, step, validate and turns: requests, share, mean_s (of finished ones).
+        Table `turns_per_request`: one row per run, step, validate and turns.
     """
     return tables.rows(
         f"""
@@ -125,9 +124,8 @@ def slowest_requests(
     `count` is how many per step; `validate` selects validation instead of training.
 
     Returns:
-        One row per request, slowest first within its step: run, step, name, request_id, sample,
-        session, status, turns, duration_s, its parts (prompt_build_s, engine_s, tool_parsing_s,
-        tool_s, token_merge_s, postprocess_s, reward_s: None where not recorded), other_s, longest (`engine` or the tool's name), longest_turn, longest_s.
+        Table `slowest_requests`: one row per request, slowest first within its step.  The plot
+        of this name shows rows of `request_breakdown`.
     """
     listed = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
     return tables.rows(
@@ -177,10 +175,9 @@ def request_duration_cdf(
     """Return the curve of request durations, for each step and for all of them.
 
     Returns:
-        One row per run, step (None for all steps together) and point, shortest first: requests
-        (how many the curve is of), share (of the requests that took `duration_s` or less),
-        duration_s.  Every point is a request.  Up to 1,000 requests have a point each; of more
-        requests, each thousandth part has one, and so have the 100 slowest.  Only finished ones.
+        Table `request_duration_cdf`: one row per run, step (None for all steps together) and
+        point, shortest first.  Every point is a finished request.  Up to 1,000 requests have a
+        point each; of more requests, each thousandth part has one, and so have the 100 slowest.
     """
     return tables.rows(
         f"""
@@ -213,8 +210,8 @@ def request_percentiles(
     """Return percentiles of request durations, for each step and for all of them.
 
     Returns:
-        One row per run, step (None for all steps together) and percentile: requests (finished
-        ones), unfinished, mean_s, percentile, duration_s (interpolated linearly).
+        Table `request_percentiles`: one row per run, step (None for all steps together) and
+        percentile.
     """
     if not percentiles:
         return []
@@ -252,15 +249,7 @@ def request_breakdown(
     `count` is None for all.
 
     Returns:
-        One row per request, slowest first, unfinished ones last: run, step, name, validate,
-        request_id, sample, session, agent, status, error, finished, turns, tool_calls,
-        prompt_tokens, response_tokens, generated_tokens, tool_tokens, reward, begin_us, duration_s
-        (None when unfinished), seen_s (from begin to the last event); then its parts
-        (prompt_build_s, engine_s, tool_parsing_s, tool_s, token_merge_s, postprocess_s, reward_s),
-        other_s and overlap_s, where duration_s is the sum of the parts minus overlap_s; then queue_s,
-        prefill_s, decode_s and outside_s, which add up to engine_s and are None unless the engine
-        reported them for every call; then stalled_s (how long its worker's event loop was seen to
-        stall meanwhile, in whatever parts).
+        Table `request_breakdown`: one row per request, slowest first, unfinished ones last.
     """
     parts = ", ".join(
         f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other", "overlap")
@@ -312,10 +301,8 @@ def request_timeline(
     Ids can repeat from step to step and in validation: then `step` and `validate` distinguish them.
 
     Returns:
-        One row per interval: run, step, name, validate, event, turn, what (the tool or the replica),
-        status, error, begin_s and end_s (from the request's begin), duration_s, tokens, and for
-        `engine_request` queue_s, prefill_s, decode_s.  Events of other processes (the engine's)
-        have those processes' names.
+        Table `request_timeline`: one row per interval.  Events of other processes (the
+        engine's) have those processes' names.
     """
     steps = None if step is None else (step, step)
     return tables.rows(
@@ -356,10 +343,7 @@ def turn_times(
     """Summarize turns by their index, from 0.
 
     Returns:
-        One row per run and turn: turns (finished ones), unfinished, total_s, share (of all turn
-        time), mean_s, p50_s, p80_s, p95_s, p99_s, max_s; engine_s, tool_s, tool_parsing_s,
-        token_merge_s and other_s (means, which add up to mean_s plus overlap_s; None where the
-        parts were not recorded); prompt_tokens and response_tokens (means).
+        Table `turn_times`: one row per run and turn.
     """
     return _summarized(tables, ("run",), rows_of(steps, worker=worker, validate=validate))
 
@@ -368,8 +352,7 @@ def step_turn_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the turns of each step by their index, training and validation apart.
 
     Returns:
-        One row per run, step, validate and turn, with the columns of `turn_times`; share is of the
-        turn time of the step.
+        Table `step_turn_times`: one row per run, step, validate and turn.
     """
     return _summarized(tables, ("run", "step", "validate"), rows_of(steps))
 

@@ -49,10 +49,8 @@ def requests_in_flight(
     `points` is beyond how many begins and ends a step is cut into as many equal spans of time.
 
     Returns:
-        One row per run, step and change, in order: at_s (since the first begin), in_flight (from
-        then on), fewest and most.  In a step that is cut into spans, in_flight is the last count
-        of the span, fewest and most are the extremes in it (so no peak is lost), and merged is
-        how many begins and ends the row stands for (else 1).  Only finished requests.
+        Table `requests_in_flight`: one row per run, step and change, in order.  Only finished
+        requests.
     """
     return tables.rows(
         f"""
@@ -89,14 +87,7 @@ def rollout_tail(
     """Measure how much of a rollout was spent on its last requests.
 
     Returns:
-        One row per run and step: requests, begin_us (the first begin), rollout_s (from the first begin to the last end),
-        tail80_s, tail95_s and tail99_s (from that quantile of the ends to the last one, of however many
-        requests),
-        tail80_share, tail95_share and tail99_share (of rollout_s), peak (most requests in flight),
-        bubble_share (the part of `peak` times rollout_s in which no request was in flight: 0 when
-        all requests end together), workers, idle_share (the part of the workers' time after each
-        one's own last request), last_request_id and last_name (the request that ended last).
-        Only finished requests.
+        Table `rollout_tail`: one row per run and step.  Only finished requests.
     """
     return tables.rows(
         f"""
@@ -132,11 +123,7 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
     """Measure how long the last requests kept a step waiting.
 
     Returns:
-        One row per run and step with finished training requests: requests, after_p80_s, after_p95_s
-        and after_p99_s (from that quantile of their ends to the last one; None with too few, see
-        `quantiles`), spread_s (from the first begin to the last end), poll_s (from the last
-        request's end to the end of `gen`; verl's replay buffer polls every 2 s), None where `gen`
-        was not recorded.
+        Table `step_tail`: one row per run and step with finished training requests.
     """
     tails = quantiles("end_us", 0.8, 0.95, 0.99)
     return tables.rows(

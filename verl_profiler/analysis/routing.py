@@ -23,12 +23,7 @@ def routes(
     Loads are the load balancer's own counts of calls in flight, before the call.
 
     Returns:
-        One row per run, step and server: replica (the process of the engine server; None where its
-        calls were not recorded), calls, share (of the step's calls), sticky (calls that went to the
-        replica of their request's previous call), unbalanced (calls for which another replica had
-        fewer in flight), excess (how many more the replica had than the least loaded one, mean over
-        all its calls) and max_excess; these three are None if the run has no such call, or none was
-        recorded.
+        Table `routes`: one row per run, step and server, most calls first.
     """
     where = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(

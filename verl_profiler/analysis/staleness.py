@@ -19,14 +19,7 @@ def staleness(tables: Tables, steps: Steps = None) -> Rows:
     were made by several. A token is off-policy if older weights than the trainer's made it.
 
     Returns:
-        One row per run, step, part and what: part `all`; `versions` (what: versions behind, of the
-        sample's oldest token for samples, of each token for tokens); `length` and `prompt_length`
-        (quartiles of the run's samples by generated tokens and by those of the prompt); `attempts` (`aborted and resumed` or `not aborted`);
-        `prompt` (the stalest ones, by uid). samples, waited, spanned and behind (their sum; means
-        over samples; None for `versions`), max_behind, tokens (generated ones), off_policy_tokens,
-        unknown_tokens (of samples of several versions, whose own is not recorded), off_policy_share
-        (of tokens with a known version; None without any); logged_waited and logged_behind (verl's
-        `training/off_policy/trajectory_staleness/mean` and `…_worst/mean`; only for `all`).
+        Table `staleness`: one row per run, step, part and what.
     """
     return tables.rows(_ROWS.replace("{chosen}", in_steps(steps, "consumed_step")))
 

@@ -44,11 +44,7 @@ def step_times(tables: Tables, steps: Steps = None) -> Rows:
     """List the steps.
 
     Returns:
-        One row per run and step: finished, begin_us, duration_s (None for a step without end),
-        seen_s (the span of what was recorded), gen_s (the sum of its `gen`), unaccounted_s, requests,
-        unfinished_requests, validation_requests, generated_tokens_per_s (of finished training
-        requests, by the whole step), testing_s (validation), to_next_s (from its begin to the next
-        step's; None when that is missing).
+        Table `step_times`: one row per run and step.
     """
     return tables.rows(
         f"""
@@ -71,9 +67,8 @@ def step_phases(tables: Tables, steps: Steps = None) -> Rows:
     """Cut each step into its phases and the rest that no timer covers.
 
     Returns:
-        One row per run, step and phase, longest first, with `unaccounted` last: duration_s, share
-        (of the step; the shares of a finished step add up to 1), count.  Where the trainer was not
-        recorded: the phases of the slowest rollout worker, and share is None.
+        Table `step_phases`: one row per run, step and phase, longest first, with `unaccounted`
+        last.  Where the trainer was not recorded: the phases of the slowest rollout worker.
     """
     return tables.rows(
         f"""
@@ -140,14 +135,7 @@ def step_durations(tables: Tables, steps: Steps = None) -> Rows:
     """List what each step's time went to, and the time until the next one.
 
     Returns:
-        One row per run and step: finished, step_s, gen_s (`gen`), training_s (rewards,
-        log-probabilities, values, advantages and updates), weights_s (`update_weights`),
-        checkpoint_s and unaccounted_s, which add up to step_s; between_s (from this step's end to
-        the next one's begin), of which testing_s (validation) and between_other_s; to_next_s (from
-        begin to begin, None when the next step is missing); validated (this step ran a validation);
-        unusual (its step_s, or gen_s, is far from the run's median).  Where the trainer was not
-        recorded, finished is False, gen_s is that of the slowest worker, and outside_gen_s
-        is the rest of to_next_s, whatever it was; else outside_gen_s is None.
+        Table `step_durations`: one row per run and step.
     """
     return tables.rows(
         f"""
@@ -183,10 +171,8 @@ def step_trend(tables: Tables, steps: Steps = None) -> Rows:
     Single steps that are unusual do not move it (Theil and Sen).
 
     Returns:
-        One row per run and measure (`step`, `gen`, `training`): steps, median_s,
-        slope_s_per_step, change_s (the slope times the number of steps passed), change_share (of
-        the median), rising (the share of pairs in which the later step is longer; 0.5 is no trend).
-        Only measures with at least three steps.
+        Table `step_trend`: one row per run and measure.  Only measures with at least three
+        steps.
     """
     return tables.rows(
         f"""
@@ -221,11 +207,7 @@ def validation_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize each validation; it is listed under the step during which it ran.
 
     Returns:
-        One row per run and step with a validation: requests, unfinished, testing_s (the trainer's
-        timer; None where not recorded), rollout_s (from the first request's begin to the last
-        one's end), mean_s, p50_s, p95_s, p99_s, max_s (of requests), turns (mean), generated_tokens
-        (sum), reward (mean), share (of the time from this step's begin to the next one's, which a
-        validation takes; None where there is no next step).
+        Table `validation_times`: one row per run and step with a validation.
     """
     return tables.rows(
         f"""

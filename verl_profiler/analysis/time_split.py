@@ -22,11 +22,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
     validation) is left out.
 
     Returns:
-        One row per run, step, role and event, most time first: whole (`step` for the trainer's
-        events; `requests`, the time of all requests together, for what belongs to a request;
-        `processes`, the step's time in each process of the role, for the rest), events, processes,
-        total_s, whole_s, share (of the whole; None for an unfinished step, where there is no
-        whole).  In a process that does several things at once a share can exceed 1.
+        Table `event_shares`: one row per run, step, role and event, most time first.
     """
     return tables.rows(
         f"""
@@ -89,12 +85,7 @@ def exclusive_times(tables: Tables, steps: Steps = None, *, validate: bool = Fal
     """Split the time of requests, steps and ranks into the events' own times.
 
     Returns:
-        One row per run, step, scope and event, most own time first.  scope is `requests` (all
-        finished requests together; their own times add up to the sum of their durations), `step`
-        (the trainer's timers; they add up to the step) or the role of trainer workers (all ranks
-        together; they add up to the time in which anything was recorded).  events, total_s (with
-        what the events contain), self_s (without), share (of the scope's self_s).  Calls that a
-        request makes at the same time count once in self_s, and each in total_s.
+        Table `exclusive_times`: one row per run, step, scope and event, most own time first.
     """
     rows: Rows = []
     for batch in _batches(tables, steps):

@@ -26,8 +26,7 @@ def time_tree(tables: Tables, steps: Steps = None) -> Rows:
     beyond the first twelve.  Of asynchronous steps, whose requests begin in others, `gen` is not cut.
 
     Returns:
-        Rows in preorder, of each run and step: phase, component and tool (None above their level),
-        duration_s.  The durations below a row add up to its own.
+        Table `time_tree`: one row per node of the tree of each run and step, in preorder.
     """
     keys = ("run", "step")
 

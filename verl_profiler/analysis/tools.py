@@ -26,8 +26,7 @@ def tool_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize tool calls by tool.
 
     Returns:
-        One row per run, step, validate and tool, most time first: calls, failed, total_s, p50_s,
-        p95_s, p99_s, max_s, share (of all tool time of the step).
+        Table `tool_times`: one row per run, step, validate and tool, most time first.
     """
     return tables.rows(
         f"""
@@ -46,10 +45,7 @@ def tool_latencies(
     """Summarize tool calls by tool, over all selected steps.
 
     Returns:
-        One row per run and tool, most time first: calls, failed, failed_share, errors (types and
-        counts, most frequent first), total_s, share (of the time of all tool calls),
-        requests_share (of the time of all finished requests; calls made at the same time count
-        each), mean_s, p50_s, p80_s, p95_s, p99_s, max_s, slowest_step and slowest_request_id.
+        Table `tool_latencies`: one row per run and tool, most time first.
     """
     selection = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(
@@ -87,8 +83,7 @@ def rewards(
     """Summarize the rewards of finished requests.
 
     Returns:
-        One row per run and step: requests, scored (requests with a reward), mean, p5, p50, p95,
-        lowest, highest.  Steps without a reward have no row.
+        Table `rewards`: one row per run and step with a reward.
     """
     return tables.rows(
         f"""
@@ -114,10 +109,7 @@ def reward_times(
     the request with the same `uid`.
 
     Returns:
-        One row per run, step and part: `postprocess` (without the reward), `reward` (as the
-        request waits for it), `score` (inside the reward function; part of `reward`, the rest of
-        which is waiting for a reward worker).  count, total_s, mean_s, p50_s, p95_s, p99_s, max_s,
-        requests_share (of the time of all finished requests).
+        Table `reward_times`: one row per run, step and part.
     """
     selection = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(

@@ -45,13 +45,8 @@ def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = 
     a sum or share; quantiles are those of the traced calls.
 
     Returns:
-        One row per run and function, most time first: traced, calls, failed, unfinished, processes,
-        sampled (the largest N), estimated (calls whose stages are computed, not recorded), waits (it
-        waits for others, which count its time), rows;
-        total_s, mean_s, p50_s, p95_s, max_s; for each stage of get, compute and put `<stage>_calls`,
-        `_s`, `_mean_s`, `_p50_s`, `_p95_s`, `_max_s`, `_share` (of total_s) and `_variation` (the
-        standard deviation over the mean); overhead_share (get and put); the columns of `tq_wall`:
-        busy_s, tq_busy_s, tq_alone_s, wall_share, alone_share, concurrency.
+        Table `tq_functions`: one row per run and function, most time first, with the columns of
+        `tq_wall`.
     """
     stages = ",\n".join(_stage(stage) for stage in TQ_STAGES)
     shown = ", ".join(
@@ -112,12 +107,8 @@ def tq_wall(tables: Tables, steps: Steps = None, *, function: str | None = None)
     in a process.
 
     Returns:
-        One row per run and function, and one per run with func None for all functions together but
-        those that wait for others:
-        busy_s (a call was under way), tq_busy_s (a get or put was), tq_alone_s (one was, and nothing
-        was computed meanwhile), wall_share (tq_busy_s of busy_s), alone_share (tq_alone_s of busy_s),
-        concurrency (time of all calls over busy_s).  Processes are summed.  All None where only some
-        calls were traced or begins are not known.
+        Table `tq_wall`: one row per run and function, and one per run for all functions
+        together.  Processes are summed.
     """
     return tables.rows(
         f"""
@@ -189,10 +180,7 @@ def tq_throughput(tables: Tables, steps: Steps = None, *, function: str | None =
     below.  Rates are per call: those of calls at the same time add up to more.
 
     Returns:
-        One row per run and event (`tq_get`, `tq_put`) with caller None, and one per caller (function
-        where it is known, else role), most time first: traced, calls, size_bytes, mean_bytes, total_s,
-        p50_s (of the calls), mib_per_s (all bytes over all time), speed (its class), p5_mib_per_s, p50_mib_per_s,
-        variation (of the rates), and the shares of the calls in each class: good_share, fair_share and poor_share.
+        Table `tq_throughput`: one row per run and event, and one per caller, most time first.
     """
     return tables.rows(
         f"""
@@ -270,9 +258,7 @@ def tq_steps(tables: Tables, steps: Steps = None, *, function: str | None = None
     """Sum up traced calls, gets and puts by step.
 
     Returns:
-        One row per run and step: calls, total_s, get_s, compute_s, put_s, overhead_share (of traced
-        functions that do not wait for others); transfers, size_bytes, mib_per_s, speed, get_mib_per_s, put_mib_per_s (of gets and
-        puts).  Calls of no known step are in the row with step None.
+        Table `tq_steps`: one row per run and step, that of no known step last.
     """
     return tables.rows(
         f"""
@@ -297,8 +283,7 @@ def tq_over_time(
         parts: How many; empty ones are left out.
 
     Returns:
-        One row per run and part: part, begin_s and end_s (after the first call), and the columns of
-        `tq_steps`.
+        Table `tq_over_time`: one row per run and part, with the columns of `tq_steps`.
     """
     return tables.rows(
         f"""

@@ -28,9 +28,8 @@ def tq_findings(
     `functions` are the rows of `tq_functions` for the same steps and function, where they are known.
 
     Returns:
-        One row per finding, most important first (of high overheads, the one that takes most time):
-        run, finding (`overhead`, `unstable`, `low_throughput`, `small_transfers`, `failed`), func or
-        event, value, threshold, and the numbers that it rests on, of `tq_functions`, `tq_steps` and `tq_throughput`.
+        Table `tq_findings`: one row per finding, most important first (of high overheads, the
+        one that takes most time), with the numbers that it rests on.
     """
     if functions is None:
         functions = tq_functions(tables, steps, function=function)

@@ -23,8 +23,7 @@ def tq_calls(tables: Tables, steps: Steps = None, *, function: str | None = None
     """List traced calls in the order of their begins.
 
     Returns:
-        One row per call: run, step, name, role, func, call, trace_ids (a list), status, finished,
-        estimated, source, begin_us, end_us, duration_us, get_us, compute_us, put_us, rows, sampled.
+        Table `tq_calls`: one row per call.
     """
     return _with_ids(
         tables.rows(
@@ -43,7 +42,7 @@ def tq_call_stages(tables: Tables, steps: Steps = None, *, function: str | None 
     """List the stages of traced calls.
 
     Returns:
-        One row per stage interval: run, step, name, func, call, stage, begin_us, end_us.
+        Table `tq_call_stages`: one row per stage interval, in order.
     """
     return tables.rows(
         f"""
@@ -58,9 +57,7 @@ def tq_transfers(tables: Tables, steps: Steps = None, *, function: str | None = 
     """List gets and puts, with the request that they belong to where one is known.
 
     Returns:
-        One row per transfer: run, step, name, role, event, func, call, trace_ids, status, begin_us,
-        end_us, duration_us, size_bytes, rows, sampled, mib_per_s; request_id, sample, session, uid and
-        turn (the request's last).
+        Table `tq_transfers`: one row per transfer, in order.
     """
     return _with_ids(
         tables.rows(
@@ -98,9 +95,7 @@ def tq_traces(tables: Tables, steps: Steps = None, *, trace_id: str | None = Non
         trace_id: One id, or its beginning; None for all.
 
     Returns:
-        One row per run and trace id, longest first: calls, functions (in their order, each once),
-        first_step, last_step, begin_us, spread_s (first begin to last end), total_s (in calls),
-        get_s, put_s, waiting_s (spread_s in which no call handled the data), failed.
+        Table `tq_traces`: one row per run and trace id, longest first.
     """
     narrowed = "true" if trace_id is None else "starts_with(trace_id, $id)"
     return tables.rows(
@@ -132,8 +127,7 @@ def tq_paths(tables: Tables, steps: Steps = None) -> Rows:
     """Count trace ids by the functions that handled them, in order.
 
     Returns:
-        One row per run and path, most ids first: path (list of functions), trace_ids, calls, p50_s and
-        max_s (first begin to last end), waiting_share (of that time).
+        Table `tq_paths`: one row per run and path, most ids first.
     """
     tables.make("tq_calls")
     grouped: dict[tuple[str, tuple[str, ...]], list[dict]] = {}
@@ -163,7 +157,7 @@ def tq_trace_counts(tables: Tables, steps: Steps = None) -> Rows:
     """Count what the guide's report calls traces.
 
     Returns:
-        One row per run: trace_ids, of the calls that have one, each other call counting as one.
+        Table `tq_trace_counts`: one row per run.
     """
     return tables.rows(
         f"""

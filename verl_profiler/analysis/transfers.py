@@ -34,8 +34,7 @@ def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
     """Sum up TransferQueue calls.
 
     Returns:
-        One row per run, step, role and event, most time first: calls, failed, total_s, p95_s,
-        max_s, size_bytes (None for calls that move no data), rows.
+        Table `transfer_totals`: one row per run, step, role and event, most time first.
     """
     return tables.rows(
         f"""
@@ -50,11 +49,7 @@ def transfer_rates(tables: Tables, steps: Steps = None) -> Rows:
     """Sum up TransferQueue calls, training and validation together.
 
     Returns:
-        One row per run, step, role and event, most time first: calls, failed, processes, total_s
-        (all calls), busy_s (time in which a process had at least one call under way, summed over
-        processes), busy_share (of the step in each process; None for unfinished steps), p50_s,
-        p95_s, max_s, size_bytes (None for calls that move no data), rows, bytes_per_s (of the calls
-        that say how much they moved, each by its own time).
+        Table `transfer_rates`: one row per run, step, role and event, most time first.
     """
     return tables.rows(
         f"""
@@ -74,9 +69,7 @@ def weight_sync(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the weight syncs.
 
     Returns:
-        One row per run and step: trainer_s (the trainer's timer), slowest_rank_s and slowest_rank,
-        transfer_s (the slowest rank's transfer), release_s and resume_s (the slowest process's
-        giving back and taking memory); None where not recorded.
+        Table `weight_sync`: one row per run and step.
     """
     return tables.rows(
         f"""

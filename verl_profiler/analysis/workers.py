@@ -100,9 +100,7 @@ def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the agent-loop workers: when each finished its last training request.
 
     Returns:
-        One row per run, step and worker, slowest first: name, requests, busy_s (from the step's
-        first request to the worker's last end), mean_s (of its requests), behind_s (how much
-        longer than the median worker).
+        Table `rollout_balance`: one row per run, step and worker, slowest first.
     """
     return tables.rows(
         f"""
@@ -117,9 +115,7 @@ def rank_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the ranks at each piece of work of the trainer workers and of the weight sync.
 
     Returns:
-        One row per run, step, role and event, most time first: ranks, slowest (the process that the
-        others wait for most), slowest_s, median_s, fastest_s (sums over the pieces), waste_s (what all
-        ranks together wait for the slowest, if they wait).
+        Table `rank_balance`: one row per run, step, role and event, most time first.
     """
     pieces = _pieces(f"SELECT * FROM rank_spans WHERE {in_steps(steps)}")
     return tables.rows(
@@ -135,9 +131,7 @@ def worker_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the processes of a role, phase by phase.
 
     Returns:
-        One row per run, step, role and phase, most waiting first: processes, slowest (name),
-        slowest_s, median_s, fastest_s, waited_s (of all others together, for the slowest),
-        waited_share (of the time of all processes until the slowest was done).
+        Table `worker_balance`: one row per run, step, role and phase, most waiting first.
     """
     return tables.rows(
         f"FROM ({_balance(_phases(steps))}) ORDER BY run, step, waited_s DESC, role, phase"
@@ -148,10 +142,7 @@ def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
     """List what each process spent on each phase that it shares with others.
 
     Returns:
-        One row per run, step, role, process and phase: name, phase, duration_s, waited_s (how much
-        less than the slowest process of that role, piece by piece: what it waits if the next piece
-        needs all), slowest (True for the process that waits least, one per phase).  The phase of
-        agent-loop workers is `rollout`, from the step's first request to the worker's last end.
+        Table `worker_phases`: one row per run, step, role, process and phase.
     """
     return tables.rows(
         f"""

@@ -98,12 +98,8 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
     """List the metrics of each finished training step.
 
     Returns:
-        One row per step and name: unit ('s', '/s' or '' for numbers).  Metrics that occur once (the
-        step, its phases, tails, tokens) have `value`.  Metrics that occur many times (requests, calls)
-        have the statistics `mean`, `p50`, `p90`, `p95`, `p99`, `max`, `total` (s) and `count`, and no
-        `value`; `count` and `total` are 0 in steps without them, and a quantile is None with too few
-        (p95 needs 20, see `quantiles`).  In asynchronous runs a request and its calls count in the step
-        that consumed its sample; there are no tails.
+        Table `step_metrics`: one row per step and name.  In asynchronous runs a request and its
+        calls count in the step that consumed its sample; there are no tails.
     """
     joined = tables.rows(f"SELECT run FROM ({_CONSUMED}) LIMIT 1")
     sources = {

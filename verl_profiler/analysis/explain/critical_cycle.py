@@ -56,9 +56,7 @@ def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
     consumption before them, that which the walk back reaches.
 
     Returns:
-        One row per run and edge, in the order of `EDGES`: pool (the pool whose time it is,
-        `trainer` or `rollout`), steps (how many the cycle passes), cycle_s (seconds per step of all edges: of the run
-        from begin to end of the window), edge_s (seconds per step of this one), share.
+        Table `critical_cycle`: one row per run and edge, in the order of `EDGES`.
     """
     window = after_warm_up(tables, steps) or steps
     takings: dict[str, list[_Taking]] = defaultdict(list)

@@ -105,12 +105,8 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
     """List the segments of the critical path in order, from start to finish.
 
     Returns:
-        One row per run, step and segment with one category: place (from 0), begin_s (relative to the
-        step's start), duration_s (they add up to the step's), category (a key of `CATEGORIES`, or the
-        trainer's timer), phase (the trainer's timer, None between timers), event (the innermost
-        one), name (its process), request_id, turn, what (tool, replica or operation; the server's
-        address if its engine was not recorded).  Only steps
-        that finished, of runs whose steps consume their own requests (synchronous).
+        Table `critical_segments`: one row per run, step and segment with one category.  Only
+        steps that finished, of runs whose steps consume their own requests (synchronous).
     """
     rows: Rows = []
     for (run, step), spans in _chains(tables, steps):
@@ -132,9 +128,8 @@ def critical_path(tables: Tables, steps: Steps = None) -> Rows:
     """Attribute every second of a step to one category.
 
     Returns:
-        One row per run, step and category, most time first, `unexplained` last: duration_s,
-        share (of the step; they add up to 1), segments (how many), longest_s and longest_what (the
-        longest segment: its tool, replica, process or event).
+        Table `critical_path`: one row per run, step and category, most time first,
+        `unexplained` last.
     """
     return path_categories(critical_segments(tables, steps))
 

@@ -94,10 +94,8 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     without that, all generate calls are `generating`.
 
     Returns:
-        One row per run, step, pool and account, in the order of `ACCOUNTS`: pool (`shared`:
-        trainer and replicas on the same devices; `trainer`; `rollout`), devices, device_s
-        (device-seconds), share (of the pool's time in that step). The accounts of a pool and step
-        add up to devices times the step's time.
+        Table `bubble_ledger`: one row per run, step, pool and account, in the order of
+        `ACCOUNTS`.
     """
     rows: Rows = []
     timers = _by_run(tables, _TIMED)

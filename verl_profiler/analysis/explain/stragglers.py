@@ -30,14 +30,8 @@ def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> 
     """Find the requests that caused the most wait time, and the reason.
 
     Returns:
-        At most `count` rows, most caused wait time first: run, step, name, request_id, sample,
-        caused_wait_s (the wait time that it caused), share (of all waiting for requests in the step),
-        behind_s (how much later than the median request it ended), because (a key of `REASONS`: the
-        largest component of that), and the components late_s, queued_s, parked_s, cold_s,
-        recomputed_s, long_s, slow_s, tool_s and other_s, which add up to behind_s; batch (requests
-        that ran on its replicas during its decoding, mean by time) and typical_batch (of the
-        step's median request; both None where the engine's part was not recorded).  Only finished
-        training requests.
+        Table `straggler_requests`: at most `count` rows, one per request, most caused wait time
+        first.  The components are the keys of `REASONS`.  Only finished training requests.
     """
     return tables.rows(
         f"""
@@ -69,13 +63,8 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
     """Find the stragglers over all chosen steps.
 
     Returns:
-        One row per run, kind and who, most caused wait time first within a kind: kind (`request`,
-        whose who is the reason, a key of `REASONS`; `tool`, which is charged with a request's
-        caused wait time in proportion to its share of the request's delay; `worker` and `replica`,
-        by the end of the last request or generate call of each; or a phase of the trainer, whose
-        who is a rank's process), steps (in which it was charged), of_steps, last (steps in which it
-        was the last), caused_wait_s (caused wait time, in all steps), per_step_s (caused_wait_s
-        divided by of_steps), share (of the caused wait time of its kind).
+        Table `stragglers`: one row per run, kind and who, most caused wait time first within a
+        kind.  The reasons are the keys of `REASONS`.
     """
     return tables.rows(
         f"""

@@ -6,9 +6,13 @@ from verl_profiler.views.view import Choice
 view = VIEWS["request_duration_cdf"]
 choice = Choice(run="my-run", steps=(3, 10))
 figure = view.figure(view.analysis(run.tables, choice), choice)
+
+The columns of every table of the analyses are described here too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from verl_profiler.views.questions import (
     critical_cycle,
@@ -20,6 +24,7 @@ from verl_profiler.views.questions import (
     memory,
     own_spans,
     processes,
+    request_tables,
     requests,
     rollouts,
     routing,
@@ -29,13 +34,14 @@ from verl_profiler.views.questions import (
     stragglers,
     tools,
     tq,
+    tq_tables,
     transfers,
     turns,
     workers,
 )
 from verl_profiler.views.view import View
 
-__all__ = ["VIEWS"]
+__all__ = ["COLUMNS", "VIEWS"]
 
 VIEWS: dict[str, View] = {
     view.name: view
@@ -64,3 +70,26 @@ VIEWS: dict[str, View] = {
     )
     for view in topic.VIEWS
 }
+
+# What each column of a table holds, by the table's name.  The view `slowest_requests` shows another
+# table than the analysis of that name.
+COLUMNS: dict[str, Mapping[str, str]] = {name: view.columns for name, view in VIEWS.items()}
+for _topic in (
+    critical_path,
+    devices,
+    engine_load,
+    engines,
+    memory,
+    processes,
+    request_tables,
+    rollouts,
+    shares,
+    steps,
+    stragglers,
+    tools,
+    tq_tables,
+    transfers,
+    turns,
+    workers,
+):
+    COLUMNS |= _topic.TABLES

@@ -11,6 +11,7 @@ from verl_profiler.render.axes import bars, legend, savings, time_unit, value_ax
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.cycle_text import BOUNDS
 from verl_profiler.views.view import (
     Choice,
@@ -89,12 +90,15 @@ VIEWS = (
         name="critical_cycle",
         question="Which loop of dependencies bounds the steps of an asynchronous run?",
         analysis=asking(critical_cycle),
-        columns={
+        columns=common("run")
+        | {
             "edge": "what happens between the two ends of the dependency",
             "pool": "the pool whose time it is, `trainer` or `rollout`",
             "steps": "steps that the cycle passes",
-            "cycle_s": "all edges together, time per step, in s",
-            "edge_s": "this edge, time per step, in s",
+            "cycle_s": (
+                "all edges together, in s per step: the run from the start to the end of the window"
+            ),
+            "edge_s": "this edge, in s per step",
             "share": "this edge, part of the cycle",
         },
         draw=_cycle,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
@@ -20,12 +21,13 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import MUTED, category_color
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 # Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
@@ -187,13 +189,14 @@ VIEWS = (
         name="critical_path",
         question="What did each second of a step wait for?",
         analysis=asking(critical_path),
-        columns={
-            "category": "category of the time",
+        columns=common("run step")
+        | {
+            "category": "category of the time, or the trainer's timer",
             "duration_s": "time of that category on the critical path, in s",
             "share": "part of the step; the shares of a step add up to 1",
-            "segments": "number of stretches of time",
-            "longest_s": "longest stretch, in s",
-            "longest_what": "tool, replica, process or event of the longest stretch",
+            "segments": "number of segments of the path",
+            "longest_s": "longest segment, in s",
+            "longest_what": "tool, replica, process or event of the longest segment",
         },
         draw=_path,
         empty=_NO_STEP,
@@ -221,22 +224,40 @@ VIEWS = (
         name="what_if",
         question="How long would a step have taken after a change?",
         analysis=asking(what_if),
-        columns={
+        columns=common("run")
+        | {
             "what": "name of the change; `unchanged` is the replay of the step as it was",
             "about": "the change in words",
-            "steps": "number of replayed steps",
-            "step_s": "mean length of these steps, in s",
-            "saved_s": "mean gain per step, in s; negative if the step would take longer",
+            "steps": (
+                "number of replayed steps; the 95th percentile needs 20 requests, and gains are "
+                "empty if no step has enough"
+            ),
+            "step_s": "mean length of these steps as measured, in s",
+            "saved_s": (
+                "mean gain per step, the unchanged replay minus the changed one, in s; negative if "
+                "the step would take longer"
+            ),
             "share": "expected_s as part of step_s",
-            "earlier_s": "mean gain per step without polling, in s",
-            "expected_s": "mean gain over many steps, in s",
-            "low_s": "lower end of the 90 % bootstrap interval, in s",
-            "high_s": "upper end of the 90 % bootstrap interval, in s",
-            "pair_low_s": "lower end for the difference of two runs, in s",
-            "pair_high_s": "upper end for the difference of two runs, in s",
-            "between_runs_s": "difference of two runs with the same settings, 90th percentile, in s",
-            "residual_share": "replay error of the median step",
-            "tokens_share": "token-model error of the median step",
+            "earlier_s": "the same without polling, in s",
+            "expected_s": (
+                "mean gain over many steps, in s: earlier_s, or saved_s if the change removes "
+                "polling"
+            ),
+            "low_s": (
+                "lower end of the 90 % bootstrap interval of expected_s, in s, allowing for "
+                "autocorrelated steps: from least_s of `step_replays`, widened by its error_s; "
+                "empty with fewer than three steps, unless least_s and most_s differ in the mean"
+            ),
+            "high_s": "upper end of the interval, in s: the same from most_s",
+            "pair_low_s": (
+                "lower end for the measured difference to another run with as many steps, in s"
+            ),
+            "pair_high_s": "upper end for that difference, in s",
+            "between_runs_s": (
+                "difference of two such runs with the same settings, 90th percentile, in s"
+            ),
+            "residual_share": "absolute replay error of the median step; of `unchanged`",
+            "tokens_share": "absolute token-model error of the median step",
         },
         draw=_what_if,
         empty=_NO_STEP,
@@ -262,3 +283,42 @@ VIEWS = (
         """,
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "critical_segments": common("run step request_id turn")
+    | {
+        "place": "place of the segment in the step, from 0",
+        "begin_s": "start, in s after the step's",
+        "duration_s": "duration, in s; those of a step add up to the step's",
+        "category": "category of the time, or the trainer's timer",
+        "phase": "the trainer's timer; empty between timers",
+        "event": "innermost event",
+        "name": "process of that event",
+        "what": "tool, replica or operation; the server's address if its engine was not recorded",
+    },
+    "step_replays": common("run step")
+    | {
+        "what": "name of the change; `unchanged` is the replay of the step as it was",
+        "duration_s": "length of the step as measured, in s",
+        "replayed_s": "length of the replayed step, in s",
+        "saved_s": "gain, the unchanged replay minus the changed one, in s; empty for `unchanged`",
+        "earlier_s": "gain without polling, in s",
+        "least_s": (
+            "expected gain if higher loads than recorded give no more tokens per second, in s"
+        ),
+        "most_s": (
+            "expected gain if higher loads do not slow calls down, in s; equal to least_s if the "
+            "load is not higher"
+        ),
+        "error_s": "standard error of the model in the gain, in s",
+        "residual_s": (
+            "replay error, the unchanged replay minus the measured step, in s; only of `unchanged`"
+        ),
+        "residual_share": "residual_s as part of the step; only of `unchanged`",
+        "tokens_share": (
+            "token-model error of the rollout's end as part of the step, if decoding times are "
+            "predicted from tokens and the fitted speed; only of `unchanged`"
+        ),
+    },
+}

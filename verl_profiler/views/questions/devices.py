@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.ledger import (
@@ -16,6 +17,7 @@ from verl_profiler.render.axes import percent, step_stack
 from verl_profiler.render.colors import account_color
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.ledger_text import pool_text
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 _NAMES = {account: account.replace("_", " ") for account in ACCOUNTS}
 # Accounts below this share of a pool are in the table, and not in the plot.
@@ -83,12 +85,16 @@ VIEWS = (
         name="bubble_ledger",
         question="How much of the device time is useful work, and what is the rest spent on?",
         analysis=asking(bubble_ledger),
-        columns={
-            "pool": "`shared` (trainer and rollout on the same devices), `trainer` or `rollout`",
+        columns=common("run step")
+        | {
+            "pool": "`shared` (trainer and replicas on the same devices), `trainer` or `rollout`",
             "account": "what the time went to",
             "devices": "number of devices of the pool",
-            "device_s": "device-seconds, in s",
-            "share": "part of the pool's device time in the step",
+            "device_s": (
+                "device-seconds, in s; the accounts of a pool and step add up to its devices times "
+                "the step's time"
+            ),
+            "share": "part of the pool's time in the step",
         },
         draw=_ledger,
         empty="no step finished there.",
@@ -116,3 +122,42 @@ Generate calls that a replica runs at the same time share its devices' time even
         """,
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "range_times": common("run step name event total_s max_s")
+    | {
+        "domain": "NVTX domain",
+        "ranges": "number of ranges",
+        "launches": "number of kernels, graphs and copies that were launched inside",
+        "gpu_s": "time of these kernels, graphs and copies on the GPU, in s, whenever they ran",
+    },
+    "span_kernels": common("run step name event request_id turn duration_s")
+    | {
+        "launches": "number of kernels, graphs and copies that were launched inside",
+        "gpu_s": "time of these kernels, graphs and copies on the GPU, in s, whenever they ran",
+    },
+    "top_kernels": common("run step name max_s")
+    | {
+        "kernel": "name of the kernel",
+        "kind": "kind of GPU work",
+        "launches": "number of launches",
+        "total_s": "time on the GPU, in s",
+        "share": "part of all GPU work of the process in the step",
+    },
+    "gpu_idle": common("run step")
+    | {
+        "host": "host of the GPU",
+        "gpu": "name of the device",
+        "processes": "captured processes that used it",
+        "captured_s": "length of the capture, in s",
+        "busy_s": "time of the capture with any GPU work, in s",
+        "idle_share": "part of the capture without GPU work",
+        "gen_s": (
+            "part of `gen` inside the capture, in s; empty if the trainer's `gen` of the step was "
+            "not recorded or is outside the capture"
+        ),
+        "gen_busy_s": "time of that with any GPU work, in s",
+        "gen_idle_share": "part of gen_s without GPU work",
+    },
+}

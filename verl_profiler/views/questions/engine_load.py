@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
@@ -9,13 +10,14 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.colors import ENGINE_COLORS, MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 # Engines drawn: those with the longest queues, then the fullest.
 _ENGINES = 6
@@ -108,25 +110,33 @@ VIEWS = (
         name="engine_load",
         question="How full were the engines: running and waiting requests, and KV cache?",
         analysis=asking(engine_load, engine_load_over_time),
-        columns={
+        columns=common("run step")
+        | {
+            "name": "process of the engine",
             "replica": "number of the replica",
             "dp_rank": "data-parallel rank of the engine",
             "readings": "number of readings",
             "covered_s": "time covered by the readings, in s",
             "running": "requests in the batch, time-weighted mean",
-            "max_running": "the maximum of these",
+            "max_running": "the maximum of running",
             "waiting": "requests in the engine's queues, time-weighted mean",
-            "max_waiting": "the maximum of these",
+            "max_waiting": "the maximum of waiting",
             "running_limit": "maximum number of requests that the engine runs at once",
             "kv_share": "part of the KV cache in use, time-weighted mean",
-            "max_kv_share": "the maximum of it",
+            "max_kv_share": "the maximum of kv_share",
             "idle_share": "part of the time without a running request",
             "waiting_share": "part of the time with a waiting request",
-            "iterations": "iterations of the engine (vLLM)",
-            "prefill_tokens": "prompt tokens that it processed (vLLM)",
-            "decode_tokens": "tokens that it generated (vLLM)",
-            "retractions": "preemptions: requests removed from its batch, to be recomputed (vLLM)",
-            "prefix_hit_share": "part of the prompt tokens found in its prefix cache (vLLM)",
+            "iterations": "iterations of the engine (vLLM; empty of SGLang)",
+            "prefill_tokens": "prompt tokens computed in them (vLLM; empty of SGLang)",
+            "decode_tokens": "tokens generated in them (vLLM; empty of SGLang)",
+            "retractions": (
+                "preemptions: requests removed from its batch, to be recomputed (vLLM; empty of "
+                "SGLang)"
+            ),
+            "prefix_hit_share": (
+                "part of the prompt tokens looked up in its prefix cache that were found there "
+                "(vLLM; empty of SGLang)"
+            ),
         },
         draw=_engine_load,
         empty=(
@@ -158,3 +168,18 @@ VIEWS = (
         """,
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "engine_load_over_time": common("run step")
+    | {
+        "name": "process of the engine",
+        "dp_rank": "data-parallel rank of the engine",
+        "at_s": "time of the reading, in s after the run's first of those selected",
+        "held_s": "until the next reading, in s; empty if none followed",
+        "running_requests": "requests in the batch",
+        "waiting_requests": "requests in the engine's queues",
+        "running_limit": "maximum number of requests that the engine runs at once",
+        "kv_share": "part of the KV cache in use",
+    },
+}

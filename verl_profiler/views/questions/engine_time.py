@@ -11,6 +11,7 @@ from verl_profiler.render.axes import bar_texts, bars, legend, time_unit
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.render.figure import plain, sheet, short
 from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column
 
 if TYPE_CHECKING:
@@ -80,24 +81,37 @@ VIEWS = (
         name="request_engine_time",
         question="How do the slowest requests spend the time of their generate calls?",
         analysis=_tables,
-        columns={
+        columns=common("run step name request_id")
+        | {
             "calls": "number of generate calls",
             "replicas": "number of replicas that served them",
             "engine_s": "time of the generate calls, in s; the parts add up to it",
             "outside_s": "outside the engine server, in s",
             "parked_s": "the engine was paused for a weight sync, in s",
             "queue_s": "in the engine's queue, in s",
-            "cold_s": "prefill of tokens that the previous call had cached, in s (estimate)",
+            "cold_s": (
+                "prefill of tokens that the previous call had cached, in s: in proportion to "
+                "cold_tokens (estimate)"
+            ),
             "prefill_s": "prefill of new tokens, in s",
-            "recomputed_s": "lost to retractions, and prefill repeated after aborts, in s (estimate)",
+            "recomputed_s": (
+                "lost to retractions, and prefill repeated after aborts, in s; of a retracted "
+                "call, how much longer its decoding took than its tokens at the speed of the "
+                "replica's other calls at that time (estimate)"
+            ),
             "decode_s": "decoding, in s",
-            "mostly": "the largest part",
+            "mostly": "the largest part; empty without time",
             "tokens": "generated tokens, without each call's first one",
             "token_s": "decoding per token, in s",
-            "batch": "requests in the replica's batch during decoding, mean by time",
+            "batch": (
+                "requests in the replica's batch during decoding, mean by time; empty if the "
+                "engine's part was not recorded"
+            ),
             "moved": "calls that another replica served than the request's previous call",
             "cold_tokens": "prompt tokens computed again that the previous call had cached",
-            "retractions": "number of retractions: how often the engine removed the request from its batch",
+            "retractions": (
+                "number of retractions: how often the engine removed the request from its batch"
+            ),
         },
         draw=_draw,
         empty="no generate call was recorded there.",

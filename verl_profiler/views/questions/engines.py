@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.engine import (
@@ -23,12 +24,13 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 _PARTS = ("queue", "prefill", "decode", "engine", "outside", "unseen")
 _COLORS = {**PART_COLORS, "unseen": PART_COLORS["tool_parsing"]}
@@ -211,8 +213,14 @@ VIEWS = (
         name="engine_parts",
         question="How long do generate calls queue, prefill and decode, and how much time is outside the engine?",
         analysis=asking(engine_parts),
-        columns={
-            "part": "component: `queue`, `prefill`, `decode`, `engine`, `outside` or `unseen`",
+        columns=common("run step total_s mean_s p50_s p95_s p99_s max_s")
+        | {
+            "part": (
+                "component: `queue`, `prefill` and `decode`, as the engine reports them; `engine`, "
+                "inside the engine but not reported in parts; `outside`, the call's time outside "
+                "the engine (transport, load balancing, waiting for the event loop); `unseen`, "
+                "calls whose engine was not recorded"
+            ),
             "calls": "number of calls with this component",
             "share": "part of all call time of the step",
         },
@@ -249,8 +257,18 @@ VIEWS = (
         name="token_rates",
         question="How many tokens, and how many per second, by step, replica and request?",
         analysis=asking(token_rates, replica_token_rates, request_token_rates),
-        columns={
-            "generated_tokens_per_s": "tokens of finished requests by the length of the step",
+        columns=common(
+            "run step calls prompt_tokens generated_tokens cached_tokens busy_s call_tokens_per_s"
+        )
+        | {
+            "engine_tokens_per_s": (
+                "generated tokens per second with at least one call in progress, all replicas "
+                "together"
+            ),
+            "generated_tokens_per_s": (
+                "tokens of finished requests by the length of the whole step; empty for validation "
+                "and unfinished steps"
+            ),
         },
         draw=_tokens,
         empty="no generate call was recorded there.",
@@ -279,3 +297,51 @@ VIEWS = (
         takes=frozenset({"validate"}),
     ),
 )
+
+_ENGINE_TIMES = common(
+    "calls total_s p50_s p95_s max_s outside_s prompt_tokens generated_tokens cached_tokens engine_tokens_per_s"
+) | {
+    "served": "number of calls whose engine was recorded too",
+    "queue_s": (
+        "time in the engine's queue, in s; empty, as are the next two, if the engine does not "
+        "report it"
+    ),
+    "prefill_s": "prefill time, in s",
+    "decode_s": "decode time, in s",
+    "retractions": (
+        "how often the engine removed requests from its batch to free KV cache, and computed them "
+        "again; empty if not reported"
+    ),
+    "draft_acceptance": (
+        "part of the draft tokens that were accepted; empty without speculative decoding"
+    ),
+}
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "replica_token_rates": common(
+        "run calls prompt_tokens generated_tokens cached_tokens busy_s engine_tokens_per_s "
+        "call_tokens_per_s"
+    )
+    | {
+        "replica": "process of the engine, or address of its server",
+    },
+    "request_token_rates": common("run step requests")
+    | {
+        "prompt_p50": "median of the prompt tokens",
+        "prompt_max": "most prompt tokens",
+        "generated_p50": "median of the generated tokens",
+        "generated_p95": "95th percentile of the generated tokens",
+        "generated_max": "most generated tokens",
+        "rate_p5": (
+            "5th percentile of a request's generated tokens per second in engine calls; empty, as "
+            "are the next two, if engine calls were not recorded"
+        ),
+        "rate_p50": "median of these rates",
+        "rate_p95": "95th percentile of these rates",
+    },
+    "engine_times": common("run step validate") | _ENGINE_TIMES,
+    "replica_balance": common("run step")
+    | {"server": "process of the engine, or address of its server; empty if not recorded"}
+    | _ENGINE_TIMES,
+}

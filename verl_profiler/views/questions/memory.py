@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.memory import memory_over_time, phase_spans
@@ -10,13 +11,14 @@ from verl_profiler.render.axes import legend, size_axis
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import size
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 # Processes drawn, the fullest first; and phases, beyond which bands would run into each other.
 _LINES = 6
@@ -145,9 +147,21 @@ VIEWS = (
         name="memory_over_time",
         question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
         analysis=asking(memory_over_time, phase_spans),
-        columns={
-            "begin_s": "time of the reading, in s after the first one",
-            "moves": "releases minus resumes of an engine's memory",
+        columns=common("run name role step readings total_bytes")
+        | {
+            "host_used_bytes": "memory in use on the host, the highest of the part, in bytes",
+            "rss_bytes": "host memory resident in the process, the highest of the part, in bytes",
+            "used_bytes": (
+                "device memory in use by all processes, the highest of the part, in bytes"
+            ),
+            "begin_s": (
+                "time of the part's reading with the highest used_bytes, or else rss_bytes, in s "
+                "after the run's first reading"
+            ),
+            "moves": (
+                "releases minus resumes of an engine's memory that ended in the part: positive "
+                "where memory was given back"
+            ),
         },
         draw=_memory,
         empty="no memory was read there (or the memory family was off).",
@@ -177,3 +191,74 @@ VIEWS = (
         example="--steps 10:12",
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "memory_peaks": common(
+        "run step role name readings allocated_bytes reserved_bytes used_bytes total_bytes"
+    )
+    | {
+        "name": "process with the highest reading",
+        "at": "verl's checkpoint of the highest reading",
+    },
+    "memory_timeline": common("run step role readings total_bytes")
+    | {
+        "phase": "phase of the trainer at that moment; empty outside of any",
+        "place": "order of the phase in the step, from 1",
+        "used_bytes": (
+            "device memory in use by all processes, the highest reading, in bytes; empty, as is "
+            "all of devices, if no device could be read"
+        ),
+        "used_share": "part of the device's memory in use at that reading",
+        "lowest_used_bytes": "lowest device memory in use, of all processes, in bytes",
+        "reserved_bytes": "highest device memory reserved by torch, of all processes, in bytes",
+        "fullest": "process of the highest reading",
+        "at": "verl's checkpoint of the highest reading; empty for a sample",
+        "rss_bytes": "host memory of the largest process, in bytes",
+        "host_used_bytes": "memory in use on the fullest host, in bytes",
+    },
+    "phase_spans": common("run step")
+    | {
+        "phase": "phase of the step, or `testing` or `init`",
+        "begin_s": "start, in s after the first reading of memory",
+        "end_s": "end, in s after the first reading of memory",
+    },
+    "release_effects": common("run role event calls total_bytes")
+    | {
+        "event": "`memory_release` or `memory_resume`",
+        "tags": "what was released or resumed, such as `kv_cache`",
+        "source": (
+            "`call`: read around the call itself; `checkpoint`: between verl's own checkpoints, so "
+            "that what else happened there counts too"
+        ),
+        "measured": "number of calls with readings of a device",
+        "moved_bytes": "memory freed by a release or taken by a resume, median, in bytes",
+        "least_bytes": "the least of it, in bytes",
+        "most_bytes": "the most of it, in bytes",
+        "used_before_bytes": "device memory in use before, median, in bytes",
+        "used_after_bytes": "device memory in use after, median, in bytes",
+        "p50_s": "median duration, in s; empty for checkpoints",
+        "max_s": "longest duration, in s; empty for checkpoints",
+        "rss_bytes": "largest change of the process's host memory, in bytes",
+        "host_used_bytes": "largest change of the host's memory in use, in bytes",
+        "effect": "`moved`, `nothing`, or `unknown` without a device that could be read",
+    },
+    "sleep_times": common("run step")
+    | {
+        "releases": "number of releases, all processes",
+        "resumes": "number of resumes, all processes",
+        "failed": "number of these calls that failed",
+        "release_s": "time of the releases, of the process with most, in s",
+        "resume_s": "time of the resumes, of the process with most, in s",
+        "slowest": "process with most time of both together",
+        "step_s": "length of the step, in s; empty if it was not recorded",
+        "share": "release_s and resume_s as part of the step",
+    },
+    "memory_findings": common("run")
+    | {
+        "slug": "name of the finding",
+        "fault": "whether something is wrong; false if it is only not known",
+        "message": "what was found",
+        "advice": "what to do about it",
+    },
+}

@@ -9,6 +9,7 @@ from verl_profiler.render.axes import bar_texts, bars, time_unit
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, quantile_texts, seconds
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
 
 if TYPE_CHECKING:
@@ -49,10 +50,11 @@ VIEWS = (
         name="own_spans",
         question="How long do the spans of your own code take, and which of them is the longest?",
         analysis=asking(own_spans),
-        columns={
+        columns=common("run calls failed total_s p50_s p95_s max_s")
+        | {
             "event": "name given to `span`",
             "slowest_step": "step of the longest call",
-            "roles": "roles of the processes that recorded it",
+            "roles": "roles of the processes that recorded it, in alphabetical order",
         },
         draw=_draw,
         empty="no span of your own code was recorded there; see docs/api.md.",

@@ -19,13 +19,14 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.step_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 _BARS = 20
 # By kind of stall, the one to look at first.
@@ -175,17 +176,20 @@ VIEWS = (
         name="loop_suspects",
         question="Did an event loop stall and make everything on it look slow?",
         analysis=asking(loop_suspects),
-        columns={
-            "loop": "name of the event loop's thread",
-            "during": "call or function that blocked it, if known",
-            "by_design": "whether the process computes in its event loop by design",
-            "lags": "number of event-loop stalls",
+        columns=common("run step name role loop lags during")
+        | {
+            "by_design": (
+                "whether it is a trainer worker, which computes in its event loop by design"
+            ),
             "total_s": "sum of the stalls, in s",
             "max_s": "longest stall, in s",
-            "step_share": "total_s as part of the step",
+            "step_share": "total_s as part of the step; empty for unfinished steps",
             "worst_begin_us": "start of the longest stall on the run's clock, in µs",
-            "requests": "number of its requests in progress meanwhile",
-            "requests_s": "time of these requests that the stalls overlap, in s",
+            "requests": (
+                "finished requests of the process that the stalls overlap; only of agent-loop "
+                "workers"
+            ),
+            "requests_s": "sum of these overlaps, in s; only of agent-loop workers",
         },
         draw=_suspects,
         empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
@@ -222,7 +226,9 @@ VIEWS = (
         name="profiler_cost",
         question="What did the profiler itself cost?",
         analysis=asking(profiler_cost),
-        columns={
+        columns=common("run step processes events")
+        | {
+            "size_bytes": "bytes written",
             "dropped": "number of dropped events",
             "wrapper_s": "time in wrappers, all processes, in s",
             "wrapper_cpu_s": "CPU time in wrappers, all processes, in s",
@@ -230,8 +236,11 @@ VIEWS = (
             "writer_cpu_s": "CPU time of the writer threads, all processes, in s",
             "costliest": "costliest process: the one with most time in wrappers",
             "costliest_s": "its time in wrappers, in s",
-            "costliest_cpu_s": "its CPU time in wrappers, in s",
-            "share": "costliest_s as part of the step",
+            "costliest_cpu_s": (
+                "for how much of costliest_s its threads ran, from samples, in s; empty if that "
+                "was not recorded"
+            ),
+            "share": "costliest_s as part of the step; empty for unfinished steps",
         },
         draw=_cost,
         empty="no cost of the profiler was recorded there.",
@@ -253,3 +262,32 @@ VIEWS = (
         """,
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "loop_lags": common("run step name role loop lags")
+    | {
+        "total_s": "sum of the stalls, in s",
+        "max_s": "longest stall, in s",
+        "worst_begin_us": "start of the longest stall on the run's clock, in µs",
+    },
+    "longest_lags": common("run step name role loop during duration_s")
+    | {
+        "at_s": "start of the stall, in s after the step's",
+    },
+    "clock_agreement": common("run calls")
+    | {
+        "host": "host of the agent loops",
+        "engine_host": "host of the engines",
+        "early": (
+            "calls that begin in the engine before they were made, or end in it after they came "
+            "back"
+        ),
+        "contradiction_us": (
+            "by how much at least the two clocks contradict each other, in µs; 0 if nothing does"
+        ),
+        "low_us": "least that could be added to the engines' times without a contradiction, in µs",
+        "high_us": "most that could be added, in µs; below low_us if no single amount would do",
+        "bound_us": "error of the times as stated by the clock alignment, in µs",
+    },
+}

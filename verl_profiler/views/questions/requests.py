@@ -24,6 +24,8 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import colorbar, plain, sheet, short, tint
 from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.columns import common
+from verl_profiler.views.questions.request_tables import BREAKDOWN
 from verl_profiler.views.view import Choice, DataTables, View, column
 
 if TYPE_CHECKING:
@@ -274,7 +276,9 @@ VIEWS = (
         name="request_duration_cdf",
         question="How long did requests take, and how long were the slowest few percent?",
         analysis=_cdf_tables,
-        columns={
+        columns=common("run duration_s")
+        | {
+            "requests": "number of requests of the curve",
             "step": "verl's global step; empty for all steps together",
             "share": "part of the requests that took at most duration_s",
         },
@@ -306,10 +310,7 @@ VIEWS = (
         name="slowest_requests",
         question="Which requests were the slowest, and how did they spend their time?",
         analysis=_slowest_tables,
-        columns={
-            "seen_s": "from its start to its last event, in s",
-            "stalled_s": "time in which its worker's event loop stalled, in s",
-        },
+        columns=BREAKDOWN,
         draw=_slowest,
         empty=_NO_REQUESTS,
         section="requests",

@@ -9,6 +9,7 @@ from verl_profiler.render.axes import bar_texts, bars, legend
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 if TYPE_CHECKING:
@@ -89,14 +90,20 @@ VIEWS = (
         name="routes",
         question="Does the load balancer spread generate calls over the replicas, and why not?",
         analysis=asking(routes),
-        columns={
+        columns=common("run step calls")
+        | {
             "server": "address of the engine server",
-            "replica": "process of the engine server",
+            "replica": "process of the engine server; empty if its calls were not recorded",
             "share": "part of the step's calls",
             "sticky": "calls that went to the replica of the request's previous call",
-            "unbalanced": "calls for which another replica had fewer in flight",
-            "excess": "calls in flight above those of the least loaded replica, mean",
-            "max_excess": "the maximum of these",
+            "unbalanced": (
+                "calls for which another replica had fewer in flight; empty, as are the next two, "
+                "if the run has no such call or none was recorded"
+            ),
+            "excess": (
+                "calls in flight above those of the least loaded replica, mean over all its calls"
+            ),
+            "max_excess": "the maximum of excess",
         },
         draw=_routes,
         empty="no choice of a replica was recorded there.",

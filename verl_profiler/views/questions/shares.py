@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
@@ -11,12 +12,13 @@ from verl_profiler.render.axes import colored_bars, percent, step_lines, value_a
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 
 def _share_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -169,10 +171,17 @@ VIEWS = (
         name="event_shares",
         question="What share of the step, of the requests or of a process does each event take?",
         analysis=_share_tables,
-        columns={
-            "whole": "what the share refers to: `step`, `requests` or `processes`",
-            "whole_s": "length of the whole, in s",
-            "share": "total_s as part of whole_s",
+        columns=common("run step role event events processes total_s")
+        | {
+            "whole": (
+                "what the share refers to: `step`, for the trainer's events; `requests`, the time "
+                "of all requests together, for what belongs to a request; `processes`, the step's "
+                "time in each process of the role, for the rest"
+            ),
+            "whole_s": "length of the whole, in s; empty for unfinished steps",
+            "share": (
+                "total_s as part of whole_s; above 1 where a process does several things at once"
+            ),
         },
         draw=_shares,
         empty="no event there belongs to a finished step or request.",
@@ -201,9 +210,22 @@ VIEWS = (
         name="exclusive_times",
         question="Where is the time spent, if the time of nested events is not counted twice?",
         analysis=asking(exclusive_times),
-        columns={
-            "scope": "`requests`, `step` (the trainer) or the role of the ranks",
-            "self_s": "self time: total_s without nested events, in s",
+        columns=common("run step event events")
+        | {
+            "total_s": (
+                "time with nested events, in s; calls that a request makes at the same time count "
+                "each"
+            ),
+            "scope": (
+                "`requests` (all finished requests together; self_s adds up to the sum of their "
+                "durations), `step` (the trainer's timers; it adds up to the step) or the role of "
+                "trainer workers (all ranks together; it adds up to the time in which anything was "
+                "recorded)"
+            ),
+            "self_s": (
+                "self time, without nested events, in s; calls that a request makes at the same "
+                "time count once"
+            ),
             "share": "self_s as part of all time of the scope; the shares add up to 1",
         },
         draw=_exclusive,
@@ -231,3 +253,14 @@ VIEWS = (
         example="--steps 5",
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "time_tree": common("run step")
+    | {
+        "phase": "phase of the step; empty for the step itself",
+        "component": "component of the requests in `gen`, or `idle slots`; empty above that level",
+        "tool": "tool in the component `tool`; empty above that level",
+        "duration_s": "duration, in s; those below a row add up to its own",
+    },
+}

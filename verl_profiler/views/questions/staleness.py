@@ -10,6 +10,7 @@ from verl_profiler.render.axes import bars, legend, percent, step_stack, value_a
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.units import share
+from verl_profiler.views.columns import common
 from verl_profiler.views.staleness_text import by_group, makers
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
 
@@ -79,20 +80,43 @@ VIEWS = (
         name="staleness",
         question="How stale are the samples that an asynchronous run trains on?",
         analysis=asking(staleness),
-        columns={
-            "part": "`all`, `versions` behind, `length`, `prompt_length`, `attempts` or `prompt`: how samples are grouped",
-            "what": "the group: versions behind, range of generated or prompt tokens, whether calls were aborted, uid",
+        columns=common("run step")
+        | {
+            "part": (
+                "how samples are grouped: `all`; `versions`, by versions behind; `length` and "
+                "`prompt_length`, in quartiles of the run's samples by generated tokens and by "
+                "those of the prompt; `attempts`; or `prompt`, the stalest ones"
+            ),
+            "what": (
+                "the group: versions behind, range of tokens, `aborted and resumed` or `not "
+                "aborted`, or the uid of the prompt"
+            ),
             "samples": "samples that the step consumed; of `versions`, by their oldest token",
-            "waited": "versions behind of the newest token, mean",
-            "spanned": "versions between oldest and newest token, mean",
-            "behind": "versions behind of the oldest token, mean",
+            "waited": (
+                "versions behind of the newest token, mean over samples; empty for `versions`"
+            ),
+            "spanned": (
+                "versions between oldest and newest token, mean over samples; empty for `versions`"
+            ),
+            "behind": (
+                "versions behind of the oldest token, mean over samples: waited plus spanned; "
+                "empty for `versions`"
+            ),
             "max_behind": "most versions behind",
             "tokens": "generated tokens; of `versions`, by their own version",
             "off_policy_tokens": "tokens of older weights than the trainer's",
-            "unknown_tokens": "tokens whose version is not recorded",
-            "off_policy_share": "share of off-policy tokens among those with a known version",
-            "logged_waited": "verl's `training/off_policy/trajectory_staleness/mean`",
-            "logged_behind": "verl's `training/off_policy/trajectory_staleness_worst/mean`",
+            "unknown_tokens": (
+                "tokens of samples of several versions whose own version is not recorded"
+            ),
+            "off_policy_share": (
+                "share of off-policy tokens among those with a known version; empty without any"
+            ),
+            "logged_waited": (
+                "verl's `training/off_policy/trajectory_staleness/mean`; only for `all`"
+            ),
+            "logged_behind": (
+                "verl's `training/off_policy/trajectory_staleness_worst/mean`; only for `all`"
+            ),
         },
         draw=_staleness,
         labels={

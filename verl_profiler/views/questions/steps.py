@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,13 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _NAMED_UNUSUAL = 6
@@ -213,20 +215,33 @@ VIEWS = (
         name="step_durations",
         question="How long do rollout and training take in each step, and how long is it from one step to the next?",
         analysis=asking(step_durations, step_trend),
-        columns={
+        columns=common("run step")
+        | {
+            "finished": "whether the trainer recorded the step's end",
             "validated": "whether validation ran in it",
-            "step_s": "length of the step by the trainer's timer, in s",
+            "step_s": (
+                "length of the step by the trainer's timer, in s; gen_s to unaccounted_s add up to "
+                "it"
+            ),
             "gen_s": "rollout, in s; without the trainer, that of the slowest worker",
             "training_s": "rewards, log-probabilities, values, advantages and updates, in s",
             "weights_s": "`update_weights`, in s",
             "checkpoint_s": "`save_checkpoint`, in s",
             "unaccounted_s": "time of the step in no timer, in s",
-            "between_s": "from the end of the step to the next one, in s",
+            "between_s": "from the end of the step to the start of the next one, in s",
             "testing_s": "validation in that time, in s",
             "between_other_s": "the rest of that time, in s",
-            "to_next_s": "from the start of the step to the next one, in s",
-            "outside_gen_s": "without the trainer: the rest of to_next_s, in s",
-            "unusual": "whether its length is far from the median (4 spreads and 30 %)",
+            "to_next_s": (
+                "from the start of the step to the next one, in s; empty if the next step is "
+                "missing"
+            ),
+            "outside_gen_s": (
+                "without the trainer: the rest of to_next_s, whatever it was, in s; otherwise empty"
+            ),
+            "unusual": (
+                "whether its length, or gen_s without the trainer, is far from the median (4 "
+                "spreads and 30 %)"
+            ),
         },
         draw=_durations,
         empty="no step has a rollout there.",
@@ -262,14 +277,18 @@ VIEWS = (
         name="validation_times",
         question="How long does each validation take?",
         analysis=asking(validation_times),
-        columns={
+        columns=common("run unfinished mean_s p50_s p95_s p99_s max_s reward")
+        | {
             "step": "step during which it ran; 0 is before training",
             "requests": "number of validation requests",
             "turns": "mean number of turns",
             "generated_tokens": "tokens generated in the validation",
-            "testing_s": "the trainer's timer, in s",
+            "testing_s": "the trainer's timer, in s; empty if not recorded",
             "rollout_s": "from the start of the first request to the end of the last, in s",
-            "share": "part of the time from the start of this step to the start of the next one",
+            "share": (
+                "part of the time from the start of this step to the start of the next one that "
+                "the validation takes; empty if there is no next step"
+            ),
         },
         draw=_validation,
         empty="no validation was recorded there.",
@@ -290,3 +309,73 @@ VIEWS = (
         """,
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "step_times": common("run step begin_us requests")
+    | {
+        "finished": "whether the trainer recorded the step's end",
+        "requests": "number of training requests",
+        "duration_s": "length of the step, in s; empty without an end",
+        "seen_s": "length of what was recorded of it, in s",
+        "gen_s": "`gen`, in s",
+        "unaccounted_s": "time of the step in no timer, in s",
+        "unfinished_requests": "number of training requests without an end",
+        "validation_requests": "number of validation requests",
+        "generated_tokens_per_s": (
+            "tokens of finished training requests by the length of the whole step"
+        ),
+        "testing_s": "validation, in s",
+        "to_next_s": (
+            "from the start of the step to the next one, in s; empty if the next step is missing"
+        ),
+    },
+    "step_phases": common("run step duration_s")
+    | {
+        "phase": "phase of the step by the trainer's timer, or `unaccounted`",
+        "duration_s": "time of the phase in the step, in s",
+        "share": (
+            "part of the step; the shares of a finished step add up to 1; empty for unfinished "
+            "steps"
+        ),
+        "count": "number of intervals of the phase",
+    },
+    "phase_totals": common("run total_s")
+    | {
+        "phase": "phase of the step by the trainer's timer, or `unaccounted`",
+        "steps": "number of finished steps",
+        "mean_s": "mean time per finished step, in s",
+        "share": "part of the time of these steps",
+        "count": "number of intervals of the phase",
+        "max_s": "longest time in one step, in s",
+        "max_step": "that step",
+    },
+    "step_metrics": common("step")
+    | {
+        "name": "name of the metric",
+        "unit": "`s`, `/s`, or nothing for numbers",
+        "value": (
+            "the value, of metrics that occur once per step (the step, its phases, tails, tokens); "
+            "empty for those that occur many times (requests, calls), which have the columns below "
+            "instead"
+        ),
+        "mean": "mean",
+        "p50": "median; quantiles are empty for too few values (p95 needs 20)",
+        "p90": "90th percentile",
+        "p95": "95th percentile",
+        "p99": "99th percentile",
+        "max": "the maximum",
+        "total": "sum, in s; 0 in steps without an occurrence",
+        "count": "number of occurrences; 0 in steps without any",
+    },
+    "step_trend": common("run")
+    | {
+        "measure": "`step`, `gen` or `training`",
+        "steps": "number of steps with this measure",
+        "median_s": "its median, in s",
+        "slope_s_per_step": "median of the slopes between every two steps, in s per step",
+        "change_s": "the slope times the number of steps passed, in s",
+        "change_share": "change_s as part of the median",
+        "rising": "share of pairs in which the later step is longer; 0.5 is no trend",
+    },
+}

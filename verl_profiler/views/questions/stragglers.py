@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
@@ -11,12 +12,13 @@ from verl_profiler.render.axes import bar_texts, bars, time_unit, value_axis
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 # By the reason of a straggler: what the waiting is due to.
 _DUE_TO = {
@@ -114,15 +116,25 @@ VIEWS = (
         name="stragglers",
         question="Which requests, tools, workers and ranks do the others wait for, and why?",
         analysis=_straggler_tables,
-        columns={
-            "kind": "`request`, `tool`, `worker`, `replica`, or a phase of the trainer",
-            "who": "the reason for requests, otherwise the tool, process or replica",
+        columns=common("run")
+        | {
+            "kind": (
+                "`request`; `tool`, charged with a request's caused wait time in proportion to its "
+                "share of the request's delay; `worker` and `replica`, by the end of the last "
+                "request or generate call of each; or a phase of the trainer"
+            ),
+            "who": (
+                "the reason for requests, the rank's process for phases, otherwise the tool, "
+                "process or replica"
+            ),
             "steps": "number of steps in which it caused waiting",
             "of_steps": "number of steps",
             "last": "number of steps in which it ended last",
-            "caused_wait_s": "caused wait time: the others' waiting attributed to it, in s",
-            "per_step_s": "caused wait time per step, in s",
-            "share": "part of the wait time of its kind",
+            "caused_wait_s": (
+                "caused wait time in all steps: the others' waiting attributed to it, in s"
+            ),
+            "per_step_s": "caused_wait_s divided by of_steps, in s",
+            "share": "part of the caused wait time of its kind",
         },
         draw=_stragglers,
         empty="no waiting was recorded there.",
@@ -147,3 +159,31 @@ VIEWS = (
         takes=frozenset({"count"}),
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "straggler_requests": common("run step name request_id sample")
+    | {
+        "caused_wait_s": "caused wait time: the others' waiting attributed to it, in s",
+        "share": "part of all waiting for requests in the step",
+        "behind_s": (
+            "how much later than the median request of the step it ended, in s; the components add "
+            "up to it"
+        ),
+        "because": "the largest component, such as `tool`",
+        "late_s": "component: it started later, in s",
+        "queued_s": "component: it waited in the engine's queue or on the way there, in s",
+        "parked_s": "component: it waited while the engine was paused for a weight sync, in s",
+        "cold_s": "component: its prefix was no longer cached and was prefilled again, in s",
+        "recomputed_s": "component: it was retracted, or aborted, and computed again, in s",
+        "long_s": "component: it generated more tokens, or had longer prompts, in s",
+        "slow_s": "component: it took longer per token, in s",
+        "tool_s": "component: it waited for tools, in s",
+        "other_s": "component: reward, postprocessing or unattributed time, in s",
+        "batch": (
+            "requests that ran on its replicas during its decoding, mean by time; empty if the "
+            "engine's part was not recorded"
+        ),
+        "typical_batch": "the same of the step's median request",
+    },
+}

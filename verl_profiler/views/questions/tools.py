@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
@@ -18,12 +19,13 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 _TOOLS = 20
 
@@ -189,12 +191,14 @@ VIEWS = (
         name="tool_latencies",
         question="Which tools take the most time, how long are their calls, and how often do they fail?",
         analysis=asking(tool_latencies),
-        columns={
-            "tool": "name of the tool",
+        columns=common("run calls failed total_s mean_s p50_s p80_s p95_s p99_s max_s tool")
+        | {
             "failed_share": "part of the calls that failed",
-            "errors": "kinds of errors with their counts, most frequent first",
-            "share": "part of all tool time",
-            "requests_share": "part of the time of all requests",
+            "errors": "types of errors with their counts, most frequent first",
+            "share": "part of the time of all tool calls",
+            "requests_share": (
+                "part of the time of all finished requests; calls made at the same time count each"
+            ),
             "slowest_step": "step of the longest call",
             "slowest_request_id": "request of the longest call",
         },
@@ -225,9 +229,14 @@ VIEWS = (
         name="reward_times",
         question="How long do scoring and post-processing take, and how high are the rewards?",
         analysis=asking(reward_times, rewards),
-        columns={
-            "part": "`postprocess`, `reward` (waiting for it) or `score` (the function itself)",
-            "requests_share": "part of the time of all requests",
+        columns=common("run step count total_s mean_s p50_s p95_s p99_s max_s")
+        | {
+            "part": (
+                "`postprocess`, without the reward; `reward`, as the request waits for it; or "
+                "`score`, inside the reward function: part of `reward`, the rest of which is "
+                "waiting for a reward worker"
+            ),
+            "requests_share": "part of the time of all finished requests",
         },
         draw=_rewards,
         empty="no reward or post-processing was recorded there.",
@@ -251,3 +260,21 @@ VIEWS = (
         takes=frozenset({"worker", "validate"}),
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "tool_times": common("run step validate tool calls failed total_s p50_s p95_s p99_s max_s")
+    | {
+        "share": "part of all tool time of the step",
+    },
+    "rewards": common("run step requests")
+    | {
+        "scored": "number of requests with a reward",
+        "mean": "mean reward",
+        "p5": "5th percentile of the rewards",
+        "p50": "median reward",
+        "p95": "95th percentile of the rewards",
+        "lowest": "lowest reward",
+        "highest": "highest reward",
+    },
+}

@@ -21,6 +21,8 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, rate, seconds, share, size
+from verl_profiler.views.columns import common
+from verl_profiler.views.questions.tq_tables import SUMS, WALL
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
@@ -197,24 +199,25 @@ VIEWS = (
         name="tq_functions",
         question="How much of each function's time goes to TransferQueue's gets and puts?",
         analysis=asking(tq_functions),
-        columns={
-            "func": "traced function",
-            "busy_s": "time with at least one call in progress, summed over processes, in s",
-            "tq_busy_s": "time with at least one get or put in progress, in s",
-            "tq_alone_s": "time with gets or puts and no compute in progress, in s",
-            "wall_share": "tq_busy_s as part of busy_s",
-            "alone_share": "tq_alone_s as part of busy_s",
-            "concurrency": "time of all calls over busy_s",
+        columns=common("run failed unfinished processes rows total_s mean_s p50_s p95_s max_s func")
+        | {
             "traced": "number of traced calls",
-            "calls": "number of calls, estimated where only every N-th was traced",
+            "calls": (
+                "number of calls, estimated where only every N-th was traced: each counts N times "
+                "here and in sums and shares; quantiles are of the traced calls"
+            ),
             "sampled": "the largest N",
             "estimated": "number of calls whose stages are computed, not recorded",
             "waits": "whether it waits for other functions, whose time it contains",
             "overhead_share": "get and put as part of the function's time",
-            "get_*": "of the stage get: calls, times in s, share of the function's time, variation",
+            "get_*": (
+                "of the stage get: calls, times in s, share of total_s, and variation (standard "
+                "deviation by mean)"
+            ),
             "compute_*": "of the stage compute: the same, times in s",
             "put_*": "of the stage put: the same, times in s",
-        },
+        }
+        | WALL,
         draw=_functions,
         empty=f"no traced function was recorded there. {_TRACE}",
         section="transfers",
@@ -241,20 +244,13 @@ VIEWS = (
         name="tq_over_time",
         question="When was TransferQueue slow, and when did it take the most time?",
         analysis=asking(tq_over_time),
-        columns={
+        columns=common("run")
+        | {
             "part": "part of the run, from 0",
             "begin_s": "its start, in s after the first call",
             "end_s": "its end, in s after the first call",
-            "get_s": "time of gets, in s",
-            "compute_s": "time of compute, in s",
-            "put_s": "time of puts, in s",
-            "overhead_share": "get and put as part of the functions' time",
-            "transfers": "number of gets and puts",
-            "mib_per_s": "MiB per second of gets and puts, each by its own time",
-            "speed": "`good`, `fair` or `poor`",
-            "get_mib_per_s": "MiB per second of gets",
-            "put_mib_per_s": "MiB per second of puts",
-        },
+        }
+        | SUMS,
         draw=_over_time,
         empty="no TransferQueue call was recorded there.",
         section="transfers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.memory import memory_phases
@@ -21,13 +22,14 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share, size
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 _EVENT_COLORS = {
     "tq_put": "#0072B2",
@@ -243,9 +245,15 @@ VIEWS = (
         name="transfer_rates",
         question="How much data goes through TransferQueue, and which processes spend time on it?",
         analysis=asking(transfer_rates),
-        columns={
-            "busy_s": "time in which a process had at least one such call in progress, in s",
-            "busy_share": "the same as part of the step in each process",
+        columns=common(
+            "run step role event calls failed processes total_s p50_s p95_s max_s size_bytes rows"
+        )
+        | {
+            "busy_s": (
+                "time in which a process had at least one such call in progress, summed over "
+                "processes, in s"
+            ),
+            "busy_share": "busy_s as part of the step in each process; empty for unfinished steps",
             "bytes_per_s": "bytes per second of the calls that report a size, each by its own time",
         },
         draw=_transfers,
@@ -273,8 +281,12 @@ VIEWS = (
         name="weight_sync",
         question="How long does it take to send new weights to the engines?",
         analysis=asking(weight_sync),
-        columns={
-            "trainer_s": "the whole sync by the trainer's timer, in s",
+        columns=common("run step")
+        | {
+            "trainer_s": (
+                "the whole sync by the trainer's timer, in s; this and the others are empty if not "
+                "recorded"
+            ),
             "slowest_rank_s": "the slowest rank's part, in s",
             "slowest_rank": "process of that rank",
             "transfer_s": "the transfer, slowest rank, in s",
@@ -303,9 +315,17 @@ VIEWS = (
         name="memory_phases",
         question="In which phase does each role use the most device memory?",
         analysis=asking(memory_phases),
-        columns={
-            "at": "verl's checkpoint",
-            "place": "order of the checkpoint in the step",
+        columns=common("run step role readings processes lowest_used_bytes total_bytes")
+        | {
+            "used_bytes": "device memory in use, the highest of all processes' devices, in bytes",
+            "reserved_bytes": (
+                "device memory reserved by torch, the highest of all processes, in bytes"
+            ),
+            "allocated_bytes": (
+                "device memory allocated by torch, the highest of all processes, in bytes"
+            ),
+            "at": "verl's checkpoint, in its own words",
+            "place": "order of the checkpoint in the step, from 1",
             "fullest": "process with the highest reading",
         },
         draw=_memory,
@@ -327,3 +347,10 @@ VIEWS = (
         """,
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "transfer_totals": common(
+        "run step role event calls failed total_s p95_s max_s size_bytes rows"
+    ),
+}

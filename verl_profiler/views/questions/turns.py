@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.requests import turn_times, turns_per_request
@@ -18,13 +19,14 @@ from verl_profiler.render.axes import (
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 
 def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -173,24 +175,29 @@ def _turns(data: DataTables, choice: Choice) -> Figure:
 _BOTH = frozenset({"worker", "validate"})
 
 
+_TURN_TIMES = common("total_s mean_s p50_s p80_s p95_s p99_s max_s turn") | {
+    "unfinished": "number of turns without an end",
+    "turns": "number of finished turns with this index",
+    "share": "part of all turn time",
+    "engine_s": (
+        "mean time in generate calls, in s; empty, as are the other components, if they "
+        "were not recorded; the components add up to mean_s plus overlap_s"
+    ),
+    "tool_s": "mean time in tool calls, in s",
+    "tool_parsing_s": "mean time spent parsing tool calls, in s",
+    "token_merge_s": "mean time spent merging tokens, in s",
+    "other_s": "mean time in no recorded event, in s",
+    "overlap_s": "mean time counted more than once because calls ran concurrently, in s",
+    "prompt_tokens": "mean number of prompt tokens",
+    "response_tokens": "mean number of generated tokens",
+}
+
 VIEWS = (
     View(
         name="turn_times",
         question="Do late turns take longer than early ones, and in which component?",
         analysis=_turn_time_tables,
-        columns={
-            "turn": "index of the turn, from 0",
-            "turns": "number of finished turns with this index",
-            "share": "part of all turn time",
-            "engine_s": "mean time in generate calls, in s",
-            "tool_s": "mean time in tool calls, in s",
-            "tool_parsing_s": "mean time spent parsing tool calls, in s",
-            "token_merge_s": "mean time spent merging tokens, in s",
-            "other_s": "mean time in no recorded event, in s",
-            "overlap_s": "mean time counted more than once because calls ran concurrently, in s",
-            "prompt_tokens": "mean number of prompt tokens",
-            "response_tokens": "mean number of generated tokens",
-        },
+        columns=common("run") | _TURN_TIMES,
         draw=_turn_times,
         empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
         section="turns",
@@ -218,11 +225,12 @@ VIEWS = (
         name="turns_per_request",
         question="How many turns do requests take, and does that change over the run?",
         analysis=_turns_tables,
-        columns={
+        columns=common("run step validate")
+        | {
             "turns": "number of turns of a request",
             "requests": "number of requests with that many",
             "share": "part of the step's requests",
-            "mean_s": "mean duration of these requests, in s",
+            "mean_s": "mean duration of these requests that finished, in s",
         },
         draw=_turns,
         empty="no request with a number of turns was recorded there.",
@@ -244,3 +252,10 @@ VIEWS = (
         takes=frozenset({"validate"}),
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "step_turn_times": common("run step validate")
+    | _TURN_TIMES
+    | {"share": "part of the turn time of the step"},
+}

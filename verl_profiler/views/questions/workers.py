@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
@@ -10,12 +11,13 @@ from verl_profiler.render.axes import bar_texts, bars, legend, step_axis, time_u
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import colorbar, colormap, sheet, short
 from verl_profiler.units import seconds
+from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["VIEWS"]
+__all__ = ["TABLES", "VIEWS"]
 
 # Phases with less waiting than this part of the most are named, not drawn.
 _LITTLE = 0.05
@@ -224,11 +226,18 @@ VIEWS = (
         name="worker_phases",
         question="Which worker was the slowest in each phase, and how long did the others wait for it?",
         analysis=asking(worker_phases, worker_balance),
-        columns={
-            "phase": "what it did; `rollout` of agent-loop workers",
+        columns=common("run step role name")
+        | {
+            "phase": (
+                "what it did; of agent-loop workers `rollout`, from the step's first request to "
+                "the worker's last end"
+            ),
             "duration_s": "time spent on it, in s",
-            "waited_s": "how much sooner than the slowest process it finished, in s",
-            "slowest": "whether it was the slowest of its role",
+            "waited_s": (
+                "how much sooner than the slowest process of the role it finished, piece by piece, "
+                "in s: what it waits if the next piece needs all"
+            ),
+            "slowest": "whether it waits least of its role; one process per phase",
         },
         draw=_workers,
         empty="no agent-loop worker or rank was recorded there.",
@@ -258,3 +267,33 @@ VIEWS = (
         example="--steps 7",
     ),
 )
+
+# Other tables of the topic's analyses: their columns by name.
+TABLES: dict[str, Mapping[str, str]] = {
+    "worker_balance": common("run step role processes")
+    | {
+        "phase": "what they did; of agent-loop workers `rollout`",
+        "slowest": "process that the others wait for most",
+        "slowest_s": "time of the slowest process at each piece of work, in s",
+        "median_s": "time of the median process at each piece, in s",
+        "fastest_s": "time of the fastest process at each piece, in s",
+        "waited_s": "what all others together wait for the slowest, in s",
+        "waited_share": "waited_s as part of the time of all processes until the slowest was done",
+    },
+    "rank_balance": common("run step role event")
+    | {
+        "ranks": "number of ranks",
+        "slowest": "process that the others wait for most",
+        "slowest_s": "time of the slowest rank at each piece of work, in s",
+        "median_s": "time of the median rank at each piece, in s",
+        "fastest_s": "time of the fastest rank at each piece, in s",
+        "waste_s": "what all ranks together wait for the slowest, if they wait, in s",
+    },
+    "rollout_balance": common("run step requests")
+    | {
+        "name": "agent-loop worker",
+        "busy_s": "from the start of the step's first request to the worker's last end, in s",
+        "mean_s": "mean duration of its requests, in s",
+        "behind_s": "how much longer than the median worker, in s",
+    },
+}
