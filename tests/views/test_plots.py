@@ -21,7 +21,6 @@ from matplotlib.text import Text
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.render import colors
 from verl_profiler.render.figure import save, settings
-from verl_profiler.views.columns import described
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.step_text import _other_lines
 from verl_profiler.views.view import Choice, NothingToDraw
@@ -230,26 +229,6 @@ def test_a_plot_is_named_after_its_first_table(name, runs):
     data, _ = data_of(runs["small"], name)
 
     assert name == next(iter(data))
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_every_column_is_described_and_every_description_has_a_column(name, runs):
-    """Who reads the JSON or the CSV finds what a column holds, and in which unit."""
-    view = VIEWS[name]
-    found = set()
-    for run in runs.values():
-        rows = view.analysis(run.tables, Choice())[name]
-        found |= {column for row in rows[:1] for column in row}
-
-    assert found == set(described(view.columns, found))
-    assert [] == [
-        key
-        for key in view.columns
-        if not any(column == key or column.startswith(key.rstrip("*")) for column in found)
-    ]
-    for column, text in described(view.columns, found).items():
-        if column.endswith("_s") and not column.endswith("_per_s"):
-            assert "in s" in text, column
 
 
 @pytest.mark.parametrize("name", VIEWS)

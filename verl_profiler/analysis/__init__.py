@@ -2,6 +2,9 @@
 
 A function is named after the table that it returns.  It reads no files, draws nothing and keeps
 nothing; rows come in a fixed order whatever the order of the events.
+
+A docstring states what one row is; `verl_profiler.views.questions.COLUMNS` describes the columns, and
+docs/json.md lists both.
 """
 
 from __future__ import annotations

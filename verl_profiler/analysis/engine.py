@@ -85,13 +85,12 @@ def engine_parts(
 ) -> Rows:
     """Divide the time of engine calls, as measured in agent loops, into components that add up to it.
 
-    The parts, in order: `queue`, `prefill`, `decode`, `engine`, `outside`, `unseen`.  An engine
-    server has neither the step nor whether a request is of validation; both are those of the
-    agent loop's call.
+    An engine server has neither the step nor whether a request is of validation; both are those
+    of the agent loop's call.
 
     Returns:
-        Table `engine_parts`: one row per run, step and part, in the order of the parts above.
-        Parts that nobody recorded have no row.
+        Table `engine_parts`: one row per run, step and part, in the order `queue`, `prefill`,
+        `decode`, `engine`, `outside`, `unseen`.  Parts that nobody recorded have no row.
     """
     return tables.rows(
         f"""

@@ -41,9 +41,6 @@ def of_function(function: str | None, column: str = "func") -> str:
 def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
     """Summarize traced calls by function.
 
-    Where only every N-th call was traced, each counts N times in `calls` and in everything that is
-    a sum or share; quantiles are those of the traced calls.
-
     Returns:
         Table `tq_functions`: one row per run and function, most time first, with the columns of
         `tq_wall`.
@@ -176,8 +173,8 @@ def tq_wall(tables: Tables, steps: Steps = None, *, function: str | None = None)
 def tq_throughput(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
     """Summarize gets and puts that say how much they moved.
 
-    MiB are 2^20 bytes, as in the guide's lines and classes: good above 500 MiB/s, fair from 100, poor
-    below.  Rates are per call: those of calls at the same time add up to more.
+    MiB are 2^20 bytes, as in the guide's lines and classes.  Rates are per call: those of calls at
+    the same time add up to more.
 
     Returns:
         Table `tq_throughput`: one row per run and event, and one per caller, most time first.

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl_profiler.views.columns import listed
+
 __all__ = ["FORMATS", "page", "schema", "table_docs"]
+
+# Where the docs describe the columns that several tables have.
+_COMMON = "reports.md#columns-of-several-tables"
 
 # The `format` of commands whose output has changed.
 _VERSIONS = {"diff": 2, "memory": 2, "plot": 2, "summary": 2, "why": 2}
@@ -176,7 +180,7 @@ This page is generated from the code: `python -m verl_profiler.cli.json_format >
 - `format` is 1; of `diff`, `memory`, `plot`, `summary` and `why` it is 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
 - Units are in the names: `_s` seconds, `_us` microseconds since 1970 or of a duration, `_bytes`, `_share` and `share` from 0 to 1, `_per_s` per second. `begin_us` and `end_us` are times of day, corrected between hosts.
 - A table has at most 10,000 rows, the first in its order; `left_out` counts the others. Tables by step hold the first steps then: `--steps N:M` selects others. `--csv` of `plot` is not limited.
-- `null`: not recorded, unknown, or too few values for a quantile ([metrics](metrics.md)).
+- `null`, below "empty": not recorded, unknown, or too few values for a quantile ([metrics](metrics.md)).
 - Rows of per-step tables have `run` and `step`; `validate` is true for validation.
 - Exit status: 0 done, 1 nothing to report (or a `diff --fail-if` condition holds, or the verdict of `verify` is not `kept`), 2 the command cannot be run as given, 3 an error in verl-profiler.
 - `check --json` and `collect --json` print a list of rows.
@@ -211,10 +215,11 @@ def schema(command: str) -> dict[str, Any]:
     }
 
 
-def table_docs() -> dict[str, tuple[str, str]]:
-    """Return the summary and the columns of each table, from the analyses' docstrings."""
+def table_docs() -> dict[str, tuple[str, Mapping[str, str]]]:
+    """Return what each table holds, one row of it, and its columns with a sentence for each."""
     from verl_profiler.analysis import ANALYSES, overview, tools
     from verl_profiler.analysis.requests import request_timeline
+    from verl_profiler.views.questions import COLUMNS
 
     functions: list[Callable[..., Any]] = [
         *ANALYSES.values(),
@@ -224,14 +229,19 @@ def table_docs() -> dict[str, tuple[str, str]]:
         tools.tool_latencies,
         request_timeline,
     ]
-    return {function.__name__: _described(function) for function in functions}
+    return {
+        function.__name__: (_described(function), COLUMNS[function.__name__])
+        for function in functions
+    }
 
 
-def _described(function: Callable[..., Any]) -> tuple[str, str]:
+def _described(function: Callable[..., Any]) -> str:
+    """Return the summary and the rows of an analysis, from its docstring."""
     text = inspect.getdoc(function) or ""
-    returns = re.search(r"Returns:\n(.*?)(?:\n\S|\Z)", text, re.DOTALL)
-    rows = " ".join(textwrap.dedent(returns[1]).split()) if returns else ""
-    return text.split("\n\n")[0].replace("\n", " "), rows
+    summary, _, _ = text.partition("\n\n")
+    returns = re.search(r"Returns:\n(?: +Table `\w+`: )?(.*?)(?:\n\S|\Z)", text, re.DOTALL)
+    rows = " ".join(returns[1].split()) if returns else ""
+    return f"{' '.join(summary.split())} {rows[:1].upper()}{rows[1:]}".rstrip()
 
 
 def page() -> str:
@@ -245,8 +255,8 @@ def page() -> str:
         ]
         blocks.append("\n".join(lines))
     blocks.append("## Tables\n\nThe same rows as `verl_profiler.analysis` returns in Python.")
-    for name, (about, rows) in sorted(table_docs().items()):
-        blocks.append(f"### {name}\n\n{about}\n\n{rows}".rstrip())
+    for name, (about, columns) in sorted(table_docs().items()):
+        blocks.append(f"### {name}\n\n{about}\n\n{listed(columns, _COMMON)}")
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 

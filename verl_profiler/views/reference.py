@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Mapping
 
-from verl_profiler.views.columns import COMMON
+from verl_profiler.views.columns import COMMON, listed
 from verl_profiler.views.page_sections import SECTIONS, section_of
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import View
@@ -52,7 +51,7 @@ def reference() -> str:
         ("section", "what to conclude from it"),
         [(section.title, section.conclude) for section in SECTIONS.values()],
     )
-    columns = _columns(COMMON)
+    columns = _table(("column", "meaning"), [(f"`{name}`", text) for name, text in COMMON.items()])
     return "\n".join(
         (
             _HEAD,
@@ -78,7 +77,7 @@ def _entry(view: View) -> str:
         _prose(view.shows, view.name),
         f"**What to conclude**\n\n{_prose(view.conclude, view.name)}",
         f"**Limitations.** {_prose(view.limits, view.name)}",
-        _columns(view.columns).rstrip("\n"),
+        listed(view.columns),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -92,10 +91,6 @@ def _prose(text: str, name: str) -> str:
         ),
         inspect.cleandoc(text),
     )
-
-
-def _columns(columns: Mapping[str, str]) -> str:
-    return _table(("column", "meaning"), [(f"`{name}`", text) for name, text in columns.items()])
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:

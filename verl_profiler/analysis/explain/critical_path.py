@@ -105,8 +105,9 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
     """List the segments of the critical path in order, from start to finish.
 
     Returns:
-        Table `critical_segments`: one row per run, step and segment with one category.  Only
-        steps that finished, of runs whose steps consume their own requests (synchronous).
+        Table `critical_segments`: one row per run, step and segment with one category, a key of
+        `CATEGORIES`.  Only steps that finished, of runs whose steps consume their own requests
+        (synchronous).
     """
     rows: Rows = []
     for (run, step), spans in _chains(tables, steps):
@@ -129,7 +130,7 @@ def critical_path(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         Table `critical_path`: one row per run, step and category, most time first,
-        `unexplained` last.
+        `unexplained` last.  The categories are the keys of `CATEGORIES`.
     """
     return path_categories(critical_segments(tables, steps))
 

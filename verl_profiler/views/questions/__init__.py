@@ -73,23 +73,28 @@ VIEWS: dict[str, View] = {
 
 # What each column of a table holds, by the table's name.  The view `slowest_requests` shows another
 # table than the analysis of that name.
-COLUMNS: dict[str, Mapping[str, str]] = {name: view.columns for name, view in VIEWS.items()}
-for _topic in (
-    critical_path,
-    devices,
-    engine_load,
-    engines,
-    memory,
-    processes,
-    request_tables,
-    rollouts,
-    shares,
-    steps,
-    stragglers,
-    tools,
-    tq_tables,
-    transfers,
-    turns,
-    workers,
-):
-    COLUMNS |= _topic.TABLES
+COLUMNS: dict[str, Mapping[str, str]] = {
+    **{name: view.columns for name, view in VIEWS.items()},
+    **{
+        name: columns
+        for topic in (
+            critical_path,
+            devices,
+            engine_load,
+            engines,
+            memory,
+            processes,
+            request_tables,
+            rollouts,
+            shares,
+            steps,
+            stragglers,
+            tools,
+            tq_tables,
+            transfers,
+            turns,
+            workers,
+        )
+        for name, columns in topic.TABLES.items()
+    },
+}

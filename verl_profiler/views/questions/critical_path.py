@@ -238,7 +238,7 @@ VIEWS = (
                 "the step would take longer"
             ),
             "share": "expected_s as part of step_s",
-            "earlier_s": "the same without polling, in s",
+            "earlier_s": "mean gain per step without polling, in s",
             "expected_s": (
                 "mean gain over many steps, in s: earlier_s, or saved_s if the change removes "
                 "polling"

@@ -123,19 +123,22 @@ Generate calls that a replica runs at the same time share its devices' time even
     ),
 )
 
+_GPU_WORK = {
+    "launches": "number of kernels, graphs and copies that were launched inside",
+    "gpu_s": "time of these kernels, graphs and copies on the GPU, in s, whenever they ran",
+}
+
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
     "range_times": common("run step name event total_s max_s")
     | {
         "domain": "NVTX domain",
         "ranges": "number of ranges",
-        "launches": "number of kernels, graphs and copies that were launched inside",
-        "gpu_s": "time of these kernels, graphs and copies on the GPU, in s, whenever they ran",
+        **_GPU_WORK,
     },
     "span_kernels": common("run step name event request_id turn duration_s")
     | {
-        "launches": "number of kernels, graphs and copies that were launched inside",
-        "gpu_s": "time of these kernels, graphs and copies on the GPU, in s, whenever they ran",
+        **_GPU_WORK,
     },
     "top_kernels": common("run step name max_s")
     | {

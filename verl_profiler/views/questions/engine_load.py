@@ -110,18 +110,16 @@ VIEWS = (
         name="engine_load",
         question="How full were the engines: running and waiting requests, and KV cache?",
         analysis=asking(engine_load, engine_load_over_time),
-        columns=common("run step")
+        columns=common("run step dp_rank running_limit")
         | {
             "name": "process of the engine",
             "replica": "number of the replica",
-            "dp_rank": "data-parallel rank of the engine",
             "readings": "number of readings",
             "covered_s": "time covered by the readings, in s",
             "running": "requests in the batch, time-weighted mean",
             "max_running": "the maximum of running",
             "waiting": "requests in the engine's queues, time-weighted mean",
             "max_waiting": "the maximum of waiting",
-            "running_limit": "maximum number of requests that the engine runs at once",
             "kv_share": "part of the KV cache in use, time-weighted mean",
             "max_kv_share": "the maximum of kv_share",
             "idle_share": "part of the time without a running request",
@@ -171,15 +169,13 @@ VIEWS = (
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
-    "engine_load_over_time": common("run step")
+    "engine_load_over_time": common("run step dp_rank running_limit")
     | {
         "name": "process of the engine",
-        "dp_rank": "data-parallel rank of the engine",
         "at_s": "time of the reading, in s after the run's first of those selected",
         "held_s": "until the next reading, in s; empty if none followed",
         "running_requests": "requests in the batch",
         "waiting_requests": "requests in the engine's queues",
-        "running_limit": "maximum number of requests that the engine runs at once",
         "kv_share": "part of the KV cache in use",
     },
 }

@@ -303,8 +303,8 @@ _ENGINE_TIMES = common(
 ) | {
     "served": "number of calls whose engine was recorded too",
     "queue_s": (
-        "time in the engine's queue, in s; empty, as are the next two, if the engine does not "
-        "report it"
+        "time in the engine's queue, in s; empty, like prefill_s and decode_s, if the engine does "
+        "not report it"
     ),
     "prefill_s": "prefill time, in s",
     "decode_s": "decode time, in s",
@@ -334,11 +334,11 @@ TABLES: dict[str, Mapping[str, str]] = {
         "generated_p95": "95th percentile of the generated tokens",
         "generated_max": "most generated tokens",
         "rate_p5": (
-            "5th percentile of a request's generated tokens per second in engine calls; empty, as "
-            "are the next two, if engine calls were not recorded"
+            "5th percentile of a request's generated tokens per second in engine calls; the rates "
+            "are empty if engine calls were not recorded"
         ),
-        "rate_p50": "median of these rates",
-        "rate_p95": "95th percentile of these rates",
+        "rate_p50": "median of the rates",
+        "rate_p95": "95th percentile of the rates",
     },
     "engine_times": common("run step validate") | _ENGINE_TIMES,
     "replica_balance": common("run step")

@@ -50,10 +50,9 @@ VIEWS = (
         name="own_spans",
         question="How long do the spans of your own code take, and which of them is the longest?",
         analysis=asking(own_spans),
-        columns=common("run calls failed total_s p50_s p95_s max_s")
+        columns=common("run calls failed total_s p50_s p95_s max_s slowest_step")
         | {
             "event": "name given to `span`",
-            "slowest_step": "step of the longest call",
             "roles": "roles of the processes that recorded it, in alphabetical order",
         },
         draw=_draw,

@@ -171,20 +171,23 @@ def _cost(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
+_STALLS = {
+    "total_s": "sum of the stalls, in s",
+    "max_s": "longest stall, in s",
+}
+
 VIEWS = (
     View(
         name="loop_suspects",
         question="Did an event loop stall and make everything on it look slow?",
         analysis=asking(loop_suspects),
-        columns=common("run step name role loop lags during")
+        columns=common("run step name role loop lags during worst_begin_us")
         | {
             "by_design": (
                 "whether it is a trainer worker, which computes in its event loop by design"
             ),
-            "total_s": "sum of the stalls, in s",
-            "max_s": "longest stall, in s",
+            **_STALLS,
             "step_share": "total_s as part of the step; empty for unfinished steps",
-            "worst_begin_us": "start of the longest stall on the run's clock, in µs",
             "requests": (
                 "finished requests of the process that the stalls overlap; only of agent-loop "
                 "workers"
@@ -265,11 +268,9 @@ VIEWS = (
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
-    "loop_lags": common("run step name role loop lags")
+    "loop_lags": common("run step name role loop lags worst_begin_us")
     | {
-        "total_s": "sum of the stalls, in s",
-        "max_s": "longest stall, in s",
-        "worst_begin_us": "start of the longest stall on the run's clock, in µs",
+        **_STALLS,
     },
     "longest_lags": common("run step name role loop during duration_s")
     | {

@@ -21,11 +21,16 @@ BREAKDOWN = common(
         "every call"
     ),
     "duration_s": (
-        "duration, in s: the components prompt_build_s to other_s, minus overlap_s; empty "
-        "if unfinished"
+        "duration, in s: prompt_build_s, engine_s, tool_s, tool_parsing_s, token_merge_s, "
+        "postprocess_s, reward_s and other_s together, minus overlap_s; empty if unfinished"
     ),
     "seen_s": "from its start to its last event, in s",
     "stalled_s": "time in which its worker's event loop stalled, whatever the component, in s",
+}
+
+_REQUESTS = {
+    "requests": "number of requests",
+    "failed": "number of requests that failed or were cancelled",
 }
 
 # Other tables of the topic's analyses: their columns by name.
@@ -40,23 +45,19 @@ TABLES: dict[str, Mapping[str, str]] = {
     },
     "request_times": common(
         "run step validate unfinished mean_s p50_s p80_s p95_s p99_s max_s generated_tokens "
-        "tool_tokens"
+        "tool_tokens mean_turns"
     )
     | {
-        "requests": "number of requests",
-        "failed": "number of requests that failed or were cancelled",
+        **_REQUESTS,
         "p90_s": "90th percentile of the durations, in s",
         "p999_s": "99.9th percentile of the durations, in s",
-        "mean_turns": "mean number of turns of finished requests",
         "max_turns": "most turns",
         "prompt_tokens": "prompt tokens; a conversation's earlier tokens count in each turn",
         "response_tokens": "tokens of the responses: generated_tokens and tool_tokens",
     },
-    "request_totals": common("run unfinished p50_s p95_s p99_s max_s generated_tokens")
+    "request_totals": common("run unfinished p50_s p95_s p99_s max_s generated_tokens mean_turns")
     | {
-        "requests": "number of requests",
-        "failed": "number of requests that failed or were cancelled",
-        "mean_turns": "mean number of turns of finished requests",
+        **_REQUESTS,
     },
     "request_parts": common("run step validate")
     | {

@@ -79,11 +79,10 @@ VIEWS = (
         name="rollout_tail",
         question="How much of each rollout goes to its last requests?",
         analysis=asking(rollout_tail),
-        columns=common("run step")
+        columns=common("run step rollout_s")
         | {
             "requests": "number of finished requests",
             "begin_us": "start of the first request on the run's clock, in µs",
-            "rollout_s": "from the start of the first request to the end of the last, in s",
             "tail80_s": (
                 "from the time when 80 % of the requests had finished to the end, of however many "
                 "requests, in s"

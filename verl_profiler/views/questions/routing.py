@@ -97,8 +97,8 @@ VIEWS = (
             "share": "part of the step's calls",
             "sticky": "calls that went to the replica of the request's previous call",
             "unbalanced": (
-                "calls for which another replica had fewer in flight; empty, as are the next two, "
-                "if the run has no such call or none was recorded"
+                "calls for which another replica had fewer in flight; empty, like excess and "
+                "max_excess, if the run has no such call or none was recorded"
             ),
             "excess": (
                 "calls in flight above those of the least loaded replica, mean over all its calls"

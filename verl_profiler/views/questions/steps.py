@@ -215,26 +215,21 @@ VIEWS = (
         name="step_durations",
         question="How long do rollout and training take in each step, and how long is it from one step to the next?",
         analysis=asking(step_durations, step_trend),
-        columns=common("run step")
+        columns=common("run step unaccounted_s to_next_s")
         | {
             "finished": "whether the trainer recorded the step's end",
             "validated": "whether validation ran in it",
             "step_s": (
-                "length of the step by the trainer's timer, in s; gen_s to unaccounted_s add up to "
-                "it"
+                "length of the step by the trainer's timer, in s: gen_s, training_s, weights_s, "
+                "checkpoint_s and unaccounted_s together"
             ),
             "gen_s": "rollout, in s; without the trainer, that of the slowest worker",
             "training_s": "rewards, log-probabilities, values, advantages and updates, in s",
             "weights_s": "`update_weights`, in s",
             "checkpoint_s": "`save_checkpoint`, in s",
-            "unaccounted_s": "time of the step in no timer, in s",
             "between_s": "from the end of the step to the start of the next one, in s",
             "testing_s": "validation in that time, in s",
             "between_other_s": "the rest of that time, in s",
-            "to_next_s": (
-                "from the start of the step to the next one, in s; empty if the next step is "
-                "missing"
-            ),
             "outside_gen_s": (
                 "without the trainer: the rest of to_next_s, whatever it was, in s; otherwise empty"
             ),
@@ -277,14 +272,13 @@ VIEWS = (
         name="validation_times",
         question="How long does each validation take?",
         analysis=asking(validation_times),
-        columns=common("run unfinished mean_s p50_s p95_s p99_s max_s reward")
+        columns=common("run unfinished mean_s p50_s p95_s p99_s max_s reward rollout_s")
         | {
             "step": "step during which it ran; 0 is before training",
             "requests": "number of validation requests",
             "turns": "mean number of turns",
             "generated_tokens": "tokens generated in the validation",
             "testing_s": "the trainer's timer, in s; empty if not recorded",
-            "rollout_s": "from the start of the first request to the end of the last, in s",
             "share": (
                 "part of the time from the start of this step to the start of the next one that "
                 "the validation takes; empty if there is no next step"
@@ -312,23 +306,19 @@ VIEWS = (
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
-    "step_times": common("run step begin_us requests")
+    "step_times": common("run step begin_us requests unaccounted_s to_next_s")
     | {
         "finished": "whether the trainer recorded the step's end",
         "requests": "number of training requests",
         "duration_s": "length of the step, in s; empty without an end",
         "seen_s": "length of what was recorded of it, in s",
-        "gen_s": "`gen`, in s",
-        "unaccounted_s": "time of the step in no timer, in s",
+        "gen_s": "sum of its `gen`, in s",
         "unfinished_requests": "number of training requests without an end",
         "validation_requests": "number of validation requests",
         "generated_tokens_per_s": (
             "tokens of finished training requests by the length of the whole step"
         ),
         "testing_s": "validation, in s",
-        "to_next_s": (
-            "from the start of the step to the next one, in s; empty if the next step is missing"
-        ),
     },
     "step_phases": common("run step duration_s")
     | {
@@ -356,8 +346,7 @@ TABLES: dict[str, Mapping[str, str]] = {
         "unit": "`s`, `/s`, or nothing for numbers",
         "value": (
             "the value, of metrics that occur once per step (the step, its phases, tails, tokens); "
-            "empty for those that occur many times (requests, calls), which have the columns below "
-            "instead"
+            "those that occur many times (requests, calls) have mean to count instead"
         ),
         "mean": "mean",
         "p50": "median; quantiles are empty for too few values (p95 needs 20)",

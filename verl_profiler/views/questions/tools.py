@@ -191,7 +191,9 @@ VIEWS = (
         name="tool_latencies",
         question="Which tools take the most time, how long are their calls, and how often do they fail?",
         analysis=asking(tool_latencies),
-        columns=common("run calls failed total_s mean_s p50_s p80_s p95_s p99_s max_s tool")
+        columns=common(
+            "run calls failed total_s mean_s p50_s p80_s p95_s p99_s max_s tool slowest_step"
+        )
         | {
             "failed_share": "part of the calls that failed",
             "errors": "types of errors with their counts, most frequent first",
@@ -199,7 +201,6 @@ VIEWS = (
             "requests_share": (
                 "part of the time of all finished requests; calls made at the same time count each"
             ),
-            "slowest_step": "step of the longest call",
             "slowest_request_id": "request of the longest call",
         },
         draw=_tools,

@@ -199,9 +199,10 @@ VIEWS = (
         name="tq_functions",
         question="How much of each function's time goes to TransferQueue's gets and puts?",
         analysis=asking(tq_functions),
-        columns=common("run failed unfinished processes rows total_s mean_s p50_s p95_s max_s func")
+        columns=common(
+            "run failed unfinished processes rows total_s mean_s p50_s p95_s max_s func traced"
+        )
         | {
-            "traced": "number of traced calls",
             "calls": (
                 "number of calls, estimated where only every N-th was traced: each counts N times "
                 "here and in sums and shares; quantiles are of the traced calls"

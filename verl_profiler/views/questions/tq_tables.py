@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S
 from verl_profiler.views.columns import common
 
 __all__ = ["SUMS", "TABLES", "WALL"]
 
+_CLASSES = f"class of mib_per_s: `good` (above {GOOD_MIB_S}), `fair` (from {FAIR_MIB_S}) or `poor`"
+
 # Of `tq_wall` and `tq_functions`.
 WALL = {
     "busy_s": (
-        "time with at least one call in progress, summed over processes, in s; empty, as "
-        "are the five below, if only some calls were traced or starts are not known"
+        "time with at least one call in progress, summed over processes, in s; empty, like "
+        "tq_busy_s to concurrency, if only some calls were traced or starts are not known"
     ),
     "tq_busy_s": "time with at least one get or put in progress, summed over processes, in s",
     "tq_alone_s": "time with gets or puts and no compute in progress, in s",
@@ -31,7 +34,7 @@ SUMS = common("size_bytes") | {
     "overhead_share": "get and put as part of the calls' time",
     "transfers": "number of gets and puts",
     "mib_per_s": "MiB per second of gets and puts, each by its own time",
-    "speed": "class of mib_per_s: `good`, `fair` or `poor`",
+    "speed": _CLASSES,
     "get_mib_per_s": "MiB per second of gets",
     "put_mib_per_s": "MiB per second of puts",
 }
@@ -44,18 +47,17 @@ TABLES: dict[str, Mapping[str, str]] = {
     "tq_steps": common("run")
     | {"step": "verl's global step; empty for calls of no known step"}
     | SUMS,
-    "tq_throughput": common("run")
+    "tq_throughput": common("run traced")
     | {
         "event": "`tq_get` or `tq_put`",
         "caller": "function where it is known, otherwise the role; empty for all together",
-        "traced": "number of traced calls",
         "calls": "number of calls, estimated where only every N-th was traced",
         "size_bytes": "bytes moved",
         "mean_bytes": "mean size of a call, in bytes",
         "total_s": "sum of the calls' durations, in s",
         "p50_s": "median duration of the calls, in s",
         "mib_per_s": "MiB per second: all bytes by all time",
-        "speed": "class of mib_per_s: `good` (above 500), `fair` (from 100) or `poor`",
+        "speed": _CLASSES,
         "p5_mib_per_s": "5th percentile of the calls' rates, in MiB per second",
         "p50_mib_per_s": "median of the calls' rates, in MiB per second",
         "variation": "standard deviation of the calls' rates by their mean",
@@ -64,7 +66,7 @@ TABLES: dict[str, Mapping[str, str]] = {
         "poor_share": "part of the calls whose rate is poor",
     },
     "tq_calls": common(
-        "run step name role func call trace_ids status finished begin_us end_us duration_us rows"
+        "run step name role func call trace_ids status finished begin_us end_us duration_us rows sampled"
     )
     | {
         "estimated": "whether its stages are computed, not recorded",
@@ -72,7 +74,6 @@ TABLES: dict[str, Mapping[str, str]] = {
         "get_us": "time of the stage get, in µs",
         "compute_us": "time of the stage compute, in µs",
         "put_us": "time of the stage put, in µs",
-        "sampled": "number of calls that it stands for",
     },
     "tq_call_stages": common("run step name func call begin_us end_us")
     | {
@@ -80,10 +81,9 @@ TABLES: dict[str, Mapping[str, str]] = {
     },
     "tq_transfers": common(
         "run step name role event func call trace_ids status begin_us end_us duration_us "
-        "size_bytes rows request_id sample session"
+        "size_bytes rows request_id sample session sampled"
     )
     | {
-        "sampled": "number of calls that it stands for",
         "mib_per_s": "MiB per second",
         "uid": "uid of the request's prompt",
         "turn": "index of the request's last turn",

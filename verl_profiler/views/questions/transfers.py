@@ -284,7 +284,7 @@ VIEWS = (
         columns=common("run step")
         | {
             "trainer_s": (
-                "the whole sync by the trainer's timer, in s; this and the others are empty if not "
+                "the whole sync by the trainer's timer, in s; empty, like all columns, if not "
                 "recorded"
             ),
             "slowest_rank_s": "the slowest rank's part, in s",

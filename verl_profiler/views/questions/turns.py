@@ -180,8 +180,8 @@ _TURN_TIMES = common("total_s mean_s p50_s p80_s p95_s p99_s max_s turn") | {
     "turns": "number of finished turns with this index",
     "share": "part of all turn time",
     "engine_s": (
-        "mean time in generate calls, in s; empty, as are the other components, if they "
-        "were not recorded; the components add up to mean_s plus overlap_s"
+        "mean time in generate calls, in s; empty, like the other components, if they were not "
+        "recorded; the components add up to mean_s plus overlap_s"
     ),
     "tool_s": "mean time in tool calls, in s",
     "tool_parsing_s": "mean time spent parsing tool calls, in s",

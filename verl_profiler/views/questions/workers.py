@@ -274,9 +274,9 @@ TABLES: dict[str, Mapping[str, str]] = {
     | {
         "phase": "what they did; of agent-loop workers `rollout`",
         "slowest": "process that the others wait for most",
-        "slowest_s": "time of the slowest process at each piece of work, in s",
-        "median_s": "time of the median process at each piece, in s",
-        "fastest_s": "time of the fastest process at each piece, in s",
+        "slowest_s": "time of the slowest process at each piece of work, summed, in s",
+        "median_s": "time of the median process at each piece, summed, in s",
+        "fastest_s": "time of the fastest process at each piece, summed, in s",
         "waited_s": "what all others together wait for the slowest, in s",
         "waited_share": "waited_s as part of the time of all processes until the slowest was done",
     },
@@ -284,9 +284,9 @@ TABLES: dict[str, Mapping[str, str]] = {
     | {
         "ranks": "number of ranks",
         "slowest": "process that the others wait for most",
-        "slowest_s": "time of the slowest rank at each piece of work, in s",
-        "median_s": "time of the median rank at each piece, in s",
-        "fastest_s": "time of the fastest rank at each piece, in s",
+        "slowest_s": "time of the slowest rank at each piece of work, summed, in s",
+        "median_s": "time of the median rank at each piece, summed, in s",
+        "fastest_s": "time of the fastest rank at each piece, summed, in s",
         "waste_s": "what all ranks together wait for the slowest, if they wait, in s",
     },
     "rollout_balance": common("run step requests")

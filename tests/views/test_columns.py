@@ -1,0 +1,149 @@
+"""Each column of each table has one sentence, and docstrings of analyses do not list columns again."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis.overview import phase_totals
+from verl_profiler.analysis.requests import request_timeline
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.views.columns import COMMON, common, described, listed
+from verl_profiler.views.questions import COLUMNS, VIEWS
+
+DATA = Path(__file__).parent.parent / "data"
+RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_run.tar.gz")
+# One query each; no recorded run has rows there.
+ONE_QUERY = {
+    *("own_spans", "engine_load", "engine_load_over_time", "clock_agreement"),
+    *("range_times", "span_kernels", "top_kernels", "gpu_idle"),
+}
+# No recorded run has such a row.
+NOT_RECORDED = {"tq_findings": {"failed"}}
+# Their docstrings list columns still.
+LISTING = {"step_replays", "what_if"}
+FUNCTIONS = {**ANALYSES, "phase_totals": phase_totals, "request_timeline": request_timeline}
+
+
+def returned(tables):
+    """Return the columns that each analysis returns on a run, by table."""
+    rows = {name: analysis(tables) for name, analysis in ANALYSES.items()}
+    rows["phase_totals"] = phase_totals(rows["step_phases"])
+    slowest = [row["request_id"] for row in rows["slowest_requests"][:1]]
+    rows["request_timeline"] = [row for each in slowest for row in request_timeline(tables, each)]
+    return {name: {column for row in each for column in row} for name, each in rows.items()}
+
+
+@pytest.fixture(scope="module")
+def found():
+    columns = {name: set() for name in FUNCTIONS}
+    for run in RUNS:
+        with load(DATA / run, cache=False) as read:
+            for name, more in returned(read.tables).items():
+                columns[name] |= more
+    empty = Tables.of({})
+    for name in ONE_QUERY:
+        assert not columns[name], name
+        assert [] == ANALYSES[name](empty)
+        columns[name] = {column[0] for column in empty.connection.description}
+    return columns
+
+
+def test_every_table_of_an_analysis_is_described_once():
+    """Of the view `slowest_requests`, the table is another one than that of the analysis."""
+    assert set(FUNCTIONS) == set(COLUMNS)
+    assert ["slowest_requests"] == [
+        name for name, view in VIEWS.items() if COLUMNS[name] is not view.columns
+    ]
+    assert COLUMNS["request_breakdown"] is VIEWS["slowest_requests"].columns
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_column_that_an_analysis_returns_has_a_sentence(name, found):
+    """Users of JSON and CSV need what a column holds, and its unit."""
+    missing = [
+        column
+        for column in sorted(found[name])
+        if column not in COLUMNS[name]
+        and not any(key[-1] == "*" and column.startswith(key[:-1]) for key in COLUMNS[name])
+    ]
+
+    assert [] == missing
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_sentence_has_a_column(name, found):
+    """A column that was renamed does not leave its sentence behind."""
+    stale = [
+        key
+        for key in COLUMNS[name]
+        if not any(column == key or column.startswith(key.rstrip("*")) for column in found[name])
+    ]
+
+    assert sorted(NOT_RECORDED.get(name, ())) == stale
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_sentence_has_the_unit(name):
+    """In the form of the name."""
+    units = {"_per_s": "per second", "_s": "in s", "_bytes": "bytes", "_us": "µs"}
+    for column, text in COLUMNS[name].items():
+        unit = next((unit for end, unit in units.items() if column.endswith(end)), "")
+        if column == "slope_s_per_step":
+            unit = "in s per step"
+        if column == "generated_tokens_per_s":
+            unit = "by the length"
+        assert unit in text, (column, text)
+        assert text.strip(" .") == text, column
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_docstring_names_its_table_and_does_not_list_the_columns(name):
+    """What stands there twice differs one day."""
+    if name in LISTING:
+        return
+    text = inspect.getdoc(FUNCTIONS[name])
+    rows = " ".join(text.partition("Returns:\n")[2].split())
+    start = f"Table `{name}`: "
+    arguments = inspect.signature(FUNCTIONS[name]).parameters
+    names = {key for key in COLUMNS[name] if "*" not in key and key not in arguments}
+
+    assert rows.startswith(start)
+    # A name with an underscore is no word of the language, and is a column.
+    assert set() == {key for key in names if "_" in key} & set(re.findall(r"\w+", text))
+    # Other names are listed where three follow one another, after what a row is of.
+    after = re.sub(r"^one row per [^:.;]*", "", rows.removeprefix(start)).replace("`", "")
+    one = rf"(?:{'|'.join(map(re.escape, sorted(names)))})(?: \([^)]*\))?"
+    assert re.search(rf"\b{one}, {one}(?:, | and ){one}\b", after) is None
+
+
+def test_every_sentence_of_several_tables_is_that_of_one():
+    """What is listed as a column of several tables exists."""
+    assert {} == {
+        column: text
+        for column, text in COMMON.items()
+        if all(columns.get(column) != text for columns in COLUMNS.values())
+    }
+
+
+def test_columns_are_described_by_name_and_by_prefix():
+    columns = {**common("run step"), "get_*": "of the stage get"}
+
+    assert {"step": COMMON["step"], "get_p50_s": "of the stage get"} == described(
+        columns, ["step", "get_p50_s"]
+    )
+    with pytest.raises(KeyError):
+        described(columns, ["put_s"])
+    with pytest.raises(KeyError):
+        common("run nothing")
+
+
+def test_columns_are_listed_with_their_own_sentences_first():
+    assert (
+        "| column | meaning |\n| --- | --- |\n| `own` | of its own |\n\n"
+        "Also, as [in several tables](page#several): `run`, `step`."
+    ) == listed({**common("run step"), "own": "of its own"}, "page#several")
+    assert "As [in several tables](#columns-of-several-tables): `run`." == listed(common("run"))
