@@ -37,13 +37,10 @@ def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
     """Replay the cycle of asynchronous runs unchanged and with each change.
 
     Returns:
-        One row per asynchronous run and what, `unchanged` first, then the keys of
-        `ASYNCHRONOUS_CHANGES` (those that can be answered): about, steps (that the cycle was rebuilt
-        from), step_s (mean, measured), replayed_s (mean of the replay), residual_share (replayed minus
-        measured as a share of the latter; for `unchanged`), expected_s (long-run mean saving per step;
-        negative if steps take longer), share (of step_s), low_s and high_s (its 90 % interval, with
-        the model's error and the replay error; its ends are bounds where loads exceed the recorded
-        ones), refused (why there is no answer: then `unchanged` is the only row).
+        Table `asynchronous_what_if`: one row per asynchronous run and change, first `unchanged`, then
+        the keys of `ASYNCHRONOUS_CHANGES` that can be answered; only `unchanged` where the run cannot
+        be replayed.  The interval has the model's error and the replay error; its ends are bounds
+        where loads exceed the recorded ones.
     """
     rows: Rows = []
     for run, model in models(tables, steps).items():

@@ -48,15 +48,9 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     """Replay steps unchanged and with each change.
 
     Returns:
-        One row per run, step and what (`unchanged` first, then the keys of `CHANGES`): duration_s
-        (as measured), replayed_s, saved_s (unchanged minus changed; None for `unchanged`),
-        earlier_s (the saving without polling), error_s (standard error of the model in it),
-        least_s and most_s (expected saving if higher loads than recorded give no more tokens per second,
-        or do not slow calls down; equal if the load is not higher), residual_s and
-        residual_share (replay error: unchanged minus measured; None for the others), tokens_share
-        (token-model error of the rollout's end, as a share of the step, if decoding times are predicted
-        from tokens and the fitted speed; None for the others).  Of a run with too many generate calls
-        to replay in seconds, every n-th step is replayed.
+        Table `step_replays`: one row per run, step and change, first `unchanged`, then the keys of
+        `CHANGES`.  Of a run with too many generate calls to replay in seconds, every n-th step is
+        replayed.
     """
     return replays_of(step_models(tables, chosen_steps(tables, steps)))
 
@@ -65,19 +59,9 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
     """Average the savings over steps.
 
     Returns:
-        One row per run and what, `unchanged` first, then as in `CHANGES`: about, steps (replayed; the
-        95th percentile needs 20 requests; the gains are None if no step has enough),
-        step_s (mean, measured), saved_s (mean per step, of the unchanged replay minus the changed
-        one; negative if it would take longer), earlier_s (the same without polling),
-        expected_s (long-run mean of saved_s: earlier_s, or saved_s if the change removes polling),
-        share (expected_s as a share of step_s), low_s and high_s (the
-        90 % interval of expected_s, allowing for autocorrelated steps: its lower end from
-        step_replays' least_s and its upper end from most_s; None with fewer than three steps if
-        least_s and most_s have the same mean; widened by step_replays' error_s), pair_low_s and
-        pair_high_s (likewise for the measured difference to another run with as many steps),
-        between_runs_s (90 % bound of the difference between two such runs without a change),
-        residual_share (median absolute replay error, for `unchanged`), tokens_share (median absolute
-        token-model error).
+        Table `what_if`: one row per run and change, first `unchanged`, then the keys of `CHANGES`.
+        The 95th percentile needs 20 requests; the gains are None if no step has as many.  The
+        intervals allow for autocorrelated steps, and are widened by the model's error.
     """
     return replays_and_averages(tables, steps)[1]
 

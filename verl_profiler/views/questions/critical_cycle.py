@@ -136,6 +136,7 @@ The cycle is traced from the last step backwards, always to what finished last.
         question="How long would the steps of an asynchronous run take after a change?",
         analysis=asking(asynchronous_what_if),
         columns={
+            **common("run"),
             "what": "name of the change; `unchanged` is the replay of the steps as they were",
             "about": "the change in words",
             "steps": "number of replayed steps",
