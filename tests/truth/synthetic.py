@@ -311,6 +311,7 @@ def _owned(request: Request, chain: list[tuple[int, int]]) -> list[tuple[str, in
         owned += [
             ("server_acquire", turn.acquire_us),
             ("transport", turn.way_us + turn.back_us),
+            ("parked", turn.parked_us),
             ("queue", queue),
             ("prefill", turn.prefill_us),
             ("decode", turn.decode_us),

@@ -25,6 +25,7 @@ turns = st.builds(
     prefill_us=lengths,
     acquire_us=st.integers(0, 5_000),
     way_us=st.integers(0, 5_000),
+    parked_us=st.sampled_from([0, 0, 90_000]),
     back_us=st.integers(0, 5_000),
     own_us=st.integers(0, 5_000),
     tools=st.lists(st.tuples(st.sampled_from(["search", "calc"]), lengths), max_size=2).map(tuple),

@@ -92,6 +92,7 @@ CATEGORY_COLORS: dict[str, str] = {
     "dispatch": "#999933",
     "server_acquire": "#882255",
     "transport": ENGINE_COLORS["outside"],
+    "parked": "#AA4499",
     "transfer": "#44AA99",
     "event_loop": "#DDCC77",
     "host_stall": "#6b3a3a",

@@ -30,6 +30,7 @@ CATEGORIES: dict[str, str] = {
     "prompt_build": "tokenizing the first prompt",
     "server_acquire": "waiting for the load balancer to choose a replica",
     "transport": "transport to and from the engine, and other waiting outside it",
+    "parked": "waiting in a paused engine",
     "queue": "waiting in the engine's queue",
     "prefill": "from the first forward pass to the first token",
     "decode": "from the first token to the last",
@@ -327,12 +328,12 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
 
 
 def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
-    """Yield queue, prefill and decode of the last request's engine calls, in sequence."""
+    """Yield pause, queue, prefill and decode of the last request's engine calls, in sequence."""
     for row in tables.rows(
         f"""
         SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
             coalesce(c.engine_name, c.name) AS name, coalesce(c.engine_name, c.server) AS what, c.engine_begin_us,
-            c.engine_duration_us, c.queue_us, c.prefill_us, c.decode_us
+            c.engine_duration_us, c.parked_us, c.queue_us, c.prefill_us, c.decode_us
         FROM last_requests AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
             AND c.name = l.name AND NOT c.validate AND c.request_id = l.request_id
         WHERE c.duration_us IS NOT NULL AND {in_steps(steps, "l.step")}
@@ -343,7 +344,7 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
         if row["engine_duration_us"] is not None:
             at, end = engine_interval(row)
         yield _keyed(row, _ENGINE, "engine", event="engine_call", begin_us=at, end_us=end)
-        for part in ("queue", "prefill", "decode"):
+        for part in ("parked", "queue", "prefill", "decode"):
             until = min(at + (row[f"{part}_us"] or 0), end)
             if until > at:
                 yield _keyed(row, _PART, part, event=part, begin_us=at, end_us=until)

@@ -210,6 +210,7 @@ def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any
         if call["engine_duration_us"] is None:
             continue
         begin, end = engine_interval(call)
+        begin = min(begin + (call["parked_us"] or 0), end)
         started = min(begin + (call["queue_us"] or 0), end)
         decoding = min(started + (call["prefill_us"] or 0), end)
         call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}

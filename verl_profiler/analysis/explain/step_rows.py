@@ -56,7 +56,7 @@ def rollouts_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], R
     for query in (
         (
             "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
-            "engine_begin_us, engine_duration_us, queue_us, prefill_us, decode_us, response_tokens "
+            "engine_begin_us, engine_duration_us, parked_us, queue_us, prefill_us, decode_us, response_tokens "
             "FROM engine_calls"
         ),
         (

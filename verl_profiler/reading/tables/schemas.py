@@ -256,7 +256,7 @@ _TABLES = {
         f"{_REQUEST} turn engine_request_id server status error {_INTERVAL} prompt_tokens "
         "response_tokens finish_reason engine_name replica engine_begin_us engine_end_us "
         "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version "
-        "retractions draft_tokens accepted_draft_tokens"
+        "retractions draft_tokens accepted_draft_tokens parked_us"
     ),
     "engine_states": (
         "run step name replica dp_rank at_us held_us running_requests waiting_requests "

@@ -172,6 +172,7 @@ last rank worked; all of the weight sync |
 | `dispatch` | from the start of `gen` until the request that ended last started |
 | `prompt_build`, `tool_parsing`, `token_merge`, `postprocess` | its agent-loop worker's own work |
 | `server_acquire`, `transport` | the load balancer; transport to the engine and back |
+| `parked` | the call waits in an engine that is paused |
 | `queue`, `prefill`, `decode` | components that the engine reports; `engine` where it reports none |
 | `tool` | tool calls |
 | `reward` | the reward of that request, or the trainer's timer of that name |

@@ -34,6 +34,9 @@ WITH calls AS NOT MATERIALIZED (
     FROM engine_requests WHERE engine_request_id IS NOT NULL
 ), repeated AS MATERIALIZED (
     SELECT run, id FROM served GROUP BY run, id HAVING count(*) > 1
+), parked AS MATERIALIZED (
+    SELECT run, engine_request_id AS id, begin_us, duration_us FROM event_fields
+    WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL AND duration_us IS NOT NULL
 ), joined AS (
     SELECT * FROM (SELECT * FROM calls ANTI JOIN repeated USING (run, id))
     LEFT JOIN served USING (run, id)
@@ -53,8 +56,10 @@ SELECT * REPLACE (
         coalesce(prompt_tokens, engine_prompt_tokens) AS prompt_tokens,
         coalesce(response_tokens, engine_response_tokens) AS response_tokens,
         coalesce(finish_reason, engine_finish_reason) AS finish_reason
-    ), id AS engine_request_id, duration_us - engine_duration_us AS outside_us
-FROM joined;
+    ), id AS engine_request_id, duration_us - engine_duration_us AS outside_us,
+    (SELECT sum(p.duration_us) FROM parked AS p WHERE p.run = j.run AND p.id = j.id
+        AND p.begin_us BETWEEN j.engine_begin_us AND j.engine_end_us)::BIGINT AS parked_us
+FROM joined AS j;
 
 -- Readings come every half second, and are left out for at most ten while nothing changes.
 CREATE VIEW engine_states AS
