@@ -57,9 +57,9 @@ SETTINGS: dict[str, list[str]] = {
         "data.train_batch_size=16",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
     ],
-    "async_tools": [POLL, *SEPARATE, SLOW_TOOLS],
-    "async_half_tools": [POLL, *SEPARATE, "rehearsal.tool_latency=4"],
-    "async_more": [POLL, *SEPARATE, SLOW_TOOLS, "trainer.v1.separate_async.num_warmup_batches=2"],
+    "async_tools": [*SEPARATE, POLL, SLOW_TOOLS],
+    "async_half_tools": [*SEPARATE, POLL, "rehearsal.tool_latency=4"],
+    "async_more": [*SEPARATE, POLL, SLOW_TOOLS, "trainer.v1.separate_async.num_warmup_batches=2"],
     "five_turns": [POLL, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"],
 }
 
