@@ -8,7 +8,7 @@ from views.opened_report import CANVAS, SMALL, place, set_value, text, view
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
-from verl_profiler.views import page_sections
+from verl_profiler.views import page_sections, report_page
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
@@ -47,6 +47,24 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small):
     for step in ("1", "2", "-1"):
         set_value(browser, "#step", step)
     assert quiet(browser, small)
+
+
+def test_a_large_page_is_unpacked_and_drawn_alike(browser, tmp_path, monkeypatch):
+    """A damaged one has a warning in place of sections."""
+    monkeypatch.setattr(report_page, "_PLAIN_CHARACTERS", 0)
+    with load(SMALL, cache=False) as run:
+        html = page(document(run), made="now")
+    path = tmp_path / "large.html"
+    path.write_text(html)
+    browser.open(path)
+    drawn = "[...document.querySelectorAll('main > section')].map((s) => s.id)"
+
+    assert SECTIONS == browser.evaluate(drawn)
+    assert quiet(browser, path)
+    path.write_text(html.replace("data-packed>H4s", "data-packed>AAAA"))
+    browser.open(path)
+    assert "cannot unpack" in text(browser, "#warning")
+    assert [] == browser.evaluate(drawn)
 
 
 def test_the_section_of_a_view_follows_the_step(browser, small):

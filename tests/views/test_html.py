@@ -3,6 +3,7 @@
 import argparse
 import base64
 import gc
+import gzip
 import hashlib
 import json
 import re
@@ -22,7 +23,7 @@ from verl_profiler.cli import report
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.reader import load
 from verl_profiler.render.html import script_json
-from verl_profiler.views import sections, timelines
+from verl_profiler.views import report_page, sections, timelines
 from verl_profiler.views.conclusions import conclusions
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.report_page import page
@@ -354,6 +355,18 @@ def test_texts_of_a_run_are_never_markup(tmp_path):
     name = next(name for name in data["timelines"]["names"] if name[0] == "tool_call")
     assert name[1].startswith(HOSTILE[:20])
     assert len(name[1]) < 300
+
+
+def test_a_large_page_has_the_same_data_compressed(monkeypatch):
+    """And is the same file each time."""
+    plain = page(of(SMALL), made="now")
+    monkeypatch.setattr(report_page, "_PLAIN_CHARACTERS", 0)
+    html = page(of(SMALL), made="now")
+    (block,) = re.findall(r'id="data" data-packed>([\w+/=]*)</script>', html)
+
+    assert gzip.decompress(base64.b64decode(block)).decode() in plain
+    assert len(html) < len(plain)
+    assert html == page(of(SMALL), made="now")
 
 
 def test_a_launch_that_holds_credentials_or_nothing_is_shown(tmp_path):

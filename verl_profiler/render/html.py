@@ -8,6 +8,7 @@ everything else, requests to the network included.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -25,9 +26,10 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
-__all__ = ["digest", "part", "script", "script_json", "template", "trusted"]
+__all__ = ["digest", "packed", "part", "script", "script_json", "template", "trusted"]
 
 _PAGE = Path(__file__).with_name("page")
+_LEVEL = 6
 
 _IMPORT = re.compile(r"^import (\{[^}]*\}) from '\./(\w+)\.js';$", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:function|const|class) (\w+))", re.MULTILINE)
@@ -85,23 +87,37 @@ def part(name: str) -> str:
 def script(name: str) -> str:
     """Return a JavaScript module of the page and all that it imports as one script.
 
-    Each module becomes a function that returns its exports, after those that it imports.
+    Each module becomes a function that returns its exports, after those that it imports.  They are
+    called when the data block is unpacked.
     """
-    placed: dict[str, str] = {}
+    first: dict[str, str] = {}
+    _place("unpack", first)
+    placed = dict(first)
+    _place(name, placed)
+    others = "".join(text for module, text in placed.items() if module not in first)
+    return (
+        f"(() => {{\n'use strict';\n{''.join(first.values())}$unpack.whenUnpacked(() => {{\n"
+        f"{others}}});\n}})();\n"
+    )
 
-    def place(module: str) -> None:
-        text = part(f"{module}.js")
-        for _, imported in _IMPORT.findall(text):
-            if imported not in placed:
-                place(imported)
-        exports = ", ".join(_EXPORT.findall(text))
-        body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = $\2;", text))
-        placed[module] = (
-            f"const ${module} = (() => {{\n{_UNUSED.sub('', body)}return {{{exports}}};\n}})();\n"
-        )
 
-    place(name)
-    return "(() => {\n'use strict';\n" + "".join(placed.values()) + "})();\n"
+def _place(name: str, placed: dict[str, str]) -> None:
+    """Add the text of a module after those that it imports, where they are missing."""
+    if name in placed:
+        return
+    text = part(f"{name}.js")
+    for _, imported in _IMPORT.findall(text):
+        _place(imported, placed)
+    exports = ", ".join(_EXPORT.findall(text))
+    body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = $\2;", text))
+    placed[name] = (
+        f"const ${name} = (() => {{\n{_UNUSED.sub('', body)}return {{{exports}}};\n}})();\n"
+    )
+
+
+def packed(text: str) -> str:
+    """Return a text compressed and in Base64, as `unpack.js` reads it."""
+    return base64.b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode()
 
 
 def digest(text: str) -> str:

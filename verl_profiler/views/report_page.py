@@ -14,10 +14,13 @@ from verl_profiler.render.colors import (
     category_color,
     color,
 )
-from verl_profiler.render.html import digest, part, script, script_json, template, trusted
+from verl_profiler.render.html import digest, packed, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
 
 __all__ = ["page"]
+
+# A larger data block is compressed.
+_PLAIN_CHARACTERS = 1_000_000
 
 
 def page(document: Mapping[str, Any], *, made: str) -> str:
@@ -29,7 +32,10 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     """
     style = part("report.css")
     scripts = script("report")
-    data = {**document, "colors": _colors(document), "accounts": ACCOUNTS, "pools": POOLS}
+    text = script_json(
+        {**document, "colors": _colors(document), "accounts": ACCOUNTS, "pools": POOLS}
+    )
+    large = len(text) > _PLAIN_CHARACTERS
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
@@ -37,7 +43,8 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         made=made,
         style=trusted(style),
         script=trusted(scripts),
-        data=trusted(script_json(data)),
+        data=trusted(packed(text) if large else text),
+        packed=large,
         policy="; ".join(
             (
                 "default-src 'none'",

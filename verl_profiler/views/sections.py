@@ -46,7 +46,7 @@ WHOLE = -1
 # Tables by step are kept for the longest steps and for a systematic sample of the others.
 _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
-_CHARTED_STEPS = 1_000
+_CHARTED_STEPS = 4_000
 _ROWS = 4_000
 # Traced functions that the page lists, those with most time first.
 _FUNCTIONS = 40
@@ -123,7 +123,7 @@ def document(
         chart = name == "step_phases" and len(listed) <= _CHARTED_STEPS
         kept_steps = set(places.values()) if chart else detailed
         # A tree of which rows are missing does not add up.
-        limit = len(rows) if name == "time_tree" else 10 * _CHARTED_STEPS if chart else _ROWS
+        limit = len(rows) if name == "time_tree" or chart else _ROWS
         kept = _placed(rows, places, kept_steps, limit)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
