@@ -106,7 +106,7 @@ PLANTS = {
     ),
     "frozen_checkpoints": Plant(
         "the file system of the checkpoints does not answer",
-        ("actor_", "torch.serialization:"),
+        ("actor_", "verl.utils.fs:"),
         disk=("checkpoints", "frozen"),
     ),
 }

@@ -93,7 +93,7 @@ EVENTS: dict[str, Event] = {
     **{
         phase: Event("trainer", "step", f"The trainer's `timing_s/{phase}`.")
         for phase in PHASES
-        if phase not in ("reward", "update_actor", "update_weights", "testing")
+        if phase not in ("reward", "update_actor", "save_checkpoint", "update_weights", "testing")
     },
     "testing": Event("trainer", None, "Validation between steps, verl's `timing_s/testing`."),
     "init": Event("trainer", None, "Start-up: workers, engines and models are created."),
@@ -276,6 +276,12 @@ EVENTS: dict[str, Event] = {
     "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
     "load": Event("workers", None, "Model or optimizer is moved to the device."),
     "offload": Event("workers", None, "Model or optimizer is moved to host memory."),
+    "save_checkpoint": Event(
+        "workers",
+        None,
+        "One rank's part of a checkpoint; in the trainer's files, `timing_s/save_checkpoint`.",
+    ),
+    "load_checkpoint": Event("workers", None, "One rank reads a checkpoint."),
     "update_weights": Event(
         "weights",
         None,

@@ -63,6 +63,9 @@ PROBES = (
     _body("train_mini_batch", f"{_TRAINING}.train_mini_batch"),
     _body("train_batch", f"{_TRAINING}.train_batch"),
     _body("infer_batch", f"{_TRAINING}.infer_batch"),
+    # The hybrid worker's methods call these, of each of its models.
+    Probe("save_checkpoint", "workers", (f"{_TRAINING}.save_checkpoint",)),
+    Probe("load_checkpoint", "workers", (f"{_TRAINING}.load_checkpoint",)),
     _inside("forward_backward", "forward_backward_batch", enter=_begin_forward),
     _inside("optimizer_step", "optimizer_step"),
     _inside("load", "to", reads=("device",), enter=_begin_move),

@@ -130,8 +130,11 @@ def _loaded(model: Model) -> bool:
 
 
 def _saved(unchanged: list[float], changed: list[float]) -> list[float]:
-    # Equal lengths are no saving, not a negative one.
-    return [(before - after) / 1e6 + 0.0 for before, after in zip(unchanged, changed, strict=True)]
+    # Lengths that differ only by rounding are equal, and 0 is not negative.
+    return [
+        round((before - after) / 1e6, 6) + 0.0
+        for before, after in zip(unchanged, changed, strict=True)
+    ]
 
 
 def _interval(model: Model, saved: list[float]) -> tuple[float, float]:
