@@ -27,6 +27,6 @@ def _load_plugin() -> None:
     """
     if "verl" in sys.modules and os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto") == "auto":
         try:
-            import verl_profiler.plugin  # noqa: F401
+            import verl_profiler.plugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except Exception as error:  # noqa: BLE001  Hydra's applications are not ours
             print(f"[verl-profiler] WARNING not loaded: {error!r}", file=sys.stderr)

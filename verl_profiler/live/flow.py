@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_profiler.events.json_values import is_mapping
+from verl_profiler.events.json_values import is_list, is_mapping
 from verl_profiler.live.follow import Line
 
 __all__ = ["Flow", "Taken"]
@@ -93,7 +93,7 @@ class Flow:
 
     def _sync(self, extra: Mapping[str, Any], end_s: float) -> None:
         version, replicas = _whole(extra.get("weight_version")), extra.get("replicas")
-        if version is None or not isinstance(replicas, list):
+        if version is None or not is_list(replicas):
             return
         self.is_separate |= extra.get("pool") == "standalone"
         self.trainer_version = max(self.trainer_version or 0, version)

@@ -267,5 +267,5 @@ def _count(value: Any) -> int | None:
     return value if valid else None
 
 
-def _time_of(ended: Any) -> float:
+def _time_of(ended: float | tuple[float, Any]) -> float:
     return ended[0] if isinstance(ended, tuple) else ended

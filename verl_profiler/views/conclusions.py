@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.units import seconds, share
 from verl_profiler.views.step_text import of_which
 
@@ -41,8 +42,7 @@ def notes(
         families: The probe families.
     """
     chosen = settings.get("families")
-    chosen = chosen if isinstance(chosen, Mapping) else {}
-    off = {family for family in families if chosen.get(family) is False}
+    off = {family for family in families if is_mapping(chosen) and chosen.get(family) is False}
 
     def missing(family: str, text: str) -> list[str]:
         if family in off:

@@ -139,7 +139,7 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
                     "finding": name,
                     "dominates": rule.dominates,
                     "recoverable_s": gain,
-                    "bound_s": max(gain, (culprit["lost_s"] or 0.0) / steps)
+                    "bound_s": max(gain, float(culprit["lost_s"] or 0.0) / steps)
                     if rule.bounded
                     else None,
                     "share": gain / step_s,
