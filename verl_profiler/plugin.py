@@ -133,9 +133,10 @@ def _place_probes(families: Collection[str], *, only_exported: bool = False) -> 
         return
     placing.install(_with_tracing(probes, families))
     if families:
-        from verl_profiler.recording import open_state
+        from verl_profiler.recording import device_sampler, open_state
 
         open_state.begin()
+        device_sampler.begin()
     if "rollout" in families:
         from verl_profiler.recording import recorder
         from verl_profiler.recording.requests import finish_open_requests
@@ -148,8 +149,10 @@ def _describe() -> dict[str, Any]:
     from verl_profiler.instrumentation.status import status
 
     exchange = sys.modules.get("verl_profiler.launch.clock_exchange")
+    devices = sys.modules.get("verl_profiler.recording.device_sampler")
     return {
         **(exchange.account() if exchange is not None else {}),
+        **(devices.account() if devices is not None else {}),
         "versions": _versions(),
         "probes": {
             "installed": dict(status.installed),

@@ -50,12 +50,20 @@ WRITERS = [
     *(ROOT / "verl_profiler" / "probes").glob("*.py"),
     *(
         ROOT / "verl_profiler" / "recording" / f"{name}.py"
-        for name in ("api", "call", "context", "device_memory", "event_loop_lag", "memory_sampler")
+        for name in (
+            "api",
+            "call",
+            "context",
+            "device_libraries",
+            "device_memory",
+            "event_loop_lag",
+            "memory_sampler",
+        )
     ),
     ROOT / "verl_profiler" / "transfer_queue" / "calls.py",
 ]
-# Keys of dictionaries there that are no events' fields: sums by stage.
-NO_FIELDS = {"GET", "COMPUTE", "PUT"}
+# Keys of dictionaries there that are no events' fields: sums by stage, devices in headers.
+NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"}
 
 
 def described(value, known, prefix=""):

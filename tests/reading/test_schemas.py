@@ -23,12 +23,16 @@ def test_every_description_is_of_a_column():
     assert set() == schemas.DERIVED.keys() - columns
 
 
+UNITS = {"w": "W", "j": "J", "mhz": "MHz", "c": "°C", "utilization": "%"}
+
+
 def test_the_unit_in_a_column_is_the_unit_of_its_row():
     """`_us`, `_ns`, `_s` and `_bytes`; rates are no times."""
     for table, columns in schemas.COLUMNS.items():
         for name, (kind, field) in columns.items():
-            match = re.search(r"(?<!_per)_(us|ns|s|bytes)$", name)
-            assert field.unit == (match[1] if match else ""), (table, name)
+            match = re.search(r"(?<!_per)_(us|ns|s|bytes|w|j|mhz|c|utilization)$", f"_{name}")
+            unit = UNITS.get(match[1], match[1]) if match else ""
+            assert field.unit == unit, (table, name)
             assert kind in ("BIGINT", "DOUBLE") if match else True, (table, name)
             assert field.doc.endswith((".", "…")), (table, name)
 

@@ -169,6 +169,7 @@ FIELDS = {
     "decode_s": _seconds(
         "Time of decoding, as the engine reports it.", "engine_request", column=True
     ),
+    "device": _count("Number of the device on its host, as its library counts.", "device"),
     "devices": _count(
         "Devices of the process, or of a pool's replicas together.",
         "memory_release",
@@ -200,6 +201,9 @@ FIELDS = {
     ),
     "e2e_s": _seconds(
         "Time in the engine, as the engine reports it.", "engine_request", column=True
+    ),
+    "energy_j": Field(
+        "number", "J", "Energy that the device used since its driver was loaded.", ("device",)
     ),
     "engine_request_id": _text(
         "Random id of one generate call, created by verl.",
@@ -264,6 +268,13 @@ FIELDS = {
         *_SAMPLE_ENDS,
         column=True,
     ),
+    "memory_mhz": Field("integer", "MHz", "Clock of the device's memory.", ("device",)),
+    "memory_utilization": Field(
+        "integer",
+        "%",
+        "Share of the library's last sample period in which device memory was read or written.",
+        ("device",),
+    ),
     "metrics": _object(
         "What verl logs for the step: names and numbers; texts are left out.", "metrics"
     ),
@@ -304,6 +315,7 @@ FIELDS = {
         "Prompt tokens looked up in the prefix cache since the previous line (vLLM).",
         "engine_state",
     ),
+    "power_w": Field("integer", "W", "Power of the device.", ("device",)),
     "prefill_s": _seconds(
         "Time of prefill, as the engine reports it.", "engine_request", column=True
     ),
@@ -404,6 +416,12 @@ FIELDS = {
         "weight_bucket",
         column=True,
     ),
+    "slowed_by": _list(
+        "Why its clocks are lowered: `power_cap`, `thermal`, `hardware_thermal`, `hardware_slowdown`, "
+        "`power_brake`, `sync_boost`; absent if they are not.",
+        "device",
+    ),
+    "sm_mhz": Field("integer", "MHz", "Clock of the device's multiprocessors.", ("device",)),
     "staleness_samples": _count(
         "Samples finished or started since the last sync, plus those left from before it.",
         "dispatch_pause",
@@ -411,6 +429,7 @@ FIELDS = {
     "tags": _list(
         "What is released or resumed: `kv_cache`, `weights`, …", "memory_release", "memory_resume"
     ),
+    "temperature_c": Field("integer", "°C", "Temperature of the device.", ("device",)),
     "tensors": _count("Number of tensors.", "weight_receive"),
     "to": _text("Where replicas go: `rollout` or `trainer`.", "pool_switch"),
     "tokens": _count("Number of tokens; not the tokens.", "prompt_build", column=True),
@@ -466,7 +485,15 @@ FIELDS = {
     "used_before_bytes": _bytes(
         "Device memory in use by all processes, before.", "memory_release", "memory_resume"
     ),
-    "used_bytes": _bytes("Device memory in use by all processes.", "memory", "memory_sample"),
+    "used_bytes": _bytes(
+        "Device memory in use by all processes.", "memory", "memory_sample", "device"
+    ),
+    "utilization": Field(
+        "integer",
+        "%",
+        "Share of the library's last sample period (NVML: 1/6 to 1 s) in which the device ran any kernel.",
+        ("device",),
+    ),
     "wait_s": _seconds(
         "Time from the call of the reward worker until the function began.", "reward_score"
     ),
@@ -503,6 +530,14 @@ _CLOCK = {
 # processes/<name>.json; keys of objects with dots between.
 HEADER = {
     "format": _count("Version of the event files."),
+    "device_sampling.devices": Field(
+        "list",
+        "",
+        "Devices that the process samples: number, UUID, PCI bus, model, memory in bytes, power limit in W.",
+    ),
+    "device_sampling.interval_s": _seconds("`profiler.events.device_interval_s`."),
+    "device_sampling.library": _text("Library that reads them."),
+    "devices": Field("list", "", "Devices that the process uses: UUID and PCI bus, or number."),
     "name": _text("Name of the process's files: role and rank, or role, host and pid."),
     "role": _text("Role of the process."),
     "rank": _count("Its rank."),

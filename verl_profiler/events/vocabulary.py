@@ -75,7 +75,8 @@ class Event:
     """One entry of the vocabulary.
 
     Args:
-        family: The probe family that records it; `profiler` for the profiler's own accounts.
+        family: The probe family that records it; `profiler` for the profiler's own accounts, `devices`
+            for samples of devices, which need no probe.
         parent: The event that contains it, or None at the top.
         doc: One sentence for docs/events.md.
         instant: True when the line has no `duration_sec`.
@@ -321,6 +322,14 @@ EVENTS: dict[str, Event] = {
         "memory",
         None,
         "Memory at regular times (`profiler.memory_saver.sample_interval_s`).",
+        instant=True,
+    ),
+    # all devices of a host
+    "device": Event(
+        "devices",
+        None,
+        "A device's utilization, memory, power and clocks (`profiler.events.devices`), from one process per "
+        "host; only when they changed, and at least every 10 s.",
         instant=True,
     ),
     # TransferQueue client

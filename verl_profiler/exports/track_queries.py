@@ -8,6 +8,7 @@ __all__ = [
     "ARROWS",
     "ASYNCHRONOUS_COUNTERS",
     "COUNTERS",
+    "DEVICES",
     "ENGINE_RANKS",
     "GROUPS",
     "KINDS",
@@ -17,6 +18,7 @@ __all__ = [
     "RETRACTIONS",
     "SPANS",
     "UNFINISHED",
+    "device_counters",
     "engine_counters",
 ]
 
@@ -67,7 +69,7 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     sample, session, extra
 FROM events
 WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN
-    ('memory', 'profiler_cost', 'request_start', 'engine_state')
+    ('memory', 'profiler_cost', 'request_start', 'engine_state', 'device')
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
@@ -243,6 +245,33 @@ def engine_counters(rank: int, *, alone: bool) -> tuple[tuple[str, str, str], ..
             ("engine running", "requests", "running_requests"),
             ("engine waiting", "requests", "waiting_requests"),
             ("engine KV cache", "%", "100 * kv_share"),
+        )
+    )
+
+
+# Devices with readings, and whether they are of several hosts.
+DEVICES = """
+SELECT DISTINCT host, device, count(DISTINCT host) OVER () > 1 AS several
+FROM (SELECT DISTINCT host, device FROM device_readings) ORDER BY host, device
+"""
+_SAMPLED = (
+    "SELECT run, '' AS name, at_us AS time_us, {value} AS value FROM device_readings "
+    "WHERE device = {device} AND coalesce(host, '') = '{host}' AND {value} IS NOT NULL AND {{selected}}"
+)
+
+
+def device_counters(host: str, device: int, *, several: bool) -> tuple[tuple[str, str, str], ...]:
+    """Return the counters of a device, which belong to no process; of several hosts, with the host's name."""
+    which = f"device {device}" + (f" on {host}" if several else "")
+    # The query is a format, and in quotes.
+    quoted = host.replace("'", "''").replace("{", "{{").replace("}", "}}")
+    return tuple(
+        (f"{which} {name}", unit, _SAMPLED.format(value=value, device=device, host=quoted))
+        for name, unit, value in (
+            ("utilization", "%", "utilization"),
+            ("memory used", "bytes", "used_bytes"),
+            ("power", "W", "power_w"),
+            ("SM clock", "MHz", "sm_mhz"),
         )
     )
 

@@ -22,6 +22,7 @@ from verl_profiler.exports.track_queries import (
     ARROWS,
     ASYNCHRONOUS_COUNTERS,
     COUNTERS,
+    DEVICES,
     ENGINE_RANKS,
     GROUPS,
     KINDS,
@@ -31,6 +32,7 @@ from verl_profiler.exports.track_queries import (
     RETRACTIONS,
     SPANS,
     UNFINISHED,
+    device_counters,
     engine_counters,
 )
 from verl_profiler.reading.formats.foreign_traces import ForeignTrace
@@ -217,7 +219,12 @@ def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trac
     engines = [
         counter for rank in ranks for counter in engine_counters(rank, alone=len(ranks) == 1)
     ]
-    for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *more):
+    devices = [
+        counter
+        for row in tables.rows(DEVICES)
+        for counter in device_counters(row["host"] or "", row["device"], several=row["several"])
+    ]
+    for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices, *more):
         asked = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
             f"FROM ({query.format(selected=selected)}) ORDER BY run, name, time_us"

@@ -70,6 +70,7 @@ def _begin_move(call: Call) -> None:
         call.event = None
         return
     devices = _replica_devices(getattr(server, "server_args", None))
+    device_memory.remember_replica(devices)
     memory_sampler.begin(devices)
     call.extra = {"tags": _tags(call.arguments)}
     call.state = devices

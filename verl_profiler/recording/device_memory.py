@@ -14,12 +14,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["current_device", "device", "host"]
+__all__ = ["current_device", "device", "host", "remember_replica", "used_devices"]
 
 _ACCELERATORS = ("cuda", "npu")
 
 _nvml_handles: dict[tuple[int, ...] | None, list[Any]] = {}
 _page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+# The torch device that a thread of the host had last, and the devices of a replica's engine as its
+# environment names them.
+_torch_device: int | None = None
+_replica: tuple[dict[str, Any], ...] = ()
 
 
 def device(
@@ -38,6 +43,8 @@ def device(
     try:
         accelerator = _initialized()
         if accelerator is not None:
+            if index is None:
+                remember_device(accelerator)
             free, total = accelerator.mem_get_info(*([] if index is None else [index]))
             return {"used_bytes": int(total - free), "total_bytes": int(total)}
         return _from_driver(None if replica_devices is None else tuple(replica_devices))
@@ -71,7 +78,62 @@ def current_device() -> int | None:
     device would make a context there.
     """
     accelerator = _initialized()
-    return None if accelerator is None else int(accelerator.current_device())
+    return None if accelerator is None else remember_device(accelerator)
+
+
+def remember_device(accelerator: Any) -> int:
+    """Return the calling thread's device, which must be one of the host's, and keep it for the header."""
+    global _torch_device
+    _torch_device = int(accelerator.current_device())
+    return _torch_device
+
+
+def remember_replica(chosen: Sequence[int] | None) -> None:
+    """Keep which devices this engine server's replica has, for the header.
+
+    Args:
+        chosen: Which of the visible devices; None for all.
+    """
+    global _replica
+    words = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    words = [word for word in words if word]
+    if chosen is not None:
+        words = [words[place] for place in chosen if place < len(words)]
+    _replica = tuple(
+        {"device": int(word)} if word.isdecimal() else {"uuid": word} for word in words
+    )
+
+
+def used_devices() -> list[dict[str, Any]]:
+    """Return what identifies the devices of this process, as far as that is known without a context.
+
+    Returns:
+        Of each device `uuid` and `bus_id` where torch uses it, or its number on the host.
+    """
+    try:
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return list(_replica)
+        index = _torch_device
+        if index is None:
+            if cuda.device_count() != 1:
+                return list(_replica)
+            index = 0
+        # Properties are read from the driver: torch makes no context for them.
+        facts = cuda.get_device_properties(index)
+        uuid = getattr(facts, "uuid", None)
+        bus = [getattr(facts, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+        found: dict[str, Any] = {} if uuid is None else {"uuid": _with_prefix(str(uuid))}
+        if None not in bus:
+            found["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*bus)
+    except Exception:  # noqa: BLE001  a device in trouble: the host will say so itself
+        return []
+    return [found] if found else []
+
+
+def _with_prefix(uuid: str) -> str:
+    """Return a UUID as NVML writes it; torch leaves out the prefix."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def _initialized() -> Any:

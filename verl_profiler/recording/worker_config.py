@@ -40,6 +40,8 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lag_threshold_s: Event-loop stalls from this length on are recorded, 0.001 to 60 s.
         engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
         engine_state: Read the load of SGLang and vLLM engines twice a second.
+        devices: Sample the host's devices, in one process per host.
+        device_interval_s: How often, 0.2 to 60 s.
         compress: Compress the files of steps that are over, with gzip.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
@@ -53,6 +55,8 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag_threshold_s: Annotated[float, Meta(ge=0.001, le=60)] = 0.02
     engine_timing: bool = False
     engine_state: bool = False
+    devices: bool = True
+    device_interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     compress: bool = False
     announce: bool = True
     clock_exchange: bool = True

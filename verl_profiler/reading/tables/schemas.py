@@ -171,7 +171,14 @@ DERIVED = {
     "put_us": _us("Putting results into the queue."),
     "more": _object("Fields without a column."),
     "wait_us": _us("Until the reward function began."),
-    "at_us": _us("When memory was read, since 1970."),
+    "at_us": _us("When it was read, since 1970."),
+    "uuid": _text("Id of the device, as its library has it."),
+    "bus_id": _text("Its place on the PCI bus."),
+    "device_model": _text("Name of its model."),
+    "power_limit_w": Field("integer", "W", "Its power limit."),
+    "interval_us": _us("Time between two samples of it."),
+    "users": _text("Processes of the run that use it; NULL if none is known."),
+    "of_run": _flag("Whether the run uses it; true for all of a host whose users are not known."),
     "begin_error_us": _us("Error bound of `begin_us`."),
     "domain": _text("NVTX domain."),
     "category": _text("NVTX category."),
@@ -262,6 +269,13 @@ _TABLES = {
         "run step name replica dp_rank at_us held_us running_requests waiting_requests "
         "running_limit kv_used_tokens kv_capacity_tokens kv_share iterations prefill_tokens "
         "decode_tokens retractions prefix_queried_tokens prefix_hit_tokens"
+    ),
+    "devices": (
+        "run host device uuid bus_id device_model total_bytes power_limit_w interval_us users of_run"
+    ),
+    "device_readings": (
+        "run step name host device at_us begin_us end_us utilization memory_utilization used_bytes "
+        "power_w energy_j sm_mhz memory_mhz temperature_c slowed_by:VARCHAR"
     ),
     "engine_call_times": (
         f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us outside_us queue_from_us queue_us "

@@ -1,0 +1,100 @@
+"""Devices and their readings as tables: who uses which, and what time a reading stands for."""
+
+from truth.device_readings import process, reading, sampler
+
+from verl_profiler.reading.tables.tables import Tables
+
+SECOND = 1_000_000
+
+
+def tables_of(processes, events=()):
+    """Tables of these headers and readings."""
+    return Tables.of({"processes": list(processes), "events": list(events)})
+
+
+def test_users_are_found_by_uuid_bus_or_number():
+    """On their own host only; a device that nobody of the run uses is of another job."""
+    tables = tables_of(
+        [
+            sampler("actor_0", devices=4),
+            process("actor_1", devices=[{"uuid": "GPU-1"}]),
+            process("actor_2", devices=[{"uuid": "MIG-x", "bus_id": "0000:02:00.0"}]),
+            process("engine_0", devices=[{"device": 1}]),
+            process("actor_9", "two", devices=[{"uuid": "GPU-3"}]),
+        ]
+    )
+
+    assert [
+        (0, None, False),
+        (1, "actor_1, engine_0", True),
+        (2, "actor_2", True),
+        (3, None, False),
+    ] == [
+        (row["device"], row["users"], row["of_run"])
+        for row in tables.rows("SELECT * FROM devices ORDER BY device")
+    ]
+
+
+def test_without_known_users_all_devices_count():
+    """Torch may not have used any yet."""
+    tables = tables_of([sampler(devices=2)])
+
+    assert [True, True] == [row["of_run"] for row in tables.rows("SELECT * FROM devices")]
+
+
+def test_a_device_that_two_processes_sampled_is_one():
+    """One took over from the other."""
+    tables = tables_of([sampler("actor_0", devices=2), sampler("actor_1", devices=2)])
+
+    assert 2 == len(tables.rows("SELECT * FROM devices"))
+
+
+def spans(events, **sampling):
+    """The time of each reading, in seconds."""
+    rows = tables_of([sampler("actor_0", **sampling), sampler("actor_1", **sampling)], events).rows(
+        "SELECT * FROM device_readings ORDER BY host, device, at_us"
+    )
+    return [(row["utilization"], row["begin_us"] / SECOND, row["end_us"] / SECOND) for row in rows]
+
+
+def test_a_reading_stands_for_the_interval_before_it():
+    """What follows without lines did not change."""
+    events = [
+        reading(10 * SECOND, 100),
+        reading(11 * SECOND, 50),
+        reading(20 * SECOND, 50),
+        reading(21 * SECOND, 0),
+    ]
+
+    assert [(100, 9, 10), (50, 10, 19), (50, 19, 20), (0, 20, 21)] == spans(events)
+
+
+def test_a_gap_is_not_filled():
+    """More than the longest time without a line: nobody sampled."""
+    events = [reading(10 * SECOND, 100), reading(40 * SECOND, 50)]
+
+    assert [(100, 9, 10), (50, 39, 40)] == spans(events)
+
+
+def test_readings_go_on_when_another_process_takes_over():
+    """Two seconds later."""
+    events = [reading(10 * SECOND, 100), reading(13 * SECOND, 50, name="actor_1")]
+
+    assert [(100, 9, 12), (50, 12, 13)] == spans(events)
+
+
+def test_other_intervals_are_those_of_the_header():
+    """Five samples per second."""
+    events = [reading(10 * SECOND, 100), reading(round(10.2 * SECOND), 50)]
+
+    assert [(100, 9.8, 10.0), (50, 10.0, 10.2)] == spans(events, interval_s=0.2)
+
+
+def test_readings_of_devices_of_other_jobs_are_left_out():
+    """Where users are known."""
+    tables = tables_of(
+        [sampler(devices=2), process("actor_1", devices=[{"uuid": "GPU-1"}])],
+        [reading(SECOND, 1, device=0), reading(SECOND, 2, device=1)],
+    )
+
+    assert [2] == [row["utilization"] for row in tables.rows("SELECT * FROM device_readings")]

@@ -1,0 +1,467 @@
+"""Sampling devices: what a reading has, who reads, and what happens when it fails or ends.
+
+The drivers are fakes with the functions of the real libraries (nvidia-ml-py 13.615, amdsmi 7.0.2); the
+thread, the election and the processes are real.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+
+import fake_nvml
+import pytest
+from reading_back import headers_of, lines_of
+
+from verl_profiler.recording import device_libraries, device_memory, device_sampler, recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+GIB = 1 << 30
+
+
+def fake_device(number):
+    """The facts of one device, as NVML has them."""
+    return {
+        "uuid": f"GPU-{number:08x}",
+        "busId": f"00000000:{0x10 + number:02X}:00.0",
+        "name": "Fake H100",
+        "powerLimit": 700_000,
+        "memoryTotal": 80 * GIB,
+    }
+
+
+def fake_reading(utilization, power=100_000, **others):
+    """One reading in NVML's units."""
+    return {
+        "utilizationGpu": utilization,
+        "utilizationMemory": utilization // 2,
+        "memoryUsed": 10 * GIB,
+        "power": power,
+        "energy": 5_000_250,
+        "clockSm": 1980,
+        "clockMem": 2619,
+        "temperature": 41,
+        "clocksEventReasons": 0,
+        **others,
+    }
+
+
+def fake_feed(*readings, devices=1, period_s=1000):
+    """The same readings of each device, the first of them for as long as a test takes."""
+    return {
+        "devices": [fake_device(number) for number in range(devices)],
+        "period_s": period_s,
+        "readings": [list(readings)],
+    }
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    monkeypatch.setattr(device_sampler, "_RETRY_S", 0.02)
+    monkeypatch.setattr(device_sampler, "_IDENTITY_S", 0.01)
+    monkeypatch.setattr(device_sampler, "_PER_RANK_S", 0.0)
+    monkeypatch.setattr(device_sampler, "_WORKERS_S", 0.0)
+    monkeypatch.setattr(device_libraries, "visible_words", lambda _names: None)
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    yield
+    if device_sampler._sampler is not None:
+        device_sampler._end()
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """The fake driver in place of `pynvml`."""
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
+    monkeypatch.setattr(device_libraries, "is_importable", lambda: True)
+    return fake_nvml
+
+
+def config_of(directory, **settings):
+    """A worker's settings."""
+    settings = {"flush_interval_s": 0.01, "device_interval_s": 0.2, "announce": False, **settings}
+    return WorkerConfig(str(directory), str(directory), EventSettings(**settings), take_anchor())
+
+
+def until(condition, seconds=20):
+    """Wait for a condition; whether it came."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def sampled(tmp_path, least=1, role="actor", **settings):
+    """Sample until there are so many lines; return their fields."""
+    recorder.start(
+        config_of(tmp_path, **settings), lambda: Identity(role, 0), device_sampler.account
+    )
+    device_sampler.begin()
+    try:
+        until(lambda: len(device_lines(tmp_path)) >= least, 3 if least else 1)
+    finally:
+        recorder.stop()
+    return [line["extra"] for line in device_lines(tmp_path)]
+
+
+def device_lines(tmp_path):
+    """The `device` events that were written so far."""
+    return [line for line in lines_of(tmp_path) if line["event"] == "device"]
+
+
+def test_a_reading_has_the_librarys_values_in_the_units_of_the_fields(nvml, tmp_path):
+    """Milliwatts and millijoules become W and J; bits become names, without idle and set clocks."""
+    reading = fake_reading(37, power=412_345, clocksEventReasons=0x1 | 0x2 | 0x4 | 0x20)
+    nvml.load(fake_feed(reading))
+
+    (fields,) = sampled(tmp_path)
+
+    assert {
+        "device": 0,
+        "utilization": 37,
+        "memory_utilization": 18,
+        "used_bytes": 10 * GIB,
+        "power_w": 412,
+        "energy_j": 5000.2,
+        "sm_mhz": 1980,
+        "memory_mhz": 2619,
+        "temperature_c": 41,
+        "slowed_by": ["power_cap", "thermal"],
+    } == fields
+    assert {
+        "library": "pynvml",
+        "interval_s": 0.2,
+        "devices": [
+            {
+                "device": 0,
+                "uuid": "GPU-00000000",
+                "bus_id": "0000:10:00.0",
+                "model": "Fake H100",
+                "total_bytes": 80 * GIB,
+                "power_limit_w": 700,
+            }
+        ],
+    } == headers_of(tmp_path)["actor_0"]["device_sampling"]
+
+
+def test_a_device_that_does_not_change_has_one_line(nvml, tmp_path, monkeypatch):
+    """Noise of power and temperature is no change; after the longest interval there is a line anyway."""
+    jitter = [
+        fake_reading(0, power=70_000 + 1000 * n, temperature=40 + n, energy=n) for n in (0, 2, 1)
+    ]
+    nvml.load(fake_feed(*jitter, period_s=0.2))
+    assert 1 == len(sampled(tmp_path / "a", least=2))
+
+    monkeypatch.setattr(device_sampler, "LONGEST_S", 0.3)
+    assert 2 <= len(sampled(tmp_path / "b", least=2))
+
+
+def test_each_device_has_lines_of_its_own_when_it_changes(nvml, tmp_path):
+    """Two devices, of which one changes."""
+    feed = fake_feed(fake_reading(0), devices=2, period_s=0.25)
+    feed["readings"] = [[fake_reading(0), fake_reading(100)], [fake_reading(50)]]
+    nvml.load(feed)
+
+    lines = sampled(tmp_path, least=4)
+
+    assert {0, 100} == {fields["utilization"] for fields in lines if fields["device"] == 0}
+    assert [50] == [fields["utilization"] for fields in lines if fields["device"] == 1]
+
+
+def test_what_a_device_does_not_support_is_left_out(nvml, tmp_path):
+    """And is not tried again."""
+    reading = fake_reading(5)
+    del reading["power"], reading["energy"], reading["clocksEventReasons"]
+    nvml.load(fake_feed(reading))
+    device = device_libraries.open_devices(lambda _names: None)[1][0]
+    first = device.read()
+    before = nvml.calls
+    device.read()
+
+    assert {"utilization", "used_bytes", "sm_mhz"} < first.keys()
+    assert not {"power_w", "energy_j", "slowed_by"} & first.keys()
+    assert 6 == nvml.calls - before, "two of utilization, memory, two clocks, temperature"
+
+
+def test_a_lost_device_is_one_line_on_the_console(nvml, tmp_path, capfd):
+    """The others are sampled as before."""
+    feed = fake_feed(fake_reading(0), devices=2, period_s=0.25)
+    feed["readings"] = [
+        [fake_reading(10), {"error": "GPU is lost"}],
+        [fake_reading(0), fake_reading(1)],
+    ]
+    nvml.load(feed)
+
+    lines = sampled(tmp_path, least=5)
+
+    assert [10] == [fields["utilization"] for fields in lines if fields["device"] == 0]
+    assert 3 <= len([fields for fields in lines if fields["device"] == 1])
+    printed = [line for line in capfd.readouterr().err.splitlines() if "device" in line]
+    assert 1 == len(printed)
+    assert "device 0 is no longer sampled: NVMLError('GPU is lost') (device-lost)" in printed[0]
+
+
+def test_without_a_driver_nothing_is_printed(nvml, tmp_path, monkeypatch, capfd):
+    """The package alone, as on a laptop."""
+    monkeypatch.setattr(nvml, "_loaded", None)
+    monkeypatch.delenv("FAKE_NVML_FEED", raising=False)
+
+    assert [] == sampled(tmp_path, least=0)
+    assert "device" not in capfd.readouterr().err
+
+
+def test_off_is_no_thread(nvml, tmp_path):
+    """And no question to the driver."""
+    nvml.load(fake_feed(fake_reading(0)))
+    before = nvml.calls
+    recorder.start(config_of(tmp_path, devices=False), lambda: Identity("actor", 0), dict)
+    device_sampler.begin()
+    try:
+        assert device_sampler._sampler is None
+    finally:
+        recorder.stop()
+    assert before == nvml.calls
+
+
+def test_processes_without_devices_do_not_sample(nvml, tmp_path):
+    """The trainer, agent loops, queues."""
+    nvml.load(fake_feed(fake_reading(0)))
+
+    assert [] == sampled(tmp_path, least=0, role="agent_loop")
+
+
+def test_a_hung_driver_does_not_hold_up_the_end(nvml, tmp_path, monkeypatch):
+    """The thread stays behind."""
+    nvml.load(fake_feed(fake_reading(0)))
+    hung = []
+
+    def hang(_handle):
+        hung.append(1)
+        time.sleep(5)
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetPowerUsage", hang)
+    monkeypatch.setattr(device_sampler, "_PATIENCE_S", 0.05)
+    recorder.start(config_of(tmp_path), lambda: Identity("actor", 0), dict)
+    device_sampler.begin()
+    assert until(lambda: hung)
+    thread = device_sampler._sampler
+
+    recorder.stop()
+
+    assert thread.is_alive()
+    assert device_sampler._sampler is None
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("1,3", [1, 3]),
+        ("GPU-00000002", [2]),
+        ("", [0, 1, 2, 3]),
+        ("9", [0, 1, 2, 3]),
+    ],
+)
+def test_devices_that_the_run_was_not_given_are_left_out(nvml, words, expected):
+    """By index or UUID; a variable that names none of them is not about them."""
+    nvml.load(fake_feed(fake_reading(0), devices=4))
+
+    _, devices = device_libraries.open_devices(lambda _names: words)
+
+    assert expected == [device.index for device in devices]
+
+
+def test_the_variable_is_that_of_the_parent():
+    """Ray narrows a worker's own."""
+    code = (
+        "from verl_profiler.recording.device_libraries import visible_words as v; "
+        "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '7'; print(v(('NO', 'CUDA_VISIBLE_DEVICES')))"
+    )
+    parent = (
+        f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {code!r}]))"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"}
+    printed = subprocess.check_output([sys.executable, "-c", parent], env=environment, text=True)
+
+    assert "2,3" in printed
+
+
+def test_an_amd_device_is_read_in_the_same_fields(monkeypatch):
+    """A fake with amdsmi 7.0.2's functions: counts of microjoules, `N/A`, several names of power."""
+    amdsmi = SimpleNamespace(
+        AmdSmiMemoryType=SimpleNamespace(VRAM="vram"),
+        AmdSmiClkType=SimpleNamespace(GFX="gfx", MEM="mem"),
+        AmdSmiTemperatureType=SimpleNamespace(HOTSPOT="hotspot"),
+        AmdSmiTemperatureMetric=SimpleNamespace(CURRENT="current"),
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["handle"],
+        amdsmi_get_gpu_device_uuid=lambda _handle: "a2ff74a1-0000-1000-8000-000000000000",
+        amdsmi_get_gpu_device_bdf=lambda _handle: "0000:C1:00.0",
+        amdsmi_get_gpu_asic_info=lambda _handle: {"market_name": "Fake MI300X"},
+        amdsmi_get_gpu_memory_total=lambda _handle, _kind: 192 * GIB,
+        amdsmi_get_gpu_memory_usage=lambda _handle, _kind: 3 * GIB,
+        amdsmi_get_gpu_activity=lambda _handle: {"gfx_activity": 88, "umc_activity": "N/A"},
+        amdsmi_get_power_info=lambda _handle: {
+            "socket_power": "N/A",
+            "current_socket_power": 612,
+            "average_socket_power": "N/A",
+        },
+        amdsmi_get_energy_count=lambda _handle: {
+            "energy_accumulator": 2_000_000_000,
+            "counter_resolution": 15.3,
+        },
+        amdsmi_get_clock_info=lambda _handle, kind: {"clk": {"gfx": 2100, "mem": 1300}[kind]},
+        amdsmi_get_temp_metric=lambda _handle, _sensor, _metric: 61,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
+
+    library, (device,) = device_libraries.open_devices(lambda _names: None)
+
+    assert "amdsmi" == library
+    assert "0000:c1:00.0" == device.facts["bus_id"]
+    assert "Fake MI300X" == device.facts["model"]
+    assert {
+        "utilization": 88,
+        "used_bytes": 3 * GIB,
+        "power_w": 612,
+        "energy_j": 30600.0,
+        "sm_mhz": 2100,
+        "memory_mhz": 1300,
+        "temperature_c": 61,
+    } == device.read()
+
+
+PROCESS = """
+import os, sys, time
+sys.path[:0] = {paths!r}
+from verl_profiler.recording import device_libraries, device_sampler, recorder
+from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+device_sampler._RETRY_S = 0.1
+device_libraries.visible_words = lambda _names: None
+events = EventSettings(flush_interval_s=0.01, device_interval_s=0.2, announce=False)
+rank = int(sys.argv[2])
+recorder.start(
+    WorkerConfig(sys.argv[1], sys.argv[1], events, take_anchor()),
+    lambda: Identity("actor", rank),
+    device_sampler.account,
+)
+device_sampler.begin()
+child = os.fork() if sys.argv[3:] == ["fork"] else None
+if child == 0:
+    recorder.stop()
+    time.sleep(120)
+    os._exit(0)
+print(child or "", flush=True)
+sys.stdin.readline()
+recorder.stop()
+"""
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """Return a function that starts a process of the run, with the fake driver on its path."""
+    # Changes all the time, so that each reading has a line.
+    feed = fake_feed(fake_reading(0), fake_reading(100), period_s=0.2)
+    variables = fake_nvml.install(tmp_path / "path", feed)
+    code = textwrap.dedent(PROCESS).format(paths=[variables["PYTHONPATH"]])
+    started = []
+    children = []
+
+    def start(run, rank, *words):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(run), str(rank), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        started.append(process)
+        child = process.stdout.readline().strip()
+        children.extend([int(child)] if child else [])
+        return process
+
+    yield start
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def samplers(run):
+    """Who has written readings, with how many."""
+    return {
+        file.stem: file.read_text().count('"event":"device"')
+        for file in run.glob("step_*/*.jsonl")
+        if '"event":"device"' in file.read_text()
+    }
+
+
+def test_one_process_samples_and_another_takes_over_when_it_is_killed(processes, tmp_path):
+    """Also if the killed one has a forked child that lives on, as a data loader's worker does."""
+    run = tmp_path / "run"
+    first = processes(run, 0, "fork")
+    assert until(lambda: samplers(run).get("actor_0", 0) >= 2)
+    for rank in (1, 2, 3):
+        processes(run, rank)
+    time.sleep(1)
+    assert {"actor_0"} == samplers(run).keys()
+
+    first.kill()
+    first.wait()
+    count = samplers(run)["actor_0"]
+
+    assert until(lambda: max(samplers(run).get(f"actor_{rank}", 0) for rank in (1, 2, 3)) >= 3)
+    assert 2 == len(samplers(run))
+    assert count == samplers(run)["actor_0"]
+
+
+def test_two_runs_on_one_host_sample_for_themselves(processes, tmp_path):
+    """The election is one per run directory."""
+    for name in ("a", "b"):
+        processes(tmp_path / name, 0)
+
+    assert until(lambda: samplers(tmp_path / "a") and samplers(tmp_path / "b"))
+
+
+def test_devices_of_a_process_are_known_where_torch_uses_them(monkeypatch):
+    """A fake torch.cuda: its UUID without prefix, its PCI numbers; nothing if it is not in use."""
+    facts = SimpleNamespace(uuid="0a-1b", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 8,
+        current_device=lambda: 5,
+        get_device_properties=lambda index: {5: facts}[index],
+        mem_get_info=lambda: (1, 2),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(device_memory, "_torch_device", None)
+    monkeypatch.setattr(device_memory, "_replica", ())
+    assert [] == device_memory.used_devices(), "another thread has a current device of its own"
+
+    device_memory.device()
+
+    assert [{"uuid": "GPU-0a-1b", "bus_id": "0000:17:00.0"}] == device_memory.used_devices()
+
+
+def test_devices_of_an_engine_are_those_of_its_environment(monkeypatch):
+    """Of a server that uses no torch device: those of its replica."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setattr(device_memory, "_replica", ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-x")
+
+    device_memory.remember_replica((1, 3))
+
+    assert [{"device": 5}, {"uuid": "GPU-x"}] == device_memory.used_devices()

@@ -1,0 +1,202 @@
+"""Sample all devices of a host at regular times, in one process of the run per host.
+
+Processes that hold devices compete for an abstract Unix socket whose name comes from the run directory.
+The kernel gives it to one, and releases it when that process ends, however it ends; another one takes
+over within `_RETRY_S`.  No file is locked: run directories are on network file systems.  The name is
+one per network namespace, so containers on one host elect one each.
+
+A thread takes the samples, so that neither the host nor a slow driver is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from verl_profiler.recording import context, device_libraries, device_memory, recorder
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.device_libraries import Device
+
+__all__ = ["LONGEST_S", "account", "begin"]
+
+# A device that does not change gets a line this often, so that it can be told from one that is not sampled.
+LONGEST_S = 10.0
+# Processes that hold devices.
+_ROLES = frozenset({"actor", "critic", "ref", "rm", "rollout", "engine"})
+# How often the others try to take over; how often a process's role is looked for at its start.
+_RETRY_S = 2.0
+_IDENTITY_S = 0.25
+# The lowest rank of a host is first: each rank waits so long, workers at most so long, then engines.
+_PER_RANK_S, _WORKERS_S = 0.05, 2.0
+# Smaller changes are noise; energy is a counter that always changes.
+_NOISE = {"power_w": 5, "temperature_c": 2, "energy_j": float("inf")}
+# A reading that a driver in trouble holds up must not hold up the end of the process.
+_PATIENCE_S = 1.0
+# Time on a core, as a share of the time until the next reading.
+_SHARE = 1 / 50
+
+_sampler: _Sampler | None = None
+# What this process samples or sampled, for its header.
+_sampled: dict[str, Any] = {}
+
+
+class _Sampler(threading.Thread):
+    def __init__(self, active: recorder.Recorder) -> None:
+        super().__init__(name="verl-profiler devices", daemon=True)
+        self.active = active
+        self.interval_s = active.config.events.device_interval_s
+        self.ended = threading.Event()
+        self.elected: socket.socket | None = None
+        self.devices: list[Device] = []
+        # By device: the fields last recorded, and when.
+        self.recorded: dict[int, tuple[dict[str, Any], int]] = {}
+
+    def run(self) -> None:
+        try:
+            if self.wait_for_role() and self.wait_for_election():
+                self.sample()
+        except Exception as error:  # noqa: BLE001  training goes on with or without readings
+            recorder.say(
+                f"WARNING devices are no longer sampled: {error!r} (device-sampling-failed)"
+            )
+        finally:
+            self.release()
+
+    def wait_for_role(self) -> bool:
+        """Wait until it is known who this process is, and its turn; whether it holds devices."""
+        while (identity := self.active.identity) is None:
+            if self.ended.wait(_IDENTITY_S):
+                return False
+        if identity.role not in _ROLES:
+            return False
+        delay_s = min(_PER_RANK_S * (identity.rank or 0), _WORKERS_S)
+        if identity.role == "engine":
+            delay_s += _WORKERS_S
+        return not self.ended.wait(delay_s)
+
+    def wait_for_election(self) -> bool:
+        """Wait until no other process of the run samples on this host; whether there are devices."""
+        while not self.ended.is_set():
+            if self.claim():
+                begin_ns = time.thread_time_ns()
+                library, self.devices = device_libraries.open_devices(
+                    device_libraries.visible_words
+                )
+                if self.devices:
+                    _sampled["device_sampling"] = {
+                        "library": library,
+                        "interval_s": self.interval_s,
+                        "devices": [device.facts for device in self.devices],
+                    }
+                self.active.wrapper_cpu_ns += time.thread_time_ns() - begin_ns
+                return bool(self.devices)
+            self.ended.wait(_RETRY_S)
+        return False
+
+    def claim(self) -> bool:
+        elected = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            elected.bind(_address(self.active.config.directory))
+        except OSError as error:
+            elected.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        self.elected = elected
+        return True
+
+    def release(self) -> None:
+        elected, self.elected = self.elected, None
+        if elected is not None:
+            elected.close()
+
+    def sample(self) -> None:
+        due_ns = now()
+        while not self.ended.wait(max(0, due_ns - now()) / 1e9):
+            begin_ns = time.thread_time_ns()
+            for device in list(self.devices):
+                self.read(device)
+            spent_ns = time.thread_time_ns() - begin_ns
+            self.active.wrapper_cpu_ns += spent_ns
+            if not self.devices:
+                return
+            # Samples that were missed are not made up for.
+            period_ns = round(max(self.interval_s, spent_ns / 1e9 / _SHARE) * 1e9)
+            due_ns = max(due_ns, now() - period_ns) + period_ns
+
+    def read(self, device: Device) -> None:
+        """Record a device's reading, unless nothing changed."""
+        try:
+            fields = device.read()
+        except Exception as error:  # noqa: BLE001  a device that is lost: the host will fail on it
+            self.devices.remove(device)
+            recorder.say(
+                f"WARNING device {device.index} is no longer sampled: {error!r} (device-lost)"
+            )
+            return
+        at_ns = now()
+        last, last_ns = self.recorded.get(device.index, ({}, 0))
+        if at_ns - last_ns < LONGEST_S * 1e9 and not _differs(fields, last):
+            return
+        self.recorded[device.index] = fields, at_ns
+        extra = {"device": device.index, **fields}
+        recorder.record("device", None, at_ns, extra, context.process.step)
+
+
+def _differs(fields: dict[str, Any], last: dict[str, Any]) -> bool:
+    if fields.keys() != last.keys():
+        return True
+    return any(
+        value != last[name] if name not in _NOISE else abs(value - last[name]) > _NOISE[name]
+        for name, value in fields.items()
+    )
+
+
+def _address(directory: str) -> str:
+    digest = hashlib.sha256(directory.encode()).hexdigest()[:24]
+    return f"\0verl-profiler-devices-{digest}"
+
+
+def begin() -> None:
+    """Sample from now on if the settings ask for it, a library is installed and it is this process's turn."""
+    global _sampler
+    active = recorder.active()
+    if active is None or _sampler is not None or not active.config.events.devices:
+        return
+    if not sys.platform.startswith("linux") or not device_libraries.is_importable():
+        return
+    _sampled.clear()
+    _sampler = _Sampler(active)
+    recorder.before_stop(_end)
+    recorder.after_fork(_forget)
+    _sampler.start()
+
+
+def account() -> dict[str, Any]:
+    """Return what belongs into the header of this process: its devices, and those that it samples."""
+    used = device_memory.used_devices()
+    return {**({"devices": used} if used else {}), **_sampled}
+
+
+def _end() -> None:
+    global _sampler
+    sampler, _sampler = _sampler, None
+    if sampler is not None:
+        sampler.ended.set()
+        sampler.join(_PATIENCE_S)
+
+
+def _forget() -> None:
+    """In a forked child: the socket is the parent's, and must not outlive it."""
+    global _sampler
+    sampler, _sampler = _sampler, None
+    _sampled.clear()
+    if sampler is not None and sampler.elected is not None:
+        with contextlib.suppress(OSError):
+            sampler.elected.close()
