@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.requests import summed_requests
@@ -14,12 +14,15 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = ["own_spans", "phase_totals", "request_totals"]
 
 
-def phase_totals(step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = True) -> Rows:
+def phase_totals(
+    step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = True, left_out: Sequence[int] = ()
+) -> Rows:
     """Sum the phases of finished steps.
 
     Args:
         step_phases: Rows of `step_phases`.
         by_run: Each run on its own; else all together, and run is None.
+        left_out: Steps to leave out, such as the warm-up (`analysis.selection.left_out`).
 
     Returns:
         Table `phase_totals`: one row per run and phase, most time first and `unaccounted` last.
@@ -27,7 +30,7 @@ def phase_totals(step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = Tru
     runs: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in step_phases:
         # Only those of finished steps have a share.
-        if row["share"] is not None:
+        if row["share"] is not None and row["step"] not in left_out:
             runs.setdefault(row["run"] if by_run else None, []).append(row)
     totals: Rows = []
     for run, rows in runs.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Rows", "Steps", "after_warm_up", "in_steps", "rows_of", "warm_up"]
+__all__ = ["Rows", "Steps", "after_warm_up", "in_steps", "left_out", "rows_of", "warm_up"]
 
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
@@ -23,7 +23,7 @@ def in_steps(steps: Steps, column: str = "step") -> str:
 
 
 def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
-    """Return the steps that comparisons, findings and what-if leave out: the first of a run.
+    """Return the steps that means, findings, what-if and comparisons leave out: the first of a run.
 
     Workers, engines and caches warm up in it.  It counts where the user names steps, and where
     fewer than two others have finished.
@@ -37,13 +37,18 @@ def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
 
 def after_warm_up(tables: Tables, steps: Steps = None) -> Steps:
     """Return the range without the warm-up; see `warm_up`."""
-    finished = [
-        row["step"]
-        for row in tables.rows(
-            "SELECT DISTINCT step FROM steps WHERE finished AND step > 0 ORDER BY step"
-        )
-    ]
+    finished = _finished(tables)
     return (finished[1], finished[-1]) if warm_up(finished, steps) else steps
+
+
+def left_out(tables: Tables, steps: Steps = None) -> list[int]:
+    """Return the steps that means leave out; see `warm_up`."""
+    return warm_up(_finished(tables), steps)
+
+
+def _finished(tables: Tables) -> list[int]:
+    rows = tables.rows("SELECT DISTINCT step FROM steps WHERE finished AND step > 0 ORDER BY step")
+    return [row["step"] for row in rows]
 
 
 def rows_of(

@@ -108,6 +108,7 @@ def _published(profile: Profile, tracker: str) -> bool:
 def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profile:
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import phase_totals
+    from verl_profiler.analysis.selection import left_out
     from verl_profiler.analysis.steps import step_phases, step_times
     from verl_profiler.exports.trackers import Profile
     from verl_profiler.views.findings import finding_texts, findings
@@ -120,11 +121,15 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
     paths[1].write_text(
         json_text({"format": 2, "findings": rows, "problems": opened.problems}), encoding="utf-8"
     )
-    steps = [row["duration_s"] for row in step_times(opened.tables, None) if row["finished"]]
+    warm_up = left_out(opened.tables)
+    steps = {
+        row["step"]: row["duration_s"] for row in step_times(opened.tables, None) if row["finished"]
+    }
     scalars = {"profile/finding_count": float(len(rows)), "profile/steps": float(len(steps))}
-    if steps:
-        scalars["profile/step_mean_s"] = sum(steps) / len(steps)
-    for row in phase_totals(step_phases(opened.tables, None)):
+    lengths = [length for step, length in steps.items() if step not in warm_up]
+    if lengths:
+        scalars["profile/step_mean_s"] = sum(lengths) / len(lengths)
+    for row in phase_totals(step_phases(opened.tables, None), left_out=warm_up):
         scalars.setdefault(f"profile/phase/{row['phase']}_mean_s", row["mean_s"])
     for row in rows:
         if row["recoverable_s"] is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -92,6 +93,7 @@ def _print(
 ) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.views.findings import finding_list, findings
     from verl_profiler.views.overview_text import TABLES, overview_text
     from verl_profiler.views.summary_text import step_blocks, summary
@@ -101,6 +103,7 @@ def _print(
     explained = explanations(opened.tables, steps)
     tables |= {name: explained[name] for name in EXPLANATIONS}
     found = findings(explained)
+    warm_up = without(opened.tables, steps)
     recorded = opened.rows(
         "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
     )
@@ -111,7 +114,7 @@ def _print(
         "notes": opened.notes,
     }
     if as_json:
-        kept, left_out = bounded(tables | _totals(opened, steps, tables))
+        kept, left_out = bounded(tables | _totals(opened, steps, tables, warm_up))
         names, names_left_out = bounded({"recorded": sorted(about["recorded"])})
         content = {
             "format": 2,
@@ -129,26 +132,28 @@ def _print(
             return 1
         problems = opened.problems
         if not verbose:
-            rows = {**tables, **_totals(opened, steps, tables)}
+            rows = {**tables, **_totals(opened, steps, tables, warm_up)}
             rows = {name: rows[name] for name in TABLES}
             runs = {key: about[key] for key in ("runs", "events", "notes")}
-            text = overview_text(*shown((rows, runs, found, problems)), color=color)
+            text = overview_text(*shown((rows, runs, found, problems)), warm_up, color=color)
             (control if color else stream.write)(text)
         if verbose or (steps is not None and steps[0] == steps[1]):
             tables, about, problems = shown((tables, about, problems))
-            about["findings"] = finding_list(shown(found)) if verbose else ""
+            about["findings"] = finding_list(shown(found), warm_up) if verbose else ""
             stream.write(
                 summary(tables, about, problems) if verbose else f"\n{step_blocks(tables, about)}"
             )
     return 0 if tables["step_times"] else 1
 
 
-def _totals(opened: Run, steps: Steps, tables: dict[str, Any]) -> dict[str, Any]:
+def _totals(
+    opened: Run, steps: Steps, tables: dict[str, Any], warm_up: Sequence[int]
+) -> dict[str, Any]:
     from verl_profiler.analysis.overview import own_spans, phase_totals, request_totals
     from verl_profiler.analysis.tools import tool_latencies
 
     return {
-        "phase_totals": phase_totals(tables["step_phases"]),
+        "phase_totals": phase_totals(tables["step_phases"], left_out=warm_up),
         "request_totals": request_totals(opened.tables, steps),
         "tool_latencies": tool_latencies(opened.tables, steps),
         "own_spans": own_spans(opened.tables, steps),

@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.reader import load
     from verl_profiler.views.findings import findings
     from verl_profiler.views.why_text import why
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         check_steps(opened, args.steps)
         found = explanations(opened.tables, args.steps)
         problems, notes = opened.problems, opened.notes
+        warm_up = without(opened.tables, args.steps)
         finished = opened.rows("SELECT 1 FROM steps WHERE finished LIMIT 1")
     if not found["bubble_ledger"]:
         why_not = "no step can be analyzed" if finished else "no step finished"
@@ -57,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(content)
     else:
-        sys.stdout.write(why(*shown((found, ranked))))
+        sys.stdout.write(why(*shown((found, ranked)), warm_up))
     return 0

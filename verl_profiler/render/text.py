@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_profiler.render.visible import visible
 
-__all__ = ["align"]
+__all__ = ["align", "without"]
 
 
 def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: str = "  ") -> str:
@@ -40,3 +40,8 @@ def _width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def without(steps: Sequence[int]) -> str:
+    """Return which steps a mean leaves out, to be appended: `, without step 1`; empty for none."""
+    return f", without step {', '.join(map(str, steps))}" if steps else ""

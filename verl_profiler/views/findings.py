@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 from verl_profiler.views.page_sections import section_of
@@ -95,8 +96,13 @@ def _evidence(row: Mapping[str, Any]) -> str:
     return f"step {row['step']}: {row['who']} {seconds(row['seconds'])}{what}"
 
 
-def finding_list(rows: Rows) -> str:
-    """Return the findings for a terminal; empty without findings."""
+def finding_list(rows: Rows, left_out: Sequence[int] = ()) -> str:
+    """Return the findings for a terminal; empty without findings.
+
+    Args:
+        rows: The rows of `findings`.
+        left_out: The steps that they leave out as warm-up.
+    """
     lines: list[str] = []
     for number, text in enumerate(finding_texts(rows), 1):
         lines += textwrap.wrap(f"{number}. {text['message']}", _WIDTH, subsequent_indent="   ")
@@ -122,5 +128,9 @@ def finding_list(rows: Rows) -> str:
     if not lines:
         return ""
     steps = max(row["steps"] for row in rows)
-    title = f"Findings of {steps} steps (mean per step)" if steps > 1 else "Findings of one step"
+    title = (
+        f"Findings of {steps} steps (mean per step{without(left_out)})"
+        if steps > 1
+        else "Findings of one step"
+    )
     return "\n".join([title, *map(visible, lines)])

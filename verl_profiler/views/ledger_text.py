@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
 from verl_profiler.analysis.selection import warm_up
-from verl_profiler.render.text import align
+from verl_profiler.render.text import align, without
 from verl_profiler.units import seconds, share
 
 __all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
@@ -26,9 +26,15 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: _Rows) -> str:
-    """Return a run's accounts over all steps, with a bar for each."""
+def ledger_text(rows: _Rows, left_out: Sequence[int] = ()) -> str:
+    """Return the mean of a run's accounts over the steps, with a bar for each.
+
+    Args:
+        rows: The rows of `bubble_ledger`.
+        left_out: The steps that means leave out.
+    """
     blocks = []
+    rows = [row for row in rows if row["step"] not in left_out] or rows
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
         steps = len({row["step"] for row in own})
@@ -45,7 +51,8 @@ def ledger_text(rows: _Rows) -> str:
             for account, spent in sums.items()
         ]
         title = (
-            f"device time, {pool_text(own[0])}: {seconds(total / steps)} per step over all of them, "
+            f"device time, {pool_text(own[0])}: {seconds(total / steps)} per step over all of them"
+            f"{without(left_out)}, "
             "every second attributed to one account"
         )
         blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
@@ -53,9 +60,10 @@ def ledger_text(rows: _Rows) -> str:
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
-def ledger_lines(rows: _Rows) -> list[str]:
-    """Return a run's accounts over all steps, a line for each pool."""
+def ledger_lines(rows: _Rows, left_out: Sequence[int] = ()) -> list[str]:
+    """Return a run's accounts over its steps but those left out, a line for each pool."""
     texts = []
+    rows = [row for row in rows if row["step"] not in left_out] or rows
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
         sums = account_totals(own)

@@ -44,6 +44,7 @@ def overview_text(
     about: Mapping[str, Any],
     findings: Rows,
     problems: Sequence[str],
+    left_out: Sequence[int] = (),
     *,
     color: bool = False,
 ) -> str:
@@ -54,14 +55,15 @@ def overview_text(
         about: `runs` (labels), `events` (how many) and `notes` (of the reader).
         findings: Rows of `views.findings.findings`.
         problems: Data-quality warnings.
+        left_out: The steps that means leave out; `phase_totals` is without them.
         color: With ANSI codes for a terminal.
     """
     paint = _painted if color else _plain
     heads, blocks = [], []
     for run in about["runs"]:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
-        heads.append(paint(visible(_headline(run, own)), _BOLD))
-        blocks.append(_details(own))
+        heads.append(paint(visible(_headline(run, own, left_out)), _BOLD))
+        blocks.append(_details(own, left_out))
         if len(about["runs"]) > 1:
             blocks[-1] = f"{visible(run)}\n{blocks[-1]}"
     change = _changes(findings, found, about, paint)
@@ -114,13 +116,17 @@ def _wrapped(label: str, text: str) -> list[str]:
     )
 
 
-def _details(found: Mapping[str, Rows]) -> str:
+def _details(found: Mapping[str, Rows], left_out: Sequence[int]) -> str:
     phases = _phases(found["phase_totals"])
     lines = [phases] if phases else []
     lines += [
         visible(f"{label:<12}{text}")
         for label, text in (
-            *zip(["devices", *[""] * 9], ledger_lines(found["bubble_ledger"]), strict=False),
+            *zip(
+                ["devices", *[""] * 9],
+                ledger_lines(found["bubble_ledger"], left_out),
+                strict=False,
+            ),
             ("requests", _requests(found)),
             ("slowest", _slowest(found)),
             ("tools", _tools(found["tool_latencies"])),
@@ -132,20 +138,25 @@ def _details(found: Mapping[str, Rows]) -> str:
     return "\n".join(lines)
 
 
-def _headline(run: str, found: Mapping[str, Rows]) -> str:
-    lengths = [row["duration_s"] for row in found["step_times"] if row["finished"]]
+def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> str:
+    finished = [row for row in found["step_times"] if row["finished"]]
+    lengths = [row["duration_s"] for row in finished]
     if not lengths:
         seen = max((row["seen_s"] or 0 for row in found["step_times"]), default=0)
         return f"{run}: no finished steps; {seconds(seen)} were recorded"
     text = f"{run}: {len(lengths)} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
     if len(lengths) > 1:
-        longest = max(
-            (row for row in found["step_times"] if row["finished"]),
-            key=lambda row: row["duration_s"],
-        )
+        steady = [row for row in finished if row["step"] not in left_out] or finished
+        lengths = [row["duration_s"] for row in steady]
+        longest = max(steady, key=lambda row: row["duration_s"])
         text += (
             f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
             f"{seconds(longest['duration_s'])} (step {longest['step']})"
+        )
+        warm_up = [row for row in finished if row["step"] in left_out]
+        text += "".join(
+            f"; means without step {row['step']} ({seconds(row['duration_s'])})"
+            for row in warm_up
         )
     return text
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
 from verl_profiler.analysis.explain.what_if import CHANGES, UNCHANGED
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.text import align
+from verl_profiler.render.text import align, without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
@@ -29,15 +29,16 @@ _STEPS = 20
 _STRAGGLERS = 14
 
 
-def why(found: Mapping[str, Rows], ranked: Rows) -> str:
+def why(found: Mapping[str, Rows], ranked: Rows, left_out: Sequence[int] = ()) -> str:
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `critical_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
+        found: The rows of `steady_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
             `asynchronous_what_if`, `staleness`, `what_if`, `step_replays`, `stragglers` and
             `straggler_requests`, by name; of an asynchronous run, only those of `bubble_ledger`,
             `critical_cycle`, `asynchronous_what_if`, `staleness` and `stragglers`.
         ranked: The rows of `findings`.
+        left_out: The steps that means leave out.
     """
     blocks = []
     runs = list(dict.fromkeys(row["run"] for row in found["bubble_ledger"]))
@@ -45,19 +46,20 @@ def why(found: Mapping[str, Rows], ranked: Rows) -> str:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
-        if own["critical_path"]:
-            blocks += [_path(own["critical_path"]), _chain(own["critical_segments"])]
-        blocks += [ledger_text(own["bubble_ledger"]), cycle_text(own["critical_cycle"])]
+        if own["steady_path"]:
+            blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
+        blocks.append(ledger_text(own["bubble_ledger"], left_out))
+        blocks.append(cycle_text(own["critical_cycle"]))
         blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
         blocks.append(staleness_text(own["staleness"]))
         if own["step_replays"]:
             blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
-    return "\n\n".join(block for block in [finding_list(ranked), *blocks] if block) + "\n"
+    return "\n\n".join(block for block in [finding_list(ranked, left_out), *blocks] if block) + "\n"
 
 
-def _path(rows: Rows) -> str:
-    """Return the categories over all steps, with a bar for each."""
+def _path(rows: Rows, left_out: Sequence[int]) -> str:
+    """Return the mean of each category over the steps, with a bar for each."""
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
     categories: dict[str, Rows] = {}
@@ -85,7 +87,10 @@ def _path(rows: Rows) -> str:
         name = f"{len(small)} more"
         lines.append([name, seconds(rest / len(steps)), share(rest / total), "", ", ".join(small)])
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
-    title = f"critical path of {which}: {seconds(total / len(steps))}, every second attributed to one cause"
+    title = (
+        f"critical path of {which}{without(left_out)}: {seconds(total / len(steps))}, "
+        "every second attributed to one cause"
+    )
     header = ["", "time", "share", "", "longest segment"]
     return f"{title}\n{align([header, *lines], left=(0, 3, 4))}"
 

@@ -56,7 +56,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "step_replays": replays,
         "what_if": averages,
         "stragglers": stragglers(tables, steady),
-        "straggler_requests": straggler_requests(tables, steps),
+        "straggler_requests": straggler_requests(tables, steady),
         "culprits": culprits(tables, lasting, steady),
         "bubble_ledger": bubble_ledger(tables, steps),
         "critical_cycle": critical_cycle(tables, steps),

@@ -333,7 +333,7 @@ TABLES: dict[str, Mapping[str, str]] = {
     "phase_totals": common("run total_s")
     | {
         "phase": "phase of the step by the trainer's timer, or `unaccounted`",
-        "steps": "number of finished steps",
+        "steps": "number of finished steps, without the warm-up",
         "mean_s": "mean time per finished step, in s",
         "share": "part of the time of these steps",
         "count": "number of intervals of the phase",
