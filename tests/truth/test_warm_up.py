@@ -22,7 +22,7 @@ def texts_of(tables, steps=None):
     warm_up = left_out(tables, steps)
     phases = phase_totals(step_phases(tables, steps), left_out=warm_up)
     rows = {
-        **dict.fromkeys(TABLES, []),
+        **{name: [] for name in TABLES},
         "bubble_ledger": found["bubble_ledger"],
         "step_times": step_times(tables, steps),
         "phase_totals": phases,

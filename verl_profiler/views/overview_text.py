@@ -155,8 +155,7 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> s
         )
         warm_up = [row for row in finished if row["step"] in left_out]
         text += "".join(
-            f"; means without step {row['step']} ({seconds(row['duration_s'])})"
-            for row in warm_up
+            f"; means without step {row['step']} ({seconds(row['duration_s'])})" for row in warm_up
         )
     return text
 
