@@ -135,7 +135,9 @@ def _print(
             rows = {**tables, **_totals(opened, steps, tables, warm_up)}
             rows = {name: rows[name] for name in TABLES}
             runs = {key: about[key] for key in ("runs", "events", "notes")}
-            text = overview_text(*shown((rows, runs, found, problems)), warm_up, color=color)
+            text = overview_text(
+                *shown((rows, runs, found, problems)), left_out=warm_up, color=color
+            )
             (control if color else stream.write)(text)
         if verbose or (steps is not None and steps[0] == steps[1]):
             tables, about, problems = shown((tables, about, problems))

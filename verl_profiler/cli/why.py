@@ -59,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(content)
     else:
-        sys.stdout.write(why(*shown((found, ranked)), warm_up))
+        sys.stdout.write(why(*shown((found, ranked)), left_out=warm_up))
     return 0
