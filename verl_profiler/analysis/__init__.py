@@ -76,7 +76,12 @@ from verl_profiler.analysis.tq_traces import (
     tq_traces,
     tq_transfers,
 )
-from verl_profiler.analysis.transfers import transfer_rates, transfer_totals, weight_sync
+from verl_profiler.analysis.transfers import (
+    transfer_rates,
+    transfer_totals,
+    weight_sync,
+    weight_transfers,
+)
 from verl_profiler.analysis.workers import (
     rank_balance,
     rollout_balance,
@@ -157,6 +162,7 @@ __all__ = [
     "turns_per_request",
     "validation_times",
     "weight_sync",
+    "weight_transfers",
     "what_if",
     "worker_balance",
     "worker_phases",
@@ -218,6 +224,7 @@ ANALYSES = {
         worker_balance,
         rank_balance,
         weight_sync,
+        weight_transfers,
         transfer_totals,
         transfer_rates,
         tq_call_stages,

@@ -148,6 +148,14 @@ FIELDS = {
     ),
     "backend": _text("Name of the checkpoint engine.", "weight_sync"),
     "begin_error_s": _seconds("Error bound of the stall's recorded start.", "event_loop_lag"),
+    "buckets": _count(
+        "Number of buckets: of the sync, or that the event stands for; absent for one.",
+        "weight_send",
+        "weight_receive",
+        "weight_transfer",
+        "weight_bucket",
+        "weight_load",
+    ),
     "bytes": _bytes("Written to event files.", "profiler_cost"),
     "cached_tokens": _count(
         "Prompt tokens found in the engine's cache.", "engine_request", column=True
@@ -412,8 +420,11 @@ FIELDS = {
         "Size of the data; not the data itself.",
         "tq_put",
         "tq_get",
+        "weight_send",
         "weight_receive",
+        "weight_transfer",
         "weight_bucket",
+        "weight_load",
         column=True,
     ),
     "slowed_by": _list(
@@ -430,7 +441,9 @@ FIELDS = {
         "What is released or resumed: `kv_cache`, `weights`, …", "memory_release", "memory_resume"
     ),
     "temperature_c": Field("integer", "°C", "Temperature of the device.", ("device",)),
-    "tensors": _count("Number of tensors.", "weight_receive"),
+    "tensors": _count(
+        "Number of tensors.", "weight_send", "weight_receive", "weight_transfer", "weight_load"
+    ),
     "to": _text("Where replicas go: `rollout` or `trainer`.", "pool_switch"),
     "tokens": _count("Number of tokens; not the tokens.", "prompt_build", column=True),
     "tool": _text(
@@ -462,6 +475,11 @@ FIELDS = {
         "Random id shared by the samples of one submitted batch.",
         *_TRACED,
         column=True,
+    ),
+    "transfer_s": _seconds(
+        "Sum of the buckets' times, of an event that stands for several.",
+        "weight_bucket",
+        "weight_load",
     ),
     "turns": _count("Number of turns of the request.", "request", column=True),
     "uid": _text(
@@ -508,6 +526,7 @@ FIELDS = {
         "engine_attempt",
         "engine_request",
         "weight_sync",
+        "weight_send",
         "weight_receive",
         "update_weights",
         "weight_transfer",

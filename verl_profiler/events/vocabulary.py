@@ -310,7 +310,15 @@ EVENTS: dict[str, Event] = {
         "A replica's rank receives the weights through a checkpoint engine and passes them to its engine.",
     ),
     "weight_bucket": Event(
-        "weights", "weight_send", "One bucket of a checkpoint engine, in a sender or in a receiver."
+        "weights",
+        "weight_send",
+        "One bucket of a checkpoint engine, in a sender or in a receiver, with the time until all "
+        "take part; or all buckets of a sync after its first 64.",
+    ),
+    "weight_load": Event(
+        "weights",
+        "weight_transfer",
+        "One bucket is passed to an SGLang engine; or all buckets of a sync after its first 64.",
     ),
     "memory": Event(
         "memory",

@@ -27,6 +27,7 @@ _MODULES = (
     "reward",
     "workers",
     "weights",
+    "weight_transfers",
     "memory",
     "transfer_queue",
 )

@@ -7,10 +7,10 @@ the calls succeed and free nothing (sglang 0.5.12 torch_memory_saver_adapter.py)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import ContextVar
 from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import weight_transfers
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, device_memory, memory_sampler
 from verl_profiler.recording.call import Call
@@ -61,6 +61,11 @@ def _begin_transfer(call: Call) -> None:
     step = call.arguments.get("global_steps")
     if isinstance(step, int):
         call.extra = {"weight_version": step}
+    weight_transfers.begin_loading(call)
+
+
+def _end_transfer(call: Call, _result: Any) -> None:
+    weight_transfers.end_loading(call)
 
 
 def _begin_move(call: Call) -> None:
@@ -118,68 +123,15 @@ def _moves(event: str, *targets: str, reads: tuple[str, ...] = ()) -> Probe:
     return Probe(event, "weights", targets, reads=reads, enter=_begin_move, leave=_end_move)
 
 
-class _Received:
-    """What a replica's rank got in one sync so far."""
-
-    def __init__(self) -> None:
-        self.tensors = self.size_bytes = 0
-
-
-_received: ContextVar[_Received | None] = ContextVar("verl_profiler_received", default=None)
-
-
 def _begin_receive(call: Call) -> None:
     _begin_sync(call)
-    call.state = _Received()
-    call.bind(_received, call.state)
+    weight_transfers.begin_receiving(call)
 
 
 def _end_receive(call: Call, _result: Any) -> None:
-    received: _Received = call.state
-    if received.tensors:
-        call.extra = {
-            **(call.extra or {}),
-            "tensors": received.tensors,
-            "size_bytes": received.size_bytes,
-        }
+    weight_transfers.end_receiving(call)
     _end_sync(call, None)
 
-
-def _keep_received(_call: Call, item: Any) -> None:
-    received = _received.get()
-    if received is not None and isinstance(item, tuple):
-        received.tensors += 1
-        received.size_bytes += int(item[1].nbytes)
-
-
-def _end_bucket(call: Call, _result: Any) -> None:
-    """Take the size of a bucket of verl's engines from its description."""
-    operation = call.arguments["self"]
-    length = (operation.metadata or {}).get("length")
-    call.extra = {"sender": operation.rank == 0}
-    if isinstance(length, int):
-        call.extra["size_bytes"] = length
-
-
-def _begin_own_send(call: Call) -> None:
-    call.extra = {"sender": True, "size_bytes": int(call.arguments["bucket"].nbytes)}
-
-
-def _end_own_receive(call: Call, result: Any) -> None:
-    call.extra = {"sender": False}
-    size = getattr(result[-1], "nbytes", None) if isinstance(result, tuple) else None
-    if isinstance(size, int):
-        call.extra["size_bytes"] = size
-
-
-_CHECKPOINT_ENGINES = (
-    "verl.checkpoint_engine.nccl_checkpoint_engine:NCCLCheckpointEngine",
-    "verl.checkpoint_engine.hccl_checkpoint_engine:HCCLCheckpointEngine",
-    "verl.checkpoint_engine.nixl_checkpoint_engine:NIXLCheckpointEngine",
-    "verl.checkpoint_engine.mooncake_checkpoint_engine:MooncakeCheckpointEngine",
-    "verl.checkpoint_engine.kimi_checkpoint_engine:KIMICheckpointEngine",
-)
-_OWN = "verl_profiler.rehearsal.gloo_checkpoint_engine:GlooCheckpointEngine"
 
 PROBES = (
     Probe(
@@ -190,30 +142,6 @@ PROBES = (
         enter=_begin_receive,
         leave=_end_receive,
     ),
-    Probe(
-        None,
-        "weights",
-        ("verl.checkpoint_engine.base:merge_weight_chunks",),
-        item=_keep_received,
-    ),
-    Probe(
-        "weight_send",
-        "weights",
-        tuple(f"{engine}.send_weights" for engine in (_OWN, *_CHECKPOINT_ENGINES)),
-    ),
-    Probe(
-        "weight_bucket",
-        "weights",
-        tuple(
-            f"verl.checkpoint_engine.{name}_checkpoint_engine:BroadcastOperation._run"
-            for name in ("nccl", "hccl")
-        ),
-        leave=_end_bucket,
-        # Their modules need the accelerator's libraries.
-        optional=True,
-    ),
-    Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), enter=_begin_own_send),
-    Probe("weight_bucket", "weights", (f"{_OWN}.receive_bucket",), leave=_end_own_receive),
     Probe(
         "update_weights",
         "weights",
@@ -227,6 +155,7 @@ PROBES = (
         "weights",
         tuple(f"{adapter}.update_weights" for adapter in _ADAPTERS),
         enter=_begin_transfer,
+        leave=_end_transfer,
     ),
     _moves("memory_resume", *(f"{adapter}.resume" for adapter in _ADAPTERS), reads=("tags",)),
     _moves("memory_release", *(f"{adapter}.release" for adapter in _ADAPTERS)),

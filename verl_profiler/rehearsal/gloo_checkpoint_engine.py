@@ -38,6 +38,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_size = bucket_size
         self.is_master = is_master
+        self.rank = -1
         self._store: Any = None
         self._group: Any = None
 
@@ -71,6 +72,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def init_process_group(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
         """Join the group; a rank of -1 takes no part."""
+        self.rank = rank
         if rank < 0:
             return
         if self._store is None:

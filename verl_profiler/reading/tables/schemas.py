@@ -179,6 +179,7 @@ DERIVED = {
     "interval_us": _us("Time between two samples of it."),
     "users": _text("Processes of the run that use it; NULL if none is known."),
     "of_run": _flag("Whether the run uses it; true for all of a host whose users are not known."),
+    "bucket": _count("Number of the bucket in its process and step, from 1."),
     "begin_error_us": _us("Error bound of `begin_us`."),
     "domain": _text("NVTX domain."),
     "category": _text("NVTX category."),
@@ -299,6 +300,9 @@ _TABLES = {
     ),
     "tool_caused_wait": "run step tool last caused_wait_us",
     "rank_spans": f"{_RANK} event family status {_INTERVAL}",
+    "weight_moves": (
+        f"{_RANK} event status {_INTERVAL} sender bucket tensors size_bytes buckets transfer_s"
+    ),
     "transfers": (
         f"{_REQUEST} role event op partition status {_INTERVAL} size_bytes rows func trace_id call "
         "sampled:INTEGER"

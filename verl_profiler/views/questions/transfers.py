@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.memory import memory_phases
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.transfers import transfer_rates, weight_sync
+from verl_profiler.analysis.transfers import transfer_rates, weight_sync, weight_transfers
 from verl_profiler.render.axes import (
     bar_texts,
     colored_bars,
@@ -23,7 +23,15 @@ from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share, size
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
+from verl_profiler.views.view import (
+    Choice,
+    DataTables,
+    Section,
+    View,
+    asking,
+    column,
+    known,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,6 +163,65 @@ def _weights(data: DataTables, choice: Choice) -> Figure:
         factor=factor,
         markersize=4,
     )
+    return figure
+
+
+_WAYS = {
+    "send": ("sends", PHASE_COLORS["update_weights"]),
+    "receive": ("receives", "#0072B2"),
+    "load": ("passes to its engine", "#E69F00"),
+}
+_PROCESSES = 16
+
+
+def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
+    rows = [row for row in data["weight_transfers"] if row["step"] != 0] or data["weight_transfers"]
+    groups: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        groups.setdefault((row["name"], row["way"]), []).append(row)
+    means = {key: sum(r["total_s"] for r in own) / len(own) for key, own in groups.items()}
+    order = sorted(means, key=lambda key: (-means[key], key))
+    shown = order[:_PROCESSES]
+    caused: dict[str, float] = {}
+    for row in rows:
+        caused[row["name"]] = caused.get(row["name"], 0.0) + (row["caused_wait_s"] or 0)
+    syncs = len({row["step"] for row in rows})
+    longest = order[0]
+    title = (
+        f"{short(longest[0], 24)} {_WAYS[longest[1]][0]} weights for "
+        f"{seconds(means[longest])} per sync, the longest"
+    )
+    last = max(caused, key=lambda name: (caused[name], name))
+    if caused[last] > 0:
+        title += f"; the others wait {seconds(caused[last] / syncs)} for {short(last, 24)}"
+    figure, (axes,) = sheet(
+        title,
+        f"{choice.text()}: {counted(syncs, 'step')} with a sync; means per step",
+        size=(11, 1.6 + 0.36 * len(shown)),
+        notes=(
+            "Waiting: until all ranks of the checkpoint engine take part in a bucket. Speed: of the "
+            "time after that where buckets were recorded, else of the whole."
+        ),
+    )
+    factor, unit = time_unit(max(means.values()))
+    lengths = colored_bars(
+        axes,
+        [f"{short(name, 22)} {_WAYS[way][0]}" for name, way in shown],
+        [means[key] * factor for key in shown],
+        [_WAYS[way][1] for _, way in shown],
+    )
+    texts = []
+    for key in shown:
+        own = groups[key]
+        sizes, speeds = known(own, "size_bytes"), known(own, "bytes_per_s")
+        waits = known(own, "waited_s")
+        parts = [size(sum(sizes) / len(sizes))] if sizes else []
+        parts += [f"{size(sum(speeds) / len(speeds))}/s"] if speeds else []
+        parts += [f"waits {seconds(sum(waits) / len(waits))}"] if waits else []
+        texts.append(", ".join(parts))
+    bar_texts(axes, lengths, texts, f"time per step [{unit}]", room=1.6)
+    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
+    axes.set_title(f"processes that move weights{more}")
     return figure
 
 
@@ -310,6 +377,58 @@ VIEWS = (
             The lines overlap in time and are not additive. Step 0 has no timer of the trainer: its
             sync is part of start-up.
         """,
+    ),
+    View(
+        name="weight_transfers",
+        question="How fast does each rank send, receive or load new weights, and who waits for whom?",
+        analysis=asking(weight_transfers),
+        columns=common("run step name role size_bytes")
+        | {
+            "way": (
+                "`send` or `receive` through a checkpoint engine; `load`: the adapter passes them "
+                "to its engine, with hybrid replicas from the trainer's own rank"
+            ),
+            "buckets": "number of buckets; empty where the engine has none or they are not recorded",
+            "tensors": "number of tensors",
+            "total_s": "the whole of it, in s",
+            "moving_s": (
+                "part of it in which buckets move: after all ranks have come, or their loading, in "
+                "s; empty without buckets"
+            ),
+            "waited_s": "part of it until all ranks take part in each bucket, in s",
+            "caused_wait_s": "how long the other ranks together waited for this one, in s",
+            "bytes_per_s": "bytes per second of `moving_s`, or else of `total_s`",
+        },
+        draw=_weight_transfers,
+        empty="no weights were sent there, or by an earlier version of the profiler.",
+        section=Section(
+            "weight_transfers",
+            "Weight transfers",
+            "bytes and speed of each rank in the weight sync, and which rank the others wait for",
+        ),
+        shows="""
+            The time of each process that sends, receives or loads weights, mean per step, with
+            bytes, speed, and waiting for the other ranks.
+        """,
+        conclude="""
+            - The sender causes the waiting: it gathers the weights more slowly than they are sent;
+              larger buckets do not help.
+            - A receiver causes it: its engine loads a bucket more slowly than the next one comes, and
+              all others wait for it.
+            - No one waits and the speed is far below that of the network: larger buckets
+              (`actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes`), or a
+              faster checkpoint engine.
+        """,
+        limits="""
+            Buckets are recorded of the NCCL and HCCL engines, of the rehearsal's gloo engine, and
+            where SGLang's adapter passes them to its engine; of others only the whole is known,
+            and of the `mooncake`, `kimi_ckpt_engine` and `delta_sharded` senders not the bytes.
+            With NCCL, a bucket ends when its broadcast is enqueued, not when it is on the other side.
+            Waiting is of the first 64 buckets of a sync; the later ones count as moving.
+            Ranks on other hosts: to the accuracy of the clocks' alignment.
+        """,
+        labels={"way": "what", "moving_s": "moving", "caused_wait_s": "others waited for it"},
+        example="--csv",
     ),
     View(
         name="memory_phases",

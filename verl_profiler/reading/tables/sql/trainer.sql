@@ -143,3 +143,16 @@ QUALIFY row_number() OVER (PARTITION BY g.run, g.step
 CREATE TABLE rank_spans AS
 SELECT run, step, name, role, rank, event, family, status, begin_us, end_us, duration_us
 FROM event_fields WHERE family IN ('workers', 'weights') AND duration_us IS NOT NULL;
+
+-- What weight syncs move: the ranks that send and receive, their buckets, and what goes to engines.
+-- Buckets are numbered in each process; the senders and receivers of a sync have the same ones.
+CREATE TABLE weight_moves AS
+SELECT run, step, name, role, rank, event, status, begin_us, end_us, duration_us,
+    try_cast(rest->>'sender' AS BOOLEAN) AS sender, integer_of(rest, 'tensors') AS tensors,
+    integer_of(rest, 'size_bytes') AS size_bytes, integer_of(rest, 'buckets') AS buckets,
+    number_of(rest, 'transfer_s') AS transfer_s,
+    CASE WHEN event = 'weight_bucket' THEN row_number() OVER (
+        PARTITION BY run, step, name, event ORDER BY begin_us, end_us) END AS bucket
+FROM event_fields
+WHERE event IN ('weight_send', 'weight_receive', 'weight_transfer', 'weight_bucket', 'weight_load')
+    AND family = 'weights' AND duration_us IS NOT NULL;
