@@ -25,7 +25,7 @@ from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 
 ROOT = Path(__file__).parents[2]
-# Real runs: a rehearsal, one with TransferQueue tracing, and four of asynchronous trainers.
+# Real runs: a rehearsal, one with TransferQueue tracing, and six of asynchronous trainers.
 RECORDED = [
     ROOT / "tests" / "data" / name
     for name in (
@@ -35,6 +35,8 @@ RECORDED = [
         "separate_async_run.tar.gz",
         "one_step_off_run.tar.gz",
         "fully_async_run.tar.gz",
+        "sglang_separate_async_run.tar.gz",
+        "sglang_colocate_async_run.tar.gz",
     )
 ]
 JSON_TYPES = {

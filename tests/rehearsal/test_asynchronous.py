@@ -83,6 +83,8 @@ def _live(trainer, folder):
         "separate_async",
         "one_step_off",
         "fully_async",
+        "sglang_separate_async",
+        "sglang_colocate_async",
         *(
             pytest.param(f"live {trainer}", marks=[pytest.mark.rehearsal, pytest.mark.timeout(900)])
             for trainer in LIVE

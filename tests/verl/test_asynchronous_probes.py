@@ -8,12 +8,17 @@ def report(reported):
     return reported("asynchronous_probes.py")
 
 
-def named(report, *events, of_framework=False):
-    """Return (event, step, extra) of events, in the order of the files; step 7 is the framework's."""
+# The steps of the script's frameworks; the other parts have lower ones.
+FRAMEWORK, AGENTS = 7, 8
+
+
+def named(report, *events, of=None):
+    """Return (event, step, extra) of events, in the order of the files; of one framework, or of none."""
     return [
         (each["event"], each["step"], each.get("extra", {}))
         for each in report["events"]
-        if each["event"] in events and (each["step"] == 7) == of_framework
+        if each["event"] in events
+        and (each["step"] == of if of else each["step"] not in (FRAMEWORK, AGENTS))
     ]
 
 
@@ -112,8 +117,8 @@ def test_replicas_are_switched_with_their_reasons(report):
 
 def test_a_framework_of_ones_own_names_its_requests(report):
     """The calls inside of a span are its turns; the step is that of the version that answered."""
-    calls = named(report, "engine_call", of_framework=True)
-    requests = named(report, "request", of_framework=True)
+    calls = named(report, "engine_call", of=FRAMEWORK)
+    requests = named(report, "request", of=FRAMEWORK)
 
     assert report["framework"]
     assert [("first", 0), ("first", 1), ("second", 0), ("second", 1)] == sorted(
@@ -123,16 +128,14 @@ def test_a_framework_of_ones_own_names_its_requests(report):
         (x["request_id"], x["turns"], x["uid"], x["session"], x["agent"]) for _, _, x in requests
     )
     for event, count in (("request_start", 2), ("turn", 4), ("look_up", 2), ("task", 2)):
-        found = named(report, event, of_framework=True)
+        found = named(report, event, of=FRAMEWORK)
         assert count == len(found) == len([x for _, _, x in found if "request_id" in x])
 
 
 def test_an_engine_call_without_a_request_is_kept(report):
     """Its engine's id is that of the engine server's line; nothing makes a request of it."""
     ((_, _, call),) = (
-        each
-        for each in named(report, "engine_call", of_framework=True)
-        if "request_id" not in each[2]
+        each for each in named(report, "engine_call", of=FRAMEWORK) if "request_id" not in each[2]
     )
 
     assert (1, 4, "completed") == (
@@ -141,3 +144,18 @@ def test_an_engine_call_without_a_request_is_kept(report):
     )
     assert call["engine_request_id"]
     assert "turn" not in call
+
+
+def test_calls_of_agents_behind_a_gateway_are_kept(report):
+    """Without a request or a turn, but with the session that uni-agent hands to the client."""
+    calls = [x for _, _, x in named(report, "engine_call", of=AGENTS)]
+
+    assert [("first", 1, 5), ("first", 6, 4), ("second", 1, 4), ("second", 5, 4)] == sorted(
+        (x["conversation"].removeprefix("session-"), x["prompt_tokens"], x["response_tokens"])
+        for x in calls
+    )
+    assert [(2, 1)] == [(x["attempts"], x["aborted_tokens"]) for x in calls if "attempts" in x]
+    assert not [x for x in calls if "request_id" in x or "turn" in x]
+    for event in ("engine_attempt", "parked"):
+        assert not [x for _, _, x in named(report, event, of=AGENTS) if "request_id" in x]
+    assert [] == named(report, "request", "request_start", "turn", of=AGENTS)

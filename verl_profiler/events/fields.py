@@ -174,6 +174,11 @@ FIELDS = {
     "consumed_step": _count(
         "verl's global step that trained on the sample.", "sample_consumed", column=True
     ),
+    "conversation": _text(
+        "verl's id by which a conversation keeps its replica, of a call without a request; with "
+        "uni-agent that of the session.",
+        "engine_call",
+    ),
     "decode_s": _seconds(
         "Time of decoding, as the engine reports it.", "engine_request", column=True
     ),

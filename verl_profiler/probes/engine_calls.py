@@ -5,7 +5,8 @@ llm_server.py:289).  The outer call is the `engine_call`; its attempts are disti
 aborted.
 
 A framework of its own, outside of verl's agent loops, calls the client without a request, unless a span
-of the user's names one.
+of the user's names one.  uni-agent does so in its gateways, which its agents reach by HTTP; the id that it
+hands to the client, by which calls keep their replica, is that of its session.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def _begin_generate_call(call: Call, engine_call: EngineCall) -> None:
         request.learns_step = request.explicit_turns = True
     arguments = call.arguments
     call.extra = {"prompt_tokens": len(arguments["prompt_ids"])}
+    if engine_call.request is not None:
+        call.extra["conversation"] = plain(arguments["request_id"])
     if request.request_id is None and engine_call.request is None:
         request.request_id = plain(arguments["request_id"])
     if not request.explicit_turns and request.calls_open == 0:
