@@ -1,6 +1,8 @@
 """Reading an engine's load: lines of what changed, and an end where the engine has one."""
 
 import asyncio
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,7 @@ from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import engine_state
-from verl_profiler.recording import recorder
+from verl_profiler.recording import evidence, recorder
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
@@ -121,3 +123,53 @@ def test_nothing_is_asked_unless_it_was_asked_for(launched, capfd):
     assert [] == launched(manager, enabled=False)
     assert 0 == manager.asked
     assert "engine-state" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("blocks", "answers", "expected"),
+    [
+        (False, True, {"loads": [{"running_requests": 8, "waiting_requests": 3, "dp_rank": 0}]}),
+        (False, False, {"unanswered": "scheduler"}),
+        (True, True, {"unanswered": "event loop"}),
+    ],
+)
+def test_what_a_stuck_engine_shows(launched, monkeypatch, blocks, answers, expected):
+    """Its scheduler's counts, or that it does not answer; the call for them is not cancelled."""
+    monkeypatch.setattr(evidence, "_LOOP_S", 0.3)
+    monkeypatch.setattr(evidence, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(evidence, "_sources", {})
+    manager = FakeManager()
+    manager.rid_to_state, manager.is_pause = {"a": 1, "b": 2}, True
+    release = threading.Event()
+    cancelled = []
+
+    async def get_loads():
+        try:
+            while not answers and not release.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+        load = fake_load(0, 8, 3, 990)
+        del load.max_total_num_tokens, load.max_running_requests, load.num_used_tokens
+        return [load]
+
+    manager.get_loads = get_loads
+    launched(manager, enabled=False)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    if blocks:
+        loop.call_soon_threadsafe(release.wait)
+    try:
+        found = engine_state._current_load(manager, loop)
+        assert not cancelled
+    finally:
+        release.set()
+        time.sleep(0.1)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    assert {"requests": 2, "paused": True, **expected} == found
+    assert "engine" in evidence._sources

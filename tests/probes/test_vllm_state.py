@@ -6,7 +6,7 @@ import pytest
 from reading_back import lines_of
 
 from verl_profiler.probes import vllm_state
-from verl_profiler.recording import recorder
+from verl_profiler.recording import evidence, recorder
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
@@ -15,6 +15,17 @@ CONFIG = SimpleNamespace(
     cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16),
     scheduler_config=SimpleNamespace(max_num_seqs=8),
 )
+
+
+class FakeEngine:
+    """In the place of `AsyncLLM`, with as many requests."""
+
+    def __init__(self, requests):
+        self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: requests)
+
+
+def end_init(engine):
+    vllm_state._end_init(SimpleNamespace(arguments={"self": engine}), None)
 
 
 class FakeStatLoggerBase:
@@ -47,6 +58,8 @@ def recording(tmp_path, monkeypatch):
     clock = SimpleNamespace(ns=10**9)
     monkeypatch.setattr(vllm_state, "now", lambda: clock.ns)
     monkeypatch.setattr(vllm_state, "_added", False)
+    monkeypatch.setattr(vllm_state, "_recorded", {})
+    monkeypatch.setattr(evidence, "_sources", {})
     monkeypatch.setitem(
         vllm_state.sys.modules,
         vllm_state._LOGGERS,
@@ -112,7 +125,7 @@ def test_statistics_stay_off_unless_readings_are_asked_for(recording, capfd):
     assert others is vllm_state._with_readings(others)
     recording.start(enabled=False)
     assert others is vllm_state._with_readings(others)
-    vllm_state._end_init(None, None)
+    end_init(FakeEngine(3))
     assert "engine-state" not in capfd.readouterr().err
 
 
@@ -122,7 +135,7 @@ def test_an_engine_without_such_loggers_is_reported_once_it_is_made(recording, c
     monkeypatch.delitem(vllm_state.sys.modules, vllm_state._LOGGERS)
 
     assert [] == vllm_state._with_readings([])
-    vllm_state._end_init(None, None)
+    end_init(FakeEngine(3))
 
     assert 1 == capfd.readouterr().err.count("engine-state-missing")
 
@@ -137,3 +150,22 @@ def test_other_statistics_than_expected_end_the_readings(recording, capfd):
 
     assert [] == recording.end()
     assert 1 == capfd.readouterr().err.count("engine-state-failed")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_a_stuck_engine_shows(recording, enabled):
+    """The requests of the server, and the last iteration with its age where readings are recorded."""
+    recording.start(enabled=enabled)
+    engine = FakeEngine(3)
+    end_init(engine)
+    for made in vllm_state._with_readings([]):
+        made(CONFIG).record(*fake_iteration(2, 1, 0.5, 1))
+    recording.clock.ns += 7 * 10**9
+
+    found = evidence._sources["engine"]()
+
+    assert 3 == found["requests"]
+    loads = [(each["running_requests"], each["age_s"]) for each in found.get("loads", ())]
+    assert loads == ([(2, 7.0)] if enabled else [])
+    del engine
+    assert {} == evidence._sources["engine"](), "the engine is gone"

@@ -390,3 +390,53 @@ def await_length(items, count):
     for thread in threading.enumerate():
         if thread.name == "verl-profiler notice":
             thread.join(20)
+
+
+@pytest.mark.parametrize("kind", [asyncio.Semaphore, asyncio.Lock])
+@pytest.mark.parametrize("holder", ["another", "itself", "by acquire()"])
+def test_who_holds_a_lock_that_a_call_waits_for(watcher, kind, holder):
+    """Where `async with` shows it; who calls `acquire()` leaves no trace."""
+
+    async def run():
+        lock, over = kind(), asyncio.Event()
+
+        async def hold():
+            async with lock:
+                await over.wait()
+
+        async def acquire():
+            if holder == "itself":
+                async with lock, lock:
+                    pass
+            async with lock:
+                pass
+
+        if holder == "another":
+            tasks = [asyncio.create_task(hold())]
+        elif holder == "by acquire()":
+            await lock.acquire()
+            tasks = []
+        else:
+            tasks = []
+        await asyncio.sleep(0)
+        probed = wrapping.wrap(Probe("tool_call", "rollout", ("x:y",)), acquire)
+        # The second one waits, too: it holds nothing.
+        count = 1 if holder == "itself" else 2
+        waiting = [asyncio.create_task(probed()) for _ in range(count)]
+        await asyncio.sleep(0.1)
+        found = await asyncio.to_thread(written, watcher)
+        over.set()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, *tasks, return_exceptions=True)
+        return found, hold.__code__.co_firstlineno + 2, acquire.__code__.co_firstlineno + 2
+
+    found, in_hold, in_acquire = asyncio.run(run())
+
+    name = f"{__name__}:test_who_holds_a_lock_that_a_call_waits_for.run"
+    expected = {
+        "another": {f"{name}.hold:{in_hold}": 1},
+        "itself": {f"{name}.acquire:{in_acquire}": 1},
+        "by acquire()": {},
+    }
+    assert {str(expected[holder])} == {str(call["held_by"]) for call in found["calls"]}

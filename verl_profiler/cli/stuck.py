@@ -36,7 +36,9 @@ _PATIENCE_S = 15.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("run_directory", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the culprit's stack")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print the culprit's stack and the evidence"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
         "--wait", action="store_true", help="wait until the run is stuck or over, then print"
@@ -101,5 +103,10 @@ def _read(path: Path) -> tuple[Verdict, list[str]]:
             "no-such-run",
         )
     followed = Run(run_directory(path, path))
-    found = verdict(followed.headers(), followed.open_files(), followed.directory)
+    found = verdict(
+        followed.headers(),
+        followed.open_files(),
+        followed.directory,
+        evidence=followed.evidence(),
+    )
     return found, followed.damaged

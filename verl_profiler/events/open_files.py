@@ -5,9 +5,11 @@ Both halves use it: the recorder announces a stuck phase, and the reader explain
 
 from __future__ import annotations
 
-__all__ = ["FOLDER", "FORMAT_VERSION", "stuck_after_s"]
+__all__ = ["EVIDENCE_FOLDER", "FOLDER", "FORMAT_VERSION", "stuck_after_s"]
 
 FOLDER = "open"
+# In it a folder 1, 2, 3 for each hang; the trainer's process makes it, and all write into it.
+EVIDENCE_FOLDER = "evidence"
 FORMAT_VERSION = 1
 
 _USUAL, _UNKNOWN = 6, 10

@@ -11,20 +11,21 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from verl_profiler.events.files import UnusableFileError, cleaned_text, expanded, open_regular
-from verl_profiler.events.open_files import FOLDER
+from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
 from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.reading.descriptions import HEADER, LAUNCH, OPEN, Faults, described
+from verl_profiler.reading.descriptions import EVIDENCE, HEADER, LAUNCH, OPEN, Faults, described
 
 __all__ = ["Line", "Run"]
 
 _STEP_FOLDER = re.compile(r"step_([0-9]{1,9})")
+_HANG = re.compile(r"[0-9]{1,3}")
 _DURATION_LIMIT_S = 1e9
 _STEP_LIMIT = 1 << 31
 # Maximum nesting of a line; the decoder's own limit is the interpreter's stack.
@@ -92,11 +93,25 @@ class Run:
 
     def open_files(self) -> dict[str, dict[str, Any]]:
         """Return what each process has open for long, by name; see docs/stuck.md."""
+        return self._described(FOLDER, OPEN)
+
+    def evidence(self) -> dict[str, dict[str, Any]]:
+        """Return the evidence of the last hang that was found, by process; see docs/stuck.md."""
+        numbers = [
+            int(each.name)
+            for each in (self.directory / EVIDENCE_FOLDER).glob("*")
+            if _HANG.fullmatch(each.name)
+        ]
+        if not numbers:
+            return {}
+        return self._described(f"{EVIDENCE_FOLDER}/{max(numbers)}", EVIDENCE)
+
+    def _described(self, folder: str, schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         faults = Faults()
-        found = {}
-        for path in sorted((self.directory / FOLDER).glob("*.json")):
-            shown = f"{FOLDER}/{cleaned_text(path.name)}"
-            content = described(path, shown, OPEN, faults)
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted((self.directory / folder).glob("*.json")):
+            shown = f"{folder}/{cleaned_text(path.name)}"
+            content = described(path, shown, schema, faults)
             if content is not None:
                 found[cleaned_text(path.stem)] = content
         self.damaged += faults.sentences()

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_profiler.host.load import kernel_log
+
 __all__ = [
     "ALIVE",
     "GONE",
@@ -19,6 +21,7 @@ __all__ = [
     "is_alive",
     "kernel_kill",
     "native_stack",
+    "own_pid",
     "state_of",
 ]
 
@@ -32,14 +35,13 @@ _STATES = {
     b"X": "has died",
     b"D": "waits for a disk or a driver, in the kernel",
 }
-_KMSG_BYTES = 4 << 20
 _KILLED = re.compile(r"[Oo]ut of memory: Killed process ([0-9]+) \(")
 # py-spy stops the process for as long as it reads.
 _SPY_S = 10.0
 _SPY_LINES = 60
 
 
-def _own_pid(header: Mapping[str, Any]) -> int | None:
+def own_pid(header: Mapping[str, Any]) -> int | None:
     """Return the process id if the process is, or was, of this host and boot."""
     boot = (header.get("clock") or {}).get("boot_id")
     pid = header.get("pid")
@@ -58,7 +60,7 @@ def state_of(header: Mapping[str, Any]) -> str | None:
     Args:
         header: Of the process.
     """
-    pid = _own_pid(header)
+    pid = own_pid(header)
     if pid is None:
         return None
     if not os.path.exists(f"/proc/{pid}"):
@@ -89,32 +91,15 @@ def kernel_kill(header: Mapping[str, Any]) -> bool:
 
     False also where the log may not be read, and in a container with process ids of its own.
     """
-    pid = _own_pid(header)
+    pid = own_pid(header)
     if pid is None:
         return False
-    read = b""
-    try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        while len(read) < _KMSG_BYTES:
-            try:
-                read += os.read(log, 8192)
-            except BrokenPipeError:
-                # Overwritten meanwhile; the next read has the oldest record that is left.
-                continue
-    except OSError:
-        # All has been read.
-        pass
-    finally:
-        os.close(log)
-    return str(pid) in _KILLED.findall(read.decode("utf-8", "replace"))
+    return str(pid) in _KILLED.findall(kernel_log())
 
 
 def native_stack(header: Mapping[str, Any]) -> list[str]:
     """Return the stacks of a process that cannot run Python, by py-spy; empty where there is none."""
-    pid, spy = _own_pid(header), shutil.which("py-spy")
+    pid, spy = own_pid(header), shutil.which("py-spy")
     if pid is None or spy is None:
         return []
     try:

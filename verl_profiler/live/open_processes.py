@@ -78,6 +78,8 @@ class Verdict:
         evidence: The functions that the culprit is in, the innermost last.
         silent: Processes without a sign of life, and since when.
         unknown: What could not be determined.
+        facts: What else was found: of engines, collectives, Ray, sockets and hosts, a line each.
+        details: Lines of the evidence by process.
     """
 
     state: str
@@ -89,6 +91,8 @@ class Verdict:
     evidence: list[str] = field(default_factory=list[str])
     silent: list[str] = field(default_factory=list[str])
     unknown: list[str] = field(default_factory=list[str])
+    facts: list[str] = field(default_factory=list[str])
+    details: list[str] = field(default_factory=list[str])
 
     @property
     def is_alarm(self) -> bool:
@@ -103,6 +107,7 @@ class Process:
     Args:
         heard_s: Its last sign of life, seconds since 1970.
         silent_s: How long it has had none, if the others have; else 0.
+        evidence: What it wrote when the run was found to be stuck; empty without.
     """
 
     name: str
@@ -112,6 +117,7 @@ class Process:
     heard_s: float | None
     ended: bool
     silent_s: float = 0.0
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def rows(self, kind: str) -> list[Mapping[str, Any]]:
         """Return what it has open of a kind: `phases`, `requests`, `calls`, `blocked_loops`, `threads`."""
@@ -162,11 +168,17 @@ def place(row: Mapping[str, Any]) -> str:
 
 
 def standing(row: Mapping[str, Any]) -> str:
-    """Write where it stands, and what kind of lock or queue it waits for."""
+    """Write where it stands, what kind of lock or queue it waits for, and who holds it."""
     stack = row.get("stack") or ()
     innermost = str(stack[-1]).rpartition(":")[0] if stack else ""
     awaited = _LOCKS.get(innermost)
-    return place(row) if awaited is None else f"{place(row)}, which waits for {awaited}"
+    if awaited is None:
+        return place(row)
+    holders = row.get("held_by")
+    if not holders:
+        return f"{place(row)}, which waits for {awaited}"
+    shown = [f"{at} ({count} times)" if count > 1 else at for at, count in holders.items()]
+    return f"{place(row)}, which waits for {awaited} held by {some(shown)}"
 
 
 def in_collective(row: Mapping[str, Any]) -> bool:

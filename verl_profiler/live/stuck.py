@@ -20,6 +20,7 @@ from verl_profiler.live.ended_runs import (
     is_interrupt,
     silent,
 )
+from verl_profiler.live.evidence import with_evidence
 from verl_profiler.live.host_facts import is_alive, state_of
 from verl_profiler.live.open_processes import Process, Verdict, age_text, phase_text, since
 from verl_profiler.live.wait_chain import explained
@@ -40,6 +41,7 @@ def verdict(
     opened: Mapping[str, Mapping[str, Any]],
     directory: Path,
     now: datetime | None = None,
+    evidence: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Verdict:
     """Explain what a run waits for, or why it ended.
 
@@ -48,6 +50,7 @@ def verdict(
         opened: What they have open for long, as `Run.open_files` returns it.
         directory: The run; only the room on its disk is looked at.
         now: The present.
+        evidence: What they wrote when the run was found to be stuck, as `Run.evidence` returns it.
     """
     processes = [_process(name, header, opened.get(name) or {}) for name, header in headers.items()]
     known = [each.heard_s for each in processes if each.heard_s is not None]
@@ -67,6 +70,8 @@ def verdict(
     _note_silence(processes, last_s)
     stuck = _stuck(trainers, last_s)
     quiet = [_silence(each) for each in processes if each.silent_s]
+    rows = [row for _, row in stuck] + ([failure[1]] if failure is not None else [])
+    _add_evidence(processes, evidence or {}, rows, last_s)
     if failure is not None:
         hung = explained(processes, stuck, last_s) if stuck else None
         if hung is not None and is_interrupt(failure[1]):
@@ -74,7 +79,7 @@ def verdict(
         else:
             found = failed(processes, *failure, hung)
         found.at, found.silent = clock_text(last_s), quiet
-        return found
+        return with_evidence(found, processes)
     over = bool(trainers) and all(each.ended for each in trainers)
     if over and not any(each.open for each in trainers):
         return Verdict("ended", "The trainer ended.", clock_text(last_s))
@@ -94,7 +99,22 @@ def verdict(
         if not goes_on:
             found.unknown.append("The run is over: what was stuck when it was killed is shown.")
     found.at, found.silent = clock_text(last_s), quiet
-    return found
+    return with_evidence(found, processes) if found.is_alarm else found
+
+
+def _add_evidence(
+    processes: Sequence[Process],
+    evidence: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    last_s: float,
+) -> None:
+    """Give processes their evidence, if it is of the phases that are stuck or failed."""
+    begin_s = min((since(row, last_s) for row in rows), default=None)
+    for each in processes:
+        found = evidence.get(each.name) or {}
+        moment = instant(found.get("at"))
+        if begin_s is not None and moment is not None and moment.timestamp() >= begin_s:
+            each.evidence = found
 
 
 def _note_silence(processes: Sequence[Process], last_s: float) -> None:

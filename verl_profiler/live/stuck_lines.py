@@ -39,7 +39,7 @@ def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
 
     Args:
         found: What is known of it.
-        verbose: With the stack of the culprit.
+        verbose: With the stack of the culprit and the evidence of each process.
     """
     yield f"{found.state}: {found.summary}"
     if found.chain:
@@ -50,9 +50,16 @@ def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
         yield ""
         yield f"Culprit: {found.culprit}"
         yield f"Confidence: {found.confidence}"
+    if found.facts:
+        yield ""
+        yield from found.facts
     if verbose and found.evidence:
         yield "Stack of the culprit, the innermost last:"
         yield from (f"    {place}" for place in found.evidence)
+    if verbose and found.details:
+        yield ""
+        yield "Evidence:"
+        yield from found.details
     if found.silent:
         yield ""
         yield from found.silent

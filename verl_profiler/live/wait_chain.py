@@ -125,6 +125,9 @@ class _Search:
                 age_s = max(self.age(row) for _, row in ranks)
                 self.add(some([each.name for each, _ in ranks]), what, age_s, at, depth=1)
         idle = [each for each, row in busy if row is None]
+        if len(working) > 1 or silent:
+            self.found.facts.append(_ranks_text(waits, works, idle, silent))
+        apart = {_function(row) for _, row in waits}
         if silent:
             self.blame(silent, [])
         elif works:
@@ -134,6 +137,12 @@ class _Search:
         elif idle:
             names = some([each.name for each in idle])
             self.end(f"{names}: in no call, while the other ranks wait in a collective", "medium")
+        elif len(apart) > 1:
+            texts = [
+                f"{some([each.name for each, row in waits if _function(row) == name])} in {name}"
+                for name in sorted(apart)
+            ]
+            self.end(f"ranks in different collectives: {', '.join(texts)}", "medium")
         else:
             _, row = waits[0]
             self.end(
@@ -337,3 +346,29 @@ class _Search:
 
     def age(self, row: Mapping[str, Any]) -> float:
         return self.last_s - since(row, self.last_s)
+
+
+def _function(row: Mapping[str, Any]) -> str:
+    """Return the function that a row stands in, without module and line: `all_reduce`."""
+    return str(row.get("at")).rpartition(":")[0].rpartition(":")[2].rpartition(".")[2]
+
+
+def _ranks_text(
+    waits: Sequence[tuple[Process, Mapping[str, Any]]],
+    works: Sequence[tuple[Process, Mapping[str, Any]]],
+    idle: Sequence[Process],
+    silent: Sequence[Process],
+) -> str:
+    """Write where the ranks are: `7 of 8 ranks are in all_reduce, actor_5 is in torch.load:3`."""
+    count = len(waits) + len(works) + len(idle) + len(silent)
+    texts: list[str] = []
+    for name, number in Counter(_function(row) for _, row in waits).most_common():
+        texts.append(f"{number} of {count} ranks {'is' if number == 1 else 'are'} in {name}")
+    places = grouped(works)
+    groups = [([each.name for each, _ in rows], f"in {at}") for at, rows in places.items()]
+    groups.append(([each.name for each in idle], "in no recorded call"))
+    groups.append(([each.name for each in silent], "without a sign of life"))
+    for names, where in groups:
+        if names:
+            texts.append(f"{some(names)} {'is' if len(names) == 1 else 'are'} {where}")
+    return ", ".join(texts)

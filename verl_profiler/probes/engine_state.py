@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, evidence, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
@@ -75,24 +75,56 @@ class _Reader:
         self.arm()
 
     def _record(self, load: Any) -> None:
-        fields = {name: plain(getattr(load, theirs, None)) for name, theirs in _LOAD.items()}
-        rank = plain(getattr(load, "dp_rank", None))
-        at_ns = now()
+        extra = _fields_of(load)
+        rank, at_ns = extra.get("dp_rank"), now()
         last, last_ns = self.recorded.get(rank, ({}, 0))
-        if fields == last and at_ns - last_ns < _LONGEST_NS:
+        if extra == last and at_ns - last_ns < _LONGEST_NS:
             return
-        self.recorded[rank] = fields, at_ns
-        extra = {"dp_rank": rank, **fields}
-        extra = {name: value for name, value in extra.items() if value is not None}
+        self.recorded[rank] = extra, at_ns
         recorder.record("engine_state", None, at_ns, extra, context.process.current_step())
+
+
+def _current_load(manager: Any, loop: Any) -> dict[str, Any]:
+    """Return the requests that the server holds, and what each scheduler answers.
+
+    Returns:
+        `requests`; `paused`, of the server; `loads`, a dict with an event's fields for each data-parallel
+        rank; `unanswered`: `event loop` or `scheduler`, whichever does not answer.
+    """
+    found: dict[str, Any] = {}
+    held = getattr(manager, "rid_to_state", None)
+    if isinstance(held, dict):
+        found["requests"] = len(held)
+    paused = getattr(manager, "is_pause", None)
+    if isinstance(paused, bool):
+        found["paused"] = paused
+    if not callable(getattr(manager, "get_loads", None)):
+        return found
+    try:
+        loads = evidence.on_loop(loop, manager.get_loads)
+    except TimeoutError as error:
+        who = "event loop" if str(error) == "the event loop" else "scheduler"
+        return {**found, "unanswered": who}
+    return {**found, "loads": [_fields_of(load) for load in loads]}
+
+
+def _fields_of(load: Any) -> dict[str, Any]:
+    fields = {"dp_rank": plain(getattr(load, "dp_rank", None))}
+    fields |= {name: plain(getattr(load, theirs, None)) for name, theirs in _LOAD.items()}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _end_launch(call: Call, _result: Any) -> None:
     global _reader
     active = recorder.active()
-    if active is None or not active.config.events.engine_state or _reader is not None:
+    if active is None:
         return
     manager = getattr(call.arguments["self"], "tokenizer_manager", None)
+    if manager is not None:
+        loop = asyncio.get_running_loop()
+        evidence.add_source_of("engine", manager, lambda found: _current_load(found, loop))
+    if not active.config.events.engine_state or _reader is not None:
+        return
     if not callable(getattr(manager, "get_loads", None)):
         recorder.say(
             "WARNING profiler.events.engine_state: this engine does not report its load "

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, evidence, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
@@ -23,6 +23,8 @@ _LOGGERS = "vllm.v1.metrics.loggers"
 _ASYNC_LLM = "vllm.v1.engine.async_llm"
 
 _added = False
+# The counts recorded last, with their time on the clock of `clock.now()`, by engine core.
+_recorded: dict[int, tuple[int, dict[str, Any]]] = {}
 
 
 class _Readings:
@@ -89,6 +91,7 @@ class _Readings:
         }
         self.sums = {}
         extra = {name: value for name, value in extra.items() if value is not None}
+        _recorded[self.rank] = at_ns, extra
         recorder.record("engine_state", None, at_ns, extra, context.process.current_step())
 
 
@@ -107,7 +110,26 @@ def _with_readings(factories: Any) -> Any:
     return [*factories, type("VerlProfilerReadings", (_Readings, base), {})]
 
 
-def _end_init(_call: Call, _result: Any) -> None:
+def _last_loads() -> dict[str, Any]:
+    """Return the counts of each engine core's last iteration, with its age, if they are recorded."""
+    loads = [
+        {**fields, "age_s": round((now() - at_ns) / 1e9, 3)} for at_ns, fields in _recorded.values()
+    ]
+    return {"loads": loads} if loads else {}
+
+
+def _current_load(engine: Any) -> dict[str, Any]:
+    """Return the requests that the server holds, when the run is stuck.
+
+    What the engine core has of them, it only sends with its answers: its last ones, if they are recorded.
+    """
+    output = getattr(engine, "output_processor", None)
+    count = getattr(output, "get_num_unfinished_requests", None)
+    return {**({"requests": int(count())} if callable(count) else {}), **_last_loads()}
+
+
+def _end_init(call: Call, _result: Any) -> None:
+    evidence.add_source_of("engine", call.arguments["self"], _current_load)
     if _asked() and not _added:
         recorder.say(
             "WARNING profiler.events.engine_state: this engine does not report its load "

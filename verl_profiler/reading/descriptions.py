@@ -20,7 +20,17 @@ from typing import Any
 from verl_profiler.events.files import read_object, reason_of
 from verl_profiler.events.json_values import is_list, is_mapping
 
-__all__ = ["CAPTURE", "HEADER", "LAUNCH", "OPEN", "Faults", "checked", "described", "instant"]
+__all__ = [
+    "CAPTURE",
+    "EVIDENCE",
+    "HEADER",
+    "LAUNCH",
+    "OPEN",
+    "Faults",
+    "checked",
+    "described",
+    "instant",
+]
 
 _SHOWN = 5
 
@@ -231,6 +241,7 @@ _OPEN_CALL = {
     "step": _SMALL,
     "extra": _Named(_scalar),
     "thread": _NAME,
+    "held_by": _Named(_COUNT),
     **_STANDS,
 }
 
@@ -256,6 +267,82 @@ OPEN: Mapping[str, Any] = {
     "calls": _Each(_OPEN_CALL),
     "blocked_loops": _Each(_OPEN_CALL),
     "threads": _Each(_OPEN_CALL),
+}
+
+_SOCKET = {"local": _NAME, "peer": _NAME, "state": _NAME, "unsent": _COUNT, "unread": _COUNT}
+
+# evidence/<number>/<name>.json
+EVIDENCE: Mapping[str, Any] = {
+    "format": _SMALL,
+    "name": _NAME,
+    "at": _moment,
+    "stacks": {
+        "threads": _Each({"thread": _NAME, "stack": _Each(_LONG)}),
+        "tasks": _Each({"tasks": _COUNT, "awaits": _NAME, "stack": _Each(_LONG)}),
+    },
+    "engine": {
+        "requests": _COUNT,
+        "paused": _flag,
+        "unanswered": _NAME,
+        "loads": _Each(
+            {
+                "dp_rank": _SMALL,
+                "running_requests": _COUNT,
+                "waiting_requests": _COUNT,
+                "kv_used_tokens": _COUNT,
+                "kv_capacity_tokens": _COUNT,
+                "running_limit": _COUNT,
+                "age_s": _seconds,
+            }
+        ),
+    },
+    "collectives": {
+        "rank": _SMALL,
+        "world_size": _SMALL,
+        "backend": _NAME,
+        "dump": _NAME,
+        "groups": _Each(
+            {
+                "group": _NAME,
+                "enqueued": _COUNT,
+                "started": _COUNT,
+                "completed": _COUNT,
+                "collective": _NAME,
+                "number": _COUNT,
+                "state": _NAME,
+                "ended": _flag,
+            }
+        ),
+    },
+    "ray": {
+        "actors": _Named(_COUNT),
+        "not_alive": _Each(
+            {"class": _NAME, "pid": _COUNT, "state": _NAME, "restarts": _COUNT, "reason": _LONG}
+        ),
+        "calls": _Each({"function": _NAME, "state": _NAME, "calls": _COUNT}),
+        "calls_error": _NAME,
+    },
+    "sockets": {
+        "states": _Named(_COUNT),
+        "listening": _Each(_COUNT),
+        "ports": _Each(_COUNT),
+        "waiting": _Each(_SOCKET),
+    },
+    "host": {
+        "load": _Each(_seconds),
+        "cores": _COUNT,
+        "memory_bytes": _COUNT,
+        "memory_available_bytes": _COUNT,
+        "swap_used_bytes": _COUNT,
+        "cgroup_limit_bytes": _COUNT,
+        "cgroup_used_bytes": _COUNT,
+        "oom_kills": _COUNT,
+        "killed": _Each(_LONG),
+        "pressure": _Named(_Named(_seconds)),
+        "free_bytes": _Named(_COUNT),
+    },
+    "unanswered": _Each(_NAME),
+    "errors": _Named(_NAME),
 }
 
 

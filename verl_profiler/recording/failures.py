@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_profiler.recording.values import text
 
-__all__ = ["failure_of"]
+__all__ = ["failure_of", "reason_in"]
 
 _NAME_LIMIT = 200
 _REASON_LIMIT = 300
@@ -56,9 +56,14 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     if places:
         # The innermost: the tasks that waited for it are named before it.
         found["pid"], found["ip"] = int(places[-1][0]), places[-1][1]
+    reason = reason_in(message)
+    return found if reason is None else {**found, "reason": reason}
+
+
+def reason_in(message: str) -> str | None:
+    """Return the known reason that a message of Ray, torch or the operating system has; else None."""
     for pattern in _REASONS:
         match = pattern.search(message)
         if match is not None:
-            found["reason"] = text(match[0], _REASON_LIMIT)
-            break
-    return found
+            return text(match[0], _REASON_LIMIT)
+    return None

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import inspect
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from statistics import median
@@ -26,13 +23,21 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
 from verl_profiler.recording.failures import failure_of
+from verl_profiler.recording.stacks import (
+    Stack,
+    awaited_by,
+    frames_of,
+    holders_of,
+    lock_of,
+    running_frames,
+    tasks_of,
+)
 from verl_profiler.recording.values import text
 
 __all__ = [
     "FailedPhase",
     "OpenCall",
     "OpenPhase",
-    "Stack",
     "begin_phase",
     "end_phase",
     "forget",
@@ -42,11 +47,6 @@ __all__ = [
     "user_threads",
 ]
 
-_MOST_FRAMES = 500
-# Of one task: coroutines that await each other.
-_MOST_COROUTINES = 100
-_STACK = 14
-_STEPS = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper")
 _NAME_LIMIT = 200
 # The lengths of a phase that its usual one is taken from, and how many it takes.
 _LENGTHS, _USUAL = 31, 3
@@ -64,6 +64,8 @@ class OpenCall(msgspec.Struct, omit_defaults=True):
         at: Where it stands: the innermost function that is not Python's own, with line.
         user: The innermost function of the user's code, if there is one and it is not `at`.
         stack: Functions from the outermost to the innermost, the last ones.
+        held_by: Of a call that waits for an asyncio semaphore or lock: where the tasks stand that are
+            inside `async with` of it, and how many stand there.
     """
 
     event: str
@@ -74,6 +76,7 @@ class OpenCall(msgspec.Struct, omit_defaults=True):
     at: str | None = None
     user: str | None = None
     stack: tuple[str, ...] = ()
+    held_by: dict[str, int] | None = None
 
 
 class OpenPhase(msgspec.Struct, omit_defaults=True):
@@ -194,56 +197,30 @@ def _running() -> Iterator[tuple[Call, OpenCall]]:
     """Find the calls that a thread is in."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
-    for ident, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+    for ident, innermost in running_frames().items():
         name = names.get(ident, "")
         if ident != own and not name.startswith("verl-profiler "):
-            yield from _calls_in(_frames_of(innermost), name)
-
-
-def _frames_of(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of a thread, the outermost first."""
-    frames: list[FrameType] = []
-    while frame is not None and len(frames) < _MOST_FRAMES:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
+            yield from _calls_in(frames_of(innermost), name)
 
 
 def _suspended(loops: Iterable[Any]) -> Iterator[tuple[Call, OpenCall]]:
     """Find the calls that a task of one of these event loops is in."""
     for loop in loops:
-        tasks: Iterable[Any] = ()
-        # Tasks come and go meanwhile.
-        with contextlib.suppress(Exception):
-            tasks = asyncio.all_tasks(loop)
+        tasks = tasks_of(loop)
+        waiting: dict[int, tuple[Any, list[OpenCall]]] = {}
         for task in tasks:
             with contextlib.suppress(Exception):
-                yield from _calls_in(_coroutines_of(task.get_coro()), None)
-
-
-def _coroutines_of(awaited: Any) -> list[FrameType]:
-    """Return the frames of a coroutine and of those that it awaits, the outermost first."""
-    frames: list[FrameType] = []
-    for _ in range(_MOST_COROUTINES):
-        if type(awaited).__name__ in _STEPS:
-            # What `__anext__` and `__await__` return does not show what it drives.
-            held = gc.get_referents(awaited)
-            awaited = next(filter(_is_driven, held), None)
-        for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
-            if hasattr(awaited, inner):
-                frame = getattr(awaited, f"{kind}_frame", None)
-                # Coroutines of Cython (Ray's) have no frame.
-                if isinstance(frame, FrameType):
-                    frames.append(frame)
-                awaited = getattr(awaited, inner)
-                break
-        else:
-            break
-    return frames
-
-
-def _is_driven(awaited: Any) -> bool:
-    return inspect.isasyncgen(awaited) or inspect.iscoroutine(awaited)
+                frames = [frame for _, frame in awaited_by(task.get_coro())]
+                lock = lock_of(frames)
+                for call, opened in _calls_in(frames, None):
+                    if lock is not None:
+                        waiting.setdefault(id(lock), (lock, []))[1].append(opened)
+                    yield call, opened
+        if waiting:
+            found = holders_of([lock for lock, _ in waiting.values()], tasks)
+            for key, (_, calls) in waiting.items():
+                for opened in calls:
+                    opened.held_by = dict(found.get(key, {}))
 
 
 def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Call, OpenCall]]:
@@ -286,59 +263,15 @@ def _identity(call: Call) -> dict[str, Any]:
     return fields
 
 
-class Stack(msgspec.Struct):
-    """Where a thread or coroutine stands.
-
-    Args:
-        at: The innermost function that is not Python's own, with its line.
-        user: The innermost function of the user's code, if there is one and it is not `at`.
-        places: The innermost functions, the innermost last.
-    """
-
-    at: str | None = None
-    user: str | None = None
-    places: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, frames: list[FrameType]) -> Stack:
-        """Read it from frames, the outermost first."""
-        if not frames:
-            return cls()
-        frames = [each for each in frames if not loop_watchdog.is_wrapper(each)] or frames
-        user = _last(frames, loop_watchdog.is_users)
-        at = _last(frames, loop_watchdog.is_installed)
-        at = at if frames.index(at) >= frames.index(user) else user
-        if not loop_watchdog.is_users(user) and not loop_watchdog.is_installed(at):
-            at = frames[-1]
-        places = tuple(map(_place, frames[-_STACK:]))
-        named = loop_watchdog.is_users(user) and user is not at
-        return cls(_place(at), _place(user) if named else None, places)
-
-    @classmethod
-    def of_thread(cls, thread: int) -> Stack:
-        """Read that of a thread; empty if it has ended."""
-        return cls.of(_frames_of(sys._current_frames().get(thread)))  # pyright: ignore[reportPrivateUsage]
-
-
-def _last(frames: list[FrameType], matches: Callable[[FrameType], bool]) -> FrameType:
-    """Return the innermost frame that matches; the outermost of all if none does."""
-    return next((each for each in frames[::-1] if matches(each)), frames[0])
-
-
 def user_threads(loops: Collection[int]) -> list[tuple[str, Stack]]:
     """Return name and stack of threads that run the user's code, event loops and probed calls aside."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[tuple[str, Stack]] = []
-    for ident, innermost in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+    for ident, innermost in running_frames().items():
         name = names.get(ident, "")
         if ident in loops or ident == threading.get_ident() or name.startswith("verl-profiler "):
             continue
-        frames = _frames_of(innermost)
+        frames = frames_of(innermost)
         if any(map(loop_watchdog.is_users, frames)) and not any(map(_call_of, frames)):
             found.append((name, Stack.of(frames)))
     return found
-
-
-def _place(frame: FrameType) -> str:
-    """Return a function and its line; no path, no argument."""
-    return f"{loop_watchdog.name_of(frame)}:{frame.f_lineno or 0}"

@@ -19,11 +19,17 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler.events.open_files import FOLDER, FORMAT_VERSION, stuck_after_s
-from verl_profiler.recording import context, event_loop_lag, open_calls, recorder
+from verl_profiler.events.open_files import (
+    EVIDENCE_FOLDER,
+    FOLDER,
+    FORMAT_VERSION,
+    stuck_after_s,
+)
+from verl_profiler.recording import context, event_loop_lag, evidence, open_calls, recorder
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
-from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase, Stack
+from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
+from verl_profiler.recording.stacks import Stack
 from verl_profiler.recording.stuck_notice import notify
 
 __all__ = ["begin"]
@@ -60,9 +66,14 @@ class _Watcher(threading.Thread):
         self.last: dict[str, Any] | None = None
         self.announced: OpenPhase | None = None
         self.kept: FailedPhase | None = None
+        # Hangs of the run that this process has written evidence of, or that were before its time.
+        self.hangs = 0
 
     def run(self) -> None:
         wait_s = self.period_s
+        with contextlib.suppress(OSError):
+            while self.hangs < self.active.config.stuck.evidence and self.hang().is_dir():
+                self.hangs += 1
         while True:
             self.woken.wait(wait_s)
             if self.ended:
@@ -72,6 +83,8 @@ class _Watcher(threading.Thread):
             # Whatever the host's frames and the disk are like, the next look gets its chance.
             with contextlib.suppress(Exception):
                 self.look()
+            with contextlib.suppress(Exception):
+                self.add_evidence()
             spent_ns = time.thread_time_ns() - begin_ns
             self.active.wrapper_cpu_ns += spent_ns
             wait_s = max(self.period_s, spent_ns / 1e9 / _SHARE)
@@ -165,6 +178,8 @@ class _Watcher(threading.Thread):
         row |= {"extra": call.identity} if call.identity else {}
         if call.thread is not None:
             row["thread"] = call.thread
+        if call.held_by is not None:
+            row["held_by"] = call.held_by
         return row | _placed(Stack(call.at, call.user, call.stack if stack else ()))
 
     def since(self, begin_ns: int, at_ns: int) -> dict[str, Any]:
@@ -179,12 +194,23 @@ class _Watcher(threading.Thread):
             return
         path = self.active.directory / FOLDER / f"{self.active.name}.json"
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(".json.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
-            file.write(msgspec.json.encode(content))
-        partial.replace(path)
+        _replace(path, content)
         self.written = path
+
+    def hang(self) -> Path:
+        """Return the folder for the evidence of the next hang."""
+        return self.active.directory / EVIDENCE_FOLDER / str(self.hangs + 1)
+
+    def add_evidence(self) -> None:
+        """Write what this process shows of itself, if the trainer's has found that the run is stuck."""
+        folder, name = self.hang(), self.active.name
+        if name is None or self.hangs >= self.active.config.stuck.evidence or not folder.is_dir():
+            return
+        self.hangs += 1
+        at_ns = now()
+        found = evidence.gather(self.active.directory)
+        head = {"format": FORMAT_VERSION, "name": name, "at": self.time(at_ns)}
+        _replace(folder / f"{name}.json", {**head, **found})
 
     def keep_failure(self, failed: FailedPhase) -> None:
         """Add a failed phase to what was open before it, once."""
@@ -232,12 +258,23 @@ class _Watcher(threading.Thread):
                 f"verl-profiler stuck {self.active.directory} (phase-stuck)",
                 "stuck",
             )
+            if self.hangs < self.active.config.stuck.evidence:
+                with contextlib.suppress(OSError):
+                    self.hang().mkdir(parents=True, exist_ok=True)
 
     def tell(self, text: str, state: str) -> None:
         """Print a line, and notify whom the settings name."""
         say(text)
         run = str(self.active.directory)
         notify(self.active.config.stuck, text, {"state": state, "run": run})
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_suffix(".json.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
+        file.write(msgspec.json.encode(content))
+    partial.replace(path)
 
 
 def _placed(stack: Stack) -> dict[str, Any]:
@@ -274,9 +311,10 @@ def _end() -> None:
         watcher.woken.set()
         if watcher.is_alive():
             watcher.join(_PATIENCE_S)
-        # A process that is told to end while it hangs leaves its file.
-        with contextlib.suppress(Exception):
-            watcher.look()
+        # A process that is told to end while it hangs leaves its file; but a disk that hangs is left alone.
+        if not watcher.is_alive():
+            with contextlib.suppress(Exception):
+                watcher.look()
     _forget()
 
 

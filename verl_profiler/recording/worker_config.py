@@ -76,11 +76,13 @@ class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             never.
         notify: A command to run when a phase of the trainer is stuck, and when it is over.
         webhook: An http or https URL that gets the same as JSON; masked wherever it is written.
+        evidence: At so many hangs of a run, each process writes `evidence/<number>/<name>.json`.
     """
 
     after: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
     notify: str | None = None
     webhook: Annotated[str, Meta(pattern="^https?://")] | None = None
+    evidence: Annotated[int, Meta(ge=0, le=100)] = 3
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from verl_profiler.recording import evidence
 from verl_profiler.rehearsal.hangs import pause_at, wait_at
 
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
@@ -162,6 +163,12 @@ class StandinServer:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._rejects = False
+        evidence.add_source_of("engine", self, StandinServer._load)
+
+    def _load(self) -> dict[str, Any]:
+        """Return what a real engine's server shows when the run is stuck."""
+        counts = {"running_requests": len(self._running()), "waiting_requests": len(self._waiting)}
+        return {"paused": not self._resumed.is_set(), "loads": [counts]}
 
     async def ready(self) -> None:
         """Wait until the model is loaded."""

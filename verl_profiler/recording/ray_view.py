@@ -1,0 +1,82 @@
+"""What Ray has on record of a job's actors and of calls that have not ended; in the trainer's process.
+
+Ray is used only if the process has connected to a cluster.  Its state API asks the dashboard's server, and
+the table of actors the control store; both may block, so a thread of its own calls this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+from verl_profiler.recording.failures import reason_in
+from verl_profiler.recording.values import text
+
+__all__ = ["ray_view"]
+
+_ALIVE = "ALIVE"
+_SHOWN = 20
+_LIMIT = 1000
+_NAME_LIMIT = 100
+
+
+def ray_view(timeout_s: int) -> dict[str, Any]:
+    """Return Ray's view; empty if the process is not connected to a cluster.
+
+    Args:
+        timeout_s: Passed on to Ray's state API.
+
+    Returns:
+        `actors`: how many are in each state; `not_alive`: those that are not, at most 20, with `class`,
+        `pid`, `state`, `restarts`, and `reason` if Ray has a known one; `calls`: how many calls of each
+        function and state have not ended; `calls_error`: why they are missing.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {}
+    from ray._private import state
+
+    job = ray.get_runtime_context().get_job_id()
+    rows = [row for row in state.actors().values() if row.get("JobID") == job]
+    others = [row for row in rows if row.get("State") != _ALIVE]
+    found: dict[str, Any] = {
+        "actors": dict(Counter(str(row.get("State")) for row in rows).most_common()),
+        "not_alive": [_actor(row) for row in others[:_SHOWN]],
+    }
+    try:
+        found["calls"] = _calls(job, timeout_s)
+    except Exception as error:  # noqa: BLE001  no dashboard, or one that does not answer
+        found["calls_error"] = type(error).__name__
+    return found
+
+
+def _actor(row: dict[str, Any]) -> dict[str, Any]:
+    actor: dict[str, Any] = {
+        "class": text(str(row.get("ActorClassName")), _NAME_LIMIT),
+        "pid": row.get("Pid"),
+        "state": str(row.get("State")),
+        "restarts": row.get("NumRestarts"),
+    }
+    reason = reason_in(str(row.get("DeathCause"))[:10_000])
+    return {**actor, "reason": reason} if reason is not None else actor
+
+
+def _calls(job: str, timeout_s: int) -> list[dict[str, Any]]:
+    from ray.util.state import list_tasks
+
+    tasks = list_tasks(
+        filters=[("state", "!=", "FINISHED"), ("state", "!=", "FAILED"), ("job_id", "=", job)],
+        limit=_LIMIT,
+        timeout=timeout_s,
+        raise_on_missing_output=False,
+    )
+    counts = Counter(
+        (text(str(each.name), _NAME_LIMIT), str(each.state))
+        for each in tasks
+        if each.type != "DRIVER_TASK"
+    )
+    return [
+        {"function": name, "state": state, "calls": count}
+        for (name, state), count in counts.most_common(_SHOWN)
+    ]

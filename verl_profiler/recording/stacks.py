@@ -1,0 +1,226 @@
+"""Where threads and coroutines stand: functions and lines, no paths, arguments or values."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from verl_profiler.recording import loop_watchdog
+
+__all__ = [
+    "Stack",
+    "all_threads",
+    "awaited_by",
+    "frames_of",
+    "holders_of",
+    "lock_of",
+    "place",
+    "running_frames",
+    "tasks_by_stack",
+    "tasks_of",
+]
+
+_MOST_FRAMES = 500
+# Of one task: coroutines that await each other.
+_MOST_COROUTINES = 100
+_MOST_TASKS = 5000
+_STACK = 14
+_STEPS = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper")
+_OWN = "verl-profiler "
+# Functions of asyncio that wait for a lock; it is their `self`.
+_ACQUIRES = (asyncio.Semaphore.acquire.__code__, asyncio.Lock.acquire.__code__)
+_ENTER = asyncio.Lock.__aenter__.__code__
+# What `async with` keeps on the stack of the frame that is in it.
+_EXIT = "__aexit__"
+
+
+class Stack(msgspec.Struct):
+    """Where a thread or coroutine stands.
+
+    Args:
+        at: The innermost function that is not Python's own, with its line.
+        user: The innermost function of the user's code, if there is one and it is not `at`.
+        places: The innermost functions, the innermost last.
+    """
+
+    at: str | None = None
+    user: str | None = None
+    places: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, frames: list[FrameType], count: int = _STACK) -> Stack:
+        """Read it from frames, the outermost first; `count` places at most."""
+        if not frames:
+            return cls()
+        frames = [each for each in frames if not loop_watchdog.is_wrapper(each)] or frames
+        user = _last(frames, loop_watchdog.is_users)
+        at = _last(frames, loop_watchdog.is_installed)
+        at = at if frames.index(at) >= frames.index(user) else user
+        if not loop_watchdog.is_users(user) and not loop_watchdog.is_installed(at):
+            at = frames[-1]
+        places = tuple(map(place, frames[-count:]))
+        named = loop_watchdog.is_users(user) and user is not at
+        return cls(place(at), place(user) if named else None, places)
+
+    @classmethod
+    def of_thread(cls, thread: int) -> Stack:
+        """Read that of a thread; empty if it has ended."""
+        return cls.of(frames_of(running_frames().get(thread)))
+
+
+def _last(frames: list[FrameType], matches: Callable[[FrameType], bool]) -> FrameType:
+    """Return the innermost frame that matches; the outermost of all if none does."""
+    return next((each for each in frames[::-1] if matches(each)), frames[0])
+
+
+def place(frame: FrameType) -> str:
+    """Return a function and its line; no path, no argument."""
+    return f"{loop_watchdog.name_of(frame)}:{frame.f_lineno or 0}"
+
+
+def running_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by `threading.get_ident`."""
+    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+
+
+def frames_of(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of a thread, the outermost first."""
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def tasks_of(loop: Any) -> list[Any]:
+    """Return the tasks of an event loop, at most 5000."""
+    tasks: Iterable[Any] = ()
+    # Tasks come and go meanwhile.
+    with contextlib.suppress(Exception):
+        tasks = asyncio.all_tasks(loop)
+    return list(tasks)[:_MOST_TASKS]
+
+
+def awaited_by(awaited: Any) -> Iterator[tuple[Any, FrameType]]:
+    """Give a coroutine and those that it awaits with their frames, the outermost first."""
+    for _ in range(_MOST_COROUTINES):
+        if type(awaited).__name__ in _STEPS:
+            # What `__anext__` and `__await__` return does not show what it drives.
+            held = gc.get_referents(awaited)
+            awaited = next(filter(_is_driven, held), None)
+        for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            if hasattr(awaited, inner):
+                frame = getattr(awaited, f"{kind}_frame", None)
+                # Coroutines of Cython (Ray's) have no frame.
+                if isinstance(frame, FrameType):
+                    yield awaited, frame
+                awaited = getattr(awaited, inner)
+                break
+        else:
+            break
+
+
+def _is_driven(awaited: Any) -> bool:
+    return inspect.isasyncgen(awaited) or inspect.iscoroutine(awaited)
+
+
+def lock_of(frames: list[FrameType]) -> Any:
+    """Return the asyncio semaphore or lock that the innermost frame waits for; None if it waits for none."""
+    if not frames or frames[-1].f_code not in _ACQUIRES:
+        return None
+    return frames[-1].f_locals.get("self")
+
+
+def holders_of(locks: list[Any], tasks: Iterable[Any]) -> dict[int, Counter[str]]:
+    """Find the tasks that are inside `async with` of these locks.
+
+    Whoever calls `acquire()` and `release()` itself leaves no trace, and is not found.
+
+    Args:
+        locks: asyncio's semaphores and locks.
+        tasks: Those that may hold them.
+
+    Returns:
+        By `id` of the lock: where its holders stand, and how many stand there.
+    """
+    wanted = {id(each): each for each in locks}
+    found: dict[int, Counter[str]] = {}
+    for task in tasks:
+        with contextlib.suppress(Exception):
+            chain = list(awaited_by(task.get_coro()))
+            frames = [frame for _, frame in chain]
+            for number, (coroutine, _) in enumerate(chain):
+                for lock in _entered(coroutine, wanted, frames[number + 1 :]):
+                    at = Stack.of(frames[number:]).at
+                    found.setdefault(id(lock), Counter())[at or "?"] += 1
+    return found
+
+
+def _entered(coroutine: Any, wanted: dict[int, Any], inside: list[FrameType]) -> Iterator[Any]:
+    """Give the locks that a suspended coroutine holds by `async with`."""
+    held: Counter[int] = Counter()
+    exits = False
+    for each in gc.get_referents(coroutine):
+        function = getattr(each, "__func__", each)
+        if getattr(function, "__name__", None) == _EXIT:
+            exits = True
+            held[id(getattr(each, "__self__", None))] += 1
+        elif id(each) in wanted and sys.version_info >= (3, 14):
+            # There the function and its object are two entries.
+            held[id(each)] += 1
+    if not exits:
+        return
+    if inside and inside[0].f_code is _ENTER:
+        # It waits to get in.
+        held[id(inside[0].f_locals.get("self"))] -= 1
+    for key, lock in wanted.items():
+        if held[key] > 0:
+            yield lock
+
+
+def all_threads(most: int, places: int) -> list[dict[str, Any]]:
+    """Return name and stack of the threads that run Python, ours aside."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    rows: list[dict[str, Any]] = []
+    for ident, innermost in running_frames().items():
+        name = names.get(ident, "")
+        if not name.startswith(_OWN) and len(rows) < most:
+            rows.append(
+                {"thread": name, "stack": [place(each) for each in frames_of(innermost)[-places:]]}
+            )
+    return rows
+
+
+def tasks_by_stack(loops: Iterable[Any], most: int, places: int) -> list[dict[str, Any]]:
+    """Return the stacks of all tasks of event loops, the most frequent first.
+
+    Args:
+        loops: Event loops of this process.
+        most: So many different stacks.
+        places: So many functions of each, the innermost last.
+
+    Returns:
+        `tasks`: how many stand there; `stack`; `awaits`: type of what the innermost one awaits.
+    """
+    counts: Counter[tuple[tuple[str, ...], str]] = Counter()
+    for loop in loops:
+        for task in tasks_of(loop):
+            with contextlib.suppress(Exception):
+                chain = list(awaited_by(task.get_coro()))
+                stack = tuple(place(frame) for _, frame in chain[-places:])
+                awaits = type(getattr(task, "_fut_waiter", None)).__name__
+                counts[stack, "" if awaits == "NoneType" else awaits] += 1
+    return [
+        {"tasks": count, "stack": list(stack), **({"awaits": awaits} if awaits else {})}
+        for (stack, awaits), count in counts.most_common(most)
+    ]
