@@ -125,7 +125,7 @@ class _Search:
                 age_s = max(self.age(row) for _, row in ranks)
                 self.add(some([each.name for each, _ in ranks]), what, age_s, at, depth=1)
         idle = [each for each, row in busy if row is None]
-        if len(working) > 1 or silent:
+        if len(members) > 1:
             self.found.facts.append(_ranks_text(waits, works, idle, silent))
         apart = {_function(row) for _, row in waits}
         if silent:
@@ -263,6 +263,15 @@ class _Search:
             names = some([each.name for each, _ in paused])
             age_s = max(self.age(row) for _, row in paused)
             self.end(f"{names}, paused for {seconds(age_s)} and not resumed: {calls}", confidence)
+            return
+        mute = [
+            each
+            for each in engines
+            if (each.evidence.get("engine") or {}).get("unanswered") == "scheduler"
+        ]
+        if mute:
+            names = some([each.name for each in mute])
+            self.end(f"the scheduler of {names}, which does not answer: {calls}", confidence)
             return
         holding = [(each, self.innermost(each)) for each in engines]
         # Others are busy with younger calls.

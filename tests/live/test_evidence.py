@@ -1,0 +1,382 @@
+"""What evidence comes to, from files that are written by hand."""
+
+import json
+import pickle
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hostile import VALUES, paths_of, text_with
+from stuck_runs import NOW, RUN, TRAINER, ago, call, header, opened, phase, request, write
+
+from verl_profiler.cli import main
+from verl_profiler.live.follow import Run
+from verl_profiler.live.stuck import verdict
+from verl_profiler.live.stuck_lines import lines
+
+HERE = Path(__file__).parent
+GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
+RECORDER = "Flight recorder, group default_pg"
+WORKER = opened(
+    open_requests=1,
+    requests=[request(1)],
+    calls=[call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")],
+)
+
+
+def shown(files, evidence, headers=RUN, now=NOW):
+    evidence = {name: {"at": ago(50), **content} for name, content in evidence.items()}
+    return verdict(headers, files, HERE, now, evidence)
+
+
+def load(**fields):
+    return {"engine": {"loads": [fields]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (
+            {
+                "engine": {
+                    "requests": 8,
+                    "loads": [
+                        {
+                            "running_requests": 3,
+                            "waiting_requests": 4,
+                            "kv_used_tokens": 100,
+                            "kv_capacity_tokens": 1000,
+                        },
+                        {
+                            "running_requests": 2,
+                            "waiting_requests": 1,
+                            "kv_used_tokens": 20,
+                            "kv_capacity_tokens": 1000,
+                        },
+                    ],
+                }
+            },
+            "engine_0: 5 running, 5 waiting, KV cache 6 % of 2,000 tokens, 8 requests in its server",
+        ),
+        (
+            {"engine": {"requests": 1, "paused": True, "unanswered": "scheduler"}},
+            "engine_0: its scheduler does not answer, 1 request in its server, paused",
+        ),
+        ({"unanswered": ["engine"]}, "engine_0: its server does not answer"),
+        (
+            {"engine": {"loads": [{"running_requests": 3, "age_s": 88.2}]}},
+            "engine_0: 3 running, last iteration 88 s before",
+        ),
+    ],
+)
+def test_the_load_of_an_engine_at_the_hang(content, expected):
+    """In one line; of all its data-parallel ranks together."""
+    found = shown({**TRAINER, "worker_0": WORKER}, {"engine_0": content})
+
+    assert [expected] == found.facts
+    assert [expected] == [line for line in lines(found) if line.startswith("engine_0")]
+
+
+def test_a_scheduler_that_does_not_answer_is_the_culprit():
+    """The server's process is well, and waits for it."""
+    holding = opened(calls=[call("engine_request", 98, "sglang:wait:5")])
+    evidence = {"engine_1": {"engine": {"requests": 1, "unanswered": "scheduler"}}}
+
+    found = shown({**TRAINER, "worker_0": WORKER, "engine_1": holding}, evidence)
+
+    assert (
+        "the scheduler of engine_1, which does not answer: 1 generate call is not answered by s:1"
+        == found.culprit
+    )
+    assert "high" == found.confidence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fact", "culprit"),
+    [
+        (
+            [GATHER] * 7 + ["torch.serialization:load:3"],
+            "7 of 8 ranks are in all_gather, actor_7 is in torch.serialization:load:3",
+            "actor_7 in torch.serialization:load:3",
+        ),
+        (
+            [GATHER, GATHER, "torch.distributed.distributed_c10d:barrier:7"],
+            "2 of 3 ranks are in all_gather, 1 of 3 ranks is in barrier",
+            "ranks in different collectives: actor_0, actor_1 in all_gather, actor_2 in barrier",
+        ),
+        (
+            [GATHER, None],
+            "1 of 2 ranks is in all_gather, actor_1 is in no recorded call",
+            "actor_1: in no call, while the other ranks wait in a collective",
+        ),
+    ],
+)
+def test_where_the_ranks_are(ranks, fact, culprit):
+    """From their stacks, with or without a flight recorder."""
+    files = {
+        f"actor_{rank}": opened(calls=[call("update_actor", 99, at)])
+        for rank, at in enumerate(ranks)
+        if at is not None
+    }
+    headers = {
+        "trainer_0": RUN["trainer_0"],
+        **{f"actor_{rank}": header("actor", rank) for rank in range(len(ranks))},
+    }
+
+    found = shown({"trainer_0": opened(phases=[phase("update_actor")]), **files}, {}, headers)
+
+    assert [fact] == found.facts
+    assert culprit == found.culprit
+
+
+def groups(*rows):
+    return {"collectives": {"rank": 0, "groups": [*rows]}}
+
+
+def entered(number, collective=None, *, ended=False, group="default_pg"):
+    row = {"group": group, "enqueued": number, "completed": number - 1}
+    return row if collective is None else {**row, "collective": collective, "ended": ended}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (
+            [
+                groups(entered(120, "gloo:all_reduce")),
+                groups(entered(119, "gloo:broadcast", ended=True)),
+            ],
+            f"{RECORDER}: actor_1 has entered 119 collectives, the others 120, the last one gloo:all_reduce",
+        ),
+        (
+            [groups(entered(120)), groups(entered(118))],
+            f"{RECORDER}: actor_1 has entered 118 collectives, the others 120, the last one a collective",
+        ),
+        (
+            [groups(entered(7, "gloo:barrier")), groups(entered(7, "gloo:all_reduce"))],
+            f"{RECORDER}: the ranks are in gloo:all_reduce and gloo:barrier",
+        ),
+        (
+            [groups(entered(7, "gloo:barrier")), groups(entered(7, "gloo:barrier"))],
+            f"{RECORDER}: all 2 ranks are in gloo:barrier 7",
+        ),
+        ([groups(entered(7, "x", ended=True)), groups(entered(7, "x", ended=True))], None),
+        ([groups(entered(7, "x", group="a")), groups(entered(9, "x", group="b"))], None),
+    ],
+)
+def test_ranks_that_are_behind_in_the_flight_recorder(ranks, expected):
+    """Of one process group each."""
+    evidence = {f"actor_{rank}": content for rank, content in enumerate(ranks)}
+
+    found = shown({"trainer_0": opened(phases=[phase("update_actor")])}, evidence)
+
+    assert ([] if expected is None else [expected]) == found.facts
+
+
+def test_what_pytorch_dumped_on_a_timeout_counts(tmp_path):
+    """Of this host, and of this run: files of earlier runs have the same names."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    dumps, evidence, headers = [], {}, {"trainer_0": RUN["trainer_0"]}
+    for rank, number in enumerate((12, 11)):
+        dump = tmp_path / f"nccl_trace_rank_{rank}"
+        status = {"last_enqueued_collective": number, "last_completed_collective": 10}
+        dump.write_bytes(pickle.dumps({"version": "2.10", "pg_status": {"0": status}}))
+        dumps.append(dump)
+        evidence[f"actor_{rank}"] = {"collectives": {"rank": rank, "dump": str(dump)}}
+        here = {"host": socket.gethostname(), "clock": {"boot_id": boot}, "pid": 1}
+        headers[f"actor_{rank}"] = header("actor", rank, started=ago(1000), **here)
+    files = {"trainer_0": opened(phases=[phase("update_actor")])}
+
+    expected = "actor_1 has entered 11 collectives, the others 12"
+    assert expected in shown(files, evidence, headers).facts[0]
+
+    dumps[1].write_bytes(b"no dump")
+    assert [] == shown(files, evidence, headers).facts
+    earlier = {name: {**each, "started": "2999-01-01T00:00:00Z"} for name, each in headers.items()}
+    assert [] == shown(files, evidence, earlier).facts
+
+
+def test_actors_that_ray_has_lost():
+    """By the names of this run, where their process is one of it."""
+    headers = {**RUN, "actor_1": {**RUN["actor_1"], "pid": 77}}
+    dead = [
+        {"class": "WorkerDict", "pid": 77, "state": "DEAD", "restarts": 0, "reason": "gone"},
+        {"class": "Mine", "pid": 5, "state": "RESTARTING", "restarts": 2},
+    ]
+    calls = [{"function": "Mine.run", "state": "RUNNING", "calls": 3}]
+    ray = {"ray": {"actors": {"ALIVE": 4, "DEAD": 1}, "not_alive": dead, "calls": calls}}
+
+    found = shown(TRAINER, {"trainer_0": ray}, headers)
+
+    assert [
+        "Ray: actor_1 is DEAD: gone; Mine (pid 5) is RESTARTING after 2 restarts"
+    ] == found.facts
+    printed = [*lines(found, verbose=True)]
+    assert "    Ray: actors: 4 ALIVE, 1 DEAD" in printed
+    assert "    Ray: 3 × Mine.run: RUNNING" in printed
+    assert "    Ray: actors: 4 ALIVE, 1 DEAD" not in [*lines(found)]
+
+
+def test_bytes_that_wait_name_both_ends():
+    """The process that does not read, where the address is that of one process only."""
+    row = {"state": "ESTABLISHED", "unsent": 0, "unread": 0}
+    evidence = {
+        "worker_0": {
+            "sockets": {
+                "ports": [41000],
+                "waiting": [
+                    {
+                        **row,
+                        "local": "127.0.0.1:41000",
+                        "peer": "127.0.0.1:5000",
+                        "unsent": 2 << 20,
+                    }
+                ],
+            }
+        },
+        "engine_0": {
+            "sockets": {
+                "listening": [5000],
+                "waiting": [
+                    {
+                        **row,
+                        "local": "127.0.0.1:5000",
+                        "peer": "127.0.0.1:41000",
+                        "unread": 90 << 10,
+                    },
+                    {**row, "local": "127.0.0.1:5000", "peer": "10.0.0.9:9", "unread": 100},
+                ],
+            }
+        },
+    }
+
+    (fact,) = shown(TRAINER, evidence).facts
+
+    assert (
+        "Sockets: worker_0 has 2.0 MiB unsent to engine_0 (127.0.0.1:5000); engine_0 has 90.0 KiB unread "
+        "from worker_0 (127.0.0.1:41000) at 127.0.0.1:5000" == fact
+    )
+
+
+def test_what_is_short_on_a_host_is_named_once():
+    """All its processes have it in their evidence; what is well is not worth a line."""
+    short = {
+        "cores": 8,
+        "load": [40.0, 1.0, 1.0],
+        "memory_bytes": 1 << 30,
+        "memory_available_bytes": 5 << 20,
+        "oom_kills": 1,
+        "killed": ["Out of memory: Killed process 4711 (python)"],
+        "free_bytes": {"/run": 5 << 20, "/big": 1 << 40},
+    }
+    well = {
+        "cores": 8,
+        "load": [8.0, 1.0, 1.0],
+        "memory_bytes": 10**9,
+        "memory_available_bytes": 10**8,
+        "free_bytes": {"/run": None},
+    }
+
+    (fact,) = shown(TRAINER, {"worker_0": {"host": short}, "worker_1": {"host": short}}).facts
+
+    assert fact == (
+        "elsewhere: load 40 on 8 cores, 5.0 MiB of 1.0 GiB memory available, 1 process killed for lack "
+        "of memory, Out of memory: Killed process 4711 (python), 5.0 MiB free in /run"
+    )
+    assert [] == shown(TRAINER, {"worker_0": {"host": well}}).facts
+
+
+def test_evidence_of_an_earlier_hang_is_not_of_this_one():
+    """Nor of a run that is not stuck."""
+    evidence = {"engine_0": {"at": ago(150), **load(running_requests=1)}}
+
+    assert [] == verdict(RUN, TRAINER, HERE, NOW, evidence).facts
+    evidence["engine_0"]["at"] = ago(50)
+    assert ["engine_0: 1 running"] == verdict(RUN, TRAINER, HERE, NOW, evidence).facts
+    assert [] == verdict(RUN, {}, HERE, NOW, evidence).facts
+    later = NOW + timedelta(hours=1)
+    assert ["engine_0: 1 running"] == verdict(RUN, TRAINER, HERE, later, evidence).facts
+
+
+def test_the_holder_of_a_semaphore_is_named():
+    """With how many calls hold it."""
+    stack = ["tools:search:7", "asyncio.locks:Semaphore.acquire:410"]
+    row = {
+        **call("tool_call", 90, "tools:search:7", request_id="r1", tool="search"),
+        "stack": stack,
+        "held_by": {"tools:search:9": 2},
+    }
+    worker = opened(open_requests=1, requests=[request(1)], calls=[row])
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)
+
+    assert found.culprit.endswith(
+        "tools:search:7, which waits for a semaphore held by tools:search:9 (2 times)"
+    )
+
+
+def test_the_last_hang_of_a_run_counts(tmp_path, capsys):
+    """In a folder of its own for each."""
+    write(tmp_path / "run", RUN, TRAINER)
+    for number, count in ((2, 5), (10, 7)):
+        folder = tmp_path / "run" / "evidence" / str(number)
+        folder.mkdir(parents=True)
+        content = {"at": ago(50), **load(running_requests=count)}
+        (folder / "engine_0.json").write_text(json.dumps(content))
+    (tmp_path / "run" / "evidence" / "x").mkdir()
+
+    assert 1 == main(["stuck", str(tmp_path / "run"), "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert ["engine_0: 7 running"] == found["facts"]
+    assert ["engine_0:", "    engine: 7 running"] == found["details"]
+
+
+def test_any_value_in_evidence_is_survived(tmp_path):
+    """One bad value at a time costs its field, never the command."""
+    row = {"state": "ESTABLISHED", "unsent": 9999, "unread": 1, "local": "a:1", "peer": "b:2"}
+    content = {
+        "format": 1,
+        "at": ago(50),
+        "stacks": {
+            "threads": [{"thread": "t", "stack": ["a:b:1"]}],
+            "tasks": [{"tasks": 3, "stack": ["a:b:1"], "awaits": "Future"}],
+        },
+        "engine": {
+            "requests": 3,
+            "paused": True,
+            "loads": [
+                {"running_requests": 1, "kv_used_tokens": 1, "kv_capacity_tokens": 2, "age_s": 1.0}
+            ],
+        },
+        "collectives": {"rank": 0, "dump": "/x", "groups": [entered(3, "gloo:barrier")]},
+        "ray": {
+            "actors": {"ALIVE": 1},
+            "not_alive": [{"class": "A", "pid": 1, "state": "DEAD", "restarts": 1, "reason": "r"}],
+            "calls": [{"function": "f", "state": "RUNNING", "calls": 2}],
+        },
+        "sockets": {"states": {"LISTEN": 1}, "listening": [1], "ports": [2], "waiting": [row]},
+        "host": {
+            "cores": 2,
+            "load": [90.0, 1.0, 1.0],
+            "memory_bytes": 100,
+            "memory_available_bytes": 1,
+            "cgroup_limit_bytes": 100,
+            "cgroup_used_bytes": 99,
+            "oom_kills": 1,
+            "killed": ["x"],
+            "free_bytes": {"/": 1},
+        },
+        "unanswered": ["engine", "ray"],
+        "errors": {"host": "OSError"},
+    }
+    write(tmp_path / "run", RUN, TRAINER)
+    folder = tmp_path / "run" / "evidence" / "1"
+    folder.mkdir(parents=True)
+    followed = Run(tmp_path / "run")
+    for place in paths_of(content):
+        for value in (*VALUES.values(), "900000000000.0"):
+            (folder / "actor_0.json").write_text(text_with(content, place, value))
+            found = verdict(RUN, TRAINER, HERE, NOW, followed.evidence())
+            assert any(lines(found, verbose=True)), (place, value)

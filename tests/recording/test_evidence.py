@@ -1,0 +1,347 @@
+"""What a process shows of itself when the run is stuck: gathered then, in bounded time, at most N times."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from verl_profiler.host.flight_recorder import last_collectives, load_trace
+from verl_profiler.host.load import _KILLED, host_load
+from verl_profiler.host.sockets import connections
+from verl_profiler.recording import evidence, open_calls, open_state, recorder
+from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    """No source that an earlier test added."""
+    monkeypatch.setattr(evidence, "_sources", {})
+    monkeypatch.setattr(evidence, "_running", {})
+    return evidence._sources
+
+
+@pytest.fixture
+def watcher(recording, sources):
+    """One that looks when it is told to; what is open for 50 ms is long."""
+    active = recorder.active()
+    until = time.monotonic() + 5
+    while active.name is None and time.monotonic() < until:
+        time.sleep(0.01)
+    open_calls.forget()
+    yield open_state._Watcher(active, 0.05)
+    open_calls.forget()
+
+
+def files_of(watcher):
+    return sorted(watcher.active.directory.glob("evidence/*/*.json"))
+
+
+def stuck_phase(step):
+    call = Call("gen", now() - 10**9, step=step)
+    open_calls.begin_phase(call)
+    return call
+
+
+def end(call):
+    call.end_ns = now()
+    open_calls.end_phase(call)
+    # So that the next one has no usual length of a second.
+    open_calls._lengths.clear()
+
+
+def test_evidence_is_written_when_a_phase_is_stuck_and_not_before(watcher):
+    """Once for each hang, at most as often as the settings have it."""
+    watcher.look()
+    watcher.add_evidence()
+    assert [] == files_of(watcher)
+
+    for number in range(1, 6):
+        call = stuck_phase(number)
+        for _ in range(3):
+            watcher.look()
+            watcher.add_evidence()
+        assert min(number, 3) == len(files_of(watcher))
+        end(call)
+        watcher.look()
+
+    first = json.loads(files_of(watcher)[0].read_text())
+    assert {"stacks", "sockets", "host"} <= {*first}
+    places = [place for row in first["stacks"]["threads"] for place in row["stack"]]
+    assert any(f"{__name__}:test_evidence_is_written" in place for place in places)
+
+
+def test_other_processes_follow_the_trainer(watcher, sources):
+    """They have no phase; the folder that the trainer's process made is enough."""
+    sources["engine"] = lambda: {"requests": 3}
+    watcher.add_evidence()
+    assert [] == files_of(watcher)
+
+    (watcher.active.directory / "evidence" / "1").mkdir(parents=True)
+    watcher.add_evidence()
+    watcher.add_evidence()
+
+    (path,) = files_of(watcher)
+    found = json.loads(path.read_text())
+    assert {"requests": 3} == found["engine"]
+    assert watcher.active.name == found["name"] == path.stem
+
+
+def test_a_process_that_starts_later_has_no_part_in_earlier_hangs(recording, sources):
+    """Such as a worker that is restarted."""
+    (recorder.active().directory / "evidence" / "1").mkdir(parents=True)
+    late = open_state._Watcher(recorder.active(), 1.0)
+    late.start()
+    until = time.monotonic() + 5
+    while late.hangs == 0 and time.monotonic() < until:
+        time.sleep(0.01)
+    late.ended = True
+    late.woken.set()
+    late.join(5)
+
+    assert 1 == late.hangs
+    assert [] == files_of(late)
+
+
+def test_it_may_be_switched_off(watcher, monkeypatch):
+    """`profiler.stuck.evidence=0`."""
+    config = watcher.active.config
+    stuck = msgspec.structs.replace(config.stuck, evidence=0)
+    monkeypatch.setattr(watcher.active, "config", msgspec.structs.replace(config, stuck=stuck))
+    call = stuck_phase(1)
+    watcher.look()
+    watcher.add_evidence()
+    end(call)
+
+    assert not (watcher.active.directory / "evidence").exists()
+
+
+def test_a_source_that_hangs_or_fails_holds_up_nothing(tmp_path, sources, monkeypatch):
+    """It is named; and is not called again while it hangs."""
+    monkeypatch.setattr(evidence, "_PATIENCE_S", 0.5)
+    release, calls = threading.Event(), []
+
+    def hang():
+        calls.append(1)
+        release.wait(20)
+        return {"late": 1}
+
+    def fail():
+        raise ValueError("my secret")
+
+    sources.update(engine=hang, other=fail)
+    try:
+        first, second = evidence.gather(tmp_path), evidence.gather(tmp_path)
+    finally:
+        release.set()
+
+    assert [1] == calls
+    for found in (first, second):
+        assert ["engine"] == found["unanswered"]
+        assert {"other": "ValueError"} == found["errors"]
+        assert "engine" not in found
+        assert "sockets" in found
+        assert "secret" not in json.dumps(found)
+
+
+def test_tasks_of_all_loops_are_counted_by_where_they_stand(tmp_path, sources):
+    """Also of a loop in which nothing is probed."""
+    release = threading.Event()
+
+    async def many():
+        forever = asyncio.Event()
+
+        async def wait():
+            await forever.wait()
+
+        tasks = [asyncio.create_task(wait()) for _ in range(7)]
+        while not release.is_set():
+            await asyncio.sleep(0.01)
+        forever.set()
+        await asyncio.gather(*tasks)
+
+    thread = threading.Thread(target=asyncio.run, args=(many(),))
+    thread.start()
+    time.sleep(0.2)
+    found = evidence.gather(tmp_path)
+    release.set()
+    thread.join()
+
+    (row,) = [row for row in found["stacks"]["tasks"] if row["tasks"] == 7]
+    assert "Future" == row["awaits"]
+    assert row["stack"][-1].startswith("asyncio.locks:Event.wait")
+    assert ".wait:" in row["stack"][0]
+
+
+def test_bytes_that_nobody_reads_are_found_at_both_ends():
+    """A real connection over TCP, whose receiver does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            client.setblocking(False)
+            sent = 0
+            try:
+                while True:
+                    sent += client.send(bytes(65536))
+            except BlockingIOError:
+                pass
+            found = connections()
+            own = f"127.0.0.1:{client.getsockname()[1]}"
+            accepted.close()
+
+    by_local = {row["local"]: row for row in found["waiting"]}
+    sender, receiver = by_local[own], by_local[f"127.0.0.1:{port}"]
+    assert f"127.0.0.1:{port}" == sender["peer"]
+    assert own == receiver["peer"]
+    # What was sent lies in one of the two queues; a part that is not acknowledged yet in both.
+    assert 0 < sender["unsent"]
+    assert 0 < receiver["unread"]
+    assert sent <= sender["unsent"] + receiver["unread"] <= 1.2 * sent
+    assert port in found["listening"]
+    assert found["states"]["ESTABLISHED"] >= 2
+
+
+def test_ipv6_addresses_are_written_as_usual():
+    """The kernel writes them in words of the host's byte order."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("::1", port)) as client:
+            accepted, _ = server.accept()
+            client.send(b"x" * 100)
+            time.sleep(0.05)
+            found = connections()
+            accepted.close()
+
+    assert f"[::1]:{port}" in [row["local"] for row in found["waiting"]]
+
+
+def test_memory_and_disks_of_the_host(tmp_path):
+    """As the kernel has them."""
+    found = host_load((str(tmp_path), "/does/not/exist"))
+
+    kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
+    assert kilobytes * 1024 == found["memory_bytes"]
+    assert 0 < found["memory_available_bytes"] <= found["memory_bytes"]
+    assert 0 < found["free_bytes"][str(tmp_path)]
+    assert found["free_bytes"]["/does/not/exist"] is None
+
+
+def test_kills_in_the_kernels_log():
+    """Lines of Linux 5.15 and 6.8, of the host and of a container."""
+    log = (
+        "3,1,2,-;Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:2kB\n"
+        "3,1,3,-;Memory cgroup out of memory: Killed process 12 (ray::actor) total-vm:1kB\n"
+        "6,1,4,-;usb 1-1: new device\n"
+    )
+
+    assert [
+        "Out of memory: Killed process 4711 (python)",
+        "Memory cgroup out of memory: Killed process 12 (ray::actor)",
+    ] == _KILLED.findall(log)
+
+
+RANK = """
+import os, sys, threading, time, json
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], TORCH_FR_BUFFER_SIZE="50")
+import torch
+import torch.distributed as distributed
+from verl_profiler.recording.collectives import collectives
+rank = int(sys.argv[1])
+distributed.init_process_group("gloo", rank=rank, world_size=2)
+for _ in range(3):
+    distributed.all_reduce(torch.ones(4))
+if rank == 0:
+    threading.Thread(target=distributed.barrier, daemon=True).start()
+time.sleep(1)
+print(json.dumps(collectives()), flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_a_rank_that_waits_in_a_barrier_which_the_other_skips():
+    """Real process groups of gloo with PyTorch's flight recorder."""
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), port],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    waiting, other = (json.loads(process.stdout.readline()) for process in ranks)
+    for process in ranks:
+        process.communicate("\n")
+
+    assert ("gloo", 0, 2) == (waiting["backend"], waiting["rank"], waiting["world_size"])
+    assert waiting["dump"].endswith("0")
+    (group,) = waiting["groups"]
+    assert ("gloo:barrier", 4, False) == (group["collective"], group["number"], group["ended"])
+    (group,) = other["groups"]
+    assert ("gloo:all_reduce", 3, True) == (group["collective"], group["number"], group["ended"])
+
+
+def test_a_process_without_process_groups_has_no_collectives():
+    """Without importing torch."""
+    code = (
+        "import sys; from verl_profiler.recording.collectives import collectives\n"
+        "assert collectives() == {} and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("it runs",)
+
+
+@pytest.mark.parametrize("data", ["evil", b"\x80\x04K\x01.", b"", b"no pickle"])
+def test_a_dump_runs_nothing(capfd, data):
+    """Anybody can write a file of that name."""
+    import pickle
+
+    with pytest.raises(ValueError, match="dump"):
+        load_trace(pickle.dumps(Evil()) if data == "evil" else data)
+    assert "it runs" not in capfd.readouterr().out
+
+
+def test_a_dump_of_nccl():
+    """Without its list of collectives, there are counts; with it, the oldest open one is named."""
+    counts = {"last_enqueued_collective": 7, "last_started_collective": -1}
+    assert [{"group": "0", "enqueued": 7}] == last_collectives({"pg_status": {"0": counts}})
+
+    def entry(number, state, *, retired):
+        return {
+            "pg_id": 0,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number,
+            "profiling_name": f"nccl:op_{number}",
+            "state": state,
+            "retired": retired,
+        }
+
+    entries = [
+        entry(5, "completed", retired=True),
+        entry(6, "started", retired=False),
+        entry(7, "scheduled", retired=False),
+        "no entry",
+    ]
+    (group,) = last_collectives({"entries": entries})
+    assert ("default_pg", "nccl:op_6", 6, "started") == (
+        group["group"],
+        group["collective"],
+        group["number"],
+        group["state"],
+    )
