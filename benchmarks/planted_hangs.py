@@ -42,6 +42,8 @@ class Plant:
         expected: What the culprit must name, each of them.
         process: The process that gets `signal`; None: the rehearsal's own hang of this name.
         signal: SIGSTOP, which SIGCONT ends; or SIGKILL.
+        child: The signal goes to its child process whose title begins so.
+        place: The rehearsal's own hang, in which the process stops itself; SIGCONT ends it.
         disk: Whether the run directory ("run") or the checkpoints ("checkpoints") are on a disk of
             their own: "full" or "frozen" while planted.
         state: How `stuck` must call the run.
@@ -53,6 +55,8 @@ class Plant:
     signal: int = signal.SIGSTOP
     disk: tuple[str, str] | None = None
     state: str = "stuck"
+    child: str | None = None
+    place: str | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -74,10 +78,25 @@ PLANTS = {
     "reward": Plant("the reward function never returns", ("reward function", "rehearsal.hangs:")),
     "engine": Plant("a replica answers nothing", ("engine_0", "standin-0:0")),
     "rank": Plant("a rank does not enter a collective", ("actor_1", "rehearsal.hangs:")),
+    "barrier": Plant(
+        "a rank skips a barrier", ("different collectives", "actor_0 in barrier", "actor_1 in")
+    ),
+    "collective": Plant(
+        "SIGSTOP of a rank in a collective",
+        ("actor_1", "stopped"),
+        "actor_1",
+        place="collective",
+    ),
     "weight_sync": Plant("weights are never sent", ("actor_", "rehearsal.hangs:")),
     "stopped_rank": Plant("SIGSTOP of a rank", ("actor_1", "stopped"), "actor_1"),
     "stopped_worker": Plant("SIGSTOP of an agent-loop worker", ("worker_0", "stopped"), "worker_0"),
     "stopped_engine": Plant("SIGSTOP of an engine server", ("engine_1", "stopped"), "engine_1"),
+    "stopped_scheduler": Plant(
+        "SIGSTOP of an SGLang scheduler",
+        ("scheduler of engine_1", "does not answer"),
+        "engine_1",
+        child="sglang::scheduler",
+    ),
     "stopped_reward": Plant("SIGSTOP of a reward worker", ("reward_0", "stopped"), "reward_0"),
     "stopped_storage": Plant(
         "SIGSTOP of a TransferQueue storage unit", ("tq_storage", "stopped"), "tq_storage"
@@ -110,8 +129,8 @@ PLANTS = {
         disk=("checkpoints", "frozen"),
     ),
 }
-# Planted in the stand-in engine.
-_STANDIN = ("engine", "weight_sync")
+# Planted in the stand-in engine, and in a process that it does not have.
+_ONLY = {"standin": ("engine", "weight_sync"), "sglang": ("stopped_scheduler",)}
 
 
 @contextlib.contextmanager
@@ -206,6 +225,17 @@ def explained(run: Path) -> dict[str, Any]:
     return found
 
 
+def child_of(parent: int, title: str) -> int:
+    """Return the process id of a child whose title begins so."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            status = (folder / "stat").read_text().rpartition(")")[2].split()
+            line = (folder / "cmdline").read_text()
+            if int(status[1]) == parent and line.startswith(title):
+                return int(folder.name)
+    raise RuntimeError(f"process {parent} has no child {title}")
+
+
 @contextlib.contextmanager
 def planted(run: Path, hang: Path, name: str) -> Iterator[None]:
     """Hang the run."""
@@ -219,10 +249,16 @@ def planted(run: Path, hang: Path, name: str) -> Iterator[None]:
         return
     (header,) = run.glob(f"processes/{plant.process}*.json")
     pid = json.loads(header.read_text())["pid"]
-    os.kill(pid, plant.signal)
+    if plant.child is not None:
+        pid = child_of(pid, plant.child)
+    if plant.place is None:
+        os.kill(pid, plant.signal)
+    else:
+        hang.write_text(plant.place)
     try:
         yield
     finally:
+        hang.unlink(missing_ok=True)
         if plant.signal != signal.SIGKILL:
             os.kill(pid, signal.SIGCONT)
 
@@ -279,7 +315,8 @@ def main() -> int:
     parser.add_argument("--after", type=float, default=1.0, help="profiler.stuck.after")
     parser.add_argument("--engine", choices=("standin", "sglang"), default="standin")
     arguments = parser.parse_args()
-    known = [name for name in PLANTS if arguments.engine == "standin" or name not in _STANDIN]
+    others = [name for engine, own in _ONLY.items() if engine != arguments.engine for name in own]
+    known = [name for name in PLANTS if name not in others]
     if os.getuid() != 0 or shutil.which("bindfs") is None:
         known = [name for name in known if PLANTS[name].disk is None]
     names = arguments.names or known

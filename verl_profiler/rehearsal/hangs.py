@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,8 @@ PLACES = {
     "engine": "the first replica answers nothing (stand-in only)",
     "paused": "the first replica is paused and not resumed",
     "rank": "the second rank does not train, and the others wait for it in a collective",
+    "barrier": "the second rank skips a barrier, in which the first one waits for it",
+    "collective": "the second rank stops itself (SIGSTOP) in a collective",
     "weight_sync": "the weights are never sent (stand-in only)",
 }
 _POLL_S = 0.1
@@ -96,13 +100,68 @@ def _blocked(function: Callable[..., Any], place: str, rank: str | None) -> Call
     return hanging
 
 
+def _in_collectives(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hang two ranks in collectives that do not come about."""
+
+    @functools.wraps(function)
+    def hanging(*args: Any, **kwargs: Any) -> Any:
+        rank = os.environ.get("RANK")
+        if rank in ("0", "1"):
+            _skip_barrier(rank)
+            _stop_in_collective(rank)
+        return function(*args, **kwargs)
+
+    return hanging
+
+
+_barrier_group: Any = None
+
+
+def _skip_barrier(rank: str) -> None:
+    """Let the first rank wait in a barrier, which the second one only enters when the hang is over."""
+    global _barrier_group
+    from torch import distributed
+
+    hang = setting("hang")
+    entered = Path(f"{hang}.entered")
+    if _barrier_group is None:
+        # All ranks come here before the first hang.
+        _barrier_group = distributed.new_group([0, 1], backend="gloo")
+        if rank == "1":
+            threading.Thread(target=_make_up_for, args=(entered,), daemon=True).start()
+    if rank == "0" and _is_planted("barrier"):
+        entered.touch()
+        distributed.barrier(_barrier_group)
+
+
+def _make_up_for(entered: Path) -> None:
+    """Enter the barrier in which the first rank is, once nothing is planted any more."""
+    from torch import distributed
+
+    while True:
+        time.sleep(_POLL_S)
+        if entered.exists() and not _is_planted("barrier"):
+            entered.unlink()
+            distributed.barrier(_barrier_group)
+
+
+def _stop_in_collective(rank: str) -> None:
+    if not _is_planted("collective"):
+        return
+    if rank == "0":
+        # The second one waits for it in the next collective, and is stopped there.
+        time.sleep(1.0)
+    else:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+
+
 def _hanging_reward(module: Any) -> None:
     module.default_compute_score = _blocked(module.default_compute_score, "reward", None)
 
 
 def _hanging_workers(module: Any) -> None:
     training = module.TrainingWorker
-    training.train_mini_batch = _blocked(training.train_mini_batch, "rank", "1")
+    training.train_mini_batch = _in_collectives(_blocked(training.train_mini_batch, "rank", "1"))
 
 
 def _pausing_server(module: Any) -> None:
