@@ -189,6 +189,39 @@ def test_a_step_that_writes_a_long_checkpoint_is_not_stuck():
     assert "running" == verdict(RUN, files, HERE, NOW).state
 
 
+@pytest.mark.parametrize(
+    ("open_s", "longest", "state"),
+    [(599, None, "running"), (601, 5.0, "stuck"), (700, 120.0, "running"), (721, 120.0, "stuck")],
+)
+def test_a_rollouter_that_stands_still_while_the_trainer_goes_on(open_s, longest, state):
+    """After ten minutes, and six times the longest that it has ever been; ranks that train are not to blame."""
+    calls = [call("tool_call", 900, "tools:search:7", request_id="r1", tool="search")]
+    files = {
+        "rollouter_0": opened(phases=[phase("no_progress", open_s, longest)]),
+        "worker_0": opened(open_requests=1, requests=[request(1)], calls=calls),
+        "actor_0": opened(calls=[call("update_actor", 99, "torch:train:3")]),
+    }
+    headers = {**RUN, "rollouter_0": header("rollouter")}
+
+    found = verdict(headers, files, HERE, NOW)
+
+    assert state == found.state
+    if state == "stuck":
+        assert found.culprit.startswith("tool search: 1 call has not returned")
+        assert found.summary.startswith("rollouter_0 has dispatched and finished no sample for "), (
+            found.summary
+        )
+        assert "high" == found.confidence
+
+
+def test_a_trainer_that_is_stuck_counts_before_its_rollouter():
+    """It may wait for something else."""
+    headers = {**RUN, "rollouter_0": header("rollouter")}
+    files = {**TRAINER, "rollouter_0": opened(phases=[phase("no_progress", 700, None)])}
+
+    assert verdict(headers, files, HERE, NOW).summary.startswith("gen of step 3")
+
+
 def test_a_run_that_was_killed_while_it_hung_is_explained_afterwards():
     """An hour later; ages are up to its last sign of life."""
     calls = [call("tool_call", 90, "tools:search:7", request_id="r1", tool="search")]

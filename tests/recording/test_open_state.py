@@ -440,3 +440,29 @@ def test_who_holds_a_lock_that_a_call_waits_for(watcher, kind, holder):
         "by acquire()": {},
     }
     assert {str(expected[holder])} == {str(call["held_by"]) for call in found["calls"]}
+
+
+def test_a_rollouter_without_progress_is_announced(watcher, capfd):
+    """At ten times `after`, unless it has waited as long before; not while a limit keeps it from dispatching."""
+    open_calls.note_progress(now() - round(0.4e9))
+    watcher.look()
+    assert "has taken" not in capfd.readouterr().err
+    open_calls.idle_ns = None
+    watcher.look()
+
+    open_calls.idle_ns = now() - round(0.6e9)
+    found = written(watcher)
+    assert [("no_progress", True)] == [(row["event"], row["stuck"]) for row in found["phases"]]
+    assert "the wait for the next sample to be dispatched or finished has taken 1 s" in (
+        capfd.readouterr().err
+    )
+    # It goes on, and has waited for 0.6 s once.
+    open_calls.note_progress(now())
+    watcher.look()
+    assert "is over after" in capfd.readouterr().err
+
+    open_calls.idle_ns = now() - round(2.0e9)
+    watcher.look()
+    assert "has taken" not in capfd.readouterr().err, "six times 0.6 s are not over"
+    open_calls.idle_ns = None
+    assert written(watcher) is None

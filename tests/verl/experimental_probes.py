@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes, experimental
-from verl_profiler.recording import context
+from verl_profiler.recording import context, open_calls
 
 # Before verl is imported, as in its processes: modules take functions from each other by name.
 DIRECTORY = probes_report.begin("trainer")
@@ -184,6 +184,11 @@ async def fully_async(report):
     with contextlib.suppress(AttributeError):
         await rollouter.init_workers()
     rollouter._init_async_objects()
+    report["expects_progress"] = [open_calls.idle_ns is not None]
+
+    def expects_progress():
+        report["expects_progress"].append(open_calls.idle_ns is not None)
+
     report["before"] = [rollouter.load_checkpoint(), context.process.current_step()]
     await rollouter.reset_staleness()
     rollouter.global_steps = 17
@@ -191,11 +196,16 @@ async def fully_async(report):
         await rollouter._process_single_sample_streaming(sample(number))
     rollouter._record_active_count()
     rollouter._record_active_count()
+    expects_progress()
     rollouter.staleness_samples = 3
     report["paused"] = [await rollouter._should_pause_generation() for _ in range(2)]
+    expects_progress()
+    rollouter._record_active_count()
+    expects_progress()
     await rollouter.reset_staleness()
     rollouter.max_queue_size = 9
     report["paused"].append(await rollouter._should_pause_generation())
+    expects_progress()
     await rollouter._process_single_sample_streaming(sample(3))
     report["rollouter_step"] = context.process.current_step()
     report["loops"] = [worker.steps, worker.keys]

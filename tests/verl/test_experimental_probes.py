@@ -116,6 +116,8 @@ def test_the_rollouter_pauses_at_a_limit(report):
     ((step, pause),) = named(report, "dispatch_pause")
 
     assert [True, True, False] == report["paused"]
+    # Before the first sample; after one; while a limit is reached, twice; when it no longer is.
+    assert [False, True, False, False, True] == report["expects_progress"]
     assert 1 == step
     assert {"reason": "staleness_limit", "staleness_samples": 3, "max_required_samples": 3} == pause
 

@@ -137,6 +137,11 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "evidence": ("strings", "The functions that the culprit is in, the innermost last."),
         "silent": ("strings", "Processes without a sign of life."),
         "unknown": ("strings", "What could not be determined."),
+        "facts": (
+            "strings",
+            "What else was found: of ranks, engines, collectives, Ray, sockets and hosts.",
+        ),
+        "details": ("strings", "The evidence of each process, as `-v` prints it."),
         "problems": _PROBLEMS,
     },
     "tq": {"runs": _RUNS, "tables": _TABLES, "left_out": _LEFT_OUT, "problems": _PROBLEMS},

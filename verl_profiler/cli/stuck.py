@@ -5,7 +5,8 @@
     verl-profiler stuck logs/my-run --wait
 
 Works while the run goes on and after it was killed.  Reads the process headers and open/*.json, which
-each process writes while something in it is open for longer than profiler.stuck.after (60 s).
+each process writes while something in it is open for longer than profiler.stuck.after (60 s), and the
+evidence that all processes write when a phase of the trainer is stuck.
 Exits with 1 if the run is stuck, has failed, or can write nothing, else 0; --wait exits when it no
 longer goes on.
 """

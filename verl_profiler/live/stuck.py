@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.events.open_files import stuck_after_s
+from verl_profiler.events.open_files import is_over
 from verl_profiler.live.ended_runs import (
     clock_text,
     failed,
@@ -68,7 +68,9 @@ def verdict(
     elif goes_on:
         last_s = max(last_s, now_s)
     _note_silence(processes, last_s)
-    stuck = _stuck(trainers, last_s)
+    # A rollouter that stands still while the trainer goes on counts only then.
+    rollouters = [each for each in processes if each.role == "rollouter"]
+    stuck = _stuck(trainers, last_s) or _stuck(rollouters, last_s)
     quiet = [_silence(each) for each in processes if each.silent_s]
     rows = [row for _, row in stuck] + ([failure[1]] if failure is not None else [])
     _add_evidence(processes, evidence or {}, rows, last_s)
@@ -131,8 +133,12 @@ def _stuck(trainers: Sequence[Process], last_s: float) -> list[tuple[Process, Ma
         (each, row)
         for each in trainers
         for row in each.rows("phases")[-1:]
-        if last_s - since(row, last_s)
-        > stuck_after_s(row.get("usual_s"), each.open.get("after_s") or 60.0)
+        if is_over(
+            str(row.get("event")),
+            last_s - since(row, last_s),
+            row.get("usual_s"),
+            each.open.get("after_s") or 60.0,
+        )
     ]
 
 

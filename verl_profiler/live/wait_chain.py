@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_profiler.events.open_files import NO_PROGRESS
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
 from verl_profiler.live.host_facts import ALIVE, native_stack, state_of
 from verl_profiler.live.open_processes import (
@@ -66,11 +67,21 @@ class _Search:
         trainer, phase = stuck[-1]
         age_s = self.last_s - since(phase, self.last_s)
         self.found.summary = f"{phase_text(phase)} has taken {seconds(age_s)}{age_text(phase)}."
+        if phase.get("event") == NO_PROGRESS:
+            self.found.summary = (
+                f"{trainer.name} has dispatched and finished no sample for {seconds(age_s)}, "
+                "and no limit keeps it from it."
+            )
         inner = [row for row in trainer.rows("calls") if since(row, 0) >= since(phase, 0)]
         at = (inner[-1] if inner else phase).get("at")
-        self.add(trainer.name, str(phase.get("event")), age_s, at, phase.get("step"))
+        what = "no sample" if phase.get("event") == NO_PROGRESS else str(phase.get("event"))
+        self.add(trainer.name, what, age_s, at, phase.get("step"))
         if silent:
             self.blame(silent, [])
+        elif phase.get("event") == NO_PROGRESS:
+            # The ranks train meanwhile.
+            if not self.requests():
+                self.others(trainer, phase)
         elif not (self.ranks() or self.requests()):
             self.others(trainer, phase)
         return self.found

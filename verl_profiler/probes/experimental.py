@@ -20,7 +20,7 @@ from typing import Any
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.asynchronous import consume
 from verl_profiler.probes.values import number, plain, scalar
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
@@ -51,6 +51,8 @@ class _Rollouter:
         # Begin, fields and step of the pause that is open.
         self.pause: tuple[int, dict[str, Any], int] | None = None
         self.running: tuple[int, int | None] | None = None
+        # Whether it validates: samples of training may wait meanwhile.
+        self.validates = False
 
 
 class _OneStepOff:
@@ -138,10 +140,13 @@ def _end_sync(call: Call, _result: Any) -> None:
 def _begin_validation(_call: Call) -> None:
     # The trainer validates a version once the rollouter is at the next step.
     context.process.step -= 1
+    _rollouter.validates = True
+    open_calls.idle_ns = None
 
 
 def _end_validation(_call: Call, _result: Any) -> None:
     context.process.step += 1
+    _rollouter.validates = False
 
 
 def _begin_sample(call: Call) -> None:
@@ -154,6 +159,9 @@ def _begin_sample(call: Call) -> None:
 
 def _end_count(call: Call, _result: Any) -> None:
     rollouter = call.arguments["self"]
+    # verl counts when it has dispatched a sample, and when it has finished some.
+    if _rollouter.pause is None and not _rollouter.validates:
+        open_calls.note_progress(now())
     state = len(rollouter.active_tasks), rollouter.max_concurrent_samples
     if state == _rollouter.running:
         return
@@ -168,6 +176,8 @@ def _end_limit_check(call: Call, result: Any) -> None:
     """Open a pause when verl finds a limit reached, and close it when it finds none."""
     if not result:
         _close_pause(call.end_ns)
+        if open_calls.idle_ns is None and not _rollouter.validates:
+            open_calls.note_progress(call.end_ns)
     elif call.error is None and _rollouter.pause is None:
         rollouter = call.arguments["self"]
         made, limit = rollouter.staleness_samples, rollouter.max_required_samples
@@ -177,6 +187,7 @@ def _end_limit_check(call: Call, result: Any) -> None:
             "max_required_samples": int(limit),
         }
         _rollouter.pause = call.end_ns, extra, context.process.step
+        open_calls.idle_ns = None
 
 
 def _close_pause(end_ns: int) -> None:
@@ -188,6 +199,7 @@ def _close_pause(end_ns: int) -> None:
 
 def _end_rollouter(call: Call, _result: Any) -> None:
     _close_pause(call.end_ns)
+    open_calls.idle_ns = None
 
 
 # The message queue.

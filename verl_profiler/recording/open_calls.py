@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from verl_profiler.recording import event_loop_lag, loop_watchdog, requests
+from verl_profiler.events.open_files import NO_PROGRESS
+from verl_profiler.recording import context, event_loop_lag, loop_watchdog, requests
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
@@ -41,6 +42,7 @@ __all__ = [
     "begin_phase",
     "end_phase",
     "forget",
+    "note_progress",
     "open_calls",
     "open_phases",
     "open_requests",
@@ -120,6 +122,10 @@ failed: FailedPhase | None = None
 when_failed: Callable[[], None] | None = None
 # Since when the engine server of the process is paused, on the clock of `clock.now()`.
 paused_ns: int | None = None
+# Of a rollouter: since when it has dispatched and finished nothing; None while a limit keeps it from it.
+idle_ns: int | None = None
+# The longest that this has ever been.
+_longest_idle_ns = 0
 
 
 def begin_phase(call: Call) -> None:
@@ -154,15 +160,28 @@ def end_phase(call: Call) -> None:
 
 def forget() -> None:
     """Forget the phases; in a forked child and at the end of a recording."""
-    global failed, paused_ns
+    global failed, paused_ns, idle_ns, _longest_idle_ns
     _phases.clear()
     _lengths.clear()
-    failed = paused_ns = None
+    failed = paused_ns = idle_ns = None
+    _longest_idle_ns = 0
+
+
+def note_progress(at_ns: int) -> None:
+    """Note that the rollouter of this process dispatched or finished a sample, or may do so from now on."""
+    global idle_ns, _longest_idle_ns
+    if idle_ns is not None:
+        _longest_idle_ns = max(_longest_idle_ns, at_ns - idle_ns)
+    idle_ns = at_ns
 
 
 def open_phases() -> list[OpenPhase]:
-    """Return the open phases, the outermost first."""
-    return sorted(_phases.copy().values(), key=lambda phase: phase.begin_ns)
+    """Return the open phases, the outermost first; that of a rollouter's idling is a `NO_PROGRESS`."""
+    found = sorted(_phases.copy().values(), key=lambda phase: phase.begin_ns)
+    if idle_ns is not None:
+        usual_ns = _longest_idle_ns or None
+        found.append(OpenPhase(NO_PROGRESS, idle_ns, context.process.step, usual_ns))
+    return found
 
 
 def open_calls() -> list[OpenCall]:

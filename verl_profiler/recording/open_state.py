@@ -23,7 +23,8 @@ from verl_profiler.events.open_files import (
     EVIDENCE_FOLDER,
     FOLDER,
     FORMAT_VERSION,
-    stuck_after_s,
+    NO_PROGRESS,
+    is_over,
 )
 from verl_profiler.recording import context, event_loop_lag, evidence, open_calls, recorder
 from verl_profiler.recording.clock import Timestamps, now
@@ -119,8 +120,12 @@ class _Watcher(threading.Thread):
 
     def is_stuck(self, phase: OpenPhase, at_ns: int) -> bool:
         """Whether a phase is open for far longer than usual; matters for the innermost one alone."""
-        usual_s = None if phase.usual_ns is None else phase.usual_ns / 1e9
-        return (at_ns - phase.begin_ns) / 1e9 > stuck_after_s(usual_s, self.after_ns / 1e9)
+        return is_over(
+            phase.event,
+            (at_ns - phase.begin_ns) / 1e9,
+            None if phase.usual_ns is None else phase.usual_ns / 1e9,
+            self.after_ns / 1e9,
+        )
 
     def content(
         self,
@@ -250,7 +255,7 @@ class _Watcher(threading.Thread):
         elif phases and self.is_stuck(phases[-1], at_ns):
             self.announced = phase = phases[-1]
             usual = ""
-            if phase.usual_ns is not None:
+            if phase.usual_ns is not None and phase.event != NO_PROGRESS:
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"
             self.tell(
                 f"WARNING {self.active.name}: {_named(phase)} has taken "
@@ -286,6 +291,8 @@ def _placed(stack: Stack) -> dict[str, Any]:
 
 
 def _named(phase: OpenPhase) -> str:
+    if phase.event == NO_PROGRESS:
+        return "the wait for the next sample to be dispatched or finished"
     return phase.event if phase.step is None else f"{phase.event} of step {phase.step}"
 
 
