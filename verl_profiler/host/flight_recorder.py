@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+
+from verl_profiler.events.json_values import is_list, is_mapping
 
 __all__ = ["last_collectives", "load_trace"]
 
@@ -35,9 +37,9 @@ def load_trace(data: bytes) -> dict[str, Any]:
         trace = _PlainUnpickler(io.BytesIO(data)).load()
     except Exception as error:
         raise ValueError(f"the dump cannot be read: {type(error).__name__}") from error
-    if not isinstance(trace, dict):
-        raise ValueError("the dump is no dict")  # noqa: TRY004  the one error of this function
-    return trace
+    if not is_mapping(trace):
+        raise ValueError("the dump is no dict")
+    return dict(trace)
 
 
 def last_collectives(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -53,8 +55,10 @@ def last_collectives(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     groups: dict[str, dict[str, Any]] = {}
     status = trace.get("pg_status")
-    if isinstance(status, dict):
+    if is_mapping(status):
         for name, row in list(status.items())[:_GROUPS]:
+            if not is_mapping(row):
+                continue
             counts = {
                 key: row.get(f"last_{key}_collective")
                 for key in ("enqueued", "started", "completed")
@@ -66,18 +70,19 @@ def last_collectives(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
                 },
             }
     entries = trace.get("entries")
-    for row in entries if isinstance(entries, (list, tuple)) else ():
-        if not isinstance(row, dict):
+    for row in entries if is_list(entries) else ():
+        if not is_mapping(row):
             continue
         key = str(row.get("pg_id"))
-        names = row.get("process_group")
+        names: Any = row.get("process_group")
         if key not in groups:
             if len(groups) >= _GROUPS:
                 continue
             groups[key] = {"group": key}
         group = groups[key]
-        if isinstance(names, (list, tuple)) and names:
-            group["group"] = str(names[-1] or names[0])[:100]
+        if isinstance(names, tuple) and names:
+            label = next(filter(None, reversed(cast("tuple[Any, ...]", names))), "")
+            group["group"] = str(label)[:100]
         ended = bool(row.get("retired")) or row.get("state") == "completed"
         # The oldest one that is open counts, else the last.
         if group.get("ended") is not False:

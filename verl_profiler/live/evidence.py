@@ -13,7 +13,7 @@ from typing import Any
 from verl_profiler.host.sockets import connections
 from verl_profiler.live.flight_recorders import recorder_facts, recorder_rows
 from verl_profiler.live.host_facts import own_pid
-from verl_profiler.live.open_processes import Process, Verdict, some
+from verl_profiler.live.open_processes import Process, Verdict, part, parts, some, texts
 from verl_profiler.units import counted, size
 
 __all__ = ["with_evidence"]
@@ -57,42 +57,42 @@ def _engines(processes: Sequence[Process]) -> Iterator[str]:
 
 def _engine_text(process: Process) -> str:
     """Write the load of an engine: `3 running, 5 waiting, KV cache 12 % of 16,384 tokens`."""
-    found = process.evidence.get("engine") or {}
-    parts: list[str] = []
+    found = part(process.evidence, "engine")
+    said: list[str] = []
     unanswered = found.get("unanswered")
     if unanswered == "scheduler":
-        parts.append("its scheduler does not answer")
+        said.append("its scheduler does not answer")
     elif unanswered:
-        parts.append(f"its {unanswered} does not answer")
-    elif "engine" in (process.evidence.get("unanswered") or ()):
-        parts.append("its server does not answer")
-    loads = [each for each in found.get("loads") or () if each]
+        said.append(f"its {unanswered} does not answer")
+    elif "engine" in texts(process.evidence, "unanswered"):
+        said.append("its server does not answer")
+    loads = parts(found, "loads")
     for key, word in (("running_requests", "running"), ("waiting_requests", "waiting")):
         known = [each[key] for each in loads if each.get(key) is not None]
         if known:
-            parts.append(f"{sum(known)} {word}")
+            said.append(f"{sum(known)} {word}")
     capacity = sum(each.get("kv_capacity_tokens") or 0 for each in loads)
     if capacity:
         used = sum(each.get("kv_used_tokens") or 0 for each in loads)
-        parts.append(f"KV cache {100 * used / capacity:.0f} % of {capacity:,} tokens")
+        said.append(f"KV cache {100 * used / capacity:.0f} % of {capacity:,} tokens")
     if found.get("requests") is not None:
-        parts.append(f"{counted(found['requests'], 'request')} in its server")
+        said.append(f"{counted(found['requests'], 'request')} in its server")
     if found.get("paused"):
-        parts.append("paused")
+        said.append("paused")
     ages = [each["age_s"] for each in loads if each.get("age_s") is not None]
     if ages:
-        parts.append(f"last iteration {max(ages):.0f} s before")
-    return ", ".join(parts)
+        said.append(f"last iteration {max(ages):.0f} s before")
+    return ", ".join(said)
 
 
 def _ray(processes: Sequence[Process]) -> Iterator[str]:
     for each in processes:
-        found = each.evidence.get("ray") or {}
-        dead = [row for row in found.get("not_alive") or () if row]
+        found = part(each.evidence, "ray")
+        dead = parts(found, "not_alive")
         if dead:
             shown = [_actor_text(row, processes) for row in dead]
             yield f"Ray: {'; '.join(shown[:_SHOWN])}" + _more(len(shown) - _SHOWN)
-        elif "ray" in (each.evidence.get("unanswered") or ()):
+        elif "ray" in texts(each.evidence, "unanswered"):
             yield "Ray: the cluster's control store does not answer"
 
 
@@ -115,7 +115,7 @@ def _sockets(processes: Sequence[Process]) -> Iterator[str]:
     owners = _owners(found)
     rows: list[tuple[int, str]] = []
     for each, sockets in found:
-        for row in sockets.get("waiting") or ():
+        for row in parts(sockets, "waiting"):
             local, peer = str(row.get("local")), str(row.get("peer"))
             other = owners.get(peer)
             # Another process of the run has them unread: the same bytes, or what led to these.
@@ -127,15 +127,15 @@ def _sockets(processes: Sequence[Process]) -> Iterator[str]:
                 rows.append((unread, f"{each.name} has {size(unread)} unread from {to} at {local}"))
     rows.sort(key=lambda pair: -pair[0])
     if rows:
-        texts = [text for _, text in rows]
-        yield f"Sockets: {'; '.join(texts[:_SHOWN])}" + _more(len(texts) - _SHOWN)
+        shown = [text for _, text in rows]
+        yield f"Sockets: {'; '.join(shown[:_SHOWN])}" + _more(len(shown) - _SHOWN)
 
 
 def _sockets_of(process: Process) -> Mapping[str, Any]:
     """Return the sockets of a process, also of one that is stopped, if it is of this host."""
-    found = process.evidence.get("sockets")
+    found = part(process.evidence, "sockets")
     if found or not process.silent_s:
-        return found or {}
+        return found
     pid = own_pid(process.header)
     if pid is None or not os.path.isdir(f"/proc/{pid}"):
         return {}
@@ -160,7 +160,7 @@ def _hosts(processes: Sequence[Process]) -> Iterator[str]:
     """Name what is short on a host: once per host, by its last process."""
     hosts: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     for each in processes:
-        found = each.evidence.get("host")
+        found = part(each.evidence, "host")
         if found:
             name = str(each.header.get("host") or "a host")
             hosts[name] = found, [*hosts.get(name, ({}, []))[1], each.name]
@@ -182,9 +182,8 @@ def _shortages(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{size(used)} of the container's {size(limit)} used"
     if found.get("oom_kills"):
         yield f"{counted(found['oom_kills'], 'process', 'processes')} killed for lack of memory"
-    for line in (found.get("killed") or ())[-1:]:
-        yield str(line)
-    for place, room in (found.get("free_bytes") or {}).items():
+    yield from texts(found, "killed")[-1:]
+    for place, room in part(found, "free_bytes").items():
         if room is not None and room < _LOW_DISK_BYTES:
             yield f"{size(room)} free in {place}"
 
@@ -200,37 +199,35 @@ def _details(processes: Sequence[Process]) -> list[str]:
 
 
 def _process_details(process: Process) -> Iterator[str]:
-    found = process.evidence
+    found: Mapping[str, Any] = process.evidence
     text = _engine_text(process)
     if text:
         yield f"engine: {text}"
     yield from recorder_rows(process)
-    ray = found.get("ray") or {}
+    ray = part(found, "ray")
     if ray.get("actors"):
         counts = ", ".join(f"{count} {state}" for state, count in ray["actors"].items())
         yield f"Ray: actors: {counts}"
-    for row in (ray.get("calls") or ())[:_DETAILS]:
+    for row in parts(ray, "calls")[:_DETAILS]:
         yield f"Ray: {row.get('calls')} × {row.get('function')}: {row.get('state')}"
     sockets = _sockets_of(process)
     if sockets.get("states"):
         counts = ", ".join(f"{count} {state}" for state, count in sockets["states"].items())
         yield f"sockets: {counts}"
-    for row in (sockets.get("waiting") or ())[:_SHOWN]:
+    for row in parts(sockets, "waiting")[:_SHOWN]:
         yield (
             f"socket {row.get('local')} to {row.get('peer')}: {row.get('unsent')} B unsent, "
             f"{row.get('unread')} B unread"
         )
-    stacks = found.get("stacks") or {}
-    tasks = [row for row in stacks.get("tasks") or () if row and row.get("stack")]
+    stacks = part(found, "stacks")
+    tasks = [row for row in parts(stacks, "tasks") if row.get("stack")]
     for row in tasks[:_SHOWN]:
         awaited = f", awaiting {row['awaits']}" if row.get("awaits") else ""
         yield f"{counted(row.get('tasks') or 0, 'task')} in {row['stack'][-1]}{awaited}"
-    ends = Counter(
-        str(row["stack"][-1]) for row in stacks.get("threads") or () if row and row.get("stack")
-    )
+    ends = Counter(str(row["stack"][-1]) for row in parts(stacks, "threads") if row.get("stack"))
     if ends:
         yield f"threads in {some([place for place, _ in ends.most_common()])}"
-    for name in found.get("unanswered") or ():
+    for name in texts(found, "unanswered"):
         yield f"{name}: no answer in time"
-    for name, error in (found.get("errors") or {}).items():
+    for name, error in part(found, "errors").items():
         yield f"{name}: not available ({error})"

@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.events.files import open_regular
 from verl_profiler.host.flight_recorder import last_collectives, load_trace
 from verl_profiler.live.host_facts import own_pid
-from verl_profiler.live.open_processes import Process, since, some
+from verl_profiler.live.open_processes import Process, part, parts, since, some
 
 __all__ = ["recorder_facts", "recorder_rows"]
 
@@ -73,9 +73,9 @@ def recorder_rows(process: Process) -> Iterator[str]:
 
 def _groups_of(process: Process) -> list[Mapping[str, Any]]:
     """Return the groups of a rank: what PyTorch dumped since the hang began, else what the rank told."""
-    found = process.evidence.get("collectives") or {}
+    found = part(process.evidence, "collectives")
     dumped = _dumped(process, found.get("dump"))
-    return dumped or [row for row in found.get("groups") or () if row]
+    return dumped or parts(found, "groups")
 
 
 def _dumped(process: Process, path: Any) -> list[Mapping[str, Any]]:

@@ -18,11 +18,14 @@ __all__ = [
     "identity",
     "in_collective",
     "is_of",
+    "part",
+    "parts",
     "phase_text",
     "place",
     "since",
     "some",
     "standing",
+    "texts",
 ]
 
 # Functions of such modules wait for other ranks.
@@ -121,7 +124,22 @@ class Process:
 
     def rows(self, kind: str) -> list[Mapping[str, Any]]:
         """Return what it has open of a kind: `phases`, `requests`, `calls`, `blocked_loops`, `threads`."""
-        return [row for row in self.open.get(kind) or () if row]
+        return parts(self.open, kind)
+
+
+def part(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object at a key; empty where there is none."""
+    return content.get(key) or {}
+
+
+def parts(content: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the objects of the list at a key."""
+    return [row for row in content.get(key) or () if row]
+
+
+def texts(content: Mapping[str, Any], key: str) -> list[str]:
+    """Return the texts of the list at a key."""
+    return [str(each) for each in content.get(key) or () if each is not None]
 
 
 def since(row: Mapping[str, Any], otherwise: float) -> float:

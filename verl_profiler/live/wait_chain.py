@@ -18,6 +18,7 @@ from verl_profiler.live.open_processes import (
     identity,
     in_collective,
     is_of,
+    part,
     phase_text,
     place,
     since,
@@ -278,7 +279,7 @@ class _Search:
         mute = [
             each
             for each in engines
-            if (each.evidence.get("engine") or {}).get("unanswered") == "scheduler"
+            if part(each.evidence, "engine").get("unanswered") == "scheduler"
         ]
         if mute:
             names = some([each.name for each in mute])

@@ -13,6 +13,7 @@ import contextvars
 import weakref
 from typing import Any
 
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, evidence, recorder
@@ -92,8 +93,8 @@ def _current_load(manager: Any, loop: Any) -> dict[str, Any]:
         rank; `unanswered`: `event loop` or `scheduler`, whichever does not answer.
     """
     found: dict[str, Any] = {}
-    held = getattr(manager, "rid_to_state", None)
-    if isinstance(held, dict):
+    held: Any = getattr(manager, "rid_to_state", None)
+    if is_mapping(held):
         found["requests"] = len(held)
     paused = getattr(manager, "is_pause", None)
     if isinstance(paused, bool):

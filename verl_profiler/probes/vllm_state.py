@@ -124,8 +124,8 @@ def _current_load(engine: Any) -> dict[str, Any]:
     What the engine core has of them, it only sends with its answers: its last ones, if they are recorded.
     """
     output = getattr(engine, "output_processor", None)
-    count = getattr(output, "get_num_unfinished_requests", None)
-    return {**({"requests": int(count())} if callable(count) else {}), **_last_loads()}
+    count: Any = getattr(output, "get_num_unfinished_requests", None)
+    return {**({"requests": plain(count())} if callable(count) else {}), **_last_loads()}
 
 
 def _end_init(call: Call, _result: Any) -> None:

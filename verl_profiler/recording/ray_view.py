@@ -6,6 +6,7 @@ the table of actors the control store; both may block, so a thread of its own ca
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import Counter
 from typing import Any
@@ -35,10 +36,9 @@ def ray_view(timeout_s: int) -> dict[str, Any]:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return {}
-    from ray._private import state
-
+    state: Any = importlib.import_module("ray._private.state")
     job = ray.get_runtime_context().get_job_id()
-    rows = [row for row in state.actors().values() if row.get("JobID") == job]
+    rows: list[dict[str, Any]] = [row for row in state.actors().values() if row.get("JobID") == job]
     others = [row for row in rows if row.get("State") != _ALIVE]
     found: dict[str, Any] = {
         "actors": dict(Counter(str(row.get("State")) for row in rows).most_common()),
@@ -63,9 +63,9 @@ def _actor(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calls(job: str, timeout_s: int) -> list[dict[str, Any]]:
-    from ray.util.state import list_tasks
+    module: Any = importlib.import_module("ray.util.state")
 
-    tasks = list_tasks(
+    tasks = module.list_tasks(
         filters=[("state", "!=", "FINISHED"), ("state", "!=", "FAILED"), ("job_id", "=", job)],
         limit=_LIMIT,
         timeout=timeout_s,

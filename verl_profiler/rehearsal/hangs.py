@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import os
 import signal
 import threading
@@ -120,8 +121,7 @@ _barrier_group: Any = None
 def _skip_barrier(rank: str) -> None:
     """Let the first rank wait in a barrier, which the second one only enters when the hang is over."""
     global _barrier_group
-    from torch import distributed
-
+    distributed: Any = importlib.import_module("torch.distributed")
     hang = setting("hang")
     entered = Path(f"{hang}.entered")
     if _barrier_group is None:
@@ -136,8 +136,7 @@ def _skip_barrier(rank: str) -> None:
 
 def _make_up_for(entered: Path) -> None:
     """Enter the barrier in which the first rank is, once nothing is planted any more."""
-    from torch import distributed
-
+    distributed: Any = importlib.import_module("torch.distributed")
     while True:
         time.sleep(_POLL_S)
         if entered.exists() and not _is_planted("barrier"):
