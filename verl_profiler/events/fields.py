@@ -170,7 +170,12 @@ FIELDS = {
         column=True,
     ),
     "capacity": _count("Maximum number of prompts in it; absent if unlimited.", "queue_depth"),
-    "compute_s": _seconds("Time of the function's own work.", "reward_score", "tq_function"),
+    "compute_s": _seconds(
+        "Time of the function's own work; of a batch, the time that verl's MFU refers to.",
+        "reward_score",
+        "tq_function",
+        "batch_flops",
+    ),
     "consumed_step": _count(
         "verl's global step that trained on the sample.", "sample_consumed", column=True
     ),
@@ -237,7 +242,7 @@ FIELDS = {
         *_ENGINE_CALLS,
         column=True,
     ),
-    "forward_only": _flag("Whether the pass has no backward.", "forward_backward"),
+    "forward_only": _flag("Whether the pass has no backward.", "forward_backward", "batch_flops"),
     "func": _text(
         "Name of the traced function.",
         *_TRACED,
@@ -332,6 +337,12 @@ FIELDS = {
     "prefill_s": _seconds(
         "Time of prefill, as the engine reports it.", "engine_request", column=True
     ),
+    "promised_tflops": Field(
+        "number",
+        "",
+        "verl's peak rate of one device, in 1e12 FLOP/s; absent for devices that it does not know.",
+        ("batch_flops",),
+    ),
     "prompt_tokens": _count(
         "Length of the prompt in tokens, for a later attempt including the tokens generated before; not the prompt itself.",
         "request",
@@ -345,6 +356,7 @@ FIELDS = {
     "queue_s": _seconds(
         "Time in the engine's queue, as the engine reports it.", "engine_request", column=True
     ),
+    "ranks": _count("Ranks of the process group.", "batch_flops"),
     "ready": _count("Prompts whose requests have all ended.", "queue_depth"),
     "reason": _text(
         "Why: of a dispatch `step`, `warm_up`, `refill` or `reissue`; of dropped samples `stale`, "
@@ -415,6 +427,12 @@ FIELDS = {
         column=True,
     ),
     "sender": _flag("Whether the process sends the bucket.", "weight_bucket"),
+    "sequences": _count(
+        "Number of sequences of a batch, counted where its tokens are.",
+        "train_batch",
+        "infer_batch",
+        "batch_flops",
+    ),
     "server": _text(
         "Address or id of the chosen engine server: IP address and port with SGLang.",
         "server_acquire",
@@ -449,8 +467,22 @@ FIELDS = {
     "tensors": _count(
         "Number of tensors.", "weight_send", "weight_receive", "weight_transfer", "weight_load"
     ),
+    "tflops": Field(
+        "number",
+        "",
+        "verl's estimate for all ranks, in 1e12 FLOP/s, of a forward and a backward pass; absent for "
+        "models that it does not know.",
+        ("batch_flops",),
+    ),
     "to": _text("Where replicas go: `rollout` or `trainer`.", "pool_switch"),
-    "tokens": _count("Number of tokens; not the tokens.", "prompt_build", column=True),
+    "tokens": _count(
+        "Number of tokens; not the tokens. Of a rank's batch, on one of the ranks that share it.",
+        "prompt_build",
+        "train_batch",
+        "infer_batch",
+        "batch_flops",
+        column=True,
+    ),
     "tool": _text(
         "Name of the tool as the model wrote it; neither its arguments nor its result.",
         "tool_call",

@@ -274,6 +274,12 @@ EVENTS: dict[str, Event] = {
     "train_batch": Event("workers", "train_mini_batch", "One mini-batch."),
     "infer_batch": Event("workers", "compute_log_prob", "A forward pass over a batch."),
     "forward_backward": Event("workers", "train_batch", "Forward and, when training, backward."),
+    "batch_flops": Event(
+        "workers",
+        "train_batch",
+        "Tokens of a batch over all ranks, and its FLOPs as verl's FlopsCounter estimates them.",
+        instant=True,
+    ),
     "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
     "load": Event("workers", None, "Model or optimizer is moved to the device."),
     "offload": Event("workers", None, "Model or optimizer is moved to host memory."),

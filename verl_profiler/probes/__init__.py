@@ -26,6 +26,7 @@ _MODULES = (
     "vllm_state",
     "reward",
     "workers",
+    "flops",
     "weights",
     "weight_transfers",
     "memory",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes.flops import batch_size
 from verl_profiler.recording import context
 from verl_profiler.recording.call import Call
 
@@ -32,6 +34,11 @@ def _learn_step(call: Call) -> None:
         context.process.step = max(known)
 
 
+def _begin_batch(call: Call) -> None:
+    _learn_step(call)
+    call.extra = batch_size(call) or None
+
+
 def _begin_forward(call: Call) -> None:
     call.extra = {"forward_only": bool(call.arguments.get("forward_only", False))}
 
@@ -48,8 +55,8 @@ def _begin_move(call: Call) -> None:
     call.extra = {"model": model, "optimizer": optimizer}
 
 
-def _body(event: str, target: str) -> Probe:
-    return Probe(event, "workers", (target,), reads=("data",), enter=_learn_step)
+def _body(event: str, target: str, enter: Callable[[Call], None] = _learn_step) -> Probe:
+    return Probe(event, "workers", (target,), reads=("data",), enter=enter)
 
 
 def _inside(event: str, method: str, **hooks: Any) -> Probe:
@@ -61,8 +68,8 @@ PROBES = (
     _body("compute_log_prob", f"{_HYBRID}.compute_log_prob"),
     _body("compute_ref_log_prob", f"{_HYBRID}.compute_ref_log_prob"),
     _body("train_mini_batch", f"{_TRAINING}.train_mini_batch"),
-    _body("train_batch", f"{_TRAINING}.train_batch"),
-    _body("infer_batch", f"{_TRAINING}.infer_batch"),
+    _body("train_batch", f"{_TRAINING}.train_batch", _begin_batch),
+    _body("infer_batch", f"{_TRAINING}.infer_batch", _begin_batch),
     # The hybrid worker's methods call these, of each of its models.
     Probe("save_checkpoint", "workers", (f"{_TRAINING}.save_checkpoint",)),
     Probe("load_checkpoint", "workers", (f"{_TRAINING}.load_checkpoint",)),

@@ -172,6 +172,10 @@ DERIVED = {
     "more": _object("Fields without a column."),
     "wait_us": _us("Until the reward function began."),
     "at_us": _us("When it was read, since 1970."),
+    "batches": _count("Batches of the rank that had most."),
+    "estimated_us": _us("Time that the estimate of FLOPs refers to; mean of the ranks."),
+    "tflop": _number("Estimated FLOPs of all ranks, in 1e12."),
+    "mfu": _number("Estimated FLOPs as a share of what the devices promise in that time."),
     "uuid": _text("Id of the device, as its library has it."),
     "bus_id": _text("Its place on the PCI bus."),
     "device_model": _text("Name of its model."),
@@ -288,6 +292,9 @@ _TABLES = {
     "steps": (
         f"run step finished {_INTERVAL} phases_us unaccounted_us requests unfinished_requests "
         "validation_requests generated_tokens tool_tokens generated_tokens_per_s"
+    ),
+    "phase_tokens": (
+        "run step phase duration_us batches tokens sequences estimated_us tflop promised_tflops ranks mfu"
     ),
     "gens": f"run step name in_step gens {_INTERVAL}",
     "asynchronous": "run requests later",

@@ -1,0 +1,101 @@
+"""Tokens of each batch, and its FLOPs as verl's own counter estimates them; in the trainer's workers.
+
+verl 0.9.1 estimates FLOPs in `TrainingWorker._postprocess_output` only if it has the lengths of all
+ranks' sequences: for updates.  Its counter's estimate is of a forward and a backward pass; of a forward
+pass alone verl takes a third.  Tokens are counted where sequences are not padded (nested tensors), since
+anything else would read a tensor on the device.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.recording.call import Call
+
+__all__ = ["PROBES", "batch_size"]
+
+# Whether the running `_postprocess_output` is of a forward pass; one thread trains.
+_forward_only = False
+
+
+def batch_size(call: Call) -> dict[str, Any]:
+    """Return `tokens` and `sequences` of a worker's batch, if this rank is the one that counts for its group.
+
+    Ranks that share a batch (tensor, sequence and pipeline parallelism) have one that returns outputs.
+    """
+    arguments = call.arguments
+    engine = getattr(arguments.get("self"), "engine", None)
+    counts = getattr(engine, "is_mp_src_rank_with_outputs", None)
+    if not callable(counts) or not counts():
+        return {}
+    data: Any = arguments.get("data")
+    ids = data.get("input_ids", None)
+    if ids is None or not getattr(ids, "is_nested", False):
+        return {}
+    return {"tokens": int(ids.values().shape[0]), "sequences": int(ids.shape[0])}
+
+
+def _begin_output(call: Call) -> None:
+    global _forward_only
+    _forward_only = bool(call.arguments.get("forward_only"))
+
+
+def _end_output(_call: Call, _result: Any) -> None:
+    global _forward_only
+    _forward_only = False
+
+
+def _begin_estimate(call: Call) -> None:
+    lengths = call.arguments["batch_seqlens"]
+    call.extra = {
+        "tokens": int(sum(lengths)),
+        "sequences": len(lengths),
+        "compute_s": float(call.arguments["delta_time"]),
+        "forward_only": _forward_only,
+        "ranks": _ranks(),
+    }
+    call.begin_ns = None
+
+
+def _end_estimate(call: Call, result: Any) -> None:
+    if result is None or call.extra is None:
+        return
+    estimated, promised = (float(each) for each in result)
+    # verl estimates 0 for models that it does not know, and promises infinity for devices.
+    if 0 < estimated < math.inf:
+        call.extra["tflops"] = estimated
+    if 0 < promised < math.inf:
+        call.extra["promised_tflops"] = promised
+
+
+def _ranks() -> int:
+    """Return the number of ranks of the process group, by which verl divides."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())
+
+
+PROBES = (
+    Probe(
+        None,
+        "workers",
+        ("verl.workers.engine_workers:TrainingWorker._postprocess_output",),
+        reads=("forward_only",),
+        enter=_begin_output,
+        leave=_end_output,
+        optional=True,
+    ),
+    Probe(
+        "batch_flops",
+        "workers",
+        ("verl.utils.flops_counter:FlopsCounter.estimate_flops",),
+        reads=("batch_seqlens", "delta_time"),
+        enter=_begin_estimate,
+        leave=_end_estimate,
+        optional=True,
+    ),
+)
