@@ -18,6 +18,10 @@ NOT_IN_A_REHEARSAL = (
     *(
         "engine_load",
         "engine_load_over_time",
+        "phase_efficiency",
+        "device_use",
+        "device_use_over_time",
+        "phase_intervals",
         "staleness",
         "critical_cycle",
         "asynchronous_what_if",

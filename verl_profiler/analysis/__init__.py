@@ -11,6 +11,11 @@ from __future__ import annotations
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.compare.step_metrics import step_metrics
+from verl_profiler.analysis.device_use import (
+    device_use,
+    device_use_over_time,
+    phase_intervals,
+)
 from verl_profiler.analysis.engine import (
     engine_parts,
     engine_times,
@@ -39,6 +44,7 @@ from verl_profiler.analysis.memory import (
     sleep_times,
 )
 from verl_profiler.analysis.overview import own_spans, request_totals
+from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.profiler import clock_agreement, profiler_cost
 from verl_profiler.analysis.requests import (
     request_breakdown,
@@ -100,6 +106,8 @@ __all__ = [
     "clock_agreement",
     "critical_cycle",
     "critical_path",
+    "device_use",
+    "device_use_over_time",
     "engine_load",
     "engine_load_over_time",
     "engine_parts",
@@ -116,6 +124,8 @@ __all__ = [
     "memory_phases",
     "memory_timeline",
     "own_spans",
+    "phase_efficiency",
+    "phase_intervals",
     "phase_spans",
     "profiler_cost",
     "range_times",
@@ -220,6 +230,10 @@ ANALYSES = {
         request_token_rates,
         rewards,
         reward_times,
+        phase_efficiency,
+        device_use,
+        device_use_over_time,
+        phase_intervals,
         worker_phases,
         worker_balance,
         rank_balance,

@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
+from verl_profiler.cli.options import (
+    add_cache,
+    add_out,
+    add_price,
+    add_runs,
+    add_steps,
+    check_steps,
+)
 from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
@@ -48,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="console log of the run, to compare its timers with the recorded spans "
         f"(default: RUN/{CONSOLE}, if it exists)",
     )
+    add_price(parser)
     add_cache(parser)
 
 
@@ -64,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
         cache=not args.no_cache,
         logs=args.logs,
+        price=args.gpu_hour_price,
     )
     if written is None:
         return 1
@@ -96,6 +105,7 @@ def write(
     force: bool,
     cache: bool,
     logs: Sequence[Path] = (),
+    price: float | None = None,
 ) -> Path | None:
     """Write the report of runs; return where it is, or None when there is nothing to report.
 
@@ -110,7 +120,7 @@ def write(
     log = _logged(logs, runs)
     with quick_rows(), load(runs, cache=cache) as opened:
         check_steps(opened, steps)
-        gathered = document(opened, steps, log)
+        gathered = document(opened, steps, log, price)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])
         return None

@@ -18,7 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from verl_profiler.cli.options import add_cache, add_runs, add_steps, check_steps, step_range
+from verl_profiler.cli.options import (
+    add_cache,
+    add_price,
+    add_runs,
+    add_steps,
+    check_steps,
+    step_range,
+)
 from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
@@ -39,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="show findings and steps in full"
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    add_price(parser)
     add_cache(parser)
 
 
@@ -61,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
             as_json=args.json,
             verbose=args.verbose,
             color=has_color(),
+            price=args.gpu_hour_price,
         )
 
 
@@ -90,6 +99,7 @@ def _print(
     as_json: bool,
     verbose: bool = False,
     color: bool = False,
+    price: float | None = None,
 ) -> int:
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
@@ -133,10 +143,11 @@ def _print(
         problems = opened.problems
         if not verbose:
             rows = {**tables, **_totals(opened, steps, tables, warm_up)}
+            rows["device_use"] = explained["device_use"]
             rows = {name: rows[name] for name in TABLES}
             runs = {key: about[key] for key in ("runs", "events", "notes")}
             text = overview_text(
-                *shown((rows, runs, found, problems)), left_out=warm_up, color=color
+                *shown((rows, runs, found, problems)), left_out=warm_up, color=color, price=price
             )
             (control if color else stream.write)(text)
         if verbose or (steps is not None and steps[0] == steps[1]):

@@ -59,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(content)
     else:
-        sys.stdout.write(why(*shown((found, ranked)), left_out=warm_up))
+        sys.stdout.write(why(*shown((found, ranked)), left_out=warm_up, price=args.gpu_hour_price))
     return 0

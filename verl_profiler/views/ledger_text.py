@@ -9,6 +9,7 @@ from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, accou
 from verl_profiler.analysis.selection import warm_up
 from verl_profiler.render.text import align, without
 from verl_profiler.units import seconds, share
+from verl_profiler.views.training_text import money
 
 __all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
 
@@ -26,12 +27,13 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: _Rows, left_out: Sequence[int] = ()) -> str:
+def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None = None) -> str:
     """Return the mean of a run's accounts over the steps, with a bar for each.
 
     Args:
         rows: The rows of `bubble_ledger`.
         left_out: The steps that means leave out.
+        price: Of a GPU-hour, to show each account's price per step as well.
     """
     blocks = []
     rows = [row for row in rows if row["step"] not in left_out] or rows
@@ -45,6 +47,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = ()) -> str:
                 account,
                 seconds(spent / steps),
                 share(spent / total),
+                *([] if price is None else [money(spent / steps, price)]),
                 "#" * round(_BAR * spent / max(sums.values())),
                 ACCOUNTS[account],
             ]
@@ -55,7 +58,10 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = ()) -> str:
             f"{without(left_out)}, "
             "every second attributed to one account"
         )
-        blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
+        if price is not None:
+            title += f"; with its price per step, at {price:g} per GPU-hour"
+        left = (0, 3, 4) if price is None else (0, 4, 5)
+        blocks.append(f"{title}\n{align(lines, left=left)}")
     bound = bound_text(rows)
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 

@@ -12,6 +12,7 @@ from verl_profiler.units import quantile_texts, seconds, share
 from verl_profiler.views.findings import finding_texts
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
+from verl_profiler.views.training_text import device_line, price_sentence
 
 __all__ = ["TABLES", "overview_text"]
 
@@ -20,6 +21,7 @@ Rows = Sequence[Mapping[str, Any]]
 # What an overview is made of.
 TABLES = (
     "bubble_ledger",
+    "device_use",
     "step_times",
     "phase_totals",
     "request_totals",
@@ -47,6 +49,7 @@ def overview_text(
     left_out: Sequence[int] = (),
     *,
     color: bool = False,
+    price: float | None = None,
 ) -> str:
     """Return a run's overview.
 
@@ -57,13 +60,14 @@ def overview_text(
         problems: Data-quality warnings.
         left_out: The steps that means leave out; `phase_totals` is without them.
         color: With ANSI codes for a terminal.
+        price: Of a GPU-hour, if device time is shown in money.
     """
     paint = _painted if color else _plain
     heads, blocks = [], []
     for run in about["runs"]:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         heads.append(paint(visible(_headline(run, own, left_out)), _BOLD))
-        blocks.append(_details(own, left_out))
+        blocks.append(_details(own, left_out, price))
         if len(about["runs"]) > 1:
             blocks[-1] = f"{visible(run)}\n{blocks[-1]}"
     change = _changes(findings, found, about, paint)
@@ -116,7 +120,20 @@ def _wrapped(label: str, text: str) -> list[str]:
     )
 
 
-def _details(found: Mapping[str, Rows], left_out: Sequence[int]) -> str:
+def _device_lines(
+    found: Mapping[str, Rows], left_out: Sequence[int], price: float | None
+) -> list[str]:
+    ledger, use = (
+        [row for row in found[name] if row["step"] not in left_out] or found[name]
+        for name in ("bubble_ledger", "device_use")
+    )
+    lines = [*ledger_lines(found["bubble_ledger"], left_out), device_line(use)]
+    if price is not None:
+        lines.append(price_sentence(ledger, use, price))
+    return [line for line in lines if line]
+
+
+def _details(found: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
     phases = _phases(found["phase_totals"])
     lines = [phases] if phases else []
     lines += [
@@ -124,7 +141,7 @@ def _details(found: Mapping[str, Rows], left_out: Sequence[int]) -> str:
         for label, text in (
             *zip(
                 ["devices", *[""] * 9],
-                ledger_lines(found["bubble_ledger"], left_out),
+                _device_lines(found, left_out, price),
                 strict=False,
             ),
             ("requests", _requests(found)),

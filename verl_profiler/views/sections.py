@@ -35,6 +35,7 @@ from verl_profiler.views.page_sections import page_sections
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
+from verl_profiler.views.training_text import price_sentences
 from verl_profiler.views.view import Choice, Section
 
 __all__ = ["document"]
@@ -55,7 +56,10 @@ _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 
 
 def document(
-    run: Run, steps: Steps = None, log: tuple[LoggedRun, Sequence[str]] | None = None
+    run: Run,
+    steps: Steps = None,
+    log: tuple[LoggedRun, Sequence[str]] | None = None,
+    price: float | None = None,
 ) -> dict[str, Any]:
     """Gather everything that the page shows.
 
@@ -63,6 +67,7 @@ def document(
         run: An open run.
         steps: First and last step to show; all when None.
         log: The run in a console log, with what was found while the log was read.
+        price: Of a GPU-hour, if device time is shown in money.
 
     Returns:
         A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `sections`, as
@@ -92,21 +97,12 @@ def document(
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
     ranked = findings(whys)
-    found["critical_path"] = whys.pop("critical_path")
+    prices = price_sentences(whys, price)
+    found["critical_path"] = whys["critical_path"]
     whole["critical_path"] = _whole_path(found["critical_path"])
-    found["bubble_ledger"] = whys.pop("bubble_ledger")
+    found["bubble_ledger"] = whys["bubble_ledger"]
     whole["bubble_ledger"] = _whole_ledger(found["bubble_ledger"])
-    for name in (
-        "critical_segments",
-        "steady_path",
-        "culprits",
-        "critical_cycle",
-        "asynchronous_what_if",
-        "staleness",
-        "findings",
-    ):
-        del whys[name]
-    found["step_replays"] = whys.pop("step_replays")
+    found["step_replays"] = whys["step_replays"]
     data = {
         "about": about_run(run, listed, recorded),
         "steps": _steps(listed, found, several=several),
@@ -127,9 +123,9 @@ def document(
         kept = _placed(rows, places, kept_steps, limit)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
-    for name, rows in whys.items():
+    for name in ("what_if", "stragglers", "straggler_requests"):
         # They are about all steps together.
-        data[name] = frame(rows, drop=() if several else ("run",))
+        data[name] = frame(whys[name], drop=() if several else ("run",))
     data["findings"] = ranked
     functions = tq_functions(tables, steps)
     data["tq_functions"] = frame(functions[:_FUNCTIONS], drop=("run",))
@@ -148,7 +144,7 @@ def document(
                 rows = _placed(rows, places, detailed, _ROWS)
             data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
     data["sections"] = page_sections(data)
-    data["sentences"] = conclusions(found, listed, several=several)
+    data["sentences"] = [*conclusions(found, listed, several=several), *prices]
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
         f"{row['message']} {row['advice']}".strip()

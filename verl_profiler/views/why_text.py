@@ -15,6 +15,7 @@ from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
 from verl_profiler.views.findings import finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import staleness_text
+from verl_profiler.views.training_text import device_text, efficiency_text, price_sentence
 
 __all__ = ["why"]
 
@@ -29,16 +30,22 @@ _STEPS = 20
 _STRAGGLERS = 14
 
 
-def why(found: Mapping[str, Rows], ranked: Rows, left_out: Sequence[int] = ()) -> str:
+def why(
+    found: Mapping[str, Rows],
+    ranked: Rows,
+    left_out: Sequence[int] = (),
+    price: float | None = None,
+) -> str:
     """Return the explanation of the step times.
 
     Args:
         found: The rows of `steady_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
             `asynchronous_what_if`, `staleness`, `what_if`, `step_replays`, `stragglers` and
-            `straggler_requests`, by name; of an asynchronous run, only those of `bubble_ledger`,
+            `straggler_requests`, `device_use` and `phase_efficiency`, by name; of an asynchronous run, only those of `bubble_ledger`,
             `critical_cycle`, `asynchronous_what_if`, `staleness` and `stragglers`.
         ranked: The rows of `findings`.
         left_out: The steps that means leave out.
+        price: Of a GPU-hour, if device time is shown in money.
     """
     blocks = []
     runs = list(dict.fromkeys(row["run"] for row in found["bubble_ledger"]))
@@ -48,8 +55,16 @@ def why(found: Mapping[str, Rows], ranked: Rows, left_out: Sequence[int] = ()) -
             blocks.append(visible(f"run {run}"))
         if own["steady_path"]:
             blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
-        blocks.append(ledger_text(own["bubble_ledger"], left_out))
+        blocks.append(ledger_text(own["bubble_ledger"], left_out, price))
         blocks.append(cycle_text(own["critical_cycle"]))
+        ledger, use, by_tokens = (
+            [row for row in own[name] if row["step"] not in left_out] or own[name]
+            for name in ("bubble_ledger", "device_use", "phase_efficiency")
+        )
+        if price is not None:
+            sentence = price_sentence(ledger, use, price)
+            blocks.append(f"price\n  {sentence}" if sentence else "")
+        blocks += [device_text(use, price), efficiency_text(by_tokens)]
         blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
         blocks.append(staleness_text(own["staleness"]))
         if own["step_replays"]:

@@ -28,6 +28,12 @@ FROM chosen AS c CROSS JOIN (
 ) AS n LEFT JOIN phases AS p ON p.parent = 'step' AND p.step = c.step AND p.phase = n.phase
 GROUP BY c.step, n.phase
 UNION ALL
+SELECT c.step, concat(t.phase, '_per_1k_tokens'), 's', t.duration_us / 1e3 / t.tokens
+FROM chosen AS c JOIN phase_tokens AS t USING (run, step) WHERE t.tokens > 0
+UNION ALL
+SELECT c.step, concat(t.phase, '_tokens'), '', t.tokens::DOUBLE
+FROM chosen AS c JOIN phase_tokens AS t USING (run, step)
+UNION ALL
 SELECT step, 'unaccounted', 's', unaccounted_us / 1e6 FROM chosen
 UNION ALL
 SELECT step, unnest(['tail_p80', 'tail_p95', 'rollout']), 's',

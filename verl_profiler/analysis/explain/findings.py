@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verl_profiler.analysis.device_use import device_use
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
 from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
@@ -21,6 +22,7 @@ from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import replays_and_averages
+from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.reading.tables.tables import Tables
@@ -36,8 +38,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if and
-        staleness, by name; steady_path:
+        straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if, staleness,
+        device_use and phase_efficiency, by name; steady_path:
         critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
         and findings, see `ranked`, whose overrides contain values of the run.
     """
@@ -62,6 +64,8 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "critical_cycle": critical_cycle(tables, steps),
         "asynchronous_what_if": asynchronous_what_if(tables, steps),
         "staleness": staleness(tables, steps),
+        "device_use": device_use(tables, steps),
+        "phase_efficiency": phase_efficiency(tables, steps),
     }
     found["findings"] = ranked(found) + asynchronous_findings(
         tables, found["bubble_ledger"], steady

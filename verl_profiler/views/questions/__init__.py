@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from verl_profiler.views.questions import (
     critical_cycle,
     critical_path,
+    device_use,
     devices,
     engine_load,
     engine_time,
@@ -35,6 +36,7 @@ from verl_profiler.views.questions import (
     tools,
     tq,
     tq_tables,
+    training,
     transfers,
     turns,
     workers,
@@ -50,6 +52,8 @@ VIEWS: dict[str, View] = {
         critical_path,
         stragglers,
         devices,
+        device_use,
+        training,
         critical_cycle,
         staleness,
         shares,
@@ -79,6 +83,7 @@ COLUMNS: dict[str, Mapping[str, str]] = {
         name: columns
         for topic in (
             critical_path,
+            device_use,
             devices,
             engine_load,
             engines,

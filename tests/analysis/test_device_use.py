@@ -1,0 +1,128 @@
+"""Readings of devices integrated over phases, against sums by hand."""
+
+import pytest
+from truth.device_readings import process, reading, sampler
+
+from verl_profiler.analysis.device_use import device_use, device_use_over_time, phase_intervals
+from verl_profiler.reading.tables.tables import Tables
+
+SECOND = 1_000_000
+
+
+def run_of(span, readings, processes=None):
+    """A step from 10 to 20 s: `gen` until 14, nothing until 15, `update_actor` until 20; then a test."""
+    events = [
+        span("step", 10, 20, name="trainer_0"),
+        span("gen", 10, 14, name="trainer_0"),
+        span("sample_wait", 10, 13, name="trainer_0"),
+        span("update_actor", 15, 20, name="trainer_0"),
+        span("testing", 21, 23, name="trainer_0"),
+        *readings,
+    ]
+    trainer = {"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0, "host": "one"}
+    processes = processes or [sampler(run="r")]
+    return Tables.of({"events": events, "processes": [trainer, *processes]})
+
+
+def at(moment_s, utilization, **fields):
+    """A reading at so many seconds."""
+    return reading(round(moment_s * SECOND), utilization, run="r", **fields)
+
+
+def columns(rows, *names):
+    """The rows as tuples."""
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+# Each second: 100 % until 12, 50 % until 16, 0 % until 18, 80 % until 25.
+EVERY_SECOND = [
+    at(moment, 100 if moment <= 12 else 50 if moment <= 16 else 0 if moment <= 18 else 80)
+    for moment in range(10, 26)
+]
+
+
+def test_idle_time_is_integrated_by_phase(span):
+    """`gen`: 2 s at 100 %, 2 s at 50 %. Update: 1 s at 50 %, 2 s at 0 %, 2 s at 80 %."""
+    rows = device_use(run_of(span, EVERY_SECOND))
+
+    assert [
+        ("gen", 4.0, 0.75, 1.0),
+        ("unaccounted", 1.0, 0.5, 0.5),
+        ("update_actor", 5.0, pytest.approx(0.42), pytest.approx(2.9)),
+        ("testing", 2.0, pytest.approx(0.8), pytest.approx(0.4)),
+    ] == columns(rows, "phase", "covered_s", "utilization", "idle_s")
+
+
+def test_each_moment_counts_once(span):
+    """The parts of a step add up to it; between step and test is nobody's."""
+    rows = device_use(run_of(span, EVERY_SECOND))
+
+    assert 10.0 == sum(row["covered_s"] for row in rows if row["phase"] != "testing")
+    assert [
+        ("gen", 1.0, 5.0),
+        ("unaccounted", 5.0, 6.0),
+        ("update_actor", 6.0, 11.0),
+        ("testing", 12.0, 14.0),
+    ] == columns(phase_intervals(run_of(span, EVERY_SECOND)), "phase", "begin_s", "end_s")
+
+
+def test_energy_power_clock_and_memory(span):
+    """100 W for 2 s and 300 W for 2 s in `gen`; lowered clocks in one of four seconds."""
+    readings = [
+        at(9, 0),
+        at(12, 100, power_w=100, sm_mhz=2000, used_bytes=5),
+        at(13, 100, power_w=300, sm_mhz=1000, used_bytes=7, slowed_by=["thermal", "power_cap"]),
+        at(14, 100, power_w=300, sm_mhz=2000, used_bytes=6),
+    ]
+    readings.insert(1, at(11, 100, power_w=100, sm_mhz=2000, used_bytes=5))
+    (row,) = [row for row in device_use(run_of(span, readings)) if row["phase"] == "gen"]
+
+    assert (800.0, 200.0, 1750.0, 7, 0.25) == tuple(
+        row[key] for key in ("energy_j", "power_w", "sm_mhz", "max_used_bytes", "slowed_share")
+    )
+
+
+def test_time_without_readings_is_neither_idle_nor_busy(span):
+    """The sampling process was killed at 11 s, and the next one began too late."""
+    rows = device_use(run_of(span, [at(10, 0), at(11, 0), at(30, 100)]))
+
+    assert [("gen", 1.0, 1.0)] == columns(rows, "phase", "covered_s", "idle_s")
+
+
+def test_a_device_without_a_value_has_none(span):
+    """Not 0: MIG instances have no utilization."""
+    readings = [at(moment, 0, used_bytes=3) for moment in range(10, 15)]
+    for each in readings:
+        del each["extra"]["utilization"]
+    (row,) = [row for row in device_use(run_of(span, readings)) if row["phase"] == "gen"]
+
+    assert (4.0, None, None, None, 3) == tuple(
+        row[key] for key in ("covered_s", "utilization", "idle_s", "energy_j", "max_used_bytes")
+    )
+
+
+def test_devices_are_those_of_the_run_with_their_users(span):
+    """Device 0 is another job's."""
+    processes = [
+        sampler(run="r", devices=2),
+        process("actor_3", run="r", devices=[{"uuid": "GPU-1"}]),
+    ]
+    readings = [at(moment, 10, device=device) for device in (0, 1) for moment in range(10, 26)]
+    tables = run_of(span, readings, processes)
+
+    assert {(1, "actor_3")} == {(row["device"], row["users"]) for row in device_use(tables)}
+    assert {1} == {row["device"] for row in device_use_over_time(tables)}
+
+
+def test_steps_are_chosen_by_the_trainers_time(span):
+    """Not by the step of the process that sampled."""
+    readings = [dict(each, step=7) for each in EVERY_SECOND]
+    tables = run_of(span, readings)
+
+    assert {"gen", "unaccounted", "update_actor", "testing"} == {
+        row["phase"] for row in device_use(tables, (1, 1))
+    }
+    assert [] == device_use(tables, (7, 7))
+    assert (0.0, 1.0, 1.0) == columns(
+        device_use_over_time(tables), "begin_s", "end_s", "utilization"
+    )[0]

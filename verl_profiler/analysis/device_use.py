@@ -1,0 +1,129 @@
+"""What the devices did in each phase, from samples of their drivers.
+
+A driver's utilization is the share of its last sample period in which any kernel ran: a device counts as
+busy while one small kernel runs, or NCCL waits for another rank.  Idle time is thus a lower bound.
+"""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["UNACCOUNTED", "device_use", "device_use_over_time", "phase_intervals"]
+
+# The part of a step in no phase.
+UNACCOUNTED = "unaccounted"
+
+# Time without overlaps, each moment in the phase of the trainer that began last; what of a step is in no
+# phase is a phase of its own.
+_INTERVALS = f"""
+top AS MATERIALIZED (
+    SELECT run, step, phase, begin_us, end_us FROM phases
+    WHERE parent = 'step' OR (parent IS NULL AND phase <> 'step')
+), whole AS MATERIALIZED (
+    SELECT run, step, begin_us, end_us FROM steps WHERE finished
+), marks AS (
+    SELECT run, begin_us AS at_us FROM top UNION SELECT run, end_us FROM top
+    UNION SELECT run, begin_us FROM whole UNION SELECT run, end_us FROM whole
+), pieces AS MATERIALIZED (
+    SELECT run, at_us AS begin_us, lead(at_us) OVER (PARTITION BY run ORDER BY at_us) AS end_us
+    FROM marks
+), named AS MATERIALIZED (
+    SELECT p.run, p.begin_us, p.end_us, t.step, t.phase FROM pieces AS p JOIN top AS t
+        ON t.run = p.run AND t.begin_us <= p.begin_us AND t.end_us >= p.end_us
+    QUALIFY row_number() OVER (PARTITION BY p.run, p.begin_us
+        ORDER BY t.begin_us DESC, t.end_us, t.phase) = 1
+), intervals AS MATERIALIZED (
+    SELECT run, step, phase, begin_us, end_us FROM named
+    UNION ALL
+    SELECT p.run, w.step, '{UNACCOUNTED}', p.begin_us, p.end_us
+    FROM (FROM pieces ANTI JOIN named USING (run, begin_us)) AS p JOIN whole AS w
+        ON w.run = p.run AND w.begin_us <= p.begin_us AND w.end_us >= p.end_us
+)
+"""
+
+
+def device_use(tables: Tables, steps: Steps = None) -> Rows:
+    """Integrate the readings of each device over each phase of each step.
+
+    Idle time is (1 - utilization) × time.  Time without readings is not covered, and neither idle nor
+    busy.  Energy is power × time.
+
+    Returns:
+        Table `device_use`: one row per run, step, phase, host and device, in the order of a step.
+    """
+    return tables.rows(
+        f"""
+        WITH {_INTERVALS}, parts AS (
+            SELECT i.run, i.step, i.phase, r.host, r.device, i.begin_us AS phase_us,
+                least(i.end_us, r.end_us) - greatest(i.begin_us, r.begin_us) AS us,
+                r.utilization, r.power_w, r.sm_mhz, r.used_bytes,
+                coalesce(r.slowed_by, '') <> '' AS slowed
+            FROM device_readings AS r JOIN intervals AS i
+                ON i.run = r.run AND i.begin_us < r.end_us AND i.end_us > r.begin_us
+            WHERE {in_steps(steps, "i.step")}
+        ), summed AS (
+            SELECT run, step, phase, host, device, min(phase_us) AS phase_us,
+                sum(us) / 1e6 AS covered_s,
+                sum(utilization * us) / nullif(sum(us) FILTER (utilization IS NOT NULL), 0) / 100
+                    AS utilization,
+                sum((100 - utilization) * us) / 1e8 AS idle_s,
+                sum(power_w * us) / 1e6 AS energy_j,
+                sum(power_w * us) / nullif(sum(us) FILTER (power_w IS NOT NULL), 0) AS power_w,
+                sum(sm_mhz * us) / nullif(sum(us) FILTER (sm_mhz IS NOT NULL), 0) AS sm_mhz,
+                max(used_bytes) AS max_used_bytes,
+                coalesce(sum(us) FILTER (slowed), 0) / nullif(sum(us), 0) AS slowed_share
+            FROM parts GROUP BY run, step, phase, host, device
+        )
+        SELECT s.* EXCLUDE (phase_us), d.users FROM summed AS s
+        LEFT JOIN devices AS d USING (run, host, device)
+        ORDER BY run, step, phase_us, phase, host, device
+        """
+    )
+
+
+def device_use_over_time(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the readings of each device in order, on the time of `phase_intervals`.
+
+    Returns:
+        Table `device_use_over_time`: one row per run, host, device and reading.
+    """
+    seen = "true" if steps is None else _SEEN.format(steps=in_steps(steps, "s.step"))
+    return tables.rows(
+        f"""
+        WITH {_FIRST}
+        SELECT run, r.step, host, device, (r.begin_us - first_us) / 1e6 AS begin_s,
+            (r.end_us - first_us) / 1e6 AS end_s, utilization / 100 AS utilization, power_w,
+            used_bytes
+        FROM device_readings AS r JOIN starts USING (run)
+        WHERE {seen} ORDER BY run, host, device, begin_s
+        """
+    )
+
+
+def phase_intervals(tables: Tables, steps: Steps = None) -> Rows:
+    """Return what the trainer did while devices were sampled: phases without overlaps.
+
+    Returns:
+        Table `phase_intervals`: one row per run and interval, in order.
+    """
+    return tables.rows(
+        f"""
+        WITH {_INTERVALS}, {_FIRST}
+        SELECT run, step, phase, (begin_us - first_us) / 1e6 AS begin_s,
+            (end_us - first_us) / 1e6 AS end_s
+        FROM intervals JOIN starts USING (run)
+        WHERE {in_steps(steps)} AND end_us > first_us ORDER BY run, begin_s
+        """
+    )
+
+
+# Zero of the time of a plot: the first reading.
+_FIRST = """
+starts AS (SELECT run, min(begin_us) AS first_us FROM device_readings GROUP BY run)
+"""
+# Readings have the step of the process that sampled; they are selected by the time of steps.
+_SEEN = """
+EXISTS (FROM steps AS s WHERE s.run = r.run AND s.begin_us < r.end_us
+    AND coalesce(s.end_us, s.begin_us) > r.begin_us AND {steps})
+"""

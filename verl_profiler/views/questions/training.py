@@ -1,0 +1,110 @@
+"""The view of the trainer's phases by tokens: slower, or longer sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.render.axes import percent, step_lines
+from verl_profiler.render.colors import color
+from verl_profiler.render.figure import sheet
+from verl_profiler.units import counted, rate, seconds
+from verl_profiler.views.columns import common
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
+
+
+def _efficiency(data: DataTables, choice: Choice) -> Figure:
+    rows = data["phase_efficiency"]
+    steps = sorted({row["step"] for row in rows})
+    phases = list(dict.fromkeys(row["phase"] for row in rows))
+    spent = {
+        phase: sum(row["duration_s"] for row in rows if row["phase"] == phase) for phase in phases
+    }
+    longest = max(phases, key=lambda phase: spent[phase])
+    tokens = sum(row["tokens"] for row in rows if row["phase"] == longest)
+    title = f"{longest} takes {seconds(spent[longest] / tokens * 1000)} per 1,000 tokens"
+    mfu = [row for row in rows if row["mfu"] is not None]
+    figure, panels = sheet(
+        title,
+        f"{choice.text()}: {counted(len(steps), 'step')}",
+        size=(11, 2.2 + 2.6 * (3 if mfu else 2)),
+        panels=(3 if mfu else 2, 1),
+        notes=(
+            "Time of the trainer's phase, by the tokens of its workers' batches, padding left out.",
+        ),
+    )
+    by_phase = [[row for row in rows if row["phase"] == phase] for phase in phases]
+    shown = (
+        ("s_per_1k_tokens", "s per 1,000 tokens", rate),
+        ("mean_length", "tokens per sequence", rate),
+        ("mfu", "MFU", percent),
+    )
+    for axes, (key, label, form) in zip(panels, shown, strict=False):
+        lines = [
+            (own, key, phase, color(phase))
+            for phase, own in zip(phases, by_phase, strict=True)
+            if known(own, key)
+        ]
+        step_lines(axes, lines, steps, label, form=form, gap=0.09)
+    return figure
+
+
+VIEWS = (
+    View(
+        name="phase_efficiency",
+        question="Did a phase of the trainer become slower, or its sequences longer?",
+        analysis=asking(phase_efficiency),
+        columns=common("run step duration_s")
+        | {
+            "phase": "phase of the trainer",
+            "batches": "mini-batches, or batches of log-probabilities, per rank",
+            "sequences": "number of sequences, all ranks together; each epoch counts",
+            "tokens": "number of their tokens, prompts and responses without padding",
+            "mean_length": "tokens per sequence",
+            "tokens_per_s": "tokens per second of the phase, all ranks together",
+            "s_per_1k_tokens": "time of the phase per 1,000 tokens, in s",
+            "tflop": (
+                "FLOPs of all ranks in 1e12, as verl's FlopsCounter estimates them; empty where "
+                "verl does not"
+            ),
+            "mfu": (
+                "model FLOPs utilization: that estimate as a share of what the devices promise in "
+                "the time of the batches; empty for devices that verl does not know"
+            ),
+        },
+        draw=_efficiency,
+        empty=(
+            "no batches with tokens were recorded there. Sequences must not be padded "
+            "(verl's nested tensors), and profiler.events.families.workers must be true."
+        ),
+        section=Section(
+            "efficiency",
+            "Training by tokens",
+            "whether a phase became slower, or only its sequences longer",
+            link="Tokens",
+        ),
+        shows="""
+            Time per 1,000 tokens and tokens per sequence, by phase; where verl estimates FLOPs, also
+            its MFU.
+        """,
+        conclude="""
+            - Both rise: sequences are longer, and attention grows with their square; expected.
+            - Only the time rises: the phase became slower. Compare `device_use`, `rank_balance`
+              and memory.
+            - Low MFU with a high utilization of the devices: small kernels, waiting in NCCL.
+              Larger micro-batches (`use_dynamic_bsz`, `ppo_max_token_len_per_gpu`).
+        """,
+        limits="""
+            The time is that of the trainer's phase, with dispatch, collection and offload. MFU is
+            verl's: its time is that of the batches alone, and its FLOPs are those of the model
+            without recomputation. verl 0.9.1 estimates them for updates. With padded batches, verl
+            0.7 and older, tokens are those of verl's estimate only.
+        """,
+        labels={"s_per_1k_tokens": "s per 1,000 tokens", "mfu": "MFU", "tflop": "TFLOP"},
+    ),
+)
