@@ -48,7 +48,7 @@ class Culprit:
     """The culprit of a finding.
 
     Args:
-        kind: `rank`, `worker`, `replica`, `host`, `tool`, `prompt group`, `operation`, `phase`, `step`
+        kind: `rank`, `worker`, `replica`, `device`, `host`, `tool`, `prompt group`, `operation`, `phase`, `step`
             or `setting`.
         who: Its name; None if no single member stands out.
         text: The name, or why there is none, for display.

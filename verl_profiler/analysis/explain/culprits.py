@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain import rollout_culprits
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
+from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
@@ -235,6 +236,7 @@ _GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
     "tools": rollout_culprits.tools,
     "replicas": rollout_culprits.replicas,
     "engines": engines,
+    "devices": idle_devices,
     "stalls": rollout_culprits.stalls,
     "rewards": rollout_culprits.rewards,
     "between": _between,

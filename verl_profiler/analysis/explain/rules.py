@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_profiler.analysis.explain.device_rules import DEVICE_RULES
 from verl_profiler.analysis.explain.engine_rules import ENGINE_RULES
 from verl_profiler.analysis.explain.rule import Rule
 
@@ -123,6 +124,7 @@ RULES: dict[str, Rule] = {
         without=("kv_bound", "unbalanced_replicas"),
     ),
     **ENGINE_RULES,
+    **DEVICE_RULES,
     "way_to_engine": Rule(
         "The last request to finish spends {lost_s} per step between its worker and the engine.",
         "The load balancer is a single process; large prompts are serialized; the worker's event loop is "

@@ -1,0 +1,81 @@
+"""Where devices are idle although their phase should keep them busy: device, host or phase."""
+
+from __future__ import annotations
+
+from verl_profiler.analysis.device_use import device_use
+from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
+from verl_profiler.analysis.explain.rollout_culprits import Found
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["COMPUTING", "idle_devices"]
+
+# Phases of the trainer in which all devices compute.
+COMPUTING = ("old_log_prob", "ref", "values", "update_critic", "update_actor")
+
+
+def idle_devices(tables: Tables, steps: Steps) -> Found:
+    """Find the device, host or phase with the idle time of computing phases.
+
+    Lost time is what the average device was idle: that much earlier would the phases end if all were busy.
+    """
+    rows = [
+        row
+        for row in device_use(tables, steps)
+        if row["phase"] in COMPUTING and row["idle_s"] is not None and row["step"] > 0
+    ]
+    found: Found = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        lost_s = sum(_mean_by_phase(own).values())
+        if lost_s:
+            found[run] = {"gpu_idle": (_culprit(own), lost_s)}
+    return found
+
+
+def _mean_by_phase(rows: Rows) -> dict[tuple[int, str], float]:
+    """Return the mean idle time of the devices, by step and phase."""
+    groups: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row["step"], row["phase"]), []).append(row["idle_s"])
+    return {key: sum(values) / len(values) for key, values in groups.items()}
+
+
+def _culprit(rows: Rows) -> Culprit:
+    hosts = dict.fromkeys(row["host"] for row in rows)
+    for kind in ("device", "host"):
+        groups: dict[tuple[int, str], dict[str, list[float]]] = {}
+        members: dict[str, None] = {}
+        for row in rows:
+            host = str(row["host"])
+            name = host if kind == "host" else str(row["device"])
+            if kind == "device" and len(hosts) > 1:
+                name = f"{name} on {host}"
+            members[name] = None
+            group = groups.setdefault((row["step"], row["phase"]), {})
+            group.setdefault(name, []).append(row["idle_s"])
+        places = [
+            Place(step, {who: sum(each) / len(each) for who, each in idle.items()}, phase)
+            for (step, phase), idle in groups.items()
+        ]
+        if len(members) > 1:
+            # Only what a member is idle beyond the least idle one is its own.
+            beyond = [
+                Place(
+                    place.step,
+                    {who: lost - min(place.lost_s.values()) for who, lost in place.lost_s.items()},
+                    place.what,
+                )
+                for place in places
+                if len(place.lost_s) == len(members)
+            ]
+            shares = dict.fromkeys(members, 1 / len(members))
+            culprit = concentration(kind, beyond, shares, unit="phase", verb="most idle")
+            if culprit.who is not None:
+                return culprit
+    by_step: dict[int, dict[str, float]] = {}
+    for (step, phase), lost in _mean_by_phase(rows).items():
+        by_step.setdefault(step, {})[phase] = lost
+    return identity(
+        "phase", [Place(step, lost) for step, lost in by_step.items()], verb="most idle"
+    )
