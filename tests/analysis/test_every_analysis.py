@@ -21,6 +21,7 @@ NOT_IN_A_REHEARSAL = (
         "phase_efficiency",
         "device_use",
         "device_use_over_time",
+        "device_times",
         "phase_intervals",
         "staleness",
         "critical_cycle",

@@ -58,6 +58,7 @@ WRITERS = [
             "context",
             "device_libraries",
             "device_memory",
+            "device_timing",
             "event_loop_lag",
             "memory_sampler",
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.device_use import (
+    device_times,
     device_use,
     device_use_over_time,
     phase_intervals,
@@ -106,6 +107,7 @@ __all__ = [
     "clock_agreement",
     "critical_cycle",
     "critical_path",
+    "device_times",
     "device_use",
     "device_use_over_time",
     "engine_load",
@@ -233,6 +235,7 @@ ANALYSES = {
         phase_efficiency,
         device_use,
         device_use_over_time,
+        device_times,
         phase_intervals,
         worker_phases,
         worker_balance,

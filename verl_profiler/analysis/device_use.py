@@ -9,7 +9,13 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["UNACCOUNTED", "device_use", "device_use_over_time", "phase_intervals"]
+__all__ = [
+    "UNACCOUNTED",
+    "device_times",
+    "device_use",
+    "device_use_over_time",
+    "phase_intervals",
+]
 
 # The part of a step in no phase.
 UNACCOUNTED = "unaccounted"
@@ -78,6 +84,29 @@ def device_use(tables: Tables, steps: Steps = None) -> Rows:
         SELECT s.* EXCLUDE (phase_us), d.users FROM summed AS s
         LEFT JOIN devices AS d USING (run, host, device)
         ORDER BY run, step, phase_us, phase, host, device
+        """
+    )
+
+
+def device_times(tables: Tables, steps: Steps = None) -> Rows:
+    """Compare the time of workers' calls on the host with that on the device.
+
+    The device's time is that between two CUDA events in the stream, gaps between kernels included.
+
+    Returns:
+        Table `device_times`: one row per run, step, process and event.
+    """
+    return tables.rows(
+        f"""
+        WITH timed AS (
+            SELECT run, step, name, of AS event, number_of(rest, 'host_s') AS host_s,
+                number_of(rest, 'device_s') AS device_s
+            FROM event_fields WHERE event = 'device_time' AND family = 'workers'
+        )
+        SELECT run, step, name, event, count(*) AS calls, sum(host_s) AS host_s,
+            sum(device_s) AS device_s, sum(device_s) / nullif(sum(host_s), 0) AS device_per_host
+        FROM timed WHERE {in_steps(steps)} GROUP BY run, step, name, event
+        ORDER BY run, step, name, event
         """
     )
 

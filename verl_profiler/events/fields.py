@@ -188,6 +188,9 @@ FIELDS = {
         "Time of decoding, as the engine reports it.", "engine_request", column=True
     ),
     "device": _count("Number of the device on its host, as its library counts.", "device"),
+    "device_s": _seconds(
+        "From when the call's stream reached its begin until it had done its work.", "device_time"
+    ),
     "devices": _count(
         "Devices of the process, or of a pool's replicas together.",
         "memory_release",
@@ -256,6 +259,7 @@ FIELDS = {
         "Tokens of the response that the model generated; not the tokens.", "request", column=True
     ),
     "get_s": _seconds("Time of getting data out of the queue.", "tq_function"),
+    "host_s": _seconds("Length of the call on the host.", "device_time"),
     "host_used_after_bytes": _bytes(
         "Host memory in use on the machine, after.", "memory_release", "memory_resume"
     ),
@@ -309,7 +313,12 @@ FIELDS = {
         column=True,
     ),
     "model": _flag("Whether the model is moved.", "load", "offload"),
-    "of": _text("What the tokens are of: `response`, `tool`, …", "token_merge", column=True),
+    "of": _text(
+        "What the tokens are of: `response`, `tool`, …; or the call that the time is of.",
+        "token_merge",
+        "device_time",
+        column=True,
+    ),
     "op": _text("Name of the client's operation.", "tq_meta", column=True),
     "optimizer": _flag("Whether the optimizer is moved.", "load", "offload"),
     "output": _count(

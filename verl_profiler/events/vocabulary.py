@@ -280,6 +280,12 @@ EVENTS: dict[str, Event] = {
         "Tokens of a batch over all ranks, and its FLOPs as verl's FlopsCounter estimates them.",
         instant=True,
     ),
+    "device_time": Event(
+        "workers",
+        None,
+        "Time on the device of a call, by two CUDA events in its stream; written at a later call.",
+        instant=True,
+    ),
     "optimizer_step": Event("workers", "train_batch", "The optimizer's step."),
     "load": Event("workers", None, "Model or optimizer is moved to the device."),
     "offload": Event("workers", None, "Model or optimizer is moved to host memory."),

@@ -69,7 +69,7 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     sample, session, extra
 FROM events
 WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN
-    ('memory', 'profiler_cost', 'request_start', 'engine_state', 'device')
+    ('memory', 'profiler_cost', 'request_start', 'engine_state', 'device', 'device_time')
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.flops import batch_size
-from verl_profiler.recording import context
+from verl_profiler.recording import context, device_timing
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
@@ -39,8 +39,22 @@ def _begin_batch(call: Call) -> None:
     call.extra = batch_size(call) or None
 
 
+def _begin_inference(call: Call) -> None:
+    _begin_batch(call)
+    _begin_timed(call)
+
+
+def _begin_timed(call: Call) -> None:
+    call.state = device_timing.begin()
+
+
+def _end_timed(call: Call, _result: Any) -> None:
+    device_timing.end(call, call.state)
+
+
 def _begin_forward(call: Call) -> None:
     call.extra = {"forward_only": bool(call.arguments.get("forward_only", False))}
+    _begin_timed(call)
 
 
 def _begin_move(call: Call) -> None:
@@ -69,11 +83,18 @@ PROBES = (
     _body("compute_ref_log_prob", f"{_HYBRID}.compute_ref_log_prob"),
     _body("train_mini_batch", f"{_TRAINING}.train_mini_batch"),
     _body("train_batch", f"{_TRAINING}.train_batch", _begin_batch),
-    _body("infer_batch", f"{_TRAINING}.infer_batch", _begin_batch),
+    Probe(
+        "infer_batch",
+        "workers",
+        (f"{_TRAINING}.infer_batch",),
+        reads=("data",),
+        enter=_begin_inference,
+        leave=_end_timed,
+    ),
     # The hybrid worker's methods call these, of each of its models.
     Probe("save_checkpoint", "workers", (f"{_TRAINING}.save_checkpoint",)),
     Probe("load_checkpoint", "workers", (f"{_TRAINING}.load_checkpoint",)),
-    _inside("forward_backward", "forward_backward_batch", enter=_begin_forward),
-    _inside("optimizer_step", "optimizer_step"),
+    _inside("forward_backward", "forward_backward_batch", enter=_begin_forward, leave=_end_timed),
+    _inside("optimizer_step", "optimizer_step", enter=_begin_timed, leave=_end_timed),
     _inside("load", "to", reads=("device",), enter=_begin_move),
 )

@@ -14,7 +14,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["current_device", "device", "host", "remember_replica", "used_devices"]
+__all__ = [
+    "current_device",
+    "device",
+    "host",
+    "remember_device",
+    "remember_replica",
+    "used_devices",
+]
 
 _ACCELERATORS = ("cuda", "npu")
 

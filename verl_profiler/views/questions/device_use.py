@@ -165,6 +165,12 @@ TABLES: dict[str, Mapping[str, str]] = {
         "power_w": "power, in W",
         "used_bytes": "memory in use by all processes, in bytes",
     },
+    "device_times": common("run step name event calls")
+    | {
+        "host_s": "time of the calls on the host, in s",
+        "device_s": "their time on the device, between two CUDA events in their stream, in s",
+        "device_per_host": "device_s / host_s: above 1, the calls return before their work is done",
+    },
     "phase_intervals": common("run step")
     | {
         "phase": "phase of the trainer; `unaccounted` is what of a step is in no phase",

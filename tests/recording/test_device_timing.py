@@ -1,0 +1,150 @@
+"""Times on the device, with a fake CUDA that runs behind the host and cannot be waited for."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from fake_cuda import FakeCuda
+
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.probes.workers import PROBES
+from verl_profiler.recording import device_timing
+
+(FORWARD,) = [probe for probe in PROBES if probe.event == "forward_backward"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waiting(monkeypatch):
+    monkeypatch.setattr(device_timing, "_failed", False)
+    yield
+    device_timing.forget()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """In the place of torch's."""
+    fake = FakeCuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
+    return fake
+
+
+def forward(cuda, length_ms, *, error=None):
+    """Call a wrapped engine's method that puts so much work into the stream and returns at once."""
+
+    class Engine:
+        def forward_backward_batch(self, data, loss_function=None, forward_only=False):
+            if length_ms is not None:
+                cuda.work(length_ms)
+            if error is not None:
+                raise error
+            return "result"
+
+    engine = Engine()
+    call = wrapping.wrap(FORWARD, Engine.forward_backward_batch)
+    return call(engine, None)
+
+
+def timed(recording):
+    """The device's times that were recorded so far."""
+    return [
+        (extra["of"], extra["device_s"])
+        for name, _, _, extra, *_ in recording.queue
+        if name == "device_time"
+    ]
+
+
+def test_a_call_is_timed_when_the_device_has_passed_it(cuda, recording, monkeypatch):
+    """At a later call; the time is that of its own work, although the device began late."""
+    monkeypatch.setattr(recording, "queue", _Kept(recording))
+    cuda.work(500)
+    assert "result" == forward(cuda, 70)
+    forward(cuda, 30)
+    assert [] == timed(recording), "the device is still at work of before"
+
+    cuda.advance(580)
+    forward(cuda, 10)
+    assert [("forward_backward", 0.07)] == timed(recording)
+    cuda.advance(1000)
+    forward(cuda, 10)
+
+    assert [0.07, 0.03, 0.01] == [device_s for _, device_s in timed(recording)]
+
+
+def test_events_are_used_again(cuda, recording):
+    """And nothing else of torch.cuda is asked for."""
+    for _ in range(20):
+        forward(cuda, 1)
+        cuda.advance(1)
+
+    assert cuda.created <= 4
+    assert {"record", "query"} == set(cuda.calls)
+
+
+def test_calls_that_wait_are_bounded(cuda, recording):
+    """A device that hangs."""
+    cuda.work(1e9)
+    for _ in range(2 * device_timing._WAITING):
+        forward(cuda, 1)
+
+    assert device_timing._WAITING == len(device_timing._waiting)
+
+
+@pytest.mark.parametrize("state", [{"initialized": False}, {"capturing": True}])
+def test_no_event_without_a_context_or_in_a_graph(state, recording, monkeypatch):
+    """The call is recorded as ever."""
+    fake = FakeCuda(**state)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
+
+    assert "result" == forward(fake, 5)
+    assert [] == fake.calls
+    assert 0 == fake.created
+
+
+def test_no_event_without_torch(recording, monkeypatch):
+    """Or with one that has no CUDA."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+
+    assert "result" == forward(None, None)
+
+
+def test_a_failed_call_has_no_time(cuda, recording):
+    """Its exception is the host's own."""
+    error = ValueError("of the host")
+    with pytest.raises(ValueError, match="of the host") as caught:
+        forward(cuda, 5, error=error)
+
+    assert error is caught.value
+    assert 0 == len(device_timing._waiting)
+
+
+def test_when_cuda_refuses_it_is_one_line(cuda, recording, capfd, monkeypatch):
+    """And not tried again."""
+
+    def refuse(*, enable_timing):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(cuda, "Event", refuse, raising=False)
+    for _ in range(3):
+        assert "result" == forward(cuda, 5)
+
+    printed = [line for line in capfd.readouterr().err.splitlines() if "device time" in line]
+    assert 1 == len(printed)
+    assert "(device-time-failed)" in printed[0]
+
+
+class _Kept:
+    """A queue whose items stay, beside the recorder's own."""
+
+    def __init__(self, recording):
+        self.own = recording.queue
+        self.items = []
+
+    def append(self, item):
+        self.items.append(item)
+        self.own.append(item)
+
+    def __len__(self):
+        return max(len(self.own), 1)
+
+    def __iter__(self):
+        return iter(self.items)
