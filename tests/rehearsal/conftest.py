@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from no_alarm import assert_no_alarm
 
 from verl_profiler.rehearsal.environment import environment
 
@@ -134,4 +135,5 @@ def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
             timeout=840,
         )
     assert 0 == done.returncode, done.stdout[-6000:]
+    assert_no_alarm(output)
     return engine, output, done.stdout

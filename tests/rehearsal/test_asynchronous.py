@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from no_alarm import assert_no_alarm
 
 from verl_profiler.analysis import bubble_ledger, critical_segments, step_replays
 from verl_profiler.reading.reader import load
@@ -73,6 +74,7 @@ def _live(trainer, folder):
         timeout=840,
     )
     assert 0 == done.returncode, done.stdout[-6000:]
+    assert_no_alarm(output)
     return output
 
 
