@@ -150,7 +150,9 @@ def _describe() -> dict[str, Any]:
 
     exchange = sys.modules.get("verl_profiler.launch.clock_exchange")
     devices = sys.modules.get("verl_profiler.recording.device_sampler")
+    watcher = sys.modules.get("verl_profiler.recording.open_state")
     return {
+        **(watcher.account() if watcher is not None else {}),
         **(exchange.account() if exchange is not None else {}),
         **(devices.account() if devices is not None else {}),
         "versions": _versions(),

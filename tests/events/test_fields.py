@@ -65,8 +65,11 @@ WRITERS = [
     ),
     ROOT / "verl_profiler" / "transfer_queue" / "calls.py",
 ]
-# Keys of dictionaries there that are no events' fields: sums by stage, devices in headers.
-NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"}
+# Keys of dictionaries there that are no events' fields: sums by stage, devices in headers, and what
+# engines show in evidence.
+NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"} | {
+    *("age_s", "loads", "paused", "requests", "unanswered")
+}
 
 
 def described(value, known, prefix=""):

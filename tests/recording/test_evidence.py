@@ -110,6 +110,23 @@ def test_a_process_that_starts_later_has_no_part_in_earlier_hangs(recording, sou
     assert [] == files_of(late)
 
 
+@pytest.mark.parametrize("with_paths", [True, False])
+def test_paths_are_left_out_on_request(watcher, monkeypatch, with_paths):
+    """`profiler.record_command=false`; the only path is that of PyTorch's dump."""
+    config = msgspec.structs.replace(watcher.active.config, record_command=with_paths)
+    monkeypatch.setattr(watcher.active, "config", config)
+    monkeypatch.setattr(evidence, "collectives", lambda: {"rank": 0, "dump": "/home/me/dump_0"})
+    call = stuck_phase(1)
+    watcher.look()
+    watcher.add_evidence()
+    end(call)
+
+    (path,) = files_of(watcher)
+    text = path.read_text()
+    assert with_paths == ("/home/me" in text)
+    assert str(watcher.active.directory) not in text
+
+
 def test_it_may_be_switched_off(watcher, monkeypatch):
     """`profiler.stuck.evidence=0`."""
     config = watcher.active.config
@@ -225,13 +242,13 @@ def test_ipv6_addresses_are_written_as_usual():
 
 def test_memory_and_disks_of_the_host(tmp_path):
     """As the kernel has them."""
-    found = host_load((str(tmp_path), "/does/not/exist"))
+    found = host_load({"here": str(tmp_path), "there": "/does/not/exist"})
 
     kilobytes = int(Path("/proc/meminfo").read_text().split()[1])
     assert kilobytes * 1024 == found["memory_bytes"]
     assert 0 < found["memory_available_bytes"] <= found["memory_bytes"]
-    assert 0 < found["free_bytes"][str(tmp_path)]
-    assert found["free_bytes"]["/does/not/exist"] is None
+    assert 0 < found["free_bytes"]["here"]
+    assert found["free_bytes"]["there"] is None
 
 
 def test_kills_in_the_kernels_log():

@@ -112,9 +112,8 @@ def training(seed, *, steps=120, slow=None):
         if step % 20 == 0:
             lengths.append(("save_checkpoint", 540))
         lengths.append(("update_weights", 5))
-        for event, length_s in lengths:
-            if slow == (step, event):
-                length_s = 7 * 60.0
+        for event, usual_s in lengths:
+            length_s = 7 * 60.0 if slow == (step, event) else usual_s
             phases.append((event, at_s, at_s + length_s, step))
             at_s += length_s
         phases.append(("step", begin_s, at_s, step))

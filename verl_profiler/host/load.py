@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
 
 
-def host_load(directories: tuple[str, ...]) -> dict[str, Any]:
+def host_load(directories: Mapping[str, str]) -> dict[str, Any]:
     """Return what the host shows; keys that it does not show are missing.
 
     Args:
-        directories: Whose file systems matter. One that does not answer blocks the caller.
+        directories: Whose file systems matter, by name. One that does not answer blocks the caller.
 
     Returns:
         `load`: of 1, 5 and 15 minutes; `cores`; `memory_bytes`, `memory_available_bytes`;
         `swap_used_bytes`; `cgroup_limit_bytes`, `cgroup_used_bytes`; `pressure`: share of the last 10 s
         in which all or some waited, `full`/`some` by resource, percent; `oom_kills`: of the cgroup,
-        since it began; `killed`: lines of the kernel's log; `free_bytes`: by directory.
+        since it began; `killed`: lines of the kernel's log; `free_bytes`: by name.
     """
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError):
@@ -63,7 +64,7 @@ def host_load(directories: tuple[str, ...]) -> dict[str, Any]:
     killed = kills_for_memory()
     if killed:
         found["killed"] = killed
-    found["free_bytes"] = {each: _free_bytes(each) for each in directories}
+    found["free_bytes"] = {name: _free_bytes(each) for name, each in directories.items()}
     return found
 
 

@@ -118,9 +118,14 @@ def _call(
         errors[name] = type(error).__name__
 
 
-def _directories(run: Path) -> tuple[str, ...]:
-    known = (str(run), tempfile.gettempdir(), "/dev/shm")  # noqa: S108  looked at, not written to
-    return tuple(dict.fromkeys(each for each in known if os.path.isdir(each)))
+def _directories(run: Path) -> dict[str, str]:
+    """Return the directories whose disks matter; names, because paths may be private."""
+    known = {
+        "the run directory": str(run),
+        "the directory of temporary files": tempfile.gettempdir(),
+        "/dev/shm": "/dev/shm",  # noqa: S108  looked at, not written to
+    }
+    return {name: each for name, each in known.items() if os.path.isdir(each)}
 
 
 def _stacks() -> dict[str, Any]:

@@ -33,7 +33,7 @@ from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
 from verl_profiler.recording.stuck_notice import notify
 
-__all__ = ["begin"]
+__all__ = ["account", "begin"]
 
 # Looks per `after`, and the seconds between two of them.
 _LOOKS = 4
@@ -69,6 +69,7 @@ class _Watcher(threading.Thread):
         self.kept: FailedPhase | None = None
         # Hangs of the run that this process has written evidence of, or that were before its time.
         self.hangs = 0
+        self.looks = self.cpu_ns = 0
 
     def run(self) -> None:
         wait_s = self.period_s
@@ -88,6 +89,8 @@ class _Watcher(threading.Thread):
                 self.add_evidence()
             spent_ns = time.thread_time_ns() - begin_ns
             self.active.wrapper_cpu_ns += spent_ns
+            self.looks += 1
+            self.cpu_ns += spent_ns
             wait_s = max(self.period_s, spent_ns / 1e9 / _SHARE)
 
     def look(self) -> None:
@@ -214,6 +217,8 @@ class _Watcher(threading.Thread):
         self.hangs += 1
         at_ns = now()
         found = evidence.gather(self.active.directory)
+        if not self.active.config.record_command:
+            found.get("collectives", {}).pop("dump", None)
         head = {"format": FORMAT_VERSION, "name": name, "at": self.time(at_ns)}
         _replace(folder / f"{name}.json", {**head, **found})
 
@@ -294,6 +299,13 @@ def _named(phase: OpenPhase) -> str:
     if phase.event == NO_PROGRESS:
         return "the wait for the next sample to be dispatched or finished"
     return phase.event if phase.step is None else f"{phase.event} of step {phase.step}"
+
+
+def account() -> dict[str, Any]:
+    """Return what the looks of this process took, for its header; empty if it makes none."""
+    if _watcher is None:
+        return {}
+    return {"looks": {"count": _watcher.looks, "cpu_s": _watcher.cpu_ns / 1e9}}
 
 
 def begin() -> None:
