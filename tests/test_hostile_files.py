@@ -475,7 +475,7 @@ def test_every_command_takes_any_value_in_any_line(hostile_lines, tmp_path, comm
 def test_only_one_module_opens_files_of_runs():
     """Whatever is opened is a regular file of bounded size, or written by us."""
     package = Path(verl_profiler.__file__).parent
-    folders = ("reading", "analysis", "views", "render", "exports", "live")
+    folders = ("host", "reading", "analysis", "views", "render", "exports", "live")
     reading = [path for folder in folders for path in (package / folder).rglob("*.py")]
     reading.append(package / "capture" / "node_copy.py")
     found = {
@@ -493,7 +493,15 @@ def test_only_one_module_opens_files_of_runs():
         # The kernel's: this boot, a process, its log.
         ("host_facts", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"),
         ("host_facts", "Path(f'/proc/{pid}/stat').read_bytes()"),
-        ("host_facts", "os.open('/dev/kmsg', os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)"),
+        ("load", "os.open('/dev/kmsg', os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)"),
+        ("load", "Path('/proc/meminfo').read_text()"),
+        ("load", "Path(f'/proc/pressure/{resource}').read_text()"),
+        ("load", "(_CGROUP / limit).read_text()"),
+        ("load", "(_CGROUP / used).read_text()"),
+        ("load", "(_CGROUP / 'memory.events').read_text()"),
+        ("sockets", "open(f'/proc/{pid}/net/{family}', 'rb')"),
+        # Bytes of a regular file, of which nothing is run.
+        ("flight_recorder", "_PlainUnpickler(io.BytesIO(data)).load()"),
         # What it opens was opened before, or passed `status_of_regular`.
         ("archives", "tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member)"),
         ("nsys_export", "sqlite3.connect(uri, uri=True)"),

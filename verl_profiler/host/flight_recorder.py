@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_mapping
 
@@ -74,15 +74,14 @@ def last_collectives(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not is_mapping(row):
             continue
         key = str(row.get("pg_id"))
-        names: Any = row.get("process_group")
+        names = _listed(row.get("process_group"))
         if key not in groups:
             if len(groups) >= _GROUPS:
                 continue
             groups[key] = {"group": key}
         group = groups[key]
-        if isinstance(names, tuple) and names:
-            label = next(filter(None, reversed(cast("tuple[Any, ...]", names))), "")
-            group["group"] = str(label)[:100]
+        if names:
+            group["group"] = str(names[-1] or names[0])[:100]
         ended = bool(row.get("retired")) or row.get("state") == "completed"
         # The oldest one that is open counts, else the last.
         if group.get("ended") is not False:
@@ -93,3 +92,7 @@ def last_collectives(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "ended": ended,
             }
     return list(groups.values())
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if type(value) in (list, tuple) else []
