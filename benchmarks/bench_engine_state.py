@@ -1,10 +1,14 @@
-"""What one reading of a real SGLang engine's load costs, beside the engine's own iterations; on a CPU.
+"""What readings of a real engine's load cost, beside the engine's own iterations; on a CPU.
 
     python benchmarks/bench_engine_state.py [--requests 16] [--tokens 600] [--readings 3000]
+    python benchmarks/bench_engine_state.py --engine vllm [--requests 16] [--tokens 600] [--rounds 3]
 
 First requests decode, which gives the length of an iteration and its CPU time.  Then the engine is idle and
 asked again and again: its scheduler sleeps between two readings, so all of its CPU time is the readings',
 with waking up.  A tiny model with random weights: iterations are shorter than those of a real one.
+
+vLLM hands its statistics to the reading in each iteration: this is timed, and the CPU time of the server and
+of the engine's core is compared with that of engines without statistics, in turns.
 """
 
 from __future__ import annotations
@@ -122,13 +126,137 @@ async def _measure(engine: Any, requests: int, tokens: int, readings: int) -> No
     print(f"  {cost_here * _PER_SECOND:.3%} of the server's, at most {size * _PER_SECOND:.0f} B/s")
 
 
+def _threads_s(pid: int) -> float:
+    """Return the CPU time of a process and those below it, in seconds, to the nanosecond."""
+    import psutil
+
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return sum(
+        int((task / "schedstat").read_text().split()[0]) / 1e9
+        for each in processes
+        for task in Path(f"/proc/{each.pid}/task").iterdir()
+    )
+
+
+class _Timer:
+    """Adds up the time and number of a function's calls."""
+
+    def __init__(self, holder: Any, name: str) -> None:
+        self.spent_ns = self.calls = 0
+        original = getattr(holder, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.spent_ns += time.perf_counter_ns() - begin
+                self.calls += 1
+
+        setattr(holder, name, timed)
+
+    @property
+    def mean_s(self) -> float:
+        return self.spent_ns / max(self.calls, 1) / 1e9
+
+
+async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> None:
+    from statistics import median
+
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine import async_llm
+
+    from verl_profiler.instrumentation import placing
+    from verl_profiler.probes import select, vllm_state
+    from verl_profiler.recording import recorder
+    from verl_profiler.recording.clock import take_anchor
+    from verl_profiler.recording.identity import Identity
+    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+    parameters = SamplingParams(
+        max_tokens=tokens,
+        ignore_eos=True,
+        temperature=1.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+    async def decode(engine: Any, name: str, number: int) -> None:
+        prompt = {"prompt_token_ids": [1 + number] * 20}
+        async for _ in engine.generate(prompt, parameters, name):
+            pass
+
+    async def measured(*, enabled: bool) -> tuple[float, float, float, float, float]:
+        """Return length of an iteration, CPU of core and server per iteration, and reading's times."""
+        with tempfile.TemporaryDirectory() as folder:
+            settings = EventSettings(announce=False, engine_state=enabled)
+            config = WorkerConfig(folder, folder, settings, take_anchor())
+            recorder.start(config, lambda: Identity("engine", 0), dict)
+            placing.install(select(["engine"]))
+            own = _Timer(vllm_state._Readings, "record")
+            engine = async_llm.AsyncLLM.from_engine_args(
+                AsyncEngineArgs(
+                    model=model,
+                    skip_tokenizer_init=True,
+                    dtype="float32",
+                    enforce_eager=True,
+                    max_model_len=2048,
+                    kv_cache_memory_bytes=256 << 20,
+                    disable_log_stats=True,
+                )
+            )
+            try:
+                assert enabled == engine.log_stats
+                await decode(engine, "first", 0)
+                own.spent_ns = own.calls = 0
+                both = _Timer(engine.logger_manager, "record") if enabled else own
+                whole, here = _threads_s(os.getpid()), time.process_time()
+                begin = time.monotonic()
+                await asyncio.gather(*(decode(engine, f"r{n}", n) for n in range(requests)))
+                length = time.monotonic() - begin
+                here = time.process_time() - here
+                whole = _threads_s(os.getpid()) - whole
+            finally:
+                engine.shutdown()
+                placing.uninstall()
+                recorder.stop()
+        return length / tokens, (whole - here) / tokens, here / tokens, own.mean_s, both.mean_s
+
+    found: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
+    for _ in range(rounds):
+        for enabled in (False, True):
+            found[enabled].append(await measured(enabled=enabled))
+    off, on = (
+        [median(each) for each in zip(*found[enabled], strict=True)] for enabled in (False, True)
+    )
+    print(
+        f"iteration with {requests} requests: {off[0] * 1e3:.3f} ms without, {on[0] * 1e3:.3f} with"
+    )
+    print(f"CPU of the core per iteration: {off[1] * 1e3:.3f} ms without, {on[1] * 1e3:.3f} with")
+    print(f"CPU of the server per iteration: {off[2] * 1e3:.3f} ms without, {on[2] * 1e3:.3f} with")
+    print(f"reading, in the server: {on[3] * 1e6:.1f} us per iteration, {on[3] / on[0]:.3%} of it")
+    print(f"all of vLLM's loggers: {on[4] * 1e6:.1f} us per iteration, {on[4] / on[0]:.3%} of it")
+    for enabled, rows in found.items():
+        for row in rows:
+            print("with" if enabled else "without", *(f"{value * 1e6:.1f}" for value in row))
+
+
 def main() -> None:
     """Start an engine, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--readings", type=int, default=3_000)
+    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
+    parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
+    if chosen.engine == "vllm":
+        with tempfile.TemporaryDirectory() as folder:
+            _model(Path(folder))
+            asyncio.run(_measure_vllm(folder, chosen.requests, chosen.tokens, chosen.rounds))
+        return
     import sglang
 
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +286,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+    if "vllm" in sys.argv:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    elif os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION
 
         first = f"{FOR_SGLANG}{os.pathsep}{FOR_TORCHVISION}"

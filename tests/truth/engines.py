@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from truth.engine_readings import reading
 from truth.synthetic import Phase, Request, Step, Turn
 
 
@@ -38,6 +39,7 @@ class Engines:
         prompt_tokens: Of each request.
         tool_factor: Of tools' times; `tokens_factor` of responses' lengths.
         fewer_turns: The requests with the most turns have so many fewer.
+        kv_tokens: A replica runs calls whose prompts and responses are at most so many tokens.
     """
 
     prompts: int = 8
@@ -58,6 +60,21 @@ class Engines:
     tool_factor: float = 1.0
     tokens_factor: float = 1.0
     fewer_turns: int = 0
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a replica, in microseconds after its step's begin; a prefill pass decodes nothing."""
+
+    replica: int
+    begin_us: float
+    end_us: float
+    decoding: int
+    prefill_tokens: int
+    running: int
+    waiting: int
+    kv_tokens: int
 
 
 @dataclass
@@ -97,7 +114,13 @@ def _requests(made: Engines, source: random.Random) -> list[_Request]:
 _ACQUIRE, _WAY, _BACK, _OWN, _BUILD, _GAP = 500, 1_500, 1_000, 700, 3_000, 1_000
 
 
-def _step(made: Engines, source: random.Random, shapes: random.Random, speed: float) -> Step:
+def _step(
+    made: Engines,
+    source: random.Random,
+    shapes: random.Random,
+    speed: float,
+    passes: list[Pass],
+) -> Step:
     requests = _requests(made, shapes)
     waiting: list[list[_Request]] = [[] for _ in made.replicas]
     running: list[list[_Request]] = [[] for _ in made.replicas]
@@ -111,12 +134,25 @@ def _step(made: Engines, source: random.Random, shapes: random.Random, speed: fl
         at = _GAP + request.begin_us + _BUILD + _ACQUIRE + _WAY
         heapq.heappush(heap, (at, number(), "arrives", request))
 
+    def tokens_of(request: _Request) -> int:
+        before = sum(count for count, _ in request.turns[: request.turn])
+        return made.prompt_tokens + before + request.turns[request.turn][0]
+
     def pass_us(replica: int, calls: int) -> float:
         a, b = made.replicas[replica]
         return (a + b * calls) * speed * source.lognormvariate(0, made.noise)
 
     def begin_pass(now: float, replica: int) -> None:
         free = max(made.slots - len(running[replica]), 0)
+        if made.kv_tokens is not None:
+            used = sum(map(tokens_of, running[replica]))
+            fits = 0
+            for request in waiting[replica]:
+                used += tokens_of(request)
+                if used > made.kv_tokens:
+                    break
+                fits += 1
+            free = min(free, fits)
         begun, waiting[replica] = waiting[replica][:free], waiting[replica][free:]
         if not begun and not running[replica]:
             busy[replica] = False
@@ -129,6 +165,18 @@ def _step(made: Engines, source: random.Random, shapes: random.Random, speed: fl
             made.prefill_us * slow * (1 + len(begun)) / 2 * speed
             if begun
             else pass_us(replica, len(running[replica]))
+        )
+        passes.append(
+            Pass(
+                replica,
+                now,
+                now + length,
+                0 if begun else len(running[replica]),
+                made.prompt_tokens * len(begun),
+                len(running[replica]) + len(begun),
+                len(waiting[replica]),
+                sum(map(tokens_of, [*running[replica], *begun])),
+            )
         )
         heapq.heappush(heap, (now + length, number(), replica, begun))
 
@@ -146,6 +194,9 @@ def _step(made: Engines, source: random.Random, shapes: random.Random, speed: fl
                 way_us=_WAY,
                 back_us=_BACK,
                 own_us=_OWN,
+                prompt=None
+                if made.kv_tokens is None
+                else tokens_of(request) - request.turns[request.turn][0],
                 tools=() if last else (("search", tool),),
             )
         )
@@ -206,12 +257,84 @@ def _step(made: Engines, source: random.Random, shapes: random.Random, speed: fl
 
 def steps_of(made: Engines, steps: int, seed: int) -> list[Step]:
     """Run so many steps; the same seed draws the same requests, whatever the engines are."""
+    return steps_and_passes(made, steps, seed)[0]
+
+
+def steps_and_passes(made: Engines, steps: int, seed: int) -> tuple[list[Step], list[list[Pass]]]:
+    """Run so many steps; return them and the passes of each."""
     source, shapes = random.Random(f"times {seed} {made}"), random.Random(f"shapes {seed}")
     run = source.lognormvariate(0, made.run_noise)
-    return [
-        _step(made, source, shapes, run * source.lognormvariate(0, made.step_noise))
-        for _ in range(steps)
+    passes: list[list[Pass]] = [[] for _ in range(steps)]
+    found = [
+        _step(made, source, shapes, run * source.lognormvariate(0, made.step_noise), own)
+        for own in passes
     ]
+    return found, passes
+
+
+def iteration_events(
+    events: Sequence[dict[str, Any]], passes: Sequence[Sequence[Pass]], row_us: int = 100_000
+) -> list[dict[str, Any]]:
+    """Return the rows that a profiler would record of these passes: 100 ms, or until the replica idles."""
+    begins = [event["begin_us"] for event in events if event["event"] == "step"]
+    rows = []
+    for begin, own in zip(begins, passes, strict=True):
+        for replica in sorted({each.replica for each in own}):
+            row: list[Pass] = []
+            for each in (each for each in own if each.replica == replica):
+                if row and (
+                    each.begin_us > row[-1].end_us or row[-1].end_us - row[0].begin_us >= row_us
+                ):
+                    rows.append(_iterations(begin, row))
+                    row = []
+                row.append(each)
+            rows.append(_iterations(begin, row))
+    return rows
+
+
+def _iterations(begin_us: int, row: Sequence[Pass]) -> dict[str, Any]:
+    name = f"engine_{row[0].replica}"
+    first, last = begin_us + round(row[0].begin_us), begin_us + round(row[-1].end_us)
+    busy_s = sum(each.end_us - each.begin_us for each in row) / 1e6
+    made = reading(
+        name,
+        last,
+        iterations=len(row),
+        busy_s=busy_s,
+        device_s=busy_s,
+        decode_requests=sum(each.decoding for each in row),
+        prefill_tokens=sum(each.prefill_tokens for each in row),
+    )
+    return made | {
+        "event": "engine_iterations",
+        "begin_us": first,
+        "duration_us": last - first,
+    }
+
+
+def state_events(
+    events: Sequence[dict[str, Any]], passes: Sequence[Sequence[Pass]], made: Engines
+) -> list[dict[str, Any]]:
+    """Return what a profiler would read of each replica after every tenth pass, and as it idles."""
+    begins = [event["begin_us"] for event in events if event["event"] == "step"]
+    rows = []
+    for begin, own in zip(begins, passes, strict=True):
+        for place, each in enumerate(own):
+            idles = each is own[-1]
+            if place % 10 and not idles:
+                continue
+            rows.append(
+                reading(
+                    f"engine_{each.replica}",
+                    begin + round(each.end_us),
+                    running_requests=0 if idles else each.running,
+                    waiting_requests=0 if idles else each.waiting,
+                    running_limit=made.slots,
+                    kv_used_tokens=0 if idles else each.kv_tokens,
+                    kv_capacity_tokens=made.kv_tokens or 1_000_000,
+                )
+            )
+    return rows
 
 
 def changed(made: Engines, **more: Any) -> Engines:

@@ -14,6 +14,7 @@ from verl_profiler.analysis.explain.chains import Request as ModelRequest
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.step_model import StepModel
+from verl_profiler.analysis.explain.replay import Limits
 from verl_profiler.analysis.explain.what_if import (
     chosen_steps,
     step_replays,
@@ -312,7 +313,7 @@ def test_what_more_calls_do_than_were_seen(beyond, last_us):
     )
 
     assert 10 == pytest.approx(model.replayed())
-    assert last_us == pytest.approx(model.replayed(max_concurrency=4, beyond=beyond))
+    assert last_us == pytest.approx(model.replayed(limits=Limits(4), beyond=beyond))
 
 
 def test_no_queue_is_the_step_without_its_limit():

@@ -156,6 +156,11 @@ FIELDS = {
         "weight_bucket",
         "weight_load",
     ),
+    "busy_s": _seconds(
+        "Time of the iterations, each until the next one's message; gaps in which the engine idled are "
+        "left out.",
+        "engine_iterations",
+    ),
     "bytes": _bytes("Written to event files.", "profiler_cost"),
     "cached_tokens": _count(
         "Prompt tokens found in the engine's cache.", "engine_request", column=True
@@ -184,12 +189,23 @@ FIELDS = {
         "uni-agent that of the session.",
         "engine_call",
     ),
+    "context_tokens": _count(
+        "KV cache of the requests that decoded, in tokens, summed over the iterations.",
+        "engine_iterations",
+    ),
+    "decode_requests": _count(
+        "Requests that decoded, summed over the iterations.", "engine_iterations"
+    ),
     "decode_s": _seconds(
         "Time of decoding, as the engine reports it.", "engine_request", column=True
     ),
     "device": _count("Number of the device on its host, as its library counts.", "device"),
     "device_s": _seconds(
-        "From when the call's stream reached its begin until it had done its work.", "device_time"
+        "Time on the device: of a call, from when its stream reached the call's begin until it had done its "
+        "work; of iterations, their forward passes as SGLang reports them (`wall_time`), measured by CUDA "
+        "events on a GPU and by a clock on a CPU.",
+        "device_time",
+        "engine_iterations",
     ),
     "devices": _count(
         "Devices of the process, or of a pool's replicas together.",
@@ -205,6 +221,7 @@ FIELDS = {
         "Data-parallel rank of the engine that served the request, or reports.",
         "engine_request",
         "engine_state",
+        "engine_iterations",
     ),
     "draft_tokens": _count(
         "Tokens that the draft model proposed, with speculative decoding.",
@@ -275,7 +292,9 @@ FIELDS = {
         "Module and name of the innermost Python function that blocked the loop.", "event_loop_lag"
     ),
     "iterations": _count(
-        "Iterations of the engine since its previous line (vLLM).", "engine_state"
+        "Iterations of the engine; of `engine_state` since its previous line (vLLM).",
+        "engine_state",
+        "engine_iterations",
     ),
     "kv_capacity_tokens": _count("Capacity of a scheduler's KV cache, in tokens.", "engine_state"),
     "kv_used_tokens": _count("Tokens of it in use, as the scheduler reports it.", "engine_state"),
@@ -332,10 +351,14 @@ FIELDS = {
         "Which replicas: `hybrid` (on the trainer's devices), `standalone` or `colocated`.",
         *_OF_REPLICAS,
     ),
+    "prefill_requests": _count(
+        "Requests that were prefilled, summed over the iterations.", "engine_iterations"
+    ),
     "prefill_tokens": _count(
-        "Prompt tokens that the engine computed since its previous line, without those from its "
-        "prefix cache (vLLM).",
+        "Prompt tokens that the engine computed, without those from its prefix cache; of "
+        "`engine_state` since its previous line (vLLM).",
         "engine_state",
+        "engine_iterations",
     ),
     "prefix_hit_tokens": _count("Those of `prefix_queried_tokens` found there.", "engine_state"),
     "prefix_queried_tokens": _count(
@@ -404,6 +427,10 @@ FIELDS = {
         "sample_consumed",
         column=True,
     ),
+    "retracted_requests": _count(
+        "Requests of `waiting_requests` that had decoded before: retracted ones.",
+        "engine_iterations",
+    ),
     "retractions": _count(
         "How often the engine took the request out of its batch to free KV cache, and computed it "
         "again (SGLang's `num_retractions`, vLLM's `num_preemptions`); absent if never.",
@@ -425,7 +452,11 @@ FIELDS = {
     "running_limit": _count(
         "Maximum number of requests that a scheduler runs at once.", "engine_state"
     ),
-    "running_requests": _count("Requests in the running batch.", "engine_state"),
+    "running_requests": _count(
+        "Requests in the running batch; of `engine_iterations` in the last iteration.",
+        "engine_state",
+        "engine_iterations",
+    ),
     "samples": _count(
         "Number of samples that were delivered, or dropped.", "sample_wait", "sample_dropped"
     ),
@@ -561,7 +592,11 @@ FIELDS = {
     "wait_s": _seconds(
         "Time from the call of the reward worker until the function began.", "reward_score"
     ),
-    "waiting_requests": _count("Requests in the waiting queues.", "engine_state"),
+    "waiting_requests": _count(
+        "Requests in the waiting queues; of `engine_iterations` in the last iteration.",
+        "engine_state",
+        "engine_iterations",
+    ),
     "waits": _flag(
         "Whether the function waits for calls of the same data in other processes.", "tq_function"
     ),

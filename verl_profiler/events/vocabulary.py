@@ -246,6 +246,12 @@ EVENTS: dict[str, Event] = {
         "and only when it changed; for vLLM also its work since the previous line.",
         instant=True,
     ),
+    "engine_iterations": Event(
+        "engine",
+        None,
+        "Consecutive iterations of an SGLang scheduler, at least 100 ms of them or until it idles; only "
+        "with `profiler.events.engine_iterations`.",
+    ),
     "engine_request": Event(
         "engine",
         "engine_call",

@@ -1,13 +1,18 @@
-"""NVTX ranges inside SGLang's schedulers, which are processes of their own below an engine server.
+"""Hooks inside SGLang's schedulers, which are processes of their own below an engine server: NVTX ranges.
 
 SGLang >= 0.5.11 calls the entry points of its group `sglang.srt.plugins` in the engine's process and
 in each scheduler, before anything runs there; that is the way in.  Ranges are opened where those of
 the engine server are: in captured engines that a tool watches, or everywhere with
 `profiler.nsight.nvtx=on`.  Elsewhere the scheduler's functions are the original objects.
+
+On a CPU engine with `profiler.events.engine_iterations`, one more hook selects the clock of SGLang's
+forward-pass metrics: sglang 0.5.12 always selects its device timer, which measures nothing without CUDA, and
+then sends nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +39,8 @@ def load() -> None:
         config = WorkerConfig.decode(text)
         if config.nvtx == "on" or (config.nvtx == "auto" and tool_attached()):
             _register()
+        if config.events.engine_iterations and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+            _register_clock()
     except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
         recorder.say(f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)")
 
@@ -46,6 +53,20 @@ def _register() -> None:
     for method, name_of in (("run_batch", _forward), ("process_batch_result", _result)):
         around = hooks.HookType.AROUND
         hooks.HookRegistry.register(f"{_SCHEDULER}.{method}", _in_range(nvtx, name_of), around)
+
+
+def _register_clock() -> None:
+    # Later versions (0.5.23) have their metrics elsewhere, and no clock to select.
+    if importlib.util.find_spec("sglang.srt.observability.scheduler_metrics_mixin") is None:
+        return
+    from sglang.srt.plugins import hook_registry  # pyright: ignore[reportMissingTypeStubs]
+
+    hooks: Any = hook_registry
+    hooks.HookRegistry.register(f"{_SCHEDULER}._init_fpm", _use_clock, hooks.HookType.AFTER)
+
+
+def _use_clock(_result: Any, scheduler: Any, *_args: Any) -> None:
+    scheduler._fpm_uses_device_timer = False
 
 
 def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_mapping
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes import sglang_iterations
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, evidence, recorder
 from verl_profiler.recording.call import Call
@@ -115,12 +116,17 @@ def _fields_of(load: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _begin_launch(call: Call) -> None:
+    sglang_iterations.begin_launch(call.arguments["self"])
+
+
 def _end_launch(call: Call, _result: Any) -> None:
     global _reader
     active = recorder.active()
+    manager = getattr(call.arguments["self"], "tokenizer_manager", None)
+    sglang_iterations.end_launch(manager)
     if active is None:
         return
-    manager = getattr(call.arguments["self"], "tokenizer_manager", None)
     if manager is not None:
         loop = asyncio.get_running_loop()
         evidence.add_source_of("engine", manager, lambda found: _current_load(found, loop))
@@ -147,6 +153,7 @@ PROBES = (
         None,
         "engine",
         ("verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer.launch_server",),
+        enter=_begin_launch,
         leave=_end_launch,
         optional=True,
     ),

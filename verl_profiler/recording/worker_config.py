@@ -42,6 +42,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         engine_state: Read the load of SGLang and vLLM engines twice a second.
         devices: Sample the host's devices, in one process per host.
         device_interval_s: How often, 0.2 to 60 s.
+        engine_iterations: Let SGLang publish each iteration, and record their sums.
         compress: Compress the files of steps that are over, with gzip.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
@@ -57,6 +58,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_state: bool = False
     devices: bool = True
     device_interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
+    engine_iterations: bool = False
     compress: bool = False
     announce: bool = True
     clock_exchange: bool = True

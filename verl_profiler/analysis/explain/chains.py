@@ -11,7 +11,8 @@ __all__ = ["Call", "Request", "Stage", "Tools", "Work"]
 class Call(NamedTuple):
     """A generate call: wait before the engine runs it, fixed time, decoding work, return; as measured.
 
-    `queue_us` is the time in the engine's queue within `before_us`.
+    `queue_us` is the time in the engine's queue within `before_us`, `cold_us` the prefill within
+    `fixed_us` of tokens that the previous call had cached, `kv_tokens` what the call occupies of a KV cache.
     """
 
     before_us: float
@@ -23,6 +24,8 @@ class Call(NamedTuple):
     turn: int | None
     tokens: int | None = None
     queue_us: float = 0.0
+    cold_us: float = 0.0
+    kv_tokens: float = 0.0
 
 
 class Tools(NamedTuple):

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.explain.replay import Limits, Speed, time_us
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.reading.quantiles import interpolated, least_values
@@ -29,9 +30,9 @@ class Change:
         requests: Transforms the requests of a step; receives the median duration of each tool.
         polls: Whether the trainer still polls.
         even: Whether to route generate calls to the least loaded replica.
-        max_concurrency: Concurrency limit of a replica; None as measured.
+        limits: Limits of a replica; None as measured.
         saved_us: The saving outside the rollout.
-        speeds: (a, b) of the replicas that change.
+        speeds: Those of the replicas that change.
         batches: Builds whole batches from a step and the others, instead of `requests`; the saving is
             the mean over them.
         beyond: Whether replicas run more concurrent calls than recorded: then the result has bounds.
@@ -44,9 +45,9 @@ class Change:
     ) = None
     polls: bool = True
     even: bool = False
-    max_concurrency: Callable[[StepModel], int | None] | None = None
+    limits: Callable[[StepModel], Limits | None] | None = None
     saved_us: Callable[[StepModel], float] = lambda _: 0.0
-    speeds: Callable[[StepModel], dict[str, tuple[float, float]]] | None = None
+    speeds: Callable[[StepModel], dict[str, Speed]] | None = None
     batches: Callable[[StepModel, Sequence[StepModel]], list[list[Request]]] | None = None
     beyond: bool = False
     least: int = 1
@@ -109,6 +110,7 @@ def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
                     tokens=None if stage.tokens is None else round(stage.tokens * part),
                     before_us=stage.before_us * part,
                     fixed_us=stage.fixed_us * part,
+                    cold_us=stage.cold_us * part,
                     work=stage.work * part,
                     after_us=stage.after_us * part,
                     seen_us=length * part,
@@ -163,6 +165,17 @@ def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[R
     return [_of_stages(request, map(changed, request.stages)) for request in requests]
 
 
+def _without_cold_prefill(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+    """Remove the prefill of tokens that the previous call had cached."""
+
+    def changed(stage: Stage) -> Stage:
+        if isinstance(stage, Call) and stage.cold_us:
+            return stage._replace(fixed_us=stage.fixed_us - stage.cold_us, cold_us=0.0)
+        return stage
+
+    return [_of_stages(request, map(changed, request.stages)) for request in requests]
+
+
 def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
     """Set each worker's event-loop time to the mean over workers."""
     loads: dict[str, float] = {}
@@ -198,15 +211,14 @@ def _shorter(share: float) -> Callable[..., list[Request]]:
     return change
 
 
-def _equally_fast(model: StepModel) -> dict[str, tuple[float, float]]:
-    """Give slower replicas the line of the median one of the others."""
+def _equally_fast(model: StepModel) -> dict[str, Speed]:
+    """Give slower replicas the speed of the median one of the others."""
     load = max(model.most_running / 2, 1.0)
 
     def token_us(name: str) -> float:
-        a, b = model.slowness_of[name]
-        return a + b * load
+        return time_us(model.slowness_of[name], load)
 
-    speeds: dict[str, tuple[float, float]] = {}
+    speeds: dict[str, Speed] = {}
     for name in model.slowness_of:
         others = sorted((other for other in model.slowness_of if other != name), key=token_us)
         if others:
@@ -290,16 +302,30 @@ CHANGES: dict[str, Change] = {
     "no_queue": Change(
         "no engine queue (load not observed)",
         requests=_without_queue,
-        max_concurrency=lambda model: len(model.requests) if model.max_concurrency else None,
+        limits=lambda model: None if model.limits == Limits() else Limits(),
         beyond=True,
     ),
     "twice_the_slots": Change(
         "double the engine's concurrency (not observed)",
-        max_concurrency=lambda model: 2 * model.max_concurrency if model.max_concurrency else None,
+        limits=lambda model: (
+            model.limits._replace(calls=2 * model.max_concurrency)
+            if model.max_concurrency
+            else None
+        ),
         beyond=True,
     ),
     "half_the_slots": Change(
         "halve the engine's concurrency",
-        max_concurrency=lambda model: max(model.most_running // 2, 1),
+        limits=lambda model: model.limits._replace(calls=max(model.most_running // 2, 1)),
+    ),
+    "twice_the_kv_cache": Change(
+        "double the engine's KV cache (load not observed)",
+        limits=lambda model: (
+            model.limits._replace(kv_tokens=2 * model.kv_tokens) if model.kv_tokens else None
+        ),
+        beyond=True,
+    ),
+    "prefix_cache_kept": Change(
+        "find in the prefix cache what the previous call left there", requests=_without_cold_prefill
     ),
 }

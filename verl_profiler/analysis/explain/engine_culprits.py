@@ -6,20 +6,19 @@ from collections.abc import Mapping
 
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration
 from verl_profiler.analysis.explain.rollout_culprits import Found, shares_of
+from verl_profiler.analysis.explain.step_rows import KV_FULL
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engines"]
 
-# From this share on, the KV cache counts as full.
-_FULL = 0.9
 # A batch is small if so many times as many requests would fit, and if it is at most so large.
 _ROOM, _SMALL = 8, 8
 
 
 def engines(tables: Tables, steps: Steps) -> Found:
     """Find the replicas where last requests queue, are retracted, or lose their prefix cache."""
-    rows = tables.rows(_LOST.format(steps=in_steps(steps), full=_FULL, room=_ROOM, small=_SMALL))
+    rows = tables.rows(_LOST.format(steps=in_steps(steps), full=KV_FULL, room=_ROOM, small=_SMALL))
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in rows):

@@ -2,27 +2,30 @@
 
 A request is a chain of generate calls, tool calls, and the worker's time between them.
 A generate call waits as long as measured, then decodes a fixed amount of work at a speed that
-depends on the replica's current load.  The dependence is fitted per replica to the calls of all
-steps that are rebuilt together, and the work is the integral of that speed over the measured decoding.
+depends on the replica's current load.  The dependence is that of the engine's iterations, if they were read, otherwise
+fitted per replica to the calls of all steps that are rebuilt together, and the work is the integral of
+that speed over the measured decoding.
 So an unchanged replay reproduces the measured times, and in a changed one the remaining calls speed up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from statistics import fmean, median
 from typing import Any
 
 from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
-from verl_profiler.analysis.explain.replica_speed import replica_speeds
+from verl_profiler.analysis.explain.iteration_times import PassTimes, pass_times
+from verl_profiler.analysis.explain.replica_speed import replica_speeds, speeds_of_passes
 from verl_profiler.analysis.explain.step_model import POLL_US, StepModel
 from verl_profiler.analysis.explain.step_rows import (
     APART_US,
     Rollout,
     after_us,
     among,
+    memory_bound_steps,
     polls_of,
     rollouts_of,
     uneven_us,
@@ -36,6 +39,8 @@ __all__ = ["engine_interval", "step_models"]
 # is accepted if a replay with it ends within this share of the measured time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
+# Overlaps of calls that last for less than this share of the time are no concurrency.
+_IGNORED_SHARE = 0.001
 # The share of the phases after `gen` that is proportional to tokens has this prior (mean and standard
 # deviation), updated by steps with different token counts.
 _TOKEN_PART = (0.8, 0.25)
@@ -86,10 +91,14 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
     phases = after_us(tables, steps)
     runs = dict.fromkeys(run for run, _ in rollouts)
     prepared = {key: _by_replica(rollout.calls) for key, rollout in rollouts.items()}
+    passes = pass_times(tables)
     speeds = {
-        run: replica_speeds([groups for key, groups in prepared.items() if key[0] == run])
+        run: _speeds(
+            [groups for key, groups in prepared.items() if key[0] == run], passes.get(run, {})
+        )
         for run in runs
     }
+    memory_bound = memory_bound_steps(tables, steps)
     models: list[StepModel] = []
     for whole in wholes:
         key = whole["run"], whole["step"]
@@ -102,7 +111,12 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         if key in rollouts:
             model = replace(model, **speeds[key[0]]._asdict())
         rolled = _with_rollout(
-            model, whole, rollouts.get(key), prepared.get(key, {}), poll_times.get(key, [])
+            model,
+            whole,
+            rollouts.get(key),
+            prepared.get(key, {}),
+            poll_times.get(key, []),
+            memory_bound=key in memory_bound,
         )
         models.append(rolled)
     after = {
@@ -116,6 +130,13 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         for run in runs
     }
     return [replace(m, after_token_us=after.get(m.run, (0.0, 0.0))) for m in models]
+
+
+def _speeds(
+    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
+) -> Any:
+    """Take the replicas' speeds from their iterations if these were read, otherwise from the calls."""
+    return speeds_of_passes(steps, passes) or replica_speeds(steps)
 
 
 def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -147,6 +168,8 @@ def _with_rollout(
     rollout: Rollout | None,
     groups: Mapping[str, Sequence[dict[str, Any]]],
     poll_times: Sequence[int],
+    *,
+    memory_bound: bool,
 ) -> StepModel:
     """Add the rollout to the model, if `gen` waited for requests."""
     begin, gen_end = whole["begin_us"], whole["gen_end_us"]
@@ -158,7 +181,13 @@ def _with_rollout(
     last = max(row["end_us"] for row in seen)
     wait_end = max(whole["wait_end_us"] or gen_end, last)
     peak = max(map(_peak, groups.values()), default=0)
-    queued = sum(_waited_us(group, peak) for group in groups.values())
+    queued = sum(
+        sum(call["started_us"] - call["arrived_us"] for call in group)
+        if memory_bound
+        else _waited_us(group, peak)
+        for group in groups.values()
+    )
+    kv_tokens = max((_peak(group, _kv_tokens) for group in groups.values()), default=0)
     polled, poll = _polled(poll_times, whole["wait_begin_us"], wait_end, last)
     model = replace(
         model,
@@ -169,19 +198,18 @@ def _with_rollout(
         most_running=peak,
     )
 
-    def with_requests(max_concurrency: int | None) -> StepModel:
-        requests = tuple(
-            _request(row, begin, rollout, queued=max_concurrency is None) for row in seen
-        )
-        return replace(model, requests=requests, max_concurrency=max_concurrency)
+    def with_requests(**limits: float) -> StepModel:
+        requests = tuple(_request(row, begin, rollout, queued=not limits) for row in seen)
+        return replace(model, requests=requests, **limits)
 
     served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
     if peak and queued > _QUEUED_SHARE * served:
-        limited = with_requests(peak)
+        full = {"kv_tokens": kv_tokens} if memory_bound and kv_tokens else {"max_concurrency": peak}
+        limited = with_requests(**full)
         replayed = limited.replayed(polls=False)
-        if abs(replayed - with_requests(None).replayed(polls=False)) <= _SLOTS_FIT * last:
+        if abs(replayed - with_requests().replayed(polls=False)) <= _SLOTS_FIT * last:
             return limited
-    return with_requests(None)
+    return with_requests()
 
 
 def _polled(
@@ -221,15 +249,36 @@ def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any
     return replicas
 
 
-def _peak(calls: Iterable[Mapping[str, Any]]) -> int:
-    """Return the maximum number of concurrent calls; back-to-back calls do not overlap."""
-    changes = [
+def _kv_tokens(call: Mapping[str, Any]) -> int:
+    return (call["prompt_tokens"] or 0) + (call["response_tokens"] or 0)
+
+
+def _peak(
+    calls: Iterable[Mapping[str, Any]], size: Callable[[Mapping[str, Any]], int] = lambda _: 1
+) -> int:
+    """Return the maximum number of concurrent calls, or of `size`; back-to-back calls do not overlap.
+
+    Clocks of an engine and its server differ by some microseconds: what lasts for less than a thousandth
+    of the time does not count.
+    """
+    changes = sorted(
         change
         for call in calls
         if call["ended_us"] > call["started_us"]
-        for change in ((call["started_us"], 1), (call["ended_us"], -1))
-    ]
-    return max(accumulate(change for _, change in sorted(changes)), default=0)
+        for change in ((call["started_us"], size(call)), (call["ended_us"], -size(call)))
+    )
+    lasted: dict[int, int] = {}
+    level = 0
+    for (now_us, change), (next_us, _) in pairwise(changes):
+        level += change
+        if level > 0 and next_us > now_us:
+            lasted[level] = lasted.get(level, 0) + next_us - now_us
+    above_us, ignored_us = 0, _IGNORED_SHARE * sum(lasted.values())
+    for level in sorted(lasted, reverse=True):
+        above_us += lasted[level]
+        if above_us > ignored_us:
+            return level
+    return 0
 
 
 def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
@@ -304,9 +353,12 @@ def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
     if "work" not in call:
         return Call(0.0, call["duration_us"], 0.0, 0.0, call["duration_us"], None, call["turn"])
     queue_us = call["started_us"] - call["arrived_us"] if queued else 0.0
+    whole_us = call["decoding_us"] - call["started_us"]
+    fixed_us = call.get("own_prefill_us", whole_us)
+    cold_us = min(call["cold_us"] or 0, whole_us)
     return Call(
         call["arrived_us"] + queue_us - call["begin_us"],
-        call["decoding_us"] - call["started_us"],
+        fixed_us,
         call["work"],
         call["end_us"] - call["ended_us"],
         call["duration_us"],
@@ -314,4 +366,6 @@ def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
         call["turn"],
         call["response_tokens"],
         queue_us,
+        cold_us * fixed_us / whole_us if whole_us else 0.0,
+        _kv_tokens(call),
     )

@@ -1,6 +1,8 @@
 """Simulation of requests on replicas whose speed depends on their load.
 
-The speed at loads that were never observed is unknown; `BEYOND` has its bounds.
+The speed at loads that were never observed is unknown; `BEYOND` has its bounds.  A speed is a line
+(a, b), or one with bends (a, b, load, more, …): time per unit of work is a + b n, and above each load
+`more` for each further call.
 """
 
 from __future__ import annotations
@@ -11,12 +13,32 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from verl_profiler.analysis.explain.chains import Call, Request, Stage
 
-__all__ = ["BEYOND", "ends_alone_us", "replicas_of", "request_ends", "times_by_load"]
+__all__ = [
+    "BEYOND",
+    "Limits",
+    "Speed",
+    "ends_alone_us",
+    "replicas_of",
+    "request_ends",
+    "time_us",
+    "times_by_load",
+]
 
+Speed: TypeAlias = tuple[float, ...]
+
+
+class Limits(NamedTuple):
+    """What bounds the calls that a replica runs at once: their number, and their tokens in its KV cache."""
+
+    calls: float = math.inf
+    kv_tokens: float = math.inf
+
+
+_NO_LIMITS = Limits()
 # Times of a replay that differ by less than this are equal.
 _SAME_US = 1e-3
 # Time per token with n calls in a replica that never ran more than `most`, by assumption, from
@@ -30,29 +52,69 @@ BEYOND: dict[str, Callable[[float, float, int, int], float]] = {
 
 
 class _Replica:
-    """A replica in a replay: running calls share its speed, others wait in FIFO order."""
+    """A replica in a replay: running calls share its speed, others wait in FIFO order.
+
+    With `during_prefill`, a pass decodes for the calls that are not in prefill, and is slower by that
+    factor while one is: 0 stops decoding, 1 changes nothing.  Calls that begin while others are in prefill
+    are prefilled with them, and take as long as all of them together.
+    """
 
     __slots__ = (
         "at_us",
+        "base",
         "check_us",
         "decoding",
         "done",
+        "during_prefill",
+        "kv_tokens",
         "per_work",
+        "prefill_end_us",
+        "prefilling",
         "running",
         "times",
         "waiting",
     )
 
-    def __init__(self, times: Sequence[float]) -> None:
+    def __init__(self, times: Sequence[float], during_prefill: float | None) -> None:
         self.running = 0
+        self.prefilling: list[tuple[int, Call]] = []
+        self.prefill_end_us = 0.0
+        self.kv_tokens = 0.0
         self.times = times
-        self.per_work = times[0]
+        self.during_prefill = during_prefill
+        # Time per unit of work, without and with what prefill takes of it.
+        self.base = self.per_work = times[0]
         self.waiting: deque[tuple[int, Call]] = deque()
         # A heap of calls by the cumulative work per call at which each finishes.
         self.decoding: list[tuple[float, int, Call]] = []
         self.done = 0.0
         self.at_us = 0.0
         self.check_us = math.inf
+
+    def set_speed(self) -> None:
+        """Set the time per unit of work to that of the calls that run now."""
+        share = self.during_prefill
+        if share is None:
+            self.base = self.per_work = self.times[self.running]
+            return
+        self.base = self.per_work = self.times[max(self.running - len(self.prefilling), 1)]
+        if self.prefilling:
+            self.per_work = self.base / share if share else math.inf
+
+    def begin(self, now_us: float, place: int, call: Call) -> float:
+        """Begin the prefill of a call, and return when it ends."""
+        if self.during_prefill is None:
+            return now_us + call.fixed_us
+        begin_us = self.prefill_end_us if self.prefilling else now_us
+        self.prefill_end_us = begin_us + call.fixed_us
+        self.prefilling.append((place, call))
+        return self.prefill_end_us
+
+    def ends_prefill(self, now_us: float) -> bool:
+        """Return whether a prefill ends now that was not prolonged by further calls."""
+        if self.during_prefill is None:
+            return True
+        return bool(self.prefilling) and now_us == self.prefill_end_us
 
 
 # Event types: a call arrives at its replica, decodes there, or a replica may finish one.
@@ -62,7 +124,7 @@ _ARRIVES, _DECODES, _DONE = range(3)
 def _replay(
     requests: Sequence[Request],
     replicas: Mapping[str, _Replica],
-    max_concurrency: float,
+    limits: Limits,
     *,
     even: bool,
 ) -> list[float]:
@@ -71,6 +133,7 @@ def _replay(
     An event loop over a heap; a report runs it a hundred thousand times.
     """
     push, pop, number = heapq.heappush, heapq.heappop, count().__next__
+    most, most_tokens = limits
     heap: list[tuple[float, int, int, int, Any, Any]] = []
     upcoming = [iter(request.stages) for request in requests]
     ends_us = [0.0] * len(requests)
@@ -94,7 +157,9 @@ def _replay(
         now_us, _, what, place, call, replica = pop(heap)
         if replica is None:
             replica = min(replicas.values(), key=lambda each: each.running + len(each.waiting))
-        elif what == _DONE and now_us != replica.check_us:
+        elif (what == _DONE and now_us != replica.check_us) or (
+            what == _DECODES and not replica.ends_prefill(now_us)
+        ):
             continue
         if replica.running:
             replica.done += (now_us - replica.at_us) / replica.per_work
@@ -103,23 +168,36 @@ def _replay(
         if what == _ARRIVES:
             replica.waiting.append((place, call))
         elif what == _DECODES:
-            push(decoding, (replica.done + call.work, place, call))
+            if replica.during_prefill is None:
+                push(decoding, (replica.done + call.work, place, call))
+            else:
+                for place, call in replica.prefilling:
+                    push(decoding, (replica.done + call.work, place, call))
+                replica.prefilling.clear()
+                replica.set_speed()
         else:
             replica.check_us = math.inf
-            if (decoding[0][0] - replica.done) * replica.per_work <= _SAME_US:
+            if (decoding[0][0] - replica.done) * replica.base <= _SAME_US:
                 _, place, call = pop(decoding)
                 replica.running -= 1
-                replica.per_work = replica.times[replica.running]
+                replica.kv_tokens -= call.kv_tokens
+                replica.set_speed()
                 go_on(now_us + call.after_us, place)
-        while replica.waiting and replica.running < max_concurrency:
+        while replica.waiting and replica.running < most:
+            tokens = replica.kv_tokens + replica.waiting[0][1].kv_tokens
+            if tokens > most_tokens and replica.running:
+                break
             place, call = replica.waiting.popleft()
             replica.running += 1
-            replica.per_work = replica.times[replica.running]
-            push(heap, (now_us + call.fixed_us, number(), _DECODES, place, call, replica))
+            replica.kv_tokens = tokens
+            decodes_us = replica.begin(now_us, place, call)
+            replica.set_speed()
+            push(heap, (decodes_us, number(), _DECODES, place, call, replica))
         if decoding and what != _ARRIVES:
             # Calls that join delay it: then nothing finishes now, and the check is rescheduled.
             left = decoding[0][0] - replica.done
-            next_us = now_us + left * replica.per_work if left > 0 else now_us
+            soon = left * replica.base <= _SAME_US
+            next_us = now_us if soon else now_us + left * replica.per_work
             if next_us < replica.check_us:
                 replica.check_us = next_us
                 push(heap, (next_us, number(), _DONE, 0, None, replica))
@@ -129,34 +207,62 @@ def _replay(
 def request_ends(
     requests: Sequence[Request],
     per_work: Mapping[str, Sequence[float]],
-    max_concurrency: int | None,
+    limits: Limits = _NO_LIMITS,
     *,
     even: bool = False,
     known_us: Mapping[int, float] | None = None,
+    during_prefill: float | None = None,
 ) -> list[float]:
     """Replay requests and return the end time of each.
 
     Args:
         requests: Each runs at most one generate call at a time.
         per_work: By replica, time per unit of work for 0, 1, … concurrent calls.
-        max_concurrency: Maximum concurrency of a replica; None for no limit.
+        limits: Of each replica.
         even: Route each call to the replica with the fewest calls.
         known_us: End times of some requests if they share no replica, by `id`.
+        during_prefill: Speed of decoding while a call is in prefill; None if only the number of calls
+            matters, those in prefill included.
     """
     ranges = [(min(times), max(times)) for times in per_work.values()]
     flat = all(low == high for low, high in ranges)
-    if max_concurrency is None and flat and (not even or len(set(ranges)) <= 1):
+    alone_is_enough = limits == _NO_LIMITS and during_prefill in (None, 1)
+    if alone_is_enough and flat and (not even or len(set(ranges)) <= 1):
         known = known_us or {}
         alone = {name: times[0] for name, times in per_work.items()}
         return [known[id(r)] if id(r) in known else ends_alone_us(r, alone) for r in requests]
-    replicas = {name: _Replica(times) for name, times in per_work.items()}
-    return _replay(requests, replicas, max_concurrency or math.inf, even=even)
+    replicas = {name: _Replica(times, during_prefill) for name, times in per_work.items()}
+    return _replay(requests, replicas, limits, even=even)
+
+
+def time_us(speed: Speed, calls: float) -> float:
+    """Return the time per unit of work with so many concurrent calls."""
+    a, b, *bends = speed
+    above = zip(bends[::2], bends[1::2], strict=True)
+    return a + b * calls + sum(more * max(calls - load, 0.0) for load, more in above)
 
 
 @lru_cache(256)
-def times_by_load(beyond: str, a: float, b: float, calls: int, most: int) -> list[float]:
-    """Return the time per unit of work for 0, 1, … concurrent calls."""
-    return [BEYOND[beyond](a, b, running, most) for running in range(calls + 1)]
+def times_by_load(beyond: str, speed: Speed, calls: int, most: int) -> list[float]:
+    """Return the time per unit of work for 0, 1, … concurrent calls.
+
+    Args:
+        beyond: Assumption for loads above `most`, a key of `BEYOND`.
+        speed: Of the replica.
+        calls: Return it for up to so many calls.
+        most: The highest load that was observed.
+    """
+    if len(speed) == 2:
+        return [BEYOND[beyond](*speed, running, most) for running in range(calls + 1)]
+    highest = time_us(speed, most)
+    times = [time_us(speed, running) for running in range(calls + 1)]
+    if beyond == "line":
+        return times
+    more = [running / most if beyond == "saturated" else 1.0 for running in range(calls + 1)]
+    return [
+        time if running <= most else highest * factor
+        for running, (time, factor) in enumerate(zip(times, more, strict=True))
+    ]
 
 
 def replicas_of(requests: Sequence[Request]) -> list[str]:

@@ -1,15 +1,20 @@
-"""Decoding speed of replicas as a function of load, fitted to the recorded calls.
+"""Decoding speed of replicas as a function of load, from their iterations or fitted to the recorded calls.
 
-The line of each replica is shrunk towards the line of all replicas.  The work of a call is the integral
-of that speed over its decoding.
+Where the engine's iterations were read, an iteration's time by batch is the speed, and a call's work are the
+iterations that it takes.  Otherwise a line is fitted to the calls; that of each replica is shrunk towards the
+line of all replicas.  The work of a call is the integral of that speed over its decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
-__all__ = ["SLOWER", "replica_speeds"]
+from verl_profiler.analysis.explain.iteration_times import PassTimes
+from verl_profiler.analysis.explain.replay import Speed, time_us
+
+__all__ = ["SLOWER", "replica_speeds", "speeds_of_passes"]
 
 SLOWER = 1.2
 """A replica is slower than the others if its time per token is higher by this factor."""
@@ -30,6 +35,17 @@ class _Speeds(NamedTuple):
     slowness_of: Mapping[str, tuple[float, float]] = {}
     slope_error: float = 0.0
     load_varied: bool = False
+
+
+class _PassSpeeds(NamedTuple):
+    """Speeds of replicas from their iterations; for the fields see `StepModel`."""
+
+    slowness: Speed
+    slowness_of: Mapping[str, Speed]
+    slope_error: float
+    load_varied: bool
+    during_prefill: float
+    most_read: Mapping[str, int]
 
 
 class _Seen(NamedTuple):
@@ -71,6 +87,116 @@ def replica_speeds(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> _
         for replica, group in groups.items():
             _integrate(group, _passes(*found.slowness_of.get(replica, found.slowness)))
     return found
+
+
+# Speeds of decoding while a call is in prefill that are tried: engines stop it, or mix both in a pass.
+_DURING_PREFILL = (0.0, 0.25, 0.5, 0.75, 1.0)
+# The iterations that were read must have decoded at least this share of the calls' tokens.
+_READ = 0.7
+
+
+def speeds_of_passes(
+    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
+) -> _PassSpeeds | None:
+    """Take the speeds of replicas from their iterations, and the work of each call: its passes.
+
+    Adds `work` and `own_prefill_us` to the calls.  Decoding is slower while another call is in prefill, by the factor with which
+    calls of as many tokens take the most equal numbers of passes.
+
+    Args:
+        steps: The calls of each step by replica, of one run.
+        passes: By replica, as `pass_times` returns them.
+
+    Returns:
+        None, without any change, if the iterations of a replica were not read, or too few of them.
+    """
+    tokens = dict.fromkeys(passes, 0)
+    for groups in steps:
+        for replica, group in groups.items():
+            if replica not in passes:
+                return None
+            tokens[replica] += sum(call["response_tokens"] or 0 for call in group)
+    used = {name: each for name, each in passes.items() if tokens[name]}
+    if not used or any(each.decoded < _READ * tokens[name] for name, each in used.items()):
+        return None
+    _, share = min((_unequal(steps, passes, share), share) for share in _DURING_PREFILL)
+    for groups in steps:
+        for replica, group in groups.items():
+            _integrate_passes(group, passes[replica].speed, share)
+            _share_prefill(group, passes[replica].prefill_token_us)
+    slowest = max(used, key=lambda name: time_us(used[name].speed, used[name].most))
+    return _PassSpeeds(
+        used[slowest].speed,
+        {name: each.speed for name, each in used.items()},
+        fmean(each.error for each in used.values()) / 2,
+        load_varied=True,
+        during_prefill=share,
+        most_read={name: each.most for name, each in used.items()},
+    )
+
+
+def _share_prefill(calls: Sequence[dict[str, Any]], token_us: float) -> None:
+    """Set each call's `own_prefill_us`: its share of the time in which it was in prefill with others."""
+    together: list[dict[str, Any]] = []
+    end_us = 0
+    for call in [*sorted(calls, key=lambda call: (call["started_us"], call["decoding_us"])), None]:
+        if together and (call is None or call["started_us"] >= end_us):
+            whole_us = end_us - together[0]["started_us"]
+            parts = [
+                token_us * max((each["prompt_tokens"] or 0) - (each["cached_tokens"] or 0), 0) + 1
+                for each in together
+            ]
+            for each, part in zip(together, parts, strict=True):
+                each["own_prefill_us"] = whole_us * part / sum(parts)
+            together, end_us = [], 0
+        if call is not None:
+            together.append(call)
+            end_us = max(end_us, call["decoding_us"])
+
+
+def _unequal(
+    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]],
+    passes: Mapping[str, PassTimes],
+    share: float,
+) -> float:
+    """Return how much the calls' passes per token differ, relative to their mean."""
+    works: list[tuple[float, float]] = []
+    for groups in steps:
+        for replica, group in groups.items():
+            _integrate_passes(group, passes[replica].speed, share)
+            works += [
+                (call["work"], _decoded_tokens(call))
+                for call in group
+                if (call["response_tokens"] or 0) > 1
+            ]
+    tokens = sum(each for _, each in works)
+    mean = sum(work for work, _ in works) / tokens if tokens else 0.0
+    if not mean:
+        return float("inf")
+    return sum(abs(work - mean * each) for work, each in works) / (mean * tokens)
+
+
+def _integrate_passes(calls: Sequence[dict[str, Any]], speed: Speed, share: float) -> None:
+    """Set each call's `work` to the passes of its replica during its decoding."""
+    points = sorted(
+        (call[moment], order, place)
+        for place, call in enumerate(calls)
+        for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
+    )
+    done, decoding, prefilling, before = 0.0, 0, 0, points[0][0] if points else 0
+    for moment, order, place in points:
+        if decoding:
+            done += (moment - before) / time_us(speed, decoding) * (share if prefilling else 1.0)
+        before = moment
+        if order == 0:
+            prefilling += 1
+        elif order == 1:
+            prefilling -= 1
+            decoding += 1
+            calls[place]["work"] = done
+        else:
+            decoding -= 1
+            calls[place]["work"] = done - calls[place]["work"]
 
 
 def _passes(a: float, b: float) -> Callable[[int], float]:

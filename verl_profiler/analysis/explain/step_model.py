@@ -6,6 +6,7 @@ The phases after `gen` keep their duration, unless the number of tokens changes:
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,12 @@ from functools import cached_property
 
 from verl_profiler.analysis.explain.chains import Call, Request
 from verl_profiler.analysis.explain.replay import (
+    Limits,
+    Speed,
     ends_alone_us,
     replicas_of,
     request_ends,
+    time_us,
     times_by_load,
 )
 
@@ -37,11 +41,15 @@ class StepModel:
         polls_us: Times of the trainer's polls; empty if no polling was recorded.
         poll_us: Poll interval.
         slowness: (a, b) over all replicas and steps: time per unit of work (a token, if tokens are
-            known) is a + b n, with n calls in the replica.
-        slowness_of: (a, b) of each replica, if known.
-        slope_error: Relative standard error of b.
+            known) is a + b n, with n calls in the replica.  From iterations: of the slowest replica.
+        slowness_of: That of each replica, if known.
+        slope_error: Relative standard error of b, or of an iteration's time.
+        during_prefill: Where the engines' iterations were read: the speed of decoding while a call is
+            in prefill, and n is the number of calls that decode.  None: n includes those in prefill.
+        most_read: Highest batch of each replica that was read; empty without `during_prefill`.
         load_varied: Whether there were enough calls at sufficiently different loads to fit b.
         max_concurrency: Concurrency limit of a replica, if calls queued for it; None if none did.
+        kv_tokens: Size of a replica's KV cache in tokens of its calls, if calls queued for it.
         most_running: Maximum number of concurrent calls in a replica.
         weights_us: Duration of the weight sync.
         uneven_us: Saving in the phases if every rank took the ranks' mean.
@@ -57,17 +65,23 @@ class StepModel:
     wait_end_us: float | None = None
     polls_us: tuple[float, ...] = ()
     poll_us: float = POLL_US
-    slowness: tuple[float, float] = (1.0, 0.0)
-    slowness_of: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict[str, tuple[float, float]]
-    )
+    slowness: Speed = (1.0, 0.0)
+    slowness_of: Mapping[str, Speed] = field(default_factory=dict[str, Speed])
     slope_error: float = 0.0
     load_varied: bool = False
+    during_prefill: float | None = None
+    most_read: Mapping[str, int] = field(default_factory=dict[str, int])
     max_concurrency: int | None = None
+    kv_tokens: float | None = None
     most_running: int = 0
     weights_us: float = 0.0
     uneven_us: float = 0.0
     after_token_us: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def engine(self) -> str:
+        """What the engine's speed is from: `iterations` that it reported, or the `calls`."""
+        return "calls" if self.during_prefill is None else "iterations"
 
     @property
     def calls(self) -> int:
@@ -79,24 +93,22 @@ class StepModel:
         requests: Sequence[Request] | None = None,
         *,
         polls: bool = True,
-        max_concurrency: int | None = None,
+        limits: Limits | None = None,
         even: bool = False,
         beyond: str = "line",
-        speeds: Mapping[str, tuple[float, float]] | None = None,
+        speeds: Mapping[str, Speed] | None = None,
     ) -> float:
         """Return the duration of the replayed step.
 
         Args:
             requests: Replacement for those of the step.
             polls: Whether the trainer finds its samples only at its next poll.
-            max_concurrency: Concurrency limit of a replica; None for the measured one.
+            limits: Of each replica; None for the measured ones.
             even: Route each call to the replica with the fewest calls, not to the measured one.
             beyond: Assumption for loads that were never observed, a key of `BEYOND`.
             speeds: Replacement for `slowness_of`.
         """
-        last_us = self.last_end_us(
-            requests, max_concurrency=max_concurrency, even=even, beyond=beyond, speeds=speeds
-        )
+        last_us = self.last_end_us(requests, limits=limits, even=even, beyond=beyond, speeds=speeds)
         return self.length_us(last_us, polls=polls) + self.after_change_us(requests)[0]
 
     def after_change_us(self, requests: Sequence[Request] | None) -> tuple[float, float]:
@@ -125,10 +137,10 @@ class StepModel:
         self,
         requests: Sequence[Request] | None = None,
         *,
-        max_concurrency: int | None = None,
+        limits: Limits | None = None,
         even: bool = False,
         beyond: str = "line",
-        speeds: Mapping[str, tuple[float, float]] | None = None,
+        speeds: Mapping[str, Speed] | None = None,
     ) -> float:
         """Return the end of the last request; for the arguments see `replayed`."""
         chosen = self.requests if requests is None else requests
@@ -138,20 +150,36 @@ class StepModel:
         known = {**self.slowness_of, **(speeds or {})}
         names = self._replicas if chosen is self.requests else replicas_of(chosen)
         per_work = {
-            name: times_by_load(beyond, *known.get(name, self.slowness), len(chosen), most)
+            name: times_by_load(
+                beyond,
+                known.get(name, self.slowness),
+                len(chosen),
+                max(most, self.most_read.get(name, 0)),
+            )
             for name in names
         }
-        ends = None if speeds else self._alone_ends_us
         return max(
             request_ends(
-                chosen, per_work, max_concurrency or self.max_concurrency, even=even, known_us=ends
+                chosen,
+                per_work,
+                self.limits if limits is None else limits,
+                even=even,
+                known_us=None if speeds else self._alone_ends_us,
+                during_prefill=self.during_prefill,
             )
         )
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of each replica, as measured."""
+        return Limits(self.max_concurrency or math.inf, self.kv_tokens or math.inf)
 
     @cached_property
     def _alone_ends_us(self) -> dict[int, float]:
         """End of each request if it shares no replica, by `id`."""
-        flat = {name: self.slowness_of.get(name, self.slowness)[0] for name in self._replicas}
+        flat = {
+            name: time_us(self.slowness_of.get(name, self.slowness), 0) for name in self._replicas
+        }
         return {id(r): ends_alone_us(r, flat) for r in self.requests}
 
     def length_us(self, last_us: float, *, polls: bool = True) -> float:

@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["APART_US", "Rollout", "after_us", "among", "polls_of", "rollouts_of", "uneven_us"]
+__all__ = [
+    "APART_US",
+    "KV_FULL",
+    "Rollout",
+    "after_us",
+    "among",
+    "memory_bound_steps",
+    "polls_of",
+    "rollouts_of",
+    "uneven_us",
+]
+
+# From this share on, the KV cache counts as full.
+KV_FULL = 0.9
 
 # TransferQueue calls of the trainer that are further apart belong to different polls; a trainer
 # that polls does so for the first time within this time after it starts to wait.
@@ -55,9 +68,11 @@ def rollouts_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], R
         rollouts.setdefault(key, Rollout([], [], {}, {})).requests.append(row)
     for query in (
         (
-            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, engine_name, "
-            "engine_begin_us, engine_duration_us, parked_us, queue_us, prefill_us, decode_us, response_tokens "
-            "FROM engine_calls"
+            "SELECT * FROM (SELECT run, step, name, validate, request_id, turn, begin_us, end_us, duration_us, "
+            "engine_name, engine_begin_us, engine_duration_us, parked_us, queue_us, prefill_us, "
+            "decode_us, prompt_tokens, cached_tokens, response_tokens, c.cold_us FROM engine_calls LEFT JOIN (SELECT run, "
+            "name, request_id, turn, begin_us, sum(cold_us) AS cold_us FROM engine_call_times "
+            "WHERE cold_us > 0 AND attempt = 0 GROUP BY ALL) AS c USING (run, name, request_id, turn, begin_us))"
         ),
         (
             "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
@@ -76,6 +91,24 @@ def rollouts_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], R
             of = rollout.calls_of if generates else rollout.tools_of
             of.setdefault((row["name"], row["request_id"]), []).append(row)
     return rollouts
+
+
+def memory_bound_steps(tables: Tables, steps: Sequence[int]) -> set[tuple[str, int]]:
+    """Return the steps whose engines had requests waiting mostly while their KV cache was full.
+
+    A reading belongs to the time until the next one; the readings of a step are those within its `gen`.
+    """
+    rows = tables.rows(
+        f"""
+        SELECT g.run, g.step FROM gens AS g JOIN engine_states AS e ON e.run = g.run
+            AND e.at_us >= g.begin_us AND e.at_us < g.end_us
+        WHERE g.in_step AND {among(steps, "g.step")} AND e.waiting_requests > 0 AND e.held_us > 0
+        GROUP BY g.run, g.step HAVING sum(CASE WHEN kv_share >= {KV_FULL}
+            AND coalesce(running_requests < running_limit, true) THEN held_us ELSE 0 END)
+            > sum(held_us) / 2
+        """
+    )
+    return {(row["run"], row["step"]) for row in rows}
 
 
 def polls_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:

@@ -38,6 +38,8 @@ _LEVEL = 0.9
 # to the fitted slope's error.  Assumed; benchmarks/bench_simulated_engines.py measures their coverage.
 _MODEL_ERROR = 0.10
 _LOAD_ERROR = 0.20
+# The latter where the engines' iterations were read.
+_READ_ERROR = 0.10
 # Two runs with the same settings are assumed to differ by this share of a step in nine of ten pairs, in
 # addition to the variation between their steps.
 _RUN_SPREAD = 0.15
@@ -194,10 +196,10 @@ def _error_us(
     model: StepModel, requests: Sequence[Request], change: Change, expected_us: float
 ) -> float:
     """Return the standard error of the model in the saving of a change."""
-    untouched = requests is model.requests and change.max_concurrency is None and not change.even
-    if untouched or not model.slowness[1]:
+    untouched = requests is model.requests and change.limits is None and not change.even
+    if untouched or not _slower_with_load(model):
         by_load = 0.0
-    elif change.max_concurrency is not None or change.even or change.batches is not None:
+    elif change.limits is not None or change.even or change.batches is not None:
         by_load = expected_us
     else:
         # The saving if calls kept their measured speed.
@@ -209,7 +211,8 @@ def _error_us(
     after_us = model.after_change_us(requests)[1]
     return math.hypot(
         _MODEL_ERROR * expected_us,
-        math.hypot(_LOAD_ERROR, model.slope_error) * by_load,
+        math.hypot(_LOAD_ERROR if model.during_prefill is None else _READ_ERROR, model.slope_error)
+        * by_load,
         after_us,
     )
 
@@ -263,17 +266,21 @@ def _saved_us(
     `changed` are the changed requests, `last_us` is the end of the last unchanged one, `beyond` is a
     key of `BEYOND`.
     """
-    max_concurrency = None if change.max_concurrency is None else change.max_concurrency(model)
+    limits = None if change.limits is None else change.limits(model)
     changed_last = last_us
     speeds = None if change.speeds is None else change.speeds(model)
-    if changed is not model.requests or max_concurrency is not None or change.even or speeds:
+    if changed is not model.requests or limits is not None or change.even or speeds:
         changed_last = model.last_end_us(
-            changed, max_concurrency=max_concurrency, even=change.even, beyond=beyond, speeds=speeds
+            changed, limits=limits, even=change.even, beyond=beyond, speeds=speeds
         )
     more = change.saved_us(model) - model.after_change_us(changed)[0]
     saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
     earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
     return saved + more, earlier + more
+
+
+def _slower_with_load(model: StepModel) -> bool:
+    return any(any(speed[1:]) for speed in (model.slowness, *model.slowness_of.values()))
 
 
 def _bounds_s(
@@ -290,9 +297,12 @@ def _bounds_s(
     if not change.beyond:
         return saved_us / 1e6, saved_us / 1e6
     least = _saved_us(model, changed, last_us, change, "saturated")[change.polls]
-    # If load does not slow calls down, the line is flat.
-    flat = not model.slowness[1] and not any(b for _, b in model.slowness_of.values())
-    most = saved_us if flat else _saved_us(model, changed, last_us, change, "flat")[change.polls]
+    # If load does not slow calls down, the line is flat. The time of an iteration is measured up to the
+    # highest batch, and convex: it goes on at least as steeply as it was there.
+    steepest = not _slower_with_load(model) or model.during_prefill is not None
+    most = (
+        saved_us if steepest else _saved_us(model, changed, last_us, change, "flat")[change.polls]
+    )
     return least / 1e6, most / 1e6
 
 

@@ -161,6 +161,8 @@ DERIVED = {
     "last": _flag("Whether it was among the last."),
     "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
     "kv_share": _number("Part of the KV cache in use."),
+    "busy_us": _us("Time of the iterations, without gaps in which the engine idled."),
+    "device_us": _us("Time of their forward passes, as SGLang measures it."),
     "held_us": _us("Until the engine's next reading; NULL for its last, and where none followed."),
     "sticky": _flag("Whether the replica is that of the request's previous call."),
     "source": _text("Where the row is from."),
@@ -281,6 +283,10 @@ _TABLES = {
     "device_readings": (
         "run step name host device at_us begin_us end_us utilization memory_utilization used_bytes "
         "power_w energy_j sm_mhz memory_mhz temperature_c slowed_by:VARCHAR"
+    ),
+    "engine_iterations": (
+        "run step name replica dp_rank begin_us end_us busy_us device_us iterations decode_requests "
+        "prefill_tokens context_tokens running_requests waiting_requests retracted_requests"
     ),
     "engine_call_times": (
         f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us outside_us queue_from_us queue_us "

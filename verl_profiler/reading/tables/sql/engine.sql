@@ -88,6 +88,34 @@ FROM (
     WHERE e.event = 'engine_state' AND e.family = 'engine'
 );
 
+-- Consecutive iterations of an engine, without idle time: SGLang's own rows, and what vLLM did between two
+-- readings if requests ran all the time.
+CREATE VIEW engine_iterations AS
+SELECT e.run, e.step, e.name, p.replica, coalesce(integer_of(rest, 'dp_rank'), 0) AS dp_rank,
+    e.begin_us, e.end_us, micros(number_of(rest, 'busy_s')) AS busy_us,
+    micros(number_of(rest, 'device_s')) AS device_us,
+    integer_of(rest, 'iterations') AS iterations,
+    integer_of(rest, 'decode_requests') AS decode_requests,
+    integer_of(rest, 'prefill_tokens') AS prefill_tokens,
+    integer_of(rest, 'context_tokens') AS context_tokens,
+    integer_of(rest, 'running_requests') AS running_requests,
+    integer_of(rest, 'waiting_requests') AS waiting_requests,
+    integer_of(rest, 'retracted_requests') AS retracted_requests
+FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
+WHERE e.event = 'engine_iterations' AND e.family = 'engine'
+UNION ALL
+SELECT run, step, name, replica, dp_rank, before_us, at_us, at_us - before_us, NULL, iterations,
+    decode_tokens, prefill_tokens, (kv_before + kv_used_tokens) * iterations // 2,
+    running_requests, waiting_requests, NULL
+FROM (
+    SELECT *, lag(at_us) OVER readings AS before_us,
+        lag(running_requests) OVER readings AS running_before,
+        lag(kv_used_tokens) OVER readings AS kv_before
+    FROM engine_states
+    WINDOW readings AS (PARTITION BY run, name, dp_rank ORDER BY at_us)
+)
+WHERE iterations > 0 AND running_before > 0 AND at_us - before_us BETWEEN 1 AND 5_000_000;
+
 -- Where the time of each generate call went, one row per request that an engine served of it: an aborted
 -- call has several attempts, and waits between them.  The parts add up to the time from the attempt
 -- before (or the call's begin) until the end.

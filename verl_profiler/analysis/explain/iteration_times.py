@@ -1,0 +1,135 @@
+"""Time of an engine's iterations as a function of its batch, from its own readings.
+
+An iteration takes a fixed time, a time per request that decodes, a time per token of their context, and a
+time per prompt token that it prefills: non-negative, and fitted to rows of consecutive iterations
+(`engine_iterations`).  Above some batches a further request may take more: the curve is convex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from verl_profiler.analysis.explain.replay import Speed
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = ["PassTimes", "pass_times"]
+
+# Minimum number of rows and iterations, and minimum range of batches, for a fit; a fit whose rows deviate by
+# more than this (mean by time) is not used.
+_ROWS = 20
+_ITERATIONS = 200
+_BATCH_RATIO = 1.5
+_MOST_OFF = 0.3
+# Batches above which a further request may take more, as quantiles of iterations by batch.
+_BENDS = (0.5, 0.8)
+# Columns of a fit without bends; bends must explain this share of its squared residuals.
+_STRAIGHT = 4
+_BETTER = 0.05
+# Rows of a run that are fitted, at most: every n-th of more.
+_FITTED_ROWS = 20_000
+
+
+class PassTimes(NamedTuple):
+    """Times of a replica's iterations.
+
+    `speed` is the time of an iteration by the number of requests that decode, with the mean context;
+    `most` the highest batch that was read, `error` the relative error of rows' times.
+    """
+
+    speed: Speed
+    prefill_token_us: float
+    most: int
+    error: float
+    decoded: int
+
+
+def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
+    """Fit the iterations of each replica, by run and name of the engine's process.
+
+    Replicas whose iterations were not read, or whose fit is bad, are missing.  Of an engine with several
+    data-parallel ranks, all ranks count alike.
+    """
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in tables.rows(
+        f"""
+        SELECT run, name, busy_us, iterations, decode_requests, coalesce(prefill_tokens, 0) AS
+            prefill_tokens, coalesce(context_tokens, 0) AS context_tokens
+        FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY begin_us) AS place,
+                count(*) OVER (PARTITION BY run) AS many FROM engine_iterations
+            WHERE busy_us > 0 AND iterations > 0 AND decode_requests >= 0)
+        WHERE place % (many // {_FITTED_ROWS} + 1) = 0 ORDER BY run, name, begin_us
+        """
+    ):
+        rows.setdefault(row["run"], {}).setdefault(row["name"], []).append(row)
+    found: dict[str, dict[str, PassTimes]] = {}
+    for run, replicas in rows.items():
+        for name, own in replicas.items():
+            fitted = _fitted(own)
+            if fitted is not None:
+                found.setdefault(run, {})[name] = fitted
+    return found
+
+
+def _fitted(rows: Sequence[Mapping[str, Any]]) -> PassTimes | None:
+    batches = [row["decode_requests"] / row["iterations"] for row in rows]
+    iterations = sum(row["iterations"] for row in rows)
+    decoding = [batch for batch in batches if batch >= 1]
+    if len(rows) < _ROWS or iterations < _ITERATIONS or not decoding:
+        return None
+    if max(decoding) < _BATCH_RATIO * min(decoding):
+        return None
+    # Imported here because few commands need them.
+    import numpy as np
+    from scipy.optimize import nnls
+
+    bends = _bends(rows, batches)
+    columns = [
+        [row["iterations"] for row in rows],
+        [row["decode_requests"] for row in rows],
+        [row["context_tokens"] for row in rows],
+        [row["prefill_tokens"] for row in rows],
+        *(
+            [
+                row["iterations"] * max(batch - bend, 0.0)
+                for row, batch in zip(rows, batches, strict=True)
+            ]
+            for bend in bends
+        ),
+    ]
+    busy = np.array([row["busy_us"] for row in rows], dtype=float)
+    values = np.array(columns, dtype=float).T
+    # The variance of a row's time grows with it.
+    weights = 1 / np.sqrt(busy)
+    scale = np.maximum(np.abs(values).max(axis=0), 1e-12)
+    scaled, wanted = values / scale * weights[:, None], busy * weights
+    straight, rest = nnls(scaled[:, :_STRAIGHT], wanted)
+    answer, bent_rest = nnls(scaled, wanted)
+    if bent_rest**2 > (1 - _BETTER) * rest**2:
+        answer = np.concatenate([straight, np.zeros(len(bends))])
+    each = answer / scale
+    off = float(np.abs(values @ each - busy).sum() / busy.sum())
+    if off > _MOST_OFF or not each[:3].any():
+        return None
+    decoded = sum(row["decode_requests"] for row in rows)
+    context = sum(row["context_tokens"] for row in rows) / max(decoded, 1)
+    a, b, per_context, per_prompt, *more = (float(value) for value in each)
+    curve = [value for pair in zip(bends, more, strict=True) if pair[1] for value in pair]
+    speed = (a, b + per_context * context, *curve)
+    return PassTimes(speed, per_prompt, max(round(max(decoding)), 1), off, decoded)
+
+
+def _bends(rows: Sequence[Mapping[str, Any]], batches: Sequence[float]) -> list[float]:
+    """Return the batches at which the curve may bend."""
+    order = sorted(zip(batches, rows, strict=True), key=lambda each: each[0])
+    iterations = sum(row["iterations"] for row in rows)
+    found: list[float] = []
+    for share in _BENDS:
+        below = 0
+        for batch, row in order:
+            below += row["iterations"]
+            if below >= share * iterations:
+                if batch >= 1 and batch not in found and batch < order[-1][0]:
+                    found.append(batch)
+                break
+    return found
