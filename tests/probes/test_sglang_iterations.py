@@ -75,6 +75,12 @@ def server(monkeypatch):
     return FakeServer()
 
 
+class FakeManager:
+    """In the place of SGLang's `TokenizerManager`."""
+
+    server_args = SimpleNamespace(dp_size=2)
+
+
 def decoding(metrics, rank, requests, seconds, *, context=0, waiting=0, retracted=0):
     return metrics.ForwardPassMetrics(
         worker_id="any",
@@ -169,7 +175,7 @@ def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server):
         sglang_metrics._FpmPublisherThread(f"{base}.{rank}", worker_id="", dp_rank=rank)
         for rank in range(2)
     ]
-    manager = SimpleNamespace(server_args=SimpleNamespace(dp_size=2))
+    manager = FakeManager()
     sglang_iterations.end_launch(manager)
     sums = sglang_iterations._subscriber.sums
     until = time.monotonic() + 20

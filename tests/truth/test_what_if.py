@@ -13,8 +13,8 @@ from verl_profiler.analysis.explain.chains import Call
 from verl_profiler.analysis.explain.chains import Request as ModelRequest
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.rebuilding import step_models
-from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.explain.replay import Limits
+from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.explain.what_if import (
     chosen_steps,
     step_replays,

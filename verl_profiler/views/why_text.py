@@ -144,7 +144,16 @@ def _chain(rows: Rows) -> str:
 
 def _replay_errors(rows: Rows) -> str:
     unchanged = [row for row in rows if row["what"] == UNCHANGED]
-    lines = [["step", "measured", "unchanged replay", "replay error", "token-model error"]]
+    lines = [
+        [
+            "step",
+            "measured",
+            "unchanged replay",
+            "replay error",
+            "token-model error",
+            "engine speed",
+        ]
+    ]
     lines += [
         [
             str(row["step"]),
@@ -152,6 +161,7 @@ def _replay_errors(rows: Rows) -> str:
             seconds(row["replayed_s"]),
             share(abs(row["residual_share"])),
             "-" if row["tokens_share"] is None else share(abs(row["tokens_share"])),
+            f"from {row['engine']}",
         ]
         for row in unchanged[:_STEPS]
     ]
@@ -182,7 +192,8 @@ def _replays(rows: Rows) -> str:
     )
     note = (
         "\n  load not observed: the interval ranges from no additional tokens per second (saturated "
-        "replicas)\n  to no additional slowdown per call"
+        "replicas)\n  to no additional slowdown per call (with speeds from iterations: to the slowdown at "
+        "the highest batch)"
     )
     shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
     counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"

@@ -185,6 +185,8 @@ last rank worked; all of the weight sync |
 
 _NO_STEP = "no step of synchronous training finished there. Asynchronous training: bubble_ledger."
 
+_ENGINE = "source of the engines' speed: `iterations` as the engines report them, or a line fitted to the `calls`"
+
 VIEWS = (
     View(
         name="critical_path",
@@ -229,6 +231,7 @@ VIEWS = (
         | {
             "what": "name of the change; `unchanged` is the replay of the step as it was",
             "about": "the change in words",
+            "engine": _ENGINE,
             "steps": (
                 "number of replayed steps; the 95th percentile needs 20 requests, and gains are "
                 "empty if no step has enough"
@@ -301,6 +304,7 @@ TABLES: dict[str, Mapping[str, str]] = {
     "step_replays": common("run step")
     | {
         "what": "name of the change; `unchanged` is the replay of the step as it was",
+        "engine": _ENGINE,
         "duration_s": "length of the step as measured, in s",
         "replayed_s": "length of the replayed step, in s",
         "saved_s": "gain, the unchanged replay minus the changed one, in s; empty for `unchanged`",
@@ -309,8 +313,8 @@ TABLES: dict[str, Mapping[str, str]] = {
             "expected gain if higher loads than recorded give no more tokens per second, in s"
         ),
         "most_s": (
-            "expected gain if higher loads do not slow calls down, in s; equal to least_s if the "
-            "load is not higher"
+            "expected gain if higher loads do not slow calls down further, or, with iterations, "
+            "slow them down as the highest batch did, in s; equal to least_s if the load is not higher"
         ),
         "error_s": "standard error of the model in the gain, in s",
         "residual_s": (
