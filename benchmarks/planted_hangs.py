@@ -31,6 +31,7 @@ _LIMIT_S = 90.0
 # Steps before the first hang: a phase's usual length is known after three.
 _STEPS = 4
 _PATIENCE_S = 300.0
+_EVIDENCE_S = 16.0
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def rehearsal(
     command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
     command += ["--steps", "1000", "--output", str(run), "rehearsal.poll_interval_s=0.05"]
     command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}", *words]
+    command += ["profiler.stuck.evidence=100"]
     with (folder / "rehearsal.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -270,8 +272,15 @@ def try_out(run: Path, name: str) -> tuple[dict[str, Any], float]:
         found = explained(run)
         spent_s = time.monotonic() - begin_s
         if is_named(name, found) or spent_s > _LIMIT_S:
-            return found, spent_s
+            break
         time.sleep(0.5)
+    # Processes gather evidence once the run is found to be stuck.
+    until_s = time.monotonic() + _EVIDENCE_S
+    while found["state"] == "stuck" and not found["details"] and time.monotonic() < until_s:
+        time.sleep(2)
+        later = explained(run)
+        found |= {key: later[key] for key in ("facts", "details")}
+    return found, spent_s
 
 
 def try_alone(folder: Path, name: str, after_s: float, engine: str) -> tuple[dict[str, Any], float]:
@@ -345,6 +354,8 @@ def reported(name: str, found: dict[str, Any], spent_s: float, folder: Path) -> 
     culprit = found["culprit"] or found["state"]
     confidence = found["confidence"] or "-"
     print(f"| {PLANTS[name].about} | {culprit} | {confidence} | {spent_s:.0f} s |", flush=True)
+    for fact in found["facts"]:
+        print(f"  {fact}", file=sys.stderr, flush=True)
     (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
     return not is_named(name, found)
 

@@ -196,6 +196,10 @@ def test_an_engine_that_is_never_resumed_is_the_culprit():
         "engine_1, paused for 99.0 s and not resumed: 1 generate call is not answered by s:1"
         == found.culprit
     )
+    files["engine_1"]["weight_version"] = 17
+    assert "paused for 99.0 s at weight version 17 and not resumed" in (
+        verdict(RUN, files, HERE, NOW).culprit
+    )
 
 
 @pytest.mark.parametrize(

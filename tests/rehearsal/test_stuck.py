@@ -1,6 +1,7 @@
 """Hangs planted in a real run are explained while they last, and the run goes on after them."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,18 @@ def test_planted_hangs_are_named(tmp_path):
 
     console = (tmp_path / "run" / "console.log").read_text(errors="replace")
     assert 0 == done.returncode, f"{done.stdout}{done.stderr}{console[-3000:]}"
-    for plant in [*plants, "killed_rank"]:
-        assert (tmp_path / f"{plant}.json").exists()
+    found = {
+        plant: json.loads((tmp_path / f"{plant}.json").read_text())
+        for plant in [*plants, "killed_rank"]
+    }
+    facts = {plant: " / ".join(each["facts"]) for plant, each in found.items()}
+    # What the processes themselves found: ranks by their stacks, engines by their own counts.
+    assert "1 of 2 ranks is in " in facts["rank"], facts
+    assert "actor_1 is in verl_profiler.rehearsal.hangs:block_at" in facts["rank"], facts
+    assert "engine_0: 0 running, 0 waiting, paused" in facts["paused"], facts
+    details = "\n".join(found["tool"]["details"])
+    for text in ("tasks in verl_profiler.rehearsal.hangs:wait_at", "Ray: actors: ", "sockets: "):
+        assert text in details, details
     # One line for each hang, and one for its end.
     assert console.count("(phase-stuck)") >= len(plants), console[-3000:]
     assert console.count(" is over after ") >= len(plants), console[-3000:]

@@ -274,7 +274,12 @@ class _Search:
         if paused:
             names = some([each.name for each, _ in paused])
             age_s = max(self.age(row) for _, row in paused)
-            self.end(f"{names}, paused for {seconds(age_s)} and not resumed: {calls}", confidence)
+            version = paused[0][0].open.get("weight_version")
+            since_version = "" if version is None else f" at weight version {version}"
+            self.end(
+                f"{names}, paused for {seconds(age_s)}{since_version} and not resumed: {calls}",
+                confidence,
+            )
             return
         mute = [
             each
