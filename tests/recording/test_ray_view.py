@@ -1,0 +1,42 @@
+"""What Ray has on record of actors and calls, on a real cluster."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(200)]
+
+ACTORS = Path(__file__).parent / "ray_actors.py"
+
+
+def test_dead_actors_and_calls_that_hang_are_found():
+    """With the reason that Ray gives; without a cluster there is nothing."""
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, str(ACTORS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
+    report = json.loads(lines[0].removeprefix("FOUND "))
+
+    assert {} == report["before"]
+    found = report["found"]
+    assert {"ALIVE": 1, "DEAD": 1} == found["actors"]
+    (dead,) = found["not_alive"]
+    assert ("Dying", "DEAD", 0) == (dead["class"], dead["state"], dead["restarts"])
+    assert dead["pid"] > 0
+    assert dead["reason"].startswith("Worker exit type: ")
+    if "calls_error" not in found:
+        # Ray's state API is there with its dashboard only (ray[default]).
+        waiting = [row for row in found["calls"] if row["function"].endswith("Busy.wait")]
+        assert report["calls"] == sum(row["calls"] for row in waiting)
+        assert "RUNNING" in {row["state"] for row in waiting}
