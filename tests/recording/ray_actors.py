@@ -3,6 +3,7 @@
 python ray_actors.py
 """
 
+import contextlib
 import json
 import os
 import time
@@ -33,10 +34,8 @@ def main():
     busy, dying = Busy.remote(), Dying.remote()
     pid = ray.get(busy.pid.remote())
     calls = [busy.wait.remote() for _ in range(3)]
-    try:
+    with contextlib.suppress(ray.exceptions.RayActorError):
         ray.get(dying.die.remote())
-    except ray.exceptions.RayActorError:
-        pass
     found = {}
     # What workers report of their calls takes a second to arrive.
     until = time.monotonic() + 30
