@@ -115,7 +115,7 @@ def test_paths_are_left_out_on_request(watcher, monkeypatch, with_paths):
     """`profiler.record_command=false`; the only path is that of PyTorch's dump."""
     config = msgspec.structs.replace(watcher.active.config, record_command=with_paths)
     monkeypatch.setattr(watcher.active, "config", config)
-    monkeypatch.setattr(evidence, "collectives", lambda: {"rank": 0, "dump": "/home/me/dump_0"})
+    monkeypatch.setattr(evidence, "collectives", lambda: {"rank": 0, "dump": "/private/dump_0"})
     call = stuck_phase(1)
     watcher.look()
     watcher.add_evidence()
@@ -123,7 +123,7 @@ def test_paths_are_left_out_on_request(watcher, monkeypatch, with_paths):
 
     (path,) = files_of(watcher)
     text = path.read_text()
-    assert with_paths == ("/home/me" in text)
+    assert with_paths == ("/private/" in text)
     assert str(watcher.active.directory) not in text
 
 
