@@ -318,7 +318,7 @@ def state_events(
     """Return what a profiler would read of each replica after every tenth pass, and as it idles."""
     begins = [event["begin_us"] for event in events if event["event"] == "step"]
     rows = []
-    for begin, own in zip(begins, passes, strict=True):
+    for number, (begin, own) in enumerate(zip(begins, passes, strict=True), 1):
         for place, each in enumerate(own):
             idles = each is own[-1]
             if place % 10 and not idles:
@@ -327,6 +327,7 @@ def state_events(
                 reading(
                     f"engine_{each.replica}",
                     begin + round(each.end_us),
+                    step=number,
                     running_requests=0 if idles else each.running,
                     waiting_requests=0 if idles else each.waiting,
                     running_limit=made.slots,

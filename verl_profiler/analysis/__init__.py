@@ -25,6 +25,7 @@ from verl_profiler.analysis.engine import (
     request_token_rates,
     token_rates,
 )
+from verl_profiler.analysis.engine_lanes import engine_lanes
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.engine_time import request_engine_time
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
@@ -110,6 +111,7 @@ __all__ = [
     "device_times",
     "device_use",
     "device_use_over_time",
+    "engine_lanes",
     "engine_load",
     "engine_load_over_time",
     "engine_parts",
@@ -223,6 +225,7 @@ ANALYSES = {
         tool_latencies,
         engine_times,
         engine_parts,
+        engine_lanes,
         engine_load,
         engine_load_over_time,
         replica_balance,

@@ -1,0 +1,221 @@
+"""The view of engines over time: the calls in lanes, and below them batch, queue and KV cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
+from verl_profiler.analysis.engine_state import engine_load_over_time
+from verl_profiler.analysis.engine_time import CALL_PARTS
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, MUTED, PART_COLORS
+from verl_profiler.render.figure import patch, sheet, short
+from verl_profiler.units import counted, seconds
+from verl_profiler.views.columns import common
+from verl_profiler.views.view import Choice, DataTables, View, known
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["VIEWS"]
+
+# Engines drawn: those with the most lanes.
+_ENGINES = 3
+_INCHES_PER_LANE = 0.07
+
+
+def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
+    steps = longest_step(tables) if choice.steps is None else choice.steps
+    return {
+        "engine_lanes": engine_lanes(tables, steps),
+        "engine_load_over_time": engine_load_over_time(tables, steps),
+    }
+
+
+def _draw(data: DataTables, choice: Choice) -> Figure:
+    lanes, readings = data["engine_lanes"], data["engine_load_over_time"]
+    many = {
+        name: max(row["lane"] for row in lanes if row["name"] == name) + 1 for name in _names(lanes)
+    }
+    engines = sorted(many, key=lambda name: (-many[name], name))
+    shown = sorted(engines[:_ENGINES])
+    parts = [part for part in LANE_PARTS if any(row[f"{part}_s"] for row in lanes)]
+    total = sum(row[f"{part}_s"] for row in lanes for part in parts)
+    worst = max(
+        (part for part in parts if part not in ("decode", "prefill")),
+        key=lambda part: sum(row[f"{part}_s"] for row in lanes),
+        default=None,
+    )
+    title = f"Engines served up to {counted(max(many.values()), 'call')} at once"
+    if worst is not None:
+        lost = sum(row[f"{worst}_s"] for row in lanes)
+        title += f"; {seconds(lost)} of their {seconds(total)} {CALL_PARTS[worst]}"
+    steps = sorted({row["step"] for row in lanes if row["step"] is not None})
+    which = f", the longest step ({steps[0]})" if choice.steps is None and len(steps) == 1 else ""
+    cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
+    heights = [
+        height
+        for name in shown
+        for height in (max(0.9, min(_INCHES_PER_LANE * many[name], 3.0)), 1.1)
+    ]
+    figure, panels = sheet(
+        title,
+        f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(engines), 'engine')}{cut}",
+        size=(12, 1.7 + 1.25 * sum(heights)),
+        panels=(2 * len(shown), 1),
+        sharex=True,
+        height_ratios=heights,
+        notes=(
+            "Above: a line per call, in the lowest free lane. Below: requests in the batch and in the "
+            "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retractions."
+        ),
+    )
+    for place, name in enumerate(shown):
+        own = [row for row in lanes if row["name"] == name]
+        _draw_lanes(panels[2 * place], own, parts)
+        panels[2 * place].set_title(short(name, 40))
+        _draw_load(panels[2 * place + 1], [row for row in readings if row["name"] == name], own)
+    panels[0].legend(
+        handles=[patch(CALL_PART_COLORS[part], CALL_PARTS[part]) for part in parts],
+        loc="upper left",
+        bbox_to_anchor=(0.08, 1.0 + 0.34 / heights[0]),
+        ncols=len(parts),
+        frameon=False,
+    )
+    ends = [row["begin_s"] + sum(row[f"{part}_s"] for part in parts) for row in lanes]
+    first, last = min(row["begin_s"] for row in lanes), max(ends)
+    panels[-1].set_xlim(first - 0.02 * (last - first), last + 0.02 * (last - first))
+    panels[-1].set_xlabel("seconds since the first reading or call")
+    return figure
+
+
+def _names(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(row["name"] for row in rows))
+
+
+def _draw_lanes(axes: Axes, rows: Rows, parts: list[str]) -> None:
+    begins = [row["begin_s"] for row in rows]
+    for part in parts:
+        lengths = [row[f"{part}_s"] for row in rows]
+        axes.barh(
+            [row["lane"] for row in rows],
+            lengths,
+            left=begins,
+            height=0.8,
+            color=CALL_PART_COLORS[part],
+            linewidth=0,
+        )
+        begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]
+    axes.set_ylim(max(row["lane"] for row in rows) + 0.7, -0.7)
+    axes.set_ylabel("calls")
+    axes.grid(visible=False, axis="y")
+    axes.locator_params(axis="y", integer=True, nbins=5)
+
+
+def _draw_load(axes: Axes, readings: Rows, lanes: Rows) -> None:
+    retracted = [row["begin_s"] for row in lanes if row["retractions"]]
+    highest = max((row["running_requests"] or 0 for row in readings), default=0)
+    for rank in sorted({row["dp_rank"] for row in readings}):
+        own = [row for row in readings if row["dp_rank"] == rank]
+        times = [row["at_s"] for row in own]
+        for key, label, code in (
+            ("running_requests", "running", PART_COLORS["decode"]),
+            ("waiting_requests", "waiting", ENGINE_COLORS["queue"]),
+        ):
+            axes.step(
+                times,
+                [row[key] or 0 for row in own],
+                where="post",
+                color=code,
+                linewidth=1.3,
+                label="" if rank else label,
+            )
+    limit = max(known(readings, "running_limit"), default=0)
+    if limit and limit <= 2 * highest:
+        axes.axhline(limit, color=MUTED, linestyle="--", linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("requests")
+    if retracted:
+        axes.plot(
+            retracted,
+            [0.04] * len(retracted),
+            "^",
+            transform=axes.get_xaxis_transform(),
+            color=CALL_PART_COLORS["recomputed"],
+            label="retracted call",
+        )
+    if not readings:
+        axes.text(
+            0.01,
+            0.6,
+            "no readings: profiler.events.engine_state=true",
+            transform=axes.transAxes,
+            color=MUTED,
+        )
+        return
+    axes.locator_params(axis="y", integer=True, nbins=4)
+    axes.legend(loc="upper right", ncols=3, frameon=False)
+    kv = axes.twinx()
+    for rank in sorted({row["dp_rank"] for row in readings}):
+        own = [row for row in readings if row["dp_rank"] == rank]
+        kv.fill_between(
+            [row["at_s"] for row in own],
+            [100 * (row["kv_share"] or 0) for row in own],
+            step="post",
+            color=PART_COLORS["prefill"],
+            alpha=0.25,
+            linewidth=0,
+        )
+    kv.set_ylim(0, 100)
+    kv.set_ylabel("KV cache [%]", color=MUTED)
+    kv.grid(visible=False)
+
+
+VIEWS = (
+    View(
+        name="engine_lanes",
+        question="What did each engine serve over time, and how full was it?",
+        analysis=_tables,
+        columns=common("run step request_id turn validate")
+        | {
+            "name": "process of the engine",
+            "attempt": "number of the attempt of the generate call, from 0",
+            "lane": "number of the lane, from 0",
+            "begin_s": (
+                "arrival at the engine, in s after the first reading of the engines or the first call"
+            ),
+            "parked_s": "the engine was paused for a weight sync, in s",
+            "queue_s": "in the engine's queue, in s",
+            "cold_s": "prefill of tokens that the previous call had cached, in s (estimate)",
+            "prefill_s": "prefill of new tokens, in s",
+            "recomputed_s": "lost to retractions, and prefill repeated after aborts, in s (estimate)",
+            "decode_s": "decoding, in s",
+            "retractions": "how often the engine removed the call from its batch",
+        },
+        draw=_draw,
+        empty="no generate call with its engine's part was recorded there.",
+        section=None,
+        shows="""
+            Two panels per engine on one time axis. Above, a line per generate call from its arrival
+            at the engine, in the lowest free lane, colored by what it did. Below, the requests in
+            the batch and in the queue, the share of the KV cache in use, and calls that were
+            retracted. Without `--steps` it is the longest step.
+        """,
+        conclude="""
+            - Many lanes in `queue` while the KV cache is full: memory limits the batch; with free KV
+              cache, `max_running_requests` does.
+            - `recomputed` lines with a full KV cache: more requests were admitted than fit.
+            - One engine with free lanes while another one queues: see `routes`.
+            - A few long lines at the end: the tail of the rollout.
+        """,
+        limits="""
+            The parts of a call are drawn one after the other: what was recomputed lay between
+            decoding. Readings come twice a second (`profiler.events.engine_state=true`); queue and
+            prefill only where the engine reports them (`profiler.events.engine_timing=true`).
+            Readings belong to the step whose weights the engine has. At most three engines are drawn.
+        """,
+        example="--steps 5",
+    ),
+)
