@@ -44,6 +44,7 @@ class Plant:
         process: The process that gets `signal`; None: the rehearsal's own hang of this name.
         signal: SIGSTOP, which SIGCONT ends; or SIGKILL.
         child: The signal goes to its child process whose title begins so.
+        trainer: The trainer of a rehearsal of its own, if not the synchronous one.
         place: The rehearsal's own hang, in which the process stops itself; SIGCONT ends it.
         disk: Whether the run directory ("run") or the checkpoints ("checkpoints") are on a disk of
             their own: "full" or "frozen" while planted.
@@ -58,11 +59,12 @@ class Plant:
     state: str = "stuck"
     child: str | None = None
     place: str | None = None
+    trainer: str | None = None
 
     @property
     def is_alone(self) -> bool:
         """Whether it takes a rehearsal of its own."""
-        return self.disk is not None or self.signal == signal.SIGKILL
+        return self.disk is not None or self.trainer is not None or self.signal == signal.SIGKILL
 
 
 PLANTS = {
@@ -87,6 +89,11 @@ PLANTS = {
         ("actor_1", "stopped"),
         "actor_1",
         place="collective",
+    ),
+    "rollouter": Plant(
+        "a rollouter generates no more samples",
+        ("rollouter_0, which has dispatched and finished no sample",),
+        trainer="fully_async",
     ),
     "weight_sync": Plant("weights are never sent", ("actor_", "rehearsal.hangs:")),
     "stopped_rank": Plant("SIGSTOP of a rank", ("actor_1", "stopped"), "actor_1"),
@@ -141,9 +148,9 @@ def rehearsal(
     """Run a rehearsal; give the file that plants hangs in it."""
     hang = folder / "hang"
     command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
-    command += ["--steps", "1000", "--output", str(run), "rehearsal.poll_interval_s=0.05"]
-    command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}", *words]
-    command += ["profiler.stuck.evidence=100"]
+    command += ["--steps", "1000", "--output", str(run), *words, "rehearsal.poll_interval_s=0.05"]
+    command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}"]
+    command.append("profiler.stuck.evidence=100")
     with (folder / "rehearsal.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -291,7 +298,9 @@ def try_alone(folder: Path, name: str, after_s: float, engine: str) -> tuple[dic
     run = folder / "run"
     with contextlib.ExitStack() as stack:
         if plant.disk is None:
-            hang = stack.enter_context(rehearsal(folder, after_s, engine, run))
+            words = [] if plant.trainer is None else ["--trainer", plant.trainer]
+            words += ["--ranks", "1"] if plant.trainer is not None else []
+            hang = stack.enter_context(rehearsal(folder, after_s, engine, run, words))
             stack.enter_context(planted(run, hang, name))
             return try_out(run, name)
         where, kind = plant.disk

@@ -214,6 +214,25 @@ def test_a_rollouter_that_stands_still_while_the_trainer_goes_on(open_s, longest
         assert "high" == found.confidence
 
 
+def test_a_trainer_that_waits_for_a_rollouter_without_progress():
+    """Where most of its tasks are is in its evidence."""
+    headers = {**RUN, "rollouter_0": header("rollouter")}
+    files = {**TRAINER, "rollouter_0": opened(phases=[phase("no_progress", 99, None)])}
+    tasks = [
+        {"tasks": 3, "stack": ["verl:monitor:1", "asyncio.tasks:sleep:5"]},
+        {"tasks": 9, "stack": ["mine:sample:3", "asyncio.locks:Event.wait:213"]},
+    ]
+    evidence = {"rollouter_0": {"at": ago(50), "stacks": {"tasks": tasks}}}
+
+    found = verdict(headers, files, HERE, NOW, evidence)
+
+    assert (
+        "rollouter_0, which has dispatched and finished no sample for 99.0 s; most of its tasks are in "
+        "mine:sample:3" == found.culprit
+    )
+    assert "medium" == found.confidence
+
+
 def test_a_trainer_that_is_stuck_counts_before_its_rollouter():
     """It may wait for something else."""
     headers = {**RUN, "rollouter_0": header("rollouter")}

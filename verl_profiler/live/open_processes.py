@@ -18,6 +18,7 @@ __all__ = [
     "identity",
     "in_collective",
     "is_of",
+    "most_frequent_stack",
     "part",
     "parts",
     "phase_text",
@@ -43,6 +44,7 @@ _LOCKS = {
     "queue:Queue.get": "an item of a queue",
     "queue:Queue.put": "room in a queue",
 }
+_PYTHONS = ("asyncio.", "concurrent.", "ray.")
 _SHOWN = 3
 
 
@@ -140,6 +142,17 @@ def parts(content: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 def texts(content: Mapping[str, Any], key: str) -> list[str]:
     """Return the texts of the list at a key."""
     return [str(each) for each in content.get(key) or () if each is not None]
+
+
+def most_frequent_stack(evidence: Mapping[str, Any]) -> list[str]:
+    """Return the functions in which most tasks of a process stand, Python's own left out."""
+    found: list[str] = []
+    most = 0
+    for row in parts(part(evidence, "stacks"), "tasks"):
+        stack = [each for each in texts(row, "stack") if not each.startswith(_PYTHONS)]
+        if stack and (row.get("tasks") or 0) > most:
+            found, most = stack, row.get("tasks") or 0
+    return found
 
 
 def since(row: Mapping[str, Any], otherwise: float) -> float:

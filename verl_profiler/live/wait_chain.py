@@ -18,6 +18,7 @@ from verl_profiler.live.open_processes import (
     identity,
     in_collective,
     is_of,
+    most_frequent_stack,
     part,
     phase_text,
     place,
@@ -25,6 +26,7 @@ from verl_profiler.live.open_processes import (
     some,
     standing,
 )
+from verl_profiler.live.rank_texts import function_of, ranks_text
 from verl_profiler.units import counted, seconds
 
 __all__ = ["explained"]
@@ -138,8 +140,8 @@ class _Search:
                 self.add(some([each.name for each, _ in ranks]), what, age_s, at, depth=1)
         idle = [each for each, row in busy if row is None]
         if len(members) > 1:
-            self.found.facts.append(_ranks_text(waits, works, idle, silent))
-        apart = {_function(row) for _, row in waits}
+            self.found.facts.append(ranks_text(waits, works, idle, silent))
+        apart = {function_of(row) for _, row in waits}
         if silent:
             self.blame(silent, [])
         elif works:
@@ -151,7 +153,7 @@ class _Search:
             self.end(f"{names}: in no call, while the other ranks wait in a collective", "medium")
         elif len(apart) > 1:
             texts = [
-                f"{some([each.name for each, row in waits if _function(row) == name])} in {name}"
+                f"{some([each.name for each, row in waits if function_of(row) == name])} in {name}"
                 for name in sorted(apart)
             ]
             self.end(f"ranks in different collectives: {', '.join(texts)}", "medium")
@@ -340,10 +342,33 @@ class _Search:
         if silent:
             self.blame(silent, [])
             return
+        if trainer.role == "trainer" and self.rollouters():
+            return
         inner = trainer.rows("calls")
         row = inner[-1] if inner else phase
         self.end(f"{trainer.name}, in {place(row)}", "low", row.get("stack") or ())
         self.found.unknown.append("No other process has a recorded call that is open for so long.")
+
+    def rollouters(self) -> bool:
+        """Follow a trainer that waits for samples into a rollouter that makes none."""
+        found = [(each, row) for each in self.of("rollouter") for row in each.rows("phases")]
+        idle = [
+            (each, row)
+            for each, row in found
+            if row.get("event") == NO_PROGRESS
+            and self.age(row) >= (each.open.get("after_s") or 0.0)
+        ]
+        if not idle:
+            return False
+        each, row = max(idle, key=lambda pair: self.age(pair[1]))
+        stack = most_frequent_stack(each.evidence)
+        at = stack[-1] if stack else None
+        self.add(each.name, "no sample", self.age(row), at)
+        where = f"; most of its tasks are in {at}" if at else ""
+        age = seconds(self.age(row))
+        text = f"{each.name}, which has dispatched and finished no sample for {age}{where}"
+        self.end(text, "medium", stack)
+        return True
 
     def innermost(self, process: Process) -> Mapping[str, Any] | None:
         """Return the innermost of the calls that are open for long, in that which is so longest."""
@@ -372,29 +397,3 @@ class _Search:
 
     def age(self, row: Mapping[str, Any]) -> float:
         return self.last_s - since(row, self.last_s)
-
-
-def _function(row: Mapping[str, Any]) -> str:
-    """Return the function that a row stands in, without module and line: `all_reduce`."""
-    return str(row.get("at")).rpartition(":")[0].rpartition(":")[2].rpartition(".")[2]
-
-
-def _ranks_text(
-    waits: Sequence[tuple[Process, Mapping[str, Any]]],
-    works: Sequence[tuple[Process, Mapping[str, Any]]],
-    idle: Sequence[Process],
-    silent: Sequence[Process],
-) -> str:
-    """Write where the ranks are: `7 of 8 ranks are in all_reduce, actor_5 is in torch.load:3`."""
-    count = len(waits) + len(works) + len(idle) + len(silent)
-    texts: list[str] = []
-    for name, number in Counter(_function(row) for _, row in waits).most_common():
-        texts.append(f"{number} of {count} ranks {'is' if number == 1 else 'are'} in {name}")
-    places = grouped(works)
-    groups = [([each.name for each, _ in rows], f"in {at}") for at, rows in places.items()]
-    groups.append(([each.name for each in idle], "in no recorded call"))
-    groups.append(([each.name for each in silent], "without a sign of life"))
-    for names, where in groups:
-        if names:
-            texts.append(f"{some(names)} {'is' if len(names) == 1 else 'are'} {where}")
-    return ", ".join(texts)

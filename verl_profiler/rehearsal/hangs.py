@@ -31,6 +31,7 @@ PLACES = {
     "rank": "the second rank does not train, and the others wait for it in a collective",
     "barrier": "the second rank skips a barrier, in which the first one waits for it",
     "collective": "the second rank stops itself (SIGSTOP) in a collective",
+    "rollouter": "the rollouter of a fully asynchronous run generates no more samples",
     "weight_sync": "the weights are never sent (stand-in only)",
 }
 _POLL_S = 0.1
@@ -176,6 +177,18 @@ def _pausing_server(module: Any) -> None:
     server_class.generate = pausing
 
 
+def _hanging_rollouter(module: Any) -> None:
+    manager_class = module.FullyAsyncAgentLoopManager
+    generate = manager_class.generate_sequences_single
+
+    @functools.wraps(generate)
+    async def hanging(self: Any, *args: Any, **kwargs: Any) -> Any:
+        await wait_at("rollouter")
+        return await generate(self, *args, **kwargs)
+
+    manager_class.generate_sequences_single = hanging
+
+
 def _if_planted(adjustment: Callable[[Any], None]) -> Callable[[Any], None]:
     return lambda module: adjustment(module) if setting("hang") is not None else None
 
@@ -183,6 +196,10 @@ def _if_planted(adjustment: Callable[[Any], None]) -> Callable[[Any], None]:
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.utils.reward_score", _if_planted(_hanging_reward)),
     ("verl.workers.engine_workers", _if_planted(_hanging_workers)),
+    (
+        "verl.experimental.fully_async_policy.fully_async_rollouter",
+        _if_planted(_hanging_rollouter),
+    ),
     (
         "verl.workers.rollout.sglang_rollout.async_sglang_server",
         _if_planted(_pausing_server),
