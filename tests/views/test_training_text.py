@@ -63,7 +63,7 @@ def test_idle_devices_in_a_line():
     """10 of 40 s of two devices; what is small is left out."""
     rows = [use("gen", 10, 6, device=device) for device in (0, 1)]
     rows += [use("update_actor", 10, 1, device=device) for device in (0, 1)]
-    rows.append(use("adv", 0.1, 0.1))
+    rows += [use("adv", 0.1, 0.1), use("init", 900, 900, step=0)]
 
     assert (
         "2 devices sampled: idle 35 % of the time (gen 85 %, update_actor 14 % of that)"
@@ -76,6 +76,7 @@ def test_idle_devices_in_a_line():
 def test_devices_by_phase_with_their_price():
     """Two steps; 1,800 s idle of 7,200 s, so a quarter of an hour per step."""
     rows = [use("gen", 3600, 900, step=step, energy_j=360_000) for step in (1, 2)]
+    rows.append(use("init", 900, 900, step=0))
 
     lines = device_text(rows, 4.0).splitlines()
 
@@ -99,9 +100,11 @@ def test_the_price_of_a_step():
         "at 2 per GPU-hour: 2.00 per step, of which 0.50 neither training nor consumed generation"
         == price_sentence(ledger, [], 2.0)
     )
-    assert price_sentence(ledger, [use("gen", 9, 450), use("gen", 9, 450, step=2)], 2.0).endswith(
-        ", and 0.25 idle by the devices' drivers"
-    )
+    assert price_sentence(
+        ledger,
+        [use("gen", 9, 450, step=step) for step in (1, 2)] + [use("init", 9, 9, step=0)],
+        2.0,
+    ).endswith(", and 0.25 idle by the devices' drivers")
     found = {"bubble_ledger": ledger, "device_use": []}
     assert ["At 2 per GPU-hour: 2.00"] == [text[:23] for text in price_sentences(found, 2.0)]
     assert [] == price_sentences(found, None)

@@ -46,6 +46,7 @@ def price_sentence(ledger: _Rows, use: _Rows, price: float) -> str:
         f"at {price:g} per GPU-hour: {money(total / steps, price)} per step, of which "
         f"{money((total - useful) / steps, price)} neither training nor consumed generation"
     )
+    use = _of_steps(use)
     idle = _idle_s(use)
     if idle is not None:
         many = len({row["step"] for row in use})
@@ -69,6 +70,11 @@ def price_sentences(found: Mapping[str, _Rows], price: float | None) -> list[str
     return sentences
 
 
+def _of_steps(rows: _Rows) -> _Rows:
+    """Leave out start-up."""
+    return [row for row in rows if row["step"] > 0]
+
+
 def _idle_s(use: _Rows) -> float | None:
     known = [row["idle_s"] for row in use if row["idle_s"] is not None]
     return sum(known) if known else None
@@ -83,7 +89,7 @@ def _by_phase(rows: _Rows) -> dict[str, list[Mapping[str, Any]]]:
 
 def device_line(rows: _Rows) -> str:
     """Return a run's sampled utilization in a line; empty without samples."""
-    known = [row for row in rows if row["idle_s"] is not None]
+    known = [row for row in _of_steps(rows) if row["idle_s"] is not None]
     idle = _idle_s(known)
     covered = sum(row["covered_s"] for row in known)
     if idle is None or not covered:
@@ -100,6 +106,7 @@ def device_line(rows: _Rows) -> str:
 
 def device_text(rows: _Rows, price: float | None = None) -> str:
     """Return a run's sampled devices by phase; empty without samples."""
+    rows = _of_steps(rows)
     if not rows:
         return ""
     steps = len({row["step"] for row in rows})

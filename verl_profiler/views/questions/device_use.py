@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.device_use import device_use, device_use_over_time, phase_intervals
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.axes import legend
 from verl_profiler.render.colors import ACCENT, INK, MUTED, color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share
@@ -22,6 +21,8 @@ __all__ = ["TABLES", "VIEWS", "device_name"]
 
 # Devices drawn: those with the most idle time.
 _DEVICES = 8
+# Phases beside each other in the legend.
+_COLUMNS = 10
 
 
 def device_name(row: Mapping[str, object], *, several_hosts: bool) -> str:
@@ -30,7 +31,10 @@ def device_name(row: Mapping[str, object], *, several_hosts: bool) -> str:
 
 
 def _device_use(data: DataTables, choice: Choice) -> Figure:
-    rows, readings = data["device_use"], data["device_use_over_time"]
+    readings, intervals = data["device_use_over_time"], data["phase_intervals"]
+    # Without start-up, unless there is nothing else.
+    rows = [row for row in data["device_use"] if row["step"] > 0] or data["device_use"]
+    seen = [row for row in intervals if row["step"] > 0] or intervals
     idle: dict[tuple[str, int], float] = {}
     phases: dict[str, float] = {}
     for row in rows:
@@ -56,18 +60,25 @@ def _device_use(data: DataTables, choice: Choice) -> Figure:
         sharex=True,
         notes=(
             "Utilization: share of the driver's last sample period in which any kernel ran; NCCL's count.",
-            "Behind it: phases of the trainer. Red: power.",
+            "Behind it: phases of the trainer. Orange: power.",
         ),
     )
     several = len({host for host, _ in devices}) > 1
-    intervals = data["phase_intervals"]
     for place, (key, axes) in enumerate(zip(shown, panels, strict=True)):
         own = [row for row in readings if (row["host"], row["device"]) == key]
-        _draw(axes, own, intervals)
+        _draw(axes, own, seen)
         name = device_name({"host": key[0], "device": key[1]}, several_hosts=several)
         axes.set_title(short(name, 50))
         if not place:
-            legend(axes)
+            axes.legend(
+                loc="lower right",
+                bbox_to_anchor=(1, 1.02),
+                ncols=_COLUMNS,
+                frameon=False,
+                fontsize=8,
+            )
+    if seen:
+        panels[-1].set_xlim(max(seen[0]["begin_s"], 0.0), seen[-1]["end_s"])
     panels[-1].set_xlabel("seconds since the first reading")
     return figure
 
@@ -131,7 +142,7 @@ VIEWS = (
             link="Utilization",
         ),
         shows="""
-            One panel per device: utilization (black) and power (red), with the phases of the
+            One panel per device: utilization (black) and power (orange), with the phases of the
             trainer behind them. `--gpu-hour-price` of `summary`, `why` and `report` gives idle time
             in money.
         """,
