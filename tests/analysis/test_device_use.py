@@ -50,7 +50,7 @@ def test_idle_time_is_integrated_by_phase(span):
         ("unaccounted", 1.0, 0.5, 0.5),
         ("update_actor", 5.0, pytest.approx(0.42), pytest.approx(2.9)),
         ("testing", 2.0, pytest.approx(0.8), pytest.approx(0.4)),
-    ] == columns(rows, "phase", "covered_s", "utilization", "idle_s")
+    ] == columns(rows, "phase", "covered_s", "busy_share", "idle_s")
 
 
 def test_each_moment_counts_once(span):
@@ -97,7 +97,7 @@ def test_a_device_without_a_value_has_none(span):
     (row,) = [row for row in device_use(run_of(span, readings)) if row["phase"] == "gen"]
 
     assert (4.0, None, None, None, 3) == tuple(
-        row[key] for key in ("covered_s", "utilization", "idle_s", "energy_j", "max_used_bytes")
+        row[key] for key in ("covered_s", "busy_share", "idle_s", "energy_j", "max_used_bytes")
     )
 
 

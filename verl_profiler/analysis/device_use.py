@@ -72,7 +72,7 @@ def device_use(tables: Tables, steps: Steps = None) -> Rows:
             SELECT run, step, phase, host, device, min(phase_us) AS phase_us,
                 sum(us) / 1e6 AS covered_s,
                 sum(utilization * us) / nullif(sum(us) FILTER (utilization IS NOT NULL), 0) / 100
-                    AS utilization,
+                    AS busy_share,
                 sum((100 - utilization) * us) / 1e8 AS idle_s,
                 sum(power_w * us) / 1e6 AS energy_j,
                 sum(power_w * us) / nullif(sum(us) FILTER (power_w IS NOT NULL), 0) AS power_w,

@@ -122,8 +122,8 @@ VIEWS = (
             "device": "its number there",
             "users": "processes of the run that use it, as far as they are known",
             "covered_s": "part of the phase with readings, in s",
-            "utilization": "mean share of the time in which any kernel ran",
-            "idle_s": "(1 - utilization) × covered_s, in s",
+            "busy_share": "mean share of the time in which any kernel ran",
+            "idle_s": "(1 - busy_share) × covered_s, in s",
             "energy_j": "power × time, in J",
             "power_w": "mean power, in W",
             "sm_mhz": "mean clock of the multiprocessors, in MHz",
@@ -160,7 +160,12 @@ VIEWS = (
             Phases are the trainer's: in asynchronous runs, devices of the rollout work beside them.
             Source: `device` events; NVML or AMD SMI.
         """,
-        labels={"max_used_bytes": "memory at most", "sm_mhz": "SM clock", "power_w": "power"},
+        labels={
+            "max_used_bytes": "memory at most",
+            "sm_mhz": "SM clock [MHz]",
+            "power_w": "power [W]",
+            "energy_j": "energy [J]",
+        },
     ),
 )
 
