@@ -60,6 +60,19 @@ def loads(requests):
         yield {**request, "event": "engine_state", "extra": load}
 
 
+def measured(updates):
+    """Give two readings of devices and a batch where each update ends."""
+    for number, update in enumerate(updates):
+        batch = {"tokens": 1000 + 50 * number, "sequences": 8}
+        yield {**update, "event": "train_batch", "extra": batch}
+        flops = {"compute_s": 0.5, "tflops": 300.0 - number, "promised_tflops": 989.0, "ranks": 1}
+        del update["duration_sec"]
+        yield {**update, "event": "batch_flops", "extra": {**batch, **flops}}
+        for device in (0, 1):
+            reading = {"device": device, "utilization": 90 - 40 * device, "power_w": 500}
+            yield {**update, "event": "device", "extra": {**reading, "used_bytes": 7 << 30}}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A generated run, one of the rehearsal, an asynchronous one, TransferQueue tracing, and own spans."""
@@ -69,7 +82,14 @@ def runs(tmp_path_factory):
     read = with_more_lines(
         tmp_path_factory.mktemp("loads") / "loaded_run", "engine_*.jsonl", "engine_request", loads
     )
+    sampled = with_more_lines(
+        tmp_path_factory.mktemp("devices") / "sampled_run",
+        "trainer_0.jsonl",
+        "update_actor",
+        measured,
+    )
     with (
+        load(sampled, cache=False) as devices,
         load(own, cache=False) as spanned,
         load(read, cache=False) as loaded,
         load(DATA / "small_run", cache=False) as small,
@@ -83,6 +103,7 @@ def runs(tmp_path_factory):
             "traced": traced,
             "spanned": spanned,
             "loaded": loaded,
+            "devices": devices,
             "asynchronous": asynchronous,
         }
         FIGURES.clear()
@@ -101,6 +122,8 @@ ONLY = {
     "asynchronous_what_if": "asynchronous",
     "staleness": "asynchronous",
     "engine_load": "loaded",
+    "device_use": "devices",
+    "phase_efficiency": "devices",
 }
 FIGURES = {}
 

@@ -1,0 +1,103 @@
+"""Tokens and FLOPs of batches, from verl's real counter and real nested tensors."""
+
+import math
+
+import pytest
+
+from verl_profiler.instrumentation import wrapping
+from verl_profiler.probes.flops import PROBES, batch_size
+from verl_profiler.recording.call import Call
+
+torch = pytest.importorskip("torch")
+tensordict = pytest.importorskip("tensordict")
+flops_counter = pytest.importorskip("verl.utils.flops_counter")
+transformers = pytest.importorskip("transformers")
+
+LENGTHS = [100, 28, 72]
+(OUTPUT, ESTIMATE) = PROBES
+
+
+@pytest.fixture
+def estimate(recording, monkeypatch):
+    """Return a function that calls verl's counter through the probe, and gives result and event."""
+
+    def call(device, **config):
+        model = transformers.Qwen2Config(
+            vocab_size=400,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        for name, value in config.items():
+            setattr(model, name, value)
+        own = flops_counter.get_device_flops
+        monkeypatch.setattr(
+            flops_counter, "get_device_flops", lambda unit="T": own(unit, device_name=device)
+        )
+        counter = flops_counter.FlopsCounter(model)
+        taken = []
+        monkeypatch.setattr(recording, "queue", taken)
+        wrapped = wrapping.wrap(ESTIMATE, flops_counter.FlopsCounter.estimate_flops)
+        result = wrapped(counter, LENGTHS, 0.5)
+        ((name, begin, _, extra, *_),) = [item for item in taken if item[0] == "batch_flops"]
+        assert (name, begin) == ("batch_flops", None)
+        return result, extra
+
+    return call
+
+
+def test_the_estimate_is_verls_own(estimate):
+    """6 FLOPs per parameter and token, and attention, in half a second; an H100 promises 989 TFLOP/s."""
+    result, extra = estimate("NVIDIA H100 80GB HBM3")
+
+    # Layers: q and o 64 × 64, k and v 64 × 32, three times 64 × 128 of the MLP; two embeddings.
+    parameters = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 2 * 400 * 64
+    attention = 2 * 4 * 16 * sum(length**2 for length in LENGTHS)
+    dense = 6 * parameters * 200
+    least, most = (dense + factor * attention for factor in (5, 13))
+    assert least / 0.5 / 1e12 <= extra["tflops"] <= most / 0.5 / 1e12
+    assert result == (extra["tflops"], extra["promised_tflops"])
+    assert math.isclose(989, extra["promised_tflops"])
+    assert (200, 3, 0.5, False, 1) == tuple(
+        extra[key] for key in ("tokens", "sequences", "compute_s", "forward_only", "ranks")
+    )
+
+
+def test_what_verl_does_not_know_is_left_out(estimate):
+    """It promises infinity for other devices, and estimates 0 for other models."""
+    _, extra = estimate("Another GPU", model_type="another")
+
+    assert not {"tflops", "promised_tflops"} & extra.keys()
+    assert 200 == extra["tokens"]
+
+
+def batch(lengths, *, nested=True, counts=True):
+    """Return the fields of a worker's call with a batch of these sequences."""
+    rows = [torch.zeros(length, dtype=torch.long) for length in lengths]
+    if nested:
+        ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    else:
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    data = tensordict.TensorDict({"input_ids": ids}, batch_size=[len(lengths)])
+
+    class Engine:
+        def is_mp_src_rank_with_outputs(self):
+            return counts
+
+    class Worker:
+        engine = Engine()
+
+    return batch_size(Call("train_batch", 0, ("self", "data"), (Worker(), data)))
+
+
+def test_tokens_are_those_of_nested_sequences():
+    """As verl 0.9.1's trainers pass them; of one of the ranks that share a batch."""
+    assert {"tokens": 200, "sequences": 3} == batch(LENGTHS)
+    assert {} == batch(LENGTHS, counts=False)
+
+
+def test_padded_sequences_are_not_counted():
+    """Their mask may be on the device: reading it would wait."""
+    assert {} == batch(LENGTHS, nested=False)
