@@ -57,10 +57,11 @@ def _begin_estimate(call: Call) -> None:
         "forward_only": _forward_only,
         "ranks": _ranks(),
     }
-    call.begin_ns = None
 
 
 def _end_estimate(call: Call, result: Any) -> None:
+    # An instant: the batch is over.
+    call.begin_ns = None
     if result is None or call.extra is None:
         return
     estimated, promised = (float(each) for each in result)
