@@ -541,6 +541,11 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
     browser.open(write_report(tmp_path / "separate_async_run"))
 
     assert "asynchronous training" in text(browser, "#path")
+    shown = text(browser, "#pools")
+    assert {"trainer", "queue", "hybrid", "standalone", "version 0", "version 3"} <= {
+        each.strip() for each in shown.splitlines()
+    }
+    assert browser.evaluate("document.querySelectorAll('#pools svg rect').length") > 100
     tails = browser.evaluate(
         "[...document.querySelectorAll('#steps .table thead th')]"
         ".filter((head) => head.innerText === 'tail')"

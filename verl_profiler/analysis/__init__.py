@@ -47,6 +47,7 @@ from verl_profiler.analysis.memory import (
 )
 from verl_profiler.analysis.overview import own_spans, request_totals
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.analysis.pools import pools_over_time
 from verl_profiler.analysis.profiler import clock_agreement, profiler_cost
 from verl_profiler.analysis.requests import (
     request_breakdown,
@@ -131,6 +132,7 @@ __all__ = [
     "phase_efficiency",
     "phase_intervals",
     "phase_spans",
+    "pools_over_time",
     "profiler_cost",
     "range_times",
     "rank_balance",
@@ -202,6 +204,7 @@ ANALYSES = {
         bubble_ledger,
         critical_cycle,
         asynchronous_what_if,
+        pools_over_time,
         staleness,
         step_replays,
         what_if,

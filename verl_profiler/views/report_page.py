@@ -10,6 +10,7 @@ from verl_profiler.render.colors import (
     ENGINE_COLORS,
     PART_COLORS,
     PHASE_COLORS,
+    VERSION_COLORS,
     account_color,
     category_color,
     color,
@@ -33,7 +34,13 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
     style = part("report.css")
     scripts = script("report")
     text = script_json(
-        {**document, "colors": _colors(document), "accounts": ACCOUNTS, "pools": POOLS}
+        {
+            **document,
+            "colors": _colors(document),
+            "accounts": ACCOUNTS,
+            "pools": POOLS,
+            "versions": VERSION_COLORS,
+        }
     )
     large = len(text) > _PLAIN_CHARACTERS
     return template("report.html").render(

@@ -136,6 +136,11 @@ interface SyncRow extends OfStep {
   resume_s: Num;
 }
 
+interface PoolRow {
+  run?: string; lane: string; phase: MaybeText; weight_version: Num; mean: Num; begin_s: number;
+  end_s: number;
+}
+
 interface TransferRow extends OfStep {
   role: string; event: string; calls: number; failed: number; total_s: number; p95_s: Num;
   max_s: number; size_bytes: Num; rows: Num;
@@ -207,6 +212,7 @@ interface Tables {
   requests_in_flight: FlightRow; turn_times: TurnTimesRow; turns_per_request: TurnsPerRequestRow;
   tool_times: ToolTimesRow; engine_times: EngineTimesRow; replica_balance: ReplicaRow;
   rollout_balance: WorkerRow; rank_balance: RankRow; weight_sync: SyncRow;
+  pools_over_time: PoolRow;
   transfer_totals: TransferRow; tq_functions: TracedRow; loop_lags: StallsRow;
   longest_lags: LongestStallRow; memory_peaks: MemoryPeakRow; memory_timeline: MemoryPhaseRow;
   release_effects: ReleaseRow; sleep_times: SleepRow; profiler_cost: CostRow;
@@ -306,4 +312,6 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   accounts: Record<string, string>;
   /** Whose devices each pool has. */
   pools: Record<string, string>;
+  /** Colors of weight versions; they repeat. */
+  versions: string[];
 };

@@ -7,6 +7,7 @@ import {byId, element} from './dom.js';
 import {clean, plural} from './format.js';
 import {capturesSection} from './section_captures.js';
 import {devicesSection} from './section_devices.js';
+import {poolsSection} from './section_pools.js';
 import {
   applyFilter,
   filter,
@@ -38,6 +39,7 @@ const MAKERS = {
   steps: () => stepsSection(choose),
   path: pathSection,
   devices: devicesSection,
+  pools: poolsSection,
   rollout: rolloutSection,
   requests: () => requestsSection(choose),
   turns: turnsSection,
@@ -55,7 +57,7 @@ const MAKERS = {
 };
 
 // Sections that are the same for every step.
-const FIXED = ['requests', 'validation', 'problems', 'launch'];
+const FIXED = ['requests', 'pools', 'validation', 'problems', 'launch'];
 
 let started = false;
 /** Whether a person has selected a request. */
