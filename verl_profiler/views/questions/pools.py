@@ -121,7 +121,7 @@ VIEWS = (
             "end_s": "end, after the start of the first step, in s",
         },
         draw=_pools,
-        empty="the run is synchronous, or no step of it finished.",
+        empty="no asynchronous training with a finished step.",
         section=Section(
             "pools",
             "Pools over time",
