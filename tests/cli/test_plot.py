@@ -67,8 +67,8 @@ def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
 
     printed = capsys.readouterr()
     missing = set(VIEWS) - {path.stem for path in tmp_path.glob("*.png")}
-    expected = {"engine_load", "memory_over_time", "memory_phases", "own_spans"}
-    assert {*expected, *ASYNCHRONOUS, "tq_functions"} == missing
+    expected = {"device_use", "engine_load", "memory_over_time", "memory_phases", "own_spans"}
+    assert {*expected, *ASYNCHRONOUS, "phase_efficiency", "tq_functions"} == missing
     assert all(f"{name}: nothing to draw" in printed.err for name in missing)
     assert len(missing) == printed.err.count("nothing to draw")
 
