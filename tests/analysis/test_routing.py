@@ -53,6 +53,7 @@ def test_calls_are_counted_by_replica_with_their_loads(span, tables):
         "unbalanced": 2,
         "excess": 0.75,
         "max_excess": 2,
+        "estimated": False,
     } == east
     assert ("west", None, 3, 0, 1, 1 / 3) == tuple(
         west[key] for key in ("server", "replica", "calls", "sticky", "unbalanced", "excess")

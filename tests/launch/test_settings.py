@@ -63,6 +63,26 @@ def test_nothing_is_active_when_events_are_off():
             "config-value",
             "Expected `float` >= 0.01",
         ),
+        (
+            {"output_dir": "x", "events": {"detail_share": 2}},
+            "config-value",
+            "profiler.events.detail_share: Expected `float` <= 1",
+        ),
+        (
+            {"output_dir": "x", "events": {"detail_share": float("nan")}},
+            "config-value",
+            "profiler.events.detail_share: Expected `float`",
+        ),
+        (
+            {"output_dir": "x", "events": {"detail_slowest": 0}},
+            "config-value",
+            "profiler.events.detail_slowest: Expected `int` >= 1",
+        ),
+        (
+            {"output_dir": "x", "events": {"max_gb": 0}},
+            "config-value",
+            "profiler.events.max_gb: Expected `float` >= 0.001",
+        ),
         ("multiturn", "config-group-not-found", "Hydra did not find verl-profiler's configs"),
         (None, "config-group-not-found", "hydra.searchpath"),
     ],

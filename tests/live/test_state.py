@@ -193,3 +193,30 @@ def test_problems_stay_on_a_small_screen(ordered):
 def test_quantiles(values, share, expected):
     """Of nothing, of one, between two, and of too few."""
     assert expected == quantile(values, share)
+
+
+def test_with_sampled_details_calls_are_estimates_and_tokens_are_those_of_requests():
+    """The detail lines come after their request's, and stand for several requests."""
+    live = Live()
+
+    def take(event, second, duration=None, **extra):
+        moment = f"2026-11-21T02:00:{second:02}+00:00"
+        live.take("worker_3", 5, Line(moment, event, duration, extra, 5))
+
+    take("request_start", 1, sample=12, session=1)
+    take("request_start", 1, sample=13, session=1)
+    for sample, tokens in ((12, 40), (13, 20)):
+        take(
+            "request", 5, 4.0, sample=sample, session=1, request_id=f"q{sample}",
+            one_in=2, generated_tokens=tokens,
+        )  # fmt: skip
+    take("engine_call", 3, 1.0, request_id="q12", turn=0, response_tokens=40, sampled=2)
+    take("tool_call", 5, 0.5, request_id="q12", turn=0, tool="search", status="error", sampled=2)
+
+    assert [40, 20] == [tokens for _, tokens in live.rates]
+    assert ([0.5, 0.5], 2) == (
+        live.steps[5].tools["search"].seconds,
+        live.steps[5].tools["search"].failed,
+    )
+    assert {} == live.in_flight
+    assert "≈ calls" in "\n".join(frame(live, {}, {}, title="run", now_s=live.newest_s + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
@@ -20,9 +20,9 @@ _PARTS = f"""calls, served, total_us / 1e6 AS total_s, q[1] / 1e6 AS p50_s, q[2]
     max_us / 1e6 AS max_s, queue_us / 1e6 AS queue_s, prefill_us / 1e6 AS prefill_s,
     decode_us / 1e6 AS decode_s, outside_us / 1e6 AS outside_s, {_TOKENS},
     generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s, retractions,
-    accepted_draft_tokens / nullif(draft_tokens, 0) AS draft_acceptance"""
+    accepted_draft_tokens / nullif(draft_tokens, 0) AS draft_acceptance, estimated"""
 _RATES = f"""calls, {_TOKENS}, busy_s, generated_tokens / nullif(busy_s, 0) AS engine_tokens_per_s,
-    timed_tokens / nullif(total_us / 1e6, 0) AS call_tokens_per_s"""
+    timed_tokens / nullif(total_us / 1e6, 0) AS call_tokens_per_s, estimated"""
 
 
 def _calls(group: str, where: str) -> str:
@@ -42,14 +42,18 @@ def _calls(group: str, where: str) -> str:
             try_cast(sum(cached_tokens) AS BIGINT) AS cached_tokens,
             try_cast(sum(retractions) AS BIGINT) AS retractions,
             sum(draft_tokens) AS draft_tokens, sum(accepted_draft_tokens) AS accepted_draft_tokens,
-            sum(greatest(end_us - greatest(begin_us, covered_us), 0)) / 1e6 AS busy_s,
-            sum(response_tokens) FILTER (duration_us IS NOT NULL) AS timed_tokens
+            -- Of sampled calls nobody can tell when others ran.
+            CASE WHEN max(sampled) = 1
+                THEN sum(greatest(end_us - greatest(begin_us, covered_us), 0)) / 1e6 END AS busy_s,
+            sum(response_tokens) FILTER (duration_us IS NOT NULL) AS timed_tokens,
+            bool_or(sampled > 1) AS estimated
         FROM (
             SELECT *, coalesce(max(end_us) OVER (
                 PARTITION BY {group} ORDER BY begin_us, end_us
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) AS covered_us
             FROM (
-                SELECT *, coalesce(engine_name, server, '(not recorded)') AS place FROM engine_calls
+                SELECT *, coalesce(engine_name, server, '(not recorded)') AS place
+                FROM {estimated("engine_calls")}
             ) WHERE {where}
         ) GROUP BY {group}
     )"""
@@ -97,27 +101,28 @@ def engine_parts(
         WITH calls AS (
             SELECT *, engine_duration_us IS NOT NULL AS served,
                 coalesce(queue_us, 0) + coalesce(prefill_us, 0) + coalesce(decode_us, 0) AS known_us
-            FROM engine_calls
+            FROM {estimated("engine_calls")}
             WHERE duration_us IS NOT NULL AND {rows_of(steps, worker=worker, validate=validate)}
         ), parts AS (
-            SELECT run, step, 1 AS place, 'queue' AS part, queue_us AS us FROM calls WHERE served
-            UNION ALL SELECT run, step, 2, 'prefill', prefill_us FROM calls WHERE served
-            UNION ALL SELECT run, step, 3, 'decode', decode_us FROM calls WHERE served
-            UNION ALL SELECT run, step, 4, 'engine', engine_duration_us - known_us
+            SELECT run, step, 1 AS place, 'queue' AS part, queue_us AS us, sampled FROM calls WHERE served
+            UNION ALL SELECT run, step, 2, 'prefill', prefill_us, sampled FROM calls WHERE served
+            UNION ALL SELECT run, step, 3, 'decode', decode_us, sampled FROM calls WHERE served
+            UNION ALL SELECT run, step, 4, 'engine', engine_duration_us - known_us, sampled
                 FROM calls WHERE served
-            UNION ALL SELECT run, step, 5, 'outside', duration_us - engine_duration_us
+            UNION ALL SELECT run, step, 5, 'outside', duration_us - engine_duration_us, sampled
                 FROM calls WHERE served
-            UNION ALL SELECT run, step, 6, 'unseen', duration_us FROM calls WHERE NOT served
+            UNION ALL SELECT run, step, 6, 'unseen', duration_us, sampled FROM calls WHERE NOT served
         ), summed AS (
             SELECT run, step, place, part, count(*) AS calls, sum(us) AS total_us,
-                avg(us) AS mean_us, {quantiles("us", 0.5, 0.95, 0.99)} AS q, max(us) AS max_us
+                avg(us) AS mean_us, {quantiles("us", 0.5, 0.95, 0.99)} AS q, max(us) AS max_us,
+                bool_or(sampled > 1) AS estimated
             FROM parts WHERE us IS NOT NULL
             GROUP BY run, step, place, part HAVING count(*) FILTER (us <> 0) > 0
         )
         SELECT run, step, part, calls, total_us / 1e6 AS total_s,
             total_us / nullif(sum(total_us) OVER (PARTITION BY run, step), 0) AS share,
             mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, q[3] / 1e6 AS p99_s,
-            max_us / 1e6 AS max_s
+            max_us / 1e6 AS max_s, estimated
         FROM summed ORDER BY run, step, place
         """
     )

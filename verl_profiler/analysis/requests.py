@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
@@ -368,7 +368,7 @@ def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
             total_us / nullif(sum(total_us) OVER (PARTITION BY {by}), 0) AS share,
             mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s,
             q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s, {listed}, overlap_s, prompt_tokens,
-            response_tokens
+            response_tokens, estimated
         FROM (
             SELECT {by}, turn, count(*) FILTER (finished) AS turns,
                 count(*) FILTER (NOT finished) AS unfinished,
@@ -376,8 +376,9 @@ def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
                 {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
                 {means}, avg({known} - duration_us) FILTER (finished) / 1e6 AS overlap_s,
                 avg(prompt_tokens) FILTER (finished) AS prompt_tokens,
-                avg(response_tokens) FILTER (finished) AS response_tokens
-            FROM turns WHERE {selection} GROUP BY {by}, turn
+                avg(response_tokens) FILTER (finished) AS response_tokens,
+                bool_or(sampled > 1) AS estimated
+            FROM {estimated("turns")} WHERE {selection} GROUP BY {by}, turn
         ) ORDER BY {by}, turn
         """
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, estimated, rows_of
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["REPLICA_NAMES", "routes"]
@@ -29,21 +29,21 @@ def routes(
     return tables.rows(
         f"""
         WITH chosen AS MATERIALIZED (
-            SELECT * FROM server_routes
+            SELECT * FROM {estimated("server_routes")}
         ), names AS ({REPLICA_NAMES}), recorded AS (
             SELECT DISTINCT run, true AS loads FROM chosen WHERE in_flight IS NOT NULL
         ), counted AS (
             SELECT run, step, server, count(*) AS calls, count(*) FILTER (sticky) AS sticky,
                 count(*) FILTER (in_flight > least_in_flight) AS unbalanced,
                 sum(in_flight - least_in_flight) AS excess,
-                max(in_flight - least_in_flight) AS max_excess
+                max(in_flight - least_in_flight) AS max_excess, bool_or(sampled > 1) AS estimated
             FROM chosen WHERE {where} GROUP BY run, step, server
         )
         SELECT run, step, server, replica, calls,
             calls / sum(calls) OVER (PARTITION BY run, step) AS share, sticky,
             CASE WHEN loads THEN unbalanced END AS unbalanced,
             CASE WHEN loads THEN coalesce(excess, 0) / calls END AS excess,
-            CASE WHEN loads THEN coalesce(max_excess, 0) END AS max_excess
+            CASE WHEN loads THEN coalesce(max_excess, 0) END AS max_excess, estimated
         FROM counted LEFT JOIN names USING (run, server) LEFT JOIN recorded USING (run)
         ORDER BY run, step, calls DESC, server
         """

@@ -7,7 +7,16 @@ from typing import Any
 
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Rows", "Steps", "after_warm_up", "in_steps", "left_out", "rows_of", "warm_up"]
+__all__ = [
+    "Rows",
+    "Steps",
+    "after_warm_up",
+    "estimated",
+    "in_steps",
+    "left_out",
+    "rows_of",
+    "warm_up",
+]
 
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
@@ -49,6 +58,22 @@ def left_out(tables: Tables, steps: Steps = None) -> list[int]:
 def _finished(tables: Tables) -> list[int]:
     rows = tables.rows("SELECT DISTINCT step FROM steps WHERE finished AND step > 0 ORDER BY step")
     return [row["step"] for row in rows]
+
+
+def estimated(table: str) -> str:
+    """Return the SQL of a table of details in which each row is as often as it counts.
+
+    Where the details of one request in `sampled` were recorded, its rows stand for those of as many
+    requests: counts, sums, means and quantiles over the result are Horvitz-Thompson estimates of all
+    requests'.  Where nothing is sampled, it is the table.
+
+    Args:
+        table: `turns`, `tool_calls`, `engine_calls`, `server_routes` or `event_fields`.
+    """
+    return (
+        f"(SELECT * FROM {table} UNION ALL SELECT * EXCLUDE (copy) FROM "
+        f"(SELECT *, unnest(range(1, sampled)) AS copy FROM {table} WHERE sampled > 1))"
+    )
 
 
 def rows_of(

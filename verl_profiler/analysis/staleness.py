@@ -42,6 +42,8 @@ WITH taken AS (
     UNION ALL
     SELECT run, request_id, 0, weight_version, response_tokens
     FROM engine_calls ANTI JOIN attempts USING (run, request_id, turn)
+    UNION ALL
+    SELECT run, request_id, 0, NULL, generated_tokens FROM requests WHERE NOT detailed
 ), made AS (
     -- A version without tokens changes nothing.
     SELECT t.number, c.attempt, coalesce(c.response_tokens, 0) AS tokens,

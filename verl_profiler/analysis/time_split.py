@@ -7,7 +7,7 @@ request, or every piece of work, is not counted.
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -31,16 +31,16 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
                 CASE WHEN family = 'trainer' AND role = 'trainer' THEN 'step'
                     WHEN family = 'rollout' THEN 'requests' ELSE 'processes' END AS whole,
                 count(*) AS events, count(DISTINCT name) AS processes,
-                sum(duration_us) AS total_us
-            FROM event_fields
+                sum(duration_us) AS total_us, coalesce(bool_or(sampled > 1), false) AS estimated
+            FROM {estimated("event_fields")}
             WHERE duration_us IS NOT NULL AND family NOT IN ('profiler', 'engine')
                 AND event NOT IN ('init', 'testing', 'validation')
                 AND {rows_of(steps, validate=validate)}
             GROUP BY ALL
             UNION ALL
             SELECT run, step, 'engine', 'engine_request', 'requests', count(*),
-                count(DISTINCT engine_name), sum(engine_duration_us)
-            FROM engine_calls
+                count(DISTINCT engine_name), sum(engine_duration_us), bool_or(sampled > 1)
+            FROM {estimated("engine_calls")}
             WHERE engine_name IS NOT NULL AND {rows_of(steps, validate=validate)}
             GROUP BY run, step
         ), asked AS (
@@ -57,7 +57,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
             LEFT JOIN lengths AS s ON s.run = t.run AND s.step = t.step
         )
         SELECT run, step, role, event, whole, events, processes, total_us / 1e6 AS total_s,
-            whole_us / 1e6 AS whole_s, total_us / nullif(whole_us, 0) AS share
+            whole_us / 1e6 AS whole_s, total_us / nullif(whole_us, 0) AS share, estimated
         FROM compared ORDER BY run, step, role, total_us DESC, event
         """
     )
@@ -137,8 +137,10 @@ def _request_spans(steps: Steps, *, validate: bool) -> str:
     listed = ", ".join(f"'{name}'" for name in (*_REQUEST_EVENTS, *_INSIDE_REQUEST))
     return f"""
         WITH chosen AS (
-            SELECT *, row_number() OVER () AS part FROM requests
-            WHERE finished AND request_id IS NOT NULL AND {rows_of(steps, validate=validate)}
+            SELECT *, row_number() OVER () AS part FROM (
+                SELECT *, unnest(range(sampled)) AS copy FROM requests
+                WHERE finished AND request_id IS NOT NULL AND {rows_of(steps, validate=validate)}
+            )
         )
         SELECT c.run, c.step, 'requests' AS scope, part, event, e.duration_us,
             greatest(e.begin_us, c.begin_us) AS begin_us, least(e.end_us, c.end_us) AS end_us

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.requests import request_parts
 from verl_profiler.analysis.rollout import rollout_tail
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
 from verl_profiler.analysis.steps import step_phases
 from verl_profiler.reading.tables.tables import Tables
 
@@ -91,7 +91,7 @@ def _tools(tables: Tables, steps: Steps) -> Rows:
         f"""
         SELECT c.run, c.step, coalesce(c.tool, '(no name)') AS tool,
             sum(c.duration_us) / 1e6 AS total_s
-        FROM tool_calls AS c SEMI JOIN (
+        FROM {estimated("tool_calls")} AS c SEMI JOIN (
             SELECT * FROM requests WHERE finished AND NOT validate AND {in_steps(steps)}
         ) AS r ON c.run = r.run AND c.step = r.step AND c.name = r.name
             AND c.request_id = r.request_id

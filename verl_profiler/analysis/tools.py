@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
@@ -15,10 +15,10 @@ def _summed(group: str, where: str) -> str:
         SELECT {group}, coalesce(tool, '(no name)') AS tool_name, count(*) AS calls,
             count(*) FILTER (status IS NOT NULL) AS failed, sum(duration_us) AS total_us,
             avg(duration_us) AS mean_us, {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q,
-            max(duration_us) AS max_us,
+            max(duration_us) AS max_us, bool_or(sampled > 1) AS estimated,
             arg_max({{'step': step, 'request_id': request_id}},
                 (duration_us, -begin_us, request_id)) FILTER (duration_us IS NOT NULL) AS slowest
-        FROM tool_calls WHERE {where} GROUP BY {group}, tool_name
+        FROM {estimated("tool_calls")} WHERE {where} GROUP BY {group}, tool_name
     """
 
 
@@ -32,7 +32,8 @@ def tool_times(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         SELECT run, step, validate, tool_name AS tool, calls, failed, total_us / 1e6 AS total_s,
             q[1] / 1e6 AS p50_s, q[3] / 1e6 AS p95_s, q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s,
-            total_us / nullif(sum(total_us) OVER (PARTITION BY run, step, validate), 0) AS share
+            total_us / nullif(sum(total_us) OVER (PARTITION BY run, step, validate), 0) AS share,
+            estimated
         FROM ({_summed("run, step, validate", in_steps(steps))})
         ORDER BY run, step, validate, total_us DESC, tool
         """
@@ -59,7 +60,8 @@ def tool_latencies(
             FROM (
                 SELECT run, coalesce(tool, '(no name)') AS tool_name,
                     coalesce(error, status) AS what, count(*) AS times
-                FROM tool_calls WHERE status IS NOT NULL AND {selection} GROUP BY ALL
+                FROM {estimated("tool_calls")} WHERE status IS NOT NULL AND {selection}
+                GROUP BY ALL
             ) GROUP BY run, tool_name
         )
         SELECT s.run, s.tool_name AS tool, calls, failed, failed / calls AS failed_share, e.errors,
@@ -68,7 +70,7 @@ def tool_latencies(
             total_us / nullif(requests_us, 0) AS requests_share, mean_us / 1e6 AS mean_s,
             q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s, q[4] / 1e6 AS p99_s,
             max_us / 1e6 AS max_s, slowest.step AS slowest_step,
-            slowest.request_id AS slowest_request_id
+            slowest.request_id AS slowest_request_id, estimated
         FROM ({_summed("run", selection)}) AS s
         LEFT JOIN errors AS e ON e.run = s.run AND e.tool_name = s.tool_name
         LEFT JOIN wholes AS w ON w.run = s.run

@@ -305,7 +305,10 @@ def _metric(name: str, statistic: str, first: _Named, second: _Named, *, one_run
                 values[-1][row["step"]] = value
     over_steps = statistic if single else "mean"
     before, after = values
-    return Metric(f"{name}.{statistic}", unit, before, after, over_steps, one_run)
+    estimated = any(
+        row.get("estimated") for named in (first, second) for row in named.get(name, ())
+    )
+    return Metric(f"{name}.{statistic}", unit, before, after, over_steps, one_run, estimated)
 
 
 def _verdicts(

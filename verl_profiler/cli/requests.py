@@ -73,6 +73,12 @@ def run(args: argparse.Namespace) -> int:
         return _one(opened, args) if args.request else _list(opened, args)
 
 
+_NOT_DETAILED = (
+    "The details of this request (turns, engine calls, tools) were not recorded, only their sums: "
+    "profiler.events.detail_share."
+)
+
+
 def _list(opened: Run, args: argparse.Namespace) -> int:
     from verl_profiler.analysis.requests import request_breakdown
     from verl_profiler.analysis.selection import rows_of
@@ -147,6 +153,12 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
         print_json(content)
     else:
         print(request_lines(*shown((request, timeline)), width=args.width or _terminal_width()))
+        if opened.rows(
+            "SELECT 1 FROM requests WHERE run = ? AND step IS NOT DISTINCT FROM ? AND request_id = ? "
+            "AND validate = ? AND NOT detailed",
+            [request[key] for key in ("run", "step", "request_id", "validate")],
+        ):
+            print("\n" + _NOT_DETAILED)
     return 0
 
 

@@ -89,6 +89,9 @@ IDENTITY = {
     "session": _count("Number of the sample among those of its prompt."),
     "status": _text("`error`, `cancelled` or `unfinished`; absent when the call returned."),
     "error": _text("Name of the exception's type; never its message."),
+    "sampled": _count(
+        "How many calls the recorded one stands for, where details are sampled; absent for 1."
+    ),
 }
 
 _TRACED = (
@@ -181,6 +184,10 @@ FIELDS = {
         "tq_function",
         "batch_flops",
     ),
+    "components": _object(
+        "Sums of the request's details by component, in seconds; only where details are sampled.",
+        "request",
+    ),
     "consumed_step": _count(
         "verl's global step that trained on the sample.", "sample_consumed", column=True
     ),
@@ -242,6 +249,9 @@ FIELDS = {
     ),
     "energy_j": Field(
         "number", "J", "Energy that the device used since its driver was loaded.", ("device",)
+    ),
+    "engine_calls": _count(
+        "Number of generate calls; in a request's line only where details are sampled.", "request"
     ),
     "engine_request_id": _text(
         "Random id of one generate call, created by verl.",
@@ -337,6 +347,10 @@ FIELDS = {
         "token_merge",
         "device_time",
         column=True,
+    ),
+    "one_in": _count(
+        "Details are written of one in so many requests, and of the slowest; 0 for these only.",
+        "request",
     ),
     "op": _text("Name of the client's operation.", "tq_meta", column=True),
     "optimizer": _flag("Whether the optimizer is moved.", "load", "offload"),
@@ -530,7 +544,12 @@ FIELDS = {
         column=True,
     ),
     "tool_calls": _count(
-        "Number of tool calls.", "turn", "tool_parsing", "tool_execution", column=True
+        "Number of tool calls; in a request's line only where details are sampled.",
+        "turn",
+        "tool_parsing",
+        "tool_execution",
+        "request",
+        column=True,
     ),
     "tool_tokens": _count(
         "Tokens of the response that tools returned; not the tokens.", "request", column=True
@@ -669,6 +688,7 @@ HEADER = {
     "counters.bytes": _bytes("Written."),
     "counters.dropped": _count("Events that were dropped."),
     "counters.dropped_by.*": _count("Events that were dropped, by reason."),
+    "counters.sampled_out": _count("Details of requests that were not chosen for them."),
     "counters.write_errors": _count("Writes that failed."),
     "counters.wrapper_s": _seconds("Time inside wrappers."),
     "counters.wrapper_cpu_s": _seconds("CPU time inside wrappers."),
@@ -685,11 +705,18 @@ HEADER = {
     "fallback": _text("Folder of the events if the run directory was not writable."),
     "flush_interval_s": _seconds("`profiler.events.flush_interval_s`."),
     "longest_flush_s": _seconds("Longest delay of a write beyond that interval."),
+    "budget.max_bytes": _bytes("`profiler.events.max_gb`."),
+    "budget.used_bytes": _bytes("Of it, by the process's event files."),
+    "budget.halvings": _count(
+        "How often the share of requests with details has been halved; null once there are none."
+    ),
+    "budget.refused": _count("Events for which there was no room."),
     "complete_until": _text("Until when the process's files are complete, UTC."),
     "written_events": _count("Lines written until then."),
     "written_bytes": _bytes("Of those lines."),
     "waiting_events": _count("Events that were not written then."),
     "dropped_events": _count("Events dropped until then."),
+    "sampled_out_events": _count("Details of requests not chosen for them, until then."),
 }
 
 # run.json.

@@ -61,7 +61,7 @@ def frame(
         blocks += [
             [*_step_lines(live, now_s), *_request_lines(live, step, launch, now_s)],
             _slowest(live, now_s),
-            _tools(step),
+            _tools(step, sampled=live.sampled),
             _steps(live),
         ]
     found = [*problems, *header_problems(headers)]
@@ -196,10 +196,11 @@ def _slowest(live: Live, now_s: float) -> list[str]:
     return align(rows, left=(0, 1, 2, 4), indent="").splitlines()
 
 
-def _tools(step: Step) -> list[str]:
+def _tools(step: Step, *, sampled: bool) -> list[str]:
     if not step.tools:
         return []
-    rows = [["tool", "calls", "p50", "p95", "max", "failed"]]
+    # Estimated from the requests whose details are recorded.
+    rows = [["tool", "≈ calls" if sampled else "calls", "p50", "p95", "max", "failed"]]
     busiest = sorted(step.tools.items(), key=lambda item: -sum(item[1].seconds))[:_TOOLS]
     rows += [
         [

@@ -22,6 +22,8 @@ __all__ = ["Live", "RequestInFlight", "Step", "Tool"]
 RATE_S = 10.0
 _KEPT_STEPS = 50
 _WORD = 100
+# One recorded call stands for at most so many.
+_MOST_SAMPLED = 10_000
 # Its processes are named after their host and pid.
 _ROLLOUTER = "rollouter"
 # Events after which a request's next activity is known.
@@ -107,7 +109,9 @@ class Live:
         steps: The latest steps by number.
         in_flight: Requests in flight, by process, step, validation, sample and session.
         newest_s: The latest time on any line, in seconds since 1970.
-        rates: (end in seconds since 1970, generated tokens) of the latest engine calls.
+        rates: (end in seconds since 1970, generated tokens) of the latest engine calls; with sampled
+            details, of the latest requests.
+        sampled: Whether only some requests' details are on the lines.
         flow: Queues, weight versions and samples of an asynchronous run.
     """
 
@@ -117,6 +121,7 @@ class Live:
         self.newest_s = 0.0
         self.rates: deque[tuple[float, int]] = deque()
         self.finished: deque[float] = deque()
+        self.sampled = False
         self.flow = Flow()
         self._by_id: dict[tuple[str, int, str], tuple[Any, ...]] = {}
 
@@ -225,16 +230,21 @@ class Live:
         elif line.event == "request":
             self.in_flight.pop(key, None)
             self._by_id.pop((name, step.number, _word(request_id)), None)
+            if "one_in" in extra:
+                self.sampled = True
             if not validate:
+                if self.sampled:
+                    self.rates.append((end_s, _count(extra.get("generated_tokens")) or 0))
                 self.finished.append(end_s)
                 step.failed += "status" in extra
                 step.seconds.append(end_s - begin_s)
                 step.ends.append(end_s)
         if line.event == "tool_call" and not validate:
             tool = step.tools.setdefault(_word(extra.get("tool", "?")), Tool())
-            tool.seconds.append(end_s - begin_s)
-            tool.failed += "status" in extra
-        elif line.event == "engine_call" and not validate:
+            calls = min(_count(extra.get("sampled")) or 1, _MOST_SAMPLED)
+            tool.seconds += [end_s - begin_s] * calls
+            tool.failed += calls if "status" in extra else 0
+        elif line.event == "engine_call" and not validate and not self.sampled:
             tokens = _count(extra.get("response_tokens"))
             if tokens is not None:
                 self.rates.append((end_s, tokens))

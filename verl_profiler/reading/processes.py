@@ -31,6 +31,7 @@ _RANK_LIMIT = 100_000
 _DROPPED = {
     "queue_full": "its queue was full",
     "disk": "the disk rejected them",
+    "budget": "its byte budget (profiler.events.max_gb) was used up",
     "bad_event": "they could not be encoded",
     "bad_path": "their file could not be opened",
     "late": "they were recorded after its end, or could not be written within the time limit at exit",

@@ -38,6 +38,7 @@ except ImportError as error:
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.convert import convert
+from verl_profiler.reading.detail_notes import detail_notes
 from verl_profiler.reading.discovery import Source, find_sources
 from verl_profiler.reading.event_sql import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
@@ -144,6 +145,12 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Facts about the runs that limit which analyses apply, in plain sentences."""
+        return [
+            *detail_notes(self.tables),
+            *self._asynchronous_notes(),
+        ]
+
+    def _asynchronous_notes(self) -> list[str]:
         return [
             f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
             "consumed by a later step than the one that dispatched them. Critical path, what-if, rollout "

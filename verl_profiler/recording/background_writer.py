@@ -19,9 +19,11 @@ import msgspec
 
 from verl_profiler.events.vocabulary import FORMAT_VERSION, process_name
 from verl_profiler.recording import context
+from verl_profiler.recording.byte_budget import ByteBudget
 from verl_profiler.recording.clock import Readings, now
 from verl_profiler.recording.closed_steps import ClosedSteps
 from verl_profiler.recording.complaints import Complaints, say
+from verl_profiler.recording.details import Details, one_in
 from verl_profiler.recording.encoding import LineEncoder
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.process_header import Mark, ProcessHeader, fallback_directory
@@ -82,6 +84,19 @@ class BackgroundWriter:
             if recorder.config.events.compress
             else None
         )
+        events = recorder.config.events
+        self._budget = None if events.max_gb is None else ByteBudget(round(events.max_gb * 1e9))
+        self._saved_bytes = self._refused_then = 0
+        self._details = (
+            Details(
+                events.detail_share,
+                events.detail_slowest,
+                recorder.limit,
+                recorder.anchor.wall_ns - recorder.anchor.monotonic_ns,
+            )
+            if self._budget is not None or one_in(events.detail_share) != 1
+            else None
+        )
         self._header = ProcessHeader()
         self._header_ns = 0
         self._readings = Readings()
@@ -106,7 +121,20 @@ class BackgroundWriter:
     @property
     def waiting(self) -> int:
         """Events taken from the queue and not written so far."""
-        return sum(len(lines) for lines, _ in list(self._batch.values())) + self.files.waiting
+        held = 0 if self._details is None else self._details.waiting
+        return (
+            sum(len(lines) for lines, _ in list(self._batch.values())) + self.files.waiting + held
+        )
+
+    @property
+    def sampled_out(self) -> int:
+        """Details of requests that are not among those whose details are written."""
+        return 0 if self._details is None else self._details.sampled_out
+
+    @property
+    def over_budget(self) -> int:
+        """Events for which the byte budget had no room."""
+        return 0 if self._budget is None else self._budget.refused
 
     def abandon(self) -> None:
         """Close the files; called in a forked child, whose parent writes on."""
@@ -222,6 +250,8 @@ class BackgroundWriter:
         while left > 0 and not self.hurry:
             left -= self._encode_batch(min(left, most))
             self._write_batch()
+        self._write_held(final=final)
+        self._keep_to_budget()
         if not self.files.waiting and not left:
             self.complaints.forget(("disk", "memory"))
             late_ns = (
@@ -244,7 +274,7 @@ class BackgroundWriter:
 
     def _encode_batch(self, most: int) -> int:
         """Encode some of the next `most` events; return how many were taken from the queue."""
-        taken, batch = self._recorder.taken, self._batch
+        taken, details = self._recorder.taken, self._details
         full = self.files.refuses and self.files.is_full
         size = count = 0
         while count < most and size < _BATCH_BYTES:
@@ -253,27 +283,80 @@ class BackgroundWriter:
             if full:
                 self.files.drop(1)
                 continue
-            try:
-                path, owned, line, step = self._encoder.encode(item)
-                cost = self._cost.get(step)
-                if cost is None:
-                    cost = self._cost[step] = [0, 0]
-                cost[0] += 1
-                cost[1] += len(line)
-                lines = batch.get(path)
-                if lines is None:
-                    lines = batch[path] = ([], owned)
-                size += len(line)
-                lines[0].append(line)
-            except Exception as error:  # noqa: BLE001  a fault of one event must not cost another
-                self._recorder.refuse(f"{type(error).__name__} in the writer")
-            except BaseException:
-                # Thrown into the thread from outside.
-                self._recorder.bad_events += 1
-                raise
+            if details is None:
+                size += self._encode(item)
+            else:
+                try:
+                    items = details.take(item)
+                except Exception as error:  # noqa: BLE001  as below
+                    self._recorder.refuse(f"{type(error).__name__} in the writer")
+                    continue
+                size += self._encode_all(list(items))
         if full:
             time.sleep(0)
         return count
+
+    def _encode_all(self, items: list[tuple[Any, ...]]) -> int:
+        """Put the lines of events into the batch; return their bytes."""
+        size = place = 0
+        try:
+            for place, item in enumerate(items, 1):  # noqa: B007  what an exception leaves over is counted
+                size += self._encode(item)
+        except BaseException:
+            self._recorder.bad_events += len(items) - place
+            raise
+        return size
+
+    def _encode(self, item: tuple[Any, ...]) -> int:
+        """Put the line of an event into the batch; return its bytes, 0 where there is none."""
+        try:
+            path, owned, line, step = self._encoder.encode(item)
+            if self._budget is not None and not self._budget.admits(item[0], len(line)):
+                return 0
+            cost = self._cost.get(step)
+            if cost is None:
+                cost = self._cost[step] = [0, 0]
+            cost[0] += 1
+            cost[1] += len(line)
+            lines = self._batch.get(path)
+            if lines is None:
+                lines = self._batch[path] = ([], owned)
+            lines[0].append(line)
+        except Exception as error:  # noqa: BLE001  a fault of one event must not cost another
+            self._recorder.refuse(f"{type(error).__name__} in the writer")
+            return 0
+        except BaseException:
+            # Thrown into the thread from outside.
+            self._recorder.bad_events += 1
+            raise
+        return len(line)
+
+    def _write_held(self, *, final: bool) -> None:
+        """Write the details of steps that are over; at the end, all."""
+        if self._details is None or self.hurry:
+            return
+        self._encode_all(self._details.close() if final else self._details.quiet(now()))
+        self._write_batch()
+
+    def _keep_to_budget(self) -> None:
+        budget = self._budget
+        if budget is None or self._details is None:
+            return
+        saved = 0 if self._closed_steps is None else self._closed_steps.saved_bytes
+        change = budget.update(saved - self._saved_bytes)
+        self._saved_bytes = saved
+        events = self._recorder.config.events
+        left = budget.halvings
+        self._details.every = 0 if left is None else one_in(events.detail_share) << left
+        self._details.slowest = 0 if left is None else events.detail_slowest
+        if change is not None:
+            say(f"{self.name}: profiler.events.max_gb: {change} (byte-budget)")
+        elif budget.refused and self._refused_then == 0:
+            say(
+                f"{self.name}: profiler.events.max_gb is used up; further events are dropped and counted "
+                "(byte-budget)"
+            )
+        self._refused_then = budget.refused
 
     def _write_batch(self) -> None:
         """Write the encoded lines; other threads run meanwhile."""
@@ -295,6 +378,8 @@ class BackgroundWriter:
         lost = self._recorder.waiting()
         self._recorder.late.count += lost - self.files.waiting
         self._recorder.taken.clear()
+        if self._details is not None:
+            self._details.waiting = 0
         self._batch.clear()
         self.files.give_up("disk")
         self.files.close()
@@ -335,7 +420,8 @@ class BackgroundWriter:
             }
             path, owned, line, _ = self._encoder.encode(("profiler_cost", None, now(), extra, step))
             self.own_events += 1
-            self.files.append(path, [line], owned=owned)
+            if self._budget is None or self._budget.admits("profiler_cost", len(line)):
+                self.files.append(path, [line], owned=owned)
         if not final and now() - self._header_ns > _HEADER_INTERVAL_S * 1e9:
             self._write_header()
 
@@ -399,6 +485,7 @@ class BackgroundWriter:
             self.files.bytes,
             self._recorder.waiting(),
             self._recorder.dropped,
+            self.sampled_out,
         )
 
     def _write_header(self, ended: str | None = None) -> None:
@@ -439,6 +526,8 @@ class BackgroundWriter:
             "flush_interval_s": self._recorder.config.events.flush_interval_s,
             "longest_flush_s": round(self._longest_flush_ns / 1e9, 6),
         }
+        if self._budget is not None:
+            header["budget"] = self._budget.header()
         announcement = None
         try:
             header.update(self._recorder.describe())

@@ -34,8 +34,9 @@ class Mark(msgspec.Struct):
             microseconds, on the axis of the process's events.
         written_events: Lines written.
         written_bytes: Their bytes.
-        waiting_events: Events taken, neither written nor dropped.
+        waiting_events: Events taken, neither written, dropped nor sampled out.
         dropped_events: Events dropped.
+        sampled_out_events: Details of requests whose details are not written.
     """
 
     complete_until: str
@@ -43,6 +44,7 @@ class Mark(msgspec.Struct):
     written_bytes: int = 0
     waiting_events: int = 0
     dropped_events: int = 0
+    sampled_out_events: int = 0
 
     def encode(self) -> bytes:
         """Return the last fields of the JSON object, always of the same length."""
@@ -51,7 +53,8 @@ class Mark(msgspec.Struct):
             f',"written_events":{self.written_events:>16}'
             f',"written_bytes":{self.written_bytes:>20}'
             f',"waiting_events":{self.waiting_events:>12}'
-            f',"dropped_events":{self.dropped_events:>16}}}'
+            f',"dropped_events":{self.dropped_events:>16}'
+            f',"sampled_out_events":{self.sampled_out_events:>16}}}'
         ).encode()
 
 

@@ -188,9 +188,10 @@ class Recorder:
 
         Returns:
             `events`: lines written, of `bytes` bytes, `own_events` of all events came from the
-            recorder itself.  `dropped`, by reason in `dropped_by`.  `waiting`: taken, and neither
-            written nor dropped so far.  `write_errors`: failed attempts.
-            Events offered and own events together are events, dropped and waiting together.
+            recorder itself.  `dropped`, by reason in `dropped_by`.  `sampled_out`: details of
+            requests whose details are not written.  `waiting`: taken, and none of these so far.
+            `write_errors`: failed attempts.
+            Events offered and own events together are events, dropped, sampled out and waiting together.
         """
         dropped = self._dropped_by()
         writer = self._writer
@@ -200,6 +201,7 @@ class Recorder:
             "bytes": writer.files.bytes,
             "dropped": sum(dropped.values()),
             "dropped_by": dropped,
+            "sampled_out": writer.sampled_out,
             "waiting": 0 if self._hung() else self.waiting(),
             "write_errors": writer.write_errors + writer.files.errors,
         }
@@ -215,6 +217,7 @@ class Recorder:
         counts = Counter(self._writer.files.dropped)
         counts["queue_full"] += self._queue_full
         counts["bad_event"] += self.bad_events
+        counts["budget"] += self._writer.over_budget
         # What a hung disk holds up has no later chance once the process ends.
         counts["late"] += self.late.count + (self.waiting() if self._hung() else 0)
         return {reason: count for reason, count in sorted(counts.items()) if count}

@@ -44,6 +44,11 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         device_interval_s: How often, 0.2 to 60 s.
         engine_iterations: Let SGLang publish each iteration, and record their sums.
         compress: Compress the files of steps that are over, with gzip.
+        detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
+            as one in N.
+        detail_slowest: Of each step and process the details are written of so many requests that took
+            longest, and of as many that ended last, 1 to 1000.
+        max_gb: What the event files of one process may take, in 10^9 bytes, from 0.001; None for any size.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
     """
@@ -60,6 +65,9 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     engine_iterations: bool = False
     compress: bool = False
+    detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    detail_slowest: Annotated[int, Meta(ge=1, le=1000)] = 5
+    max_gb: Annotated[float, Meta(ge=0.001)] | None = None
     announce: bool = True
     clock_exchange: bool = True
 

@@ -43,6 +43,7 @@ COMMON = {
     "during": "call or function that blocked it; empty if no recorded one did",
     "calls": "number of calls",
     "sampled": "number of calls that it stands for",
+    "estimated": "whether it is estimated from the requests whose details were recorded",
     "traced": "number of traced calls",
     "failed": "number of calls that failed",
     "count": "number of intervals",

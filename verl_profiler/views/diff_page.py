@@ -8,12 +8,12 @@ from typing import Any
 from verl_profiler.render.html import digest, part, template, trusted
 from verl_profiler.views.diff_text import (
     HEADINGS,
-    NOTE,
     change_cells,
     conclusion,
     differences,
     groups,
     left_out_names,
+    note,
     sides,
     verdict,
 )
@@ -40,7 +40,7 @@ def diff_page(document: Mapping[str, Any]) -> str:
         sides=[*sides(document), *differences(document).splitlines()],
         verdicts=[verdict(each) for each in document["conditions"]],
         headings=HEADINGS,
-        note=f"{NOTE} {left_out_names(document)}".rstrip(),
+        note=f"{note(document)} {left_out_names(document)}".rstrip(),
         groups=[
             (title, [(change_cells(row), _interval(row, reach)) for row in rows])
             for title, rows in groups(document)

@@ -13,7 +13,6 @@ from verl_profiler.units import seconds, share
 
 __all__ = [
     "HEADINGS",
-    "NOTE",
     "change_cells",
     "conclusion",
     "diff_text",
@@ -21,14 +20,19 @@ __all__ = [
     "gathered",
     "groups",
     "left_out_names",
+    "note",
     "sides",
     "verdict",
 ]
 
 HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
-NOTE = (
+_NOTE = (
     "Each interval is for one metric alone; p is adjusted for multiple comparisons and significant "
     "at 0.05 or below."
+)
+_ESTIMATED = (
+    "≈ is estimated from the requests whose details were recorded (profiler.events.detail_share); its "
+    "error is part of the variation between steps."
 )
 # The work of a step: if it differs, step times are not comparable.
 _WORKLOAD = (
@@ -91,6 +95,7 @@ def gathered(
                 "detectable": each.detectable,
                 "effective_steps": list(each.effective),
                 "drift": each.drift,
+                "estimated": each.metric.estimated,
             }
             for each in ordered
         ],
@@ -113,7 +118,7 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
             hidden = max(len(rows) - _OTHERS, 0)
             shown = rows[: len(rows) - hidden]
         blocks.append(f"{title}\n{align([HEADINGS, *map(change_cells, shown)])}")
-    blocks.append(NOTE)
+    blocks.append(note(document))
     if hidden:
         blocks.append(f"{hidden} more metrics without a significant change; --all shows them.")
     blocks.append(left_out_names(document))
@@ -279,6 +284,12 @@ def _power(document: Mapping[str, Any]) -> str:
     return f"{text} would be detected with 80 % power; smaller changes may be missed."
 
 
+def note(document: Mapping[str, Any]) -> str:
+    """Return what is to be known about the tables."""
+    estimated = any(row["estimated"] for row in document["metrics"])
+    return f"{_NOTE} {_ESTIMATED}" if estimated else _NOTE
+
+
 def change_cells(row: Mapping[str, Any]) -> list[str]:
     """Return a row of the table: metric, both values, the change, its interval and p."""
     low, high = row["low"], row["high"]
@@ -287,7 +298,7 @@ def change_cells(row: Mapping[str, Any]) -> list[str]:
         interval = f"{_moved(row, low)} to {_moved(row, high)}"
     chance = row["adjusted_p"]
     return [
-        row["metric"],
+        f"≈ {row['metric']}" if row["estimated"] else row["metric"],
         _amount(row["a"], row["unit"]),
         _amount(row["b"], row["unit"]),
         _moved(row),

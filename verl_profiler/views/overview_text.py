@@ -236,7 +236,8 @@ def _slowest(found: Mapping[str, Rows]) -> str:
 def _tools(rows: Rows) -> str:
     texts = []
     for row in rows[:_TOOLS]:
-        text = f"{row['tool']} {row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
+        about = "≈ " if row["estimated"] else ""
+        text = f"{row['tool']} {about}{row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
         texts.append(text + (f", {row['failed']:,} failed" if row["failed"] else ""))
     more = [f"and {len(rows) - _TOOLS} more"] if len(rows) > _TOOLS else []
     return "; ".join([*texts, *more])

@@ -129,7 +129,7 @@ def _engine_lines(
     if not times:
         return [] if "engine_call" in about["recorded"] else [_fact("engine", "not recorded")]
     engine = times[0]
-    text = f"{counted(engine['calls'], 'call')}  {_quantiles(engine, 'p50', 'p95', 'max')}"
+    text = f"{_about(engine)}{counted(engine['calls'], 'call')}  {_quantiles(engine, 'p50', 'p95', 'max')}"
     if engine["engine_tokens_per_s"] is not None:
         text += f"; {engine['engine_tokens_per_s']:,.0f} engine tokens/s"
     result = [_fact("engine", text)]
@@ -161,7 +161,8 @@ def _tool_lines(
     for position, tool in enumerate(tools[:5]):
         failed = f", {tool['failed']} failed" if tool["failed"] else ""
         text = (
-            f"{tool['tool']}: {counted(tool['calls'], 'call')}{failed}, {seconds(tool['total_s'])} "
+            f"{tool['tool']}: {_about(tool)}{counted(tool['calls'], 'call')}{failed}, "
+            f"{_about(tool)}{seconds(tool['total_s'])} "
             f"in total, {_quantiles(tool, 'p50', 'p95', 'max')}"
         )
         lines.append(_fact("" if position else "tools", text))
@@ -316,6 +317,11 @@ def of_step(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[st
 def step_name(row: Mapping[str, Any], *, several: bool) -> str:
     """Return the step's name, with its run if there are several."""
     return f"step {row['step']}" + (f" of {row['run']}" if several else "")
+
+
+def _about(row: Mapping[str, Any]) -> str:
+    """Return the mark of an estimate."""
+    return "≈ " if row["estimated"] else ""
 
 
 def _quantiles(row: Mapping[str, Any], *names: str) -> str:

@@ -44,6 +44,7 @@ class Metric:
         b: Values of the second group.
         statistic: How a group's steps are aggregated: 'mean', 'max', 'p50' and so on.
         one_run: Both groups are ranges of one run, so a common drift is not a change.
+        estimated: A step of them is estimated from the requests whose details were recorded.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Metric:
     b: dict[int, float]
     statistic: str = "mean"
     one_run: bool = False
+    estimated: bool = False
 
 
 @dataclass

@@ -5,7 +5,7 @@ A step without an event has a count and a total of zero, and no mean.
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
@@ -84,18 +84,18 @@ FROM {table} AS t LEFT JOIN consumed AS c ON c.run = t.run AND c.request_id = t.
 # Name and duration of metrics that occur many times per step.  Engines assign requests to steps by the
 # version of their weights, so engine requests are taken from the client's calls.
 _MANY = """
-SELECT step, 'request' AS name, duration_us FROM training_requests
+SELECT step, 'request' AS name, duration_us, false AS sampled FROM training_requests
 UNION ALL
 SELECT step, CASE WHEN event IN (SELECT phase FROM phases) THEN concat(family, ':', event)
-    ELSE event END, duration_us
+    ELSE event END, duration_us, sampled > 1
 FROM {event_fields}
 WHERE duration_us IS NOT NULL AND NOT validate AND event <> 'request'
     AND family NOT IN ('trainer', 'engine', 'event_loop', 'profiler')
 UNION ALL
-SELECT step, concat('tool_call:', tool), duration_us FROM {tool_calls} WHERE NOT validate
+SELECT step, concat('tool_call:', tool), duration_us, sampled > 1 FROM {tool_calls} WHERE NOT validate
 UNION ALL
 SELECT step, unnest(['engine_request', 'queue', 'prefill', 'decode', 'outside']),
-    unnest([engine_duration_us, queue_us, prefill_us, decode_us, outside_us])
+    unnest([engine_duration_us, queue_us, prefill_us, decode_us, outside_us]), sampled > 1
 FROM {engine_calls} WHERE NOT validate
 """
 
@@ -109,8 +109,11 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
     """
     joined = tables.rows(f"SELECT run FROM ({_CONSUMED}) LIMIT 1")
     sources = {
-        name: f"({_OF_CONSUMED.format(table=name)})" if joined else name
-        for name in ("event_fields", "tool_calls", "engine_calls", "requests")
+        name: f"({_OF_CONSUMED.format(table=table)})" if joined else table
+        for name, table in (
+            *((name, estimated(name)) for name in ("event_fields", "tool_calls", "engine_calls")),
+            ("requests", "requests"),
+        )
     }
     many = _MANY.format(**sources)
     named = ", ".join(f"q[{place}] AS {name}" for place, name in enumerate(_QUANTILES, 1))
@@ -125,17 +128,17 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
             SELECT step, name, avg(duration_us) / 1e6 AS mean,
                 {quantiles("duration_us / 1e6", *_QUANTILES.values())} AS q,
                 max(duration_us) / 1e6 AS longest, sum(duration_us) / 1e6 AS total,
-                count(*)::DOUBLE AS count
+                count(*)::DOUBLE AS count, coalesce(bool_or(sampled), false) AS estimated
             FROM ({many})
             WHERE duration_us IS NOT NULL AND step IN (SELECT step FROM chosen)
             GROUP BY step, name
         )
         SELECT step, name, unit, value, NULL AS mean, NULL AS p50, NULL AS p90, NULL AS p95,
-            NULL AS p99, NULL AS max, NULL AS total, NULL AS count
+            NULL AS p99, NULL AS max, NULL AS total, NULL AS count, false AS estimated
         FROM ({_ONCE}) WHERE value IS NOT NULL
         UNION ALL
         SELECT c.step, n.name, 's', NULL, mean, {named}, longest, coalesce(total, 0),
-            coalesce(count, 0)
+            coalesce(count, 0), coalesce(estimated, false)
         FROM chosen AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
             LEFT JOIN often AS o ON o.step = c.step AND o.name = n.name
         ORDER BY name, step

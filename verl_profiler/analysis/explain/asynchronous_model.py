@@ -132,6 +132,10 @@ class _Rebuilding:
     def __init__(self, tables: Tables, run: str, windows: Sequence[tuple[int, int, int]]) -> None:
         if len(windows) < _LEAST_STEPS:
             raise RefusedError(f"fewer than {_LEAST_STEPS} finished steps after the warm-up")
+        if tables.rows("SELECT 1 FROM requests WHERE run = ? AND NOT detailed LIMIT 1", [run]):
+            raise RefusedError(
+                "the calls of some requests are not recorded (profiler.events.detail_share)"
+            )
         self.tables = tables
         self.run = run
         own, devices = standalone_replicas(tables).get(run, ({}, 0.0))

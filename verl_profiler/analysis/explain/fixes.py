@@ -97,9 +97,9 @@ _SHOWN = {
             SELECT run, sum(change) OVER (
                 PARTITION BY run, step, engine_name ORDER BY at_us, change) AS running
             FROM (
-                SELECT run, step, engine_name, engine_begin_us AS at_us, 1 AS change
+                SELECT run, step, engine_name, engine_begin_us AS at_us, sampled AS change
                 FROM engine_calls WHERE NOT validate AND {chosen}
-                UNION ALL SELECT run, step, engine_name, engine_end_us, -1
+                UNION ALL SELECT run, step, engine_name, engine_end_us, -sampled
                 FROM engine_calls WHERE NOT validate AND {chosen}
             ) WHERE at_us IS NOT NULL
         ) GROUP BY run""",

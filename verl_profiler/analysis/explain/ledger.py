@@ -312,7 +312,10 @@ WITH attempts AS MATERIALIZED (
     ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
 ), served AS (
     SELECT s.run, s.name AS replica, s.begin_us, s.end_us, s.validate OR c.validate AS validate,
-        c.request_id, c.lost, c.id IS NOT NULL AND c.request_id IS NULL AS loose,
+        c.request_id, c.lost,
+        -- Where details are sampled, the requests of most calls are not known.
+        c.request_id IS NULL AND (c.id IS NOT NULL
+            OR s.run IN (SELECT run FROM requests WHERE NOT detailed)) AS loose,
         CASE WHEN c.attempt > 0 THEN coalesce(queue_us, 0) + prefill_us END AS repeated_us
     FROM engine_requests AS s LEFT JOIN (
         SELECT DISTINCT ON (run, id) * FROM calls WHERE id IS NOT NULL ORDER BY run, id, attempt

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
 from verl_profiler.analysis.explain.replica_speed import SLOWER
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -163,7 +163,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
         f"""
         WITH calls AS (
             SELECT *, status = 'error' AND coalesce(error, '') NOT IN {_OF_THE_MODEL} AS failed
-            FROM tool_calls WHERE NOT validate AND {in_steps(steps)}
+            FROM {estimated("tool_calls")} WHERE NOT validate AND {in_steps(steps)}
         ), lasts AS (
             SELECT c.run, c.tool, sum(c.duration_us) AS lost_us
             FROM calls AS c JOIN last_requests AS l USING (run, step, name, request_id)
@@ -200,7 +200,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
 def replicas(tables: Tables, steps: Steps) -> Found:
     """Find the replica that gets the most generate calls."""
     rows = tables.rows(
-        f"SELECT run, step, engine_name AS who, count(*) AS calls FROM engine_calls "
+        f"SELECT run, step, engine_name AS who, sum(sampled) AS calls FROM engine_calls "
         f"WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(steps)} "
         "GROUP BY ALL ORDER BY run, step, who"
     )
@@ -238,7 +238,8 @@ def slow_replica(
         f"""
         SELECT step, engine_name AS who,
             sum(coalesce(decode_us, engine_duration_us)) / sum(response_tokens - 1) AS token_us
-        FROM engine_calls WHERE run = ? AND engine_name IS NOT NULL AND response_tokens > 1
+        FROM {estimated("engine_calls")}
+        WHERE run = ? AND engine_name IS NOT NULL AND response_tokens > 1
             AND coalesce(decode_us, engine_duration_us) > 0 AND NOT validate AND {in_steps(steps)}
         GROUP BY ALL ORDER BY step, who
         """,

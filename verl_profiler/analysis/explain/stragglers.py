@@ -72,8 +72,8 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
             SELECT * FROM request_caused_wait WHERE {in_steps(steps)}
         ), by_reason AS (
             SELECT run, step, because, bool_or(place = many AND many > 1) AS last,
-                sum(caused_wait_us) AS caused_wait_us
-            FROM delaying GROUP BY run, step, because
+                sum(caused_wait_us * sampled) AS caused_wait_us
+            FROM delaying WHERE sampled IS NOT NULL GROUP BY run, step, because
         ), others AS (
             SELECT run, step, 'worker' AS kind, '' AS part, name AS who, max(end_us) AS end_us
             FROM requests WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}

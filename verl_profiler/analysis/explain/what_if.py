@@ -316,6 +316,9 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
         "SELECT run, step, count(*) AS calls FROM engine_calls WHERE NOT validate "
         f"AND {in_steps(steps)} GROUP BY run, step) AS c USING (run, step) "
         f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        # A replay needs the calls of all requests.
+        "AND NOT EXISTS (SELECT 1 FROM requests AS r WHERE r.run = s.run AND r.step = s.step "
+        "AND NOT r.validate AND NOT r.detailed) "
         "GROUP BY s.step ORDER BY s.step"
     )
     calls = sum(row["calls"] for row in counted)

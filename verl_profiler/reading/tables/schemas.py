@@ -85,7 +85,6 @@ DERIVED = {
     "duration_us": _us("Length."),
     "recorded": _text("Name of the event in its file, where that differs from `event`."),
     "rest": _object("All of `extra`, where it holds more than the columns."),
-    "sampled": _count("How many calls the recorded one represents."),
     "of_requests": _count("Events that have a request id."),
     "boot_id": _text("The kernel's random id of the host's boot."),
     "clock_shared": _flag("Whether the anchor is the driver's."),
@@ -111,7 +110,7 @@ DERIVED = {
     "reward_us": _us("Reward."),
     "other_us": _us("Not covered by any event."),
     "overlap_us": _us("By how much the components exceed the whole."),
-    "engine_calls": _count("Number of generate calls."),
+    "detailed": _flag("Whether its details (turns, calls, tools) were recorded."),
     "stalled_us": _us("Part of it in event-loop stalls caused by other requests."),
     "queue_us": _us("In the engine's queue."),
     "prefill_us": _us("Prefill."),
@@ -221,7 +220,7 @@ def _type(name: str, field: Field) -> str:
 # anything else.
 FIELDS = {
     **{name: _type(name, field) for name, field in RECORDED.items() if field.column},
-    # Only in console logs today.
+    # Of any detail, and of calls in console logs.
     "sampled": "BIGINT",
 }
 
@@ -249,17 +248,17 @@ _TABLES = {
         f"{_REQUEST} rank sample session agent uid status error finished endings {_INTERVAL} "
         "last_us turns:INTEGER tool_calls prompt_tokens response_tokens generated_tokens "
         "tool_tokens reward prompt_build_us engine_us tool_us tool_parsing_us token_merge_us "
-        "postprocess_us reward_us other_us overlap_us"
+        "postprocess_us reward_us other_us overlap_us engine_calls detailed sampled:INTEGER"
     ),
     "turns": (
         f"{_REQUEST} turn finished {_INTERVAL} engine_calls tool_calls prompt_tokens "
-        "response_tokens engine_us tool_us tool_parsing_us token_merge_us other_us"
+        "response_tokens engine_us tool_us tool_parsing_us token_merge_us other_us sampled:INTEGER"
     ),
     "samples": (
         "run step uid session fate consumed_step reason min_weight_version max_weight_version "
         "trainer_version at_us"
     ),
-    "tool_calls": f"{_REQUEST} turn tool status error stalled_us {_INTERVAL}",
+    "tool_calls": f"{_REQUEST} turn tool status error stalled_us {_INTERVAL} sampled:INTEGER",
     "engine_requests": (
         f"run step name replica engine_request_id request_id validate status {_INTERVAL} "
         "prompt_tokens response_tokens cached_tokens finish_reason queue_us prefill_us decode_us "
@@ -270,7 +269,7 @@ _TABLES = {
         f"{_REQUEST} turn engine_request_id server status error {_INTERVAL} prompt_tokens "
         "response_tokens finish_reason engine_name replica engine_begin_us engine_end_us "
         "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version "
-        "retractions draft_tokens accepted_draft_tokens parked_us"
+        "retractions draft_tokens accepted_draft_tokens parked_us sampled:INTEGER"
     ),
     "engine_states": (
         "run step name replica dp_rank at_us held_us running_requests waiting_requests "
@@ -291,9 +290,11 @@ _TABLES = {
     "engine_call_times": (
         f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us outside_us queue_from_us queue_us "
         "parked_us prefill_us:DOUBLE cold_us decode_us:DOUBLE recomputed_us decoded_tokens retractions "
-        "lost_tokens moved batch"
+        "lost_tokens moved batch sampled:INTEGER"
     ),
-    "server_routes": (f"{_REQUEST} turn server sticky in_flight least_in_flight at_us"),
+    "server_routes": (
+        f"{_REQUEST} turn server sticky in_flight least_in_flight at_us sampled:INTEGER"
+    ),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",
     "steps": (
         f"run step finished {_INTERVAL} phases_us unaccounted_us requests unfinished_requests "
@@ -309,7 +310,7 @@ _TABLES = {
     ),
     "request_caused_wait": (
         "run step name request_id sample place many caused_wait_us behind_us late_us queued_us "
-        "parked_us:DOUBLE cold_us recomputed_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because"
+        "parked_us:DOUBLE cold_us recomputed_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because sampled:INTEGER"
     ),
     "tool_caused_wait": "run step tool last caused_wait_us",
     "rank_spans": f"{_RANK} event family status {_INTERVAL}",

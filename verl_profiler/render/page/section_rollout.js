@@ -1,6 +1,6 @@
 // The rollout of a step, the engine calls in it, its turns and tools; and validation.
 
-import {about, heading, note, notesOf, nothing} from './blocks.js';
+import {about, estimates, heading, note, notesOf, nothing} from './blocks.js';
 import {legend, partsBar} from './charts.js';
 import {
   ALL,
@@ -135,6 +135,7 @@ function engineCalls() {
     ),
     parts.length ? partsBar(parts) : null,
     parts.length ? legend(parts) : null,
+    ...estimates([engine]),
     ...notesOf('engine'),
   ];
 }
@@ -148,6 +149,7 @@ export function turnsSection() {
       'A turn is one engine call and the tool calls that it requests; turns are numbered from 0. ' +
         `${name[0].toUpperCase()}${name.slice(1)}.`,
     ),
+    ...estimates(rows),
     element(
       'div',
       {class: 'columns'},
@@ -200,6 +202,7 @@ export function toolsSection() {
       `${plural(calls, 'tool call')} in ${shownName()}, ${seconds(total)} in total` +
         `${failed ? `; ${plural(failed, 'call')} failed` : ''}.`,
     ),
+    ...estimates(rows),
     table({
       caption: 'Tools',
       rows,

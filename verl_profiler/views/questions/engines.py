@@ -213,7 +213,7 @@ VIEWS = (
         name="engine_parts",
         question="How long do generate calls queue, prefill and decode, and how much time is outside the engine?",
         analysis=asking(engine_parts),
-        columns=common("run step total_s mean_s p50_s p95_s p99_s max_s")
+        columns=common("run step total_s mean_s p50_s p95_s p99_s max_s estimated")
         | {
             "part": (
                 "component: `queue`, `prefill` and `decode`, as the engine reports them; `engine`, "
@@ -258,7 +258,8 @@ VIEWS = (
         question="How many tokens, and how many per second, by step, replica and request?",
         analysis=asking(token_rates, replica_token_rates, request_token_rates),
         columns=common(
-            "run step calls prompt_tokens generated_tokens cached_tokens busy_s call_tokens_per_s"
+            "run step calls prompt_tokens generated_tokens cached_tokens busy_s call_tokens_per_s "
+            "estimated"
         )
         | {
             "engine_tokens_per_s": (
@@ -299,7 +300,8 @@ VIEWS = (
 )
 
 _ENGINE_TIMES = common(
-    "calls total_s p50_s p95_s max_s outside_s prompt_tokens generated_tokens cached_tokens engine_tokens_per_s"
+    "calls total_s p50_s p95_s max_s outside_s prompt_tokens generated_tokens cached_tokens "
+    "engine_tokens_per_s estimated"
 ) | {
     "served": "number of calls whose engine was recorded too",
     "queue_s": (
@@ -321,7 +323,7 @@ _ENGINE_TIMES = common(
 TABLES: dict[str, Mapping[str, str]] = {
     "replica_token_rates": common(
         "run calls prompt_tokens generated_tokens cached_tokens busy_s engine_tokens_per_s "
-        "call_tokens_per_s"
+        "call_tokens_per_s estimated"
     )
     | {
         "replica": "process of the engine, or address of its server",

@@ -90,7 +90,7 @@ VIEWS = (
         name="routes",
         question="Does the load balancer spread generate calls over the replicas, and why not?",
         analysis=asking(routes),
-        columns=common("run step calls")
+        columns=common("run step calls estimated")
         | {
             "server": "address of the engine server",
             "replica": "process of the engine server; empty if its calls were not recorded",

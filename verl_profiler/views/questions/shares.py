@@ -171,7 +171,7 @@ VIEWS = (
         name="event_shares",
         question="What share of the step, of the requests or of a process does each event take?",
         analysis=_share_tables,
-        columns=common("run step role event events processes total_s")
+        columns=common("run step role event events processes total_s estimated")
         | {
             "whole": (
                 "what the share refers to: `step`, for the trainer's events; `requests`, the time "

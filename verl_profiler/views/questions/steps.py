@@ -340,7 +340,7 @@ TABLES: dict[str, Mapping[str, str]] = {
         "max_s": "longest time in one step, in s",
         "max_step": "that step",
     },
-    "step_metrics": common("step")
+    "step_metrics": common("step estimated")
     | {
         "name": "name of the metric",
         "unit": "`s`, `/s`, or nothing for numbers",

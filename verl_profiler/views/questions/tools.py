@@ -192,7 +192,8 @@ VIEWS = (
         question="Which tools take the most time, how long are their calls, and how often do they fail?",
         analysis=asking(tool_latencies),
         columns=common(
-            "run calls failed total_s mean_s p50_s p80_s p95_s p99_s max_s tool slowest_step"
+            "run calls failed total_s mean_s p50_s p80_s p95_s p99_s max_s tool slowest_step "
+            "estimated"
         )
         | {
             "failed_share": "part of the calls that failed",
@@ -264,7 +265,9 @@ VIEWS = (
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
-    "tool_times": common("run step validate tool calls failed total_s p50_s p95_s p99_s max_s")
+    "tool_times": common(
+        "run step validate tool calls failed total_s p50_s p95_s p99_s max_s estimated"
+    )
     | {
         "share": "part of all tool time of the step",
     },

@@ -175,7 +175,7 @@ def _turns(data: DataTables, choice: Choice) -> Figure:
 _BOTH = frozenset({"worker", "validate"})
 
 
-_TURN_TIMES = common("total_s mean_s p50_s p80_s p95_s p99_s max_s turn") | {
+_TURN_TIMES = common("total_s mean_s p50_s p80_s p95_s p99_s max_s turn estimated") | {
     "unfinished": "number of turns without an end",
     "turns": "number of finished turns with this index",
     "share": "part of all turn time",

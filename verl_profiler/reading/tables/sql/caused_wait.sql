@@ -16,23 +16,28 @@ WITH calls AS (
 ), parts AS MATERIALIZED (
     SELECT r.run, r.step, r.name, r.request_id, r.sample, r.end_us,
         r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
-        coalesce(c.queued_us, 0) AS queued_us, coalesce(c.parked_us, 0) AS parked_us,
-        coalesce(c.cold_us, 0) AS cold_us, coalesce(c.recomputed_us, 0) AS recomputed_us,
-        coalesce(c.prefill_us, 0) AS prefill_us, coalesce(c.decode_us, 0) AS decode_us,
-        greatest(coalesce(c.tokens, 0), 1) AS tokens,
-        greatest(coalesce(r.tool_us, 0) - coalesce(g.stalled_us, 0), 0) AS tool_us
+        CASE WHEN r.detailed THEN coalesce(c.queued_us, 0) END AS queued_us, CASE WHEN r.detailed THEN coalesce(c.parked_us, 0) END AS parked_us,
+        CASE WHEN r.detailed THEN coalesce(c.cold_us, 0) END AS cold_us, CASE WHEN r.detailed THEN coalesce(c.recomputed_us, 0) END AS recomputed_us,
+        CASE WHEN r.detailed THEN coalesce(c.prefill_us, 0) END AS prefill_us, CASE WHEN r.detailed THEN coalesce(c.decode_us, 0) END AS decode_us,
+        CASE WHEN r.detailed THEN greatest(coalesce(c.tokens, 0), 1) END AS tokens,
+        greatest(coalesce(r.tool_us, 0) - coalesce(g.stalled_us, 0), 0) AS tool_us, r.sampled
     FROM requests AS r JOIN begins USING (run, step)
     LEFT JOIN calls AS c USING (run, step, name, request_id)
     LEFT JOIN stalls AS g USING (run, step, name, request_id)
     WHERE r.finished AND NOT r.validate
 ), typical AS (
-    SELECT run, step, median(whole_us) AS whole_us, median(late_us) AS late_us,
-        median(queued_us) AS queued_us, median(parked_us) AS parked_us,
-        median(cold_us) AS cold_us, median(recomputed_us) AS recomputed_us,
-        median(prefill_us) AS prefill_us,
-        median(tool_us) AS tool_us, median(tokens) AS tokens,
-        median(decode_us / tokens) AS token_us
-    FROM parts GROUP BY run, step
+    -- Of sampled details each counts as often as it stands for others.
+    SELECT * FROM (
+        SELECT run, step, median(whole_us) AS whole_us, median(late_us) AS late_us,
+            median(tool_us) AS tool_us
+        FROM parts GROUP BY run, step
+    ) LEFT JOIN (
+        SELECT run, step, median(queued_us) AS queued_us, median(parked_us) AS parked_us,
+            median(cold_us) AS cold_us, median(recomputed_us) AS recomputed_us,
+            median(prefill_us) AS prefill_us, median(tokens) AS tokens,
+            median(decode_us / tokens) AS token_us
+        FROM (SELECT *, unnest(range(sampled)) AS copy FROM parts) GROUP BY run, step
+    ) USING (run, step)
 ), excess AS (
     SELECT p.run, p.step, p.name, p.request_id, p.sample, p.end_us,
         p.whole_us - t.whole_us AS behind_us, p.late_us - t.late_us AS late_us,
@@ -40,11 +45,11 @@ WITH calls AS (
         p.cold_us - t.cold_us AS cold_us, p.recomputed_us - t.recomputed_us AS recomputed_us,
         p.prefill_us - t.prefill_us + (p.tokens - t.tokens) * t.token_us AS long_us,
         p.tokens * (p.decode_us / p.tokens - t.token_us) AS slow_us,
-        p.tool_us - t.tool_us AS tool_us
+        p.tool_us - t.tool_us AS tool_us, p.sampled
     FROM parts AS p JOIN typical AS t USING (run, step)
 ), reasons AS (
-    SELECT *, behind_us - late_us - queued_us - parked_us - cold_us - recomputed_us - long_us - slow_us
-        - tool_us AS other_us
+    SELECT *, behind_us - late_us - tool_us
+        - coalesce(queued_us + parked_us + cold_us + recomputed_us + long_us + slow_us, 0) AS other_us
     FROM excess
 ), ends AS (
     SELECT *, coalesce(request_id, name) AS who FROM reasons
@@ -55,7 +60,7 @@ SELECT run, step, name, request_id, sample, place, many, caused_wait_us, behind_
             other_us)
         WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN parked_us THEN 'parked'
         WHEN cold_us THEN 'cold' WHEN recomputed_us THEN 'recomputed' WHEN long_us THEN 'long'
-        WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because
+        WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because, sampled
 FROM ($caused_wait);
 
 -- The wait time caused by a request, as far as tools made it late, goes to its tools by the time of
@@ -64,7 +69,7 @@ CREATE TABLE tool_caused_wait AS
 WITH calls AS (
     SELECT b.run, b.step, b.name, b.request_id, t.tool,
         t.duration_us - coalesce(t.stalled_us, 0) AS duration_us, b.place = b.many AS last,
-        b.caused_wait_us * least(b.tool_us / b.behind_us, 1) AS tool_caused_wait_us
+        b.caused_wait_us * least(b.tool_us / b.behind_us, 1) * t.sampled AS tool_caused_wait_us
     FROM request_caused_wait AS b JOIN tool_calls AS t USING (run, step, name, request_id)
     WHERE b.tool_us > 0 AND b.behind_us > 0 AND NOT t.validate AND t.duration_us IS NOT NULL
 ), sums AS (

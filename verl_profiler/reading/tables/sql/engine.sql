@@ -23,7 +23,8 @@ WHERE e.event = 'engine_request' AND e.family = 'engine';
 CREATE TABLE engine_calls AS
 WITH calls AS NOT MATERIALIZED (
     SELECT run, step, name, validate, request_id, turn, status, error, begin_us, end_us,
-        duration_us, engine_request_id AS id, server, prompt_tokens, response_tokens, finish_reason
+        duration_us, engine_request_id AS id, server, prompt_tokens, response_tokens, finish_reason,
+        greatest(coalesce(sampled, 1), 1) AS sampled
     FROM event_fields WHERE event = 'engine_call' AND family = 'rollout'
 ), served AS NOT MATERIALIZED (
     SELECT run, engine_request_id AS id, name AS engine_name, replica,
@@ -122,7 +123,7 @@ WHERE iterations > 0 AND running_before > 0 AND at_us - before_us BETWEEN 1 AND 
 CREATE TABLE engine_call_times AS
 WITH attempts AS MATERIALIZED (
     SELECT run, step, name, validate, request_id, turn, engine_request_id, attempt, begin_us, end_us,
-        duration_us, prompt_tokens, response_tokens,
+        duration_us, prompt_tokens, response_tokens, greatest(coalesce(sampled, 1), 1) AS sampled,
         greatest(begin_us - lag(end_us) OVER (
             PARTITION BY run, name, request_id, turn ORDER BY begin_us), 0) AS gap_us
     FROM event_fields WHERE event = 'engine_attempt' AND family = 'rollout' AND request_id IS NOT NULL
@@ -131,7 +132,7 @@ WITH attempts AS MATERIALIZED (
         SELECT run, step, name, validate, request_id, turn, 0 AS attempt, 0 AS gap_us, begin_us,
             duration_us, engine_request_id, engine_name, engine_begin_us, engine_end_us,
             engine_duration_us, prompt_tokens, response_tokens, cached_tokens, queue_us, prefill_us,
-            retractions
+            retractions, sampled
         FROM engine_calls ANTI JOIN attempts USING (run, name, request_id, turn)
         WHERE duration_us IS NOT NULL AND request_id IS NOT NULL
         UNION ALL BY NAME
@@ -213,7 +214,7 @@ SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.eng
     p.tokens AS decoded_tokens, coalesce(p.retractions, 0) AS retractions,
     CASE WHEN cold_us > 0 THEN p.lost_tokens ELSE 0 END AS lost_tokens,
     p.engine_name <> p.before_name AS moved,
-    (e.area - b.area) / nullif(p.decoding_us, 0) AS batch
+    (e.area - b.area) / nullif(p.decoding_us, 0) AS batch, p.sampled
 FROM (
     SELECT p.*,
         CASE WHEN lost_tokens > 0 AND prompt_tokens > cached_tokens

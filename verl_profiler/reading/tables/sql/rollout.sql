@@ -24,7 +24,9 @@ WITH children AS (
         sum(given(event = 'reward', duration_us)) AS reward_sum,
         min(given(event = 'reward', begin_us)) >= min(given(event = 'postprocess', begin_us))
             AND max(given(event = 'reward', end_us)) <= max(given(event = 'postprocess', end_us))
-            AS reward_inside
+            AS reward_inside,
+        max(sampled) AS sampled,
+        count(given(event <> 'request_start', 1)) AS details
     FROM event_fields
     WHERE family = 'rollout' AND request_id IS NOT NULL AND event <> 'request'
     GROUP BY run, step, name, validate, request_id
@@ -39,7 +41,8 @@ WITH children AS (
         min(begin_us) AS begin_us, max(end_us) AS end_us, max(agent) AS agent, max(uid) AS uid,
         max(turns) AS turns, max(prompt_tokens) AS prompt_tokens,
         max(response_tokens) AS response_tokens, max(generated_tokens) AS generated_tokens,
-        max(tool_tokens) AS tool_tokens, max(reward) AS reward
+        max(tool_tokens) AS tool_tokens, max(reward) AS reward,
+        max(tool_calls) AS line_tool_calls, any_value(rest) AS rest
     FROM event_fields
     WHERE event BETWEEN 'request' AND 'request_start' AND family = 'rollout'
     GROUP BY event, run, step, name, validate, request_id, loose_sample, loose_session
@@ -55,7 +58,7 @@ WITH children AS (
         coalesce(e.endings, 0) AS endings, e.status, e.error,
         coalesce(e.begin_us, c.begin_us) AS begin_us, e.end_us,
         greatest(e.end_us, c.last_us) AS last_us, e.agent, e.uid, e.turns, e.prompt_tokens,
-        e.response_tokens, e.generated_tokens, e.tool_tokens, e.reward,
+        e.response_tokens, e.generated_tokens, e.tool_tokens, e.reward, e.line_tool_calls, e.rest,
         c.* EXCLUDE (run, step, name, validate, request_id, rank, sample, session, begin_us, last_us)
     FROM (SELECT * FROM ended WHERE request_id IS NOT NULL) AS e
     FULL JOIN children AS c ON e.run = c.run AND e.step IS NOT DISTINCT FROM c.step
@@ -95,6 +98,21 @@ WITH children AS (
         WHERE s.run = m.run AND s.step IS NOT DISTINCT FROM m.step AND s.name = m.name
         AND s.validate = m.validate AND s.sample IS NOT DISTINCT FROM m.sample
         AND s.session IS NOT DISTINCT FROM m.session)
+), summed AS (
+    -- Where details are sampled, the request's own line has their sums.
+    SELECT * REPLACE (
+            coalesce(micros(number_of(of_line, 'engine')), engine_sum) AS engine_sum,
+            coalesce(micros(number_of(of_line, 'tool')), tool_sum) AS tool_sum,
+            coalesce(micros(number_of(of_line, 'prompt_build')), prompt_build_sum) AS prompt_build_sum,
+            coalesce(micros(number_of(of_line, 'tool_parsing')), tool_parsing_sum) AS tool_parsing_sum,
+            coalesce(micros(number_of(of_line, 'token_merge')), token_merge_sum) AS token_merge_sum,
+            coalesce(micros(number_of(of_line, 'postprocess')), postprocess_sum) AS postprocess_sum,
+            coalesce(micros(number_of(of_line, 'reward')), reward_sum) AS reward_sum,
+            CASE WHEN of_line IS NULL THEN reward_inside END AS reward_inside,
+            coalesce(line_tool_calls, tool_calls) AS tool_calls,
+            coalesce(integer_of(rest, 'engine_calls'), engine_calls) AS engine_calls
+        ), of_line IS NULL OR coalesce(details, 0) > 0 AS detailed
+    FROM (SELECT *, rest->'components' AS of_line FROM every)
 ), seen AS (
     SELECT run, bool_or(event = 'engine_call') AS engine,
         bool_or(event IN ('tool_call', 'tool_execution')) AS tool,
@@ -112,17 +130,18 @@ WITH children AS (
             THEN end_us - begin_us END AS duration_us,
         -- Older runs lack both fields: what their generate calls returned is generated.
         coalesce(generated_tokens, try_cast(engine_tokens AS BIGINT)) AS generated,
-        CASE WHEN s.engine THEN coalesce(engine_sum, 0) END AS engine_us,
-        CASE WHEN s.tool THEN coalesce(tool_sum, 0) END AS tool_us,
-        CASE WHEN s.prompt_build THEN coalesce(prompt_build_sum, 0) END AS prompt_build_us,
-        CASE WHEN s.tool_parsing THEN coalesce(tool_parsing_sum, 0) END AS tool_parsing_us,
-        CASE WHEN s.token_merge THEN coalesce(token_merge_sum, 0) END AS token_merge_us,
-        CASE WHEN s.postprocess THEN postprocess_own END AS postprocess_us,
-        CASE WHEN s.reward THEN coalesce(reward_sum, 0) END AS reward_us,
+        coalesce(engine_sum, CASE WHEN s.engine THEN 0 END) AS engine_us,
+        coalesce(tool_sum, CASE WHEN s.tool THEN 0 END) AS tool_us,
+        coalesce(prompt_build_sum, CASE WHEN s.prompt_build THEN 0 END) AS prompt_build_us,
+        coalesce(tool_parsing_sum, CASE WHEN s.tool_parsing THEN 0 END) AS tool_parsing_us,
+        coalesce(token_merge_sum, CASE WHEN s.token_merge THEN 0 END) AS token_merge_us,
+        CASE WHEN s.postprocess OR postprocess_sum IS NOT NULL THEN postprocess_own END
+            AS postprocess_us,
+        coalesce(reward_sum, CASE WHEN s.reward THEN 0 END) AS reward_us,
         coalesce(engine_sum, 0) + coalesce(tool_sum, 0) + coalesce(prompt_build_sum, 0)
             + coalesce(tool_parsing_sum, 0) + coalesce(token_merge_sum, 0) + postprocess_own
             + coalesce(reward_sum, 0) AS known_us
-    FROM every AS g LEFT JOIN seen AS s USING (run)
+    FROM summed AS g LEFT JOIN seen AS s USING (run)
 )
 SELECT run, step, name, validate, request_id, rank, sample, session,
     agent, coalesce(uid, start_uid) AS uid,
@@ -131,7 +150,8 @@ SELECT run, step, name, validate, request_id, rank, sample, session,
     CASE WHEN finished THEN end_us END AS end_us,
     duration_us, last_us,
     coalesce(turns, turns_seen) AS turns,
-    CASE WHEN tools_seen AND (coalesce(tool_calls, 0) > 0 OR coalesce(tool_executions, 0) = 0)
+    CASE WHEN (tools_seen OR tool_calls > 0)
+            AND (coalesce(tool_calls, 0) > 0 OR coalesce(tool_executions, 0) = 0)
         THEN coalesce(tool_calls, 0) END AS tool_calls,
     coalesce(prompt_tokens, start_prompt_tokens) AS prompt_tokens, response_tokens,
     generated AS generated_tokens,
@@ -140,14 +160,16 @@ SELECT run, step, name, validate, request_id, rank, sample, session,
     reward,
     prompt_build_us, engine_us, tool_us, tool_parsing_us, token_merge_us, postprocess_us, reward_us,
     greatest(duration_us - known_us, 0) AS other_us,
-    CASE WHEN duration_us IS NOT NULL THEN greatest(known_us - duration_us, 0) END AS overlap_us
+    CASE WHEN duration_us IS NOT NULL THEN greatest(known_us - duration_us, 0) END AS overlap_us,
+    engine_calls, detailed,
+    CASE WHEN detailed THEN greatest(coalesce(sampled, 1), 1) END AS sampled
 FROM parts;
 
 CREATE TABLE turns AS
 WITH chosen AS (
     SELECT run, step, name, validate, request_id, turn, event, status, begin_us, end_us,
         duration_us, CASE WHEN event = 'engine_call' THEN response_tokens END AS response_tokens,
-        CASE WHEN event = 'engine_call' THEN prompt_tokens END AS prompt_tokens
+        CASE WHEN event = 'engine_call' THEN prompt_tokens END AS prompt_tokens, sampled
     FROM event_fields
     WHERE turn IS NOT NULL AND family = 'rollout' AND event IN
         ('turn', 'engine_call', 'tool_call', 'tool_execution', 'tool_parsing', 'token_merge')
@@ -166,7 +188,8 @@ WITH chosen AS (
         try_cast(coalesce(sum(given(event = 'tool_parsing', duration_us)), 0) AS BIGINT)
             AS tool_parsing_us,
         try_cast(coalesce(sum(given(event = 'token_merge', duration_us)), 0) AS BIGINT)
-            AS token_merge_us
+            AS token_merge_us,
+        greatest(coalesce(max(sampled), 1), 1) AS sampled
     FROM chosen WHERE request_id IS NOT NULL
     GROUP BY run, step, name, validate, request_id, turn
 )
@@ -176,17 +199,17 @@ SELECT run, step, name, validate, request_id, turn, finished, begin_us,
     engine_calls, tool_calls, prompt_tokens, response_tokens,
     engine_us, tool_us, tool_parsing_us, token_merge_us,
     CASE WHEN finished THEN greatest(end_us - begin_us
-        - engine_us - tool_us - tool_parsing_us - token_merge_us, 0) END AS other_us
+        - engine_us - tool_us - tool_parsing_us - token_merge_us, 0) END AS other_us, sampled
 FROM grouped
 UNION ALL BY NAME
 SELECT run, step, name, validate, request_id, turn, true AS finished, begin_us, end_us,
-    duration_us
+    duration_us, 1 AS sampled
 FROM chosen WHERE request_id IS NULL AND event = 'turn';
 
 CREATE TABLE tool_calls AS
 WITH calls AS (
     SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn, tool, status,
-        error, begin_us, end_us, duration_us
+        error, begin_us, end_us, duration_us, greatest(coalesce(sampled, 1), 1) AS sampled
     FROM event_fields WHERE event = 'tool_call' AND family = 'rollout'
 ), stalled AS (
     -- Stalls of the same loop that other requests caused.
@@ -235,7 +258,7 @@ WITH routes AS (
 SELECT a.run, a.step, a.name, a.validate, a.request_id, a.turn, a.server, a.begin_us AS at_us,
     coalesce(a.server = lag(a.server) OVER (
         PARTITION BY a.run, a.step, a.validate, a.request_id ORDER BY a.begin_us), false) AS sticky,
-    r.in_flight, r.least_in_flight
+    r.in_flight, r.least_in_flight, greatest(coalesce(a.sampled, 1), 1) AS sampled
 FROM (SELECT * FROM event_fields WHERE event = 'server_acquire' AND server IS NOT NULL) AS a
 LEFT JOIN routes AS r ON r.run = a.run AND r.request_id = a.request_id AND r.server = a.server
     -- Clocks of two hosts differ a little; the calls of a request are further apart.

@@ -1,0 +1,163 @@
+"""`profiler.events.max_gb`: the files stay within it, and what is left out is counted and reported."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from reading_back import headers_of, lines_of
+
+from verl_profiler.reading.reader import load
+from verl_profiler.recording.byte_budget import ByteBudget
+from verl_profiler.recording.clock import now
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.recorder import Recorder
+
+MB = 1_000_000
+
+
+def recorder_with(worker_config, **changes):
+    events = msgspec.structs.replace(worker_config.events, **changes)
+    config = msgspec.structs.replace(worker_config, events=events)
+    return Recorder(config, lambda: Identity("agent_loop", 0))
+
+
+def add_request(recorder, number, step, details=20):
+    """Append a request with details; return how many events."""
+    begin = now()
+    name = f"{number:032x}"
+    recorder.append(("request_start", None, begin, {"sample": number}, step))
+    for turn in range(details):
+        extra = {"request_id": name, "turn": turn}
+        recorder.append(("engine_call", begin, now(), extra, step))
+    recorder.append(("request", begin, now(), {"request_id": name, "turns": details}, step))
+    return details + 2
+
+
+def disk_bytes(directory):
+    files = [*directory.glob("step_*/*.jsonl"), *directory.glob("step_*/*.jsonl.gz")]
+    return sum(file.stat().st_size for file in files)
+
+
+def settle(recorder):
+    """Have the writer flush what waits, in this thread."""
+    recorder._writer._write_out()
+
+
+@pytest.fixture
+def run(worker_config):
+    """Record 50 steps of 40 requests with 1 MB; return the directory, the account and what was offered."""
+    recorder = recorder_with(worker_config, max_gb=0.001, flush_interval_s=60)
+    directory = Path(worker_config.directory)
+    offered = 0
+    for step in range(1, 51):
+        for number in range(40):
+            offered += add_request(recorder, step * 1000 + number, step)
+        settle(recorder)
+        assert disk_bytes(directory) <= MB
+    recorder.close("exit")
+    return directory, recorder.account(), offered
+
+
+def test_the_budget_holds_and_everything_is_accounted_for(run):
+    directory, account, offered = run
+
+    assert 0.8 * MB < disk_bytes(directory) <= MB
+    assert account["bytes"] == disk_bytes(directory)
+    assert offered + account["own_events"] == (
+        account["events"] + account["dropped"] + account["sampled_out"]
+    )
+    assert 0 == account["waiting"]
+    assert {"budget"} == set(account["dropped_by"])
+    # 2,000 requests with 22 events each of 150 bytes are 6 MB.
+    assert 0.5 * offered < account["sampled_out"]
+
+
+def test_the_share_is_lowered_step_by_step_and_requests_go_on(run):
+    directory, _, _ = run
+    lines = lines_of(directory)
+    ended = [line for line in lines if line["event"] == "request"]
+    chosen = [line["extra"]["one_in"] for line in sorted(ended, key=lambda line: line["step"])]
+
+    # By powers of two, in this order, until there are none.
+    kinds = list(dict.fromkeys(chosen))
+    assert kinds[0] == 1
+    assert 0 == kinds[-1]
+    assert all(kind.bit_count() == 1 for kind in kinds[:-1])
+    assert kinds[:-1] == sorted(kinds[:-1])
+    assert len(kinds) > 4
+    # Far beyond the last detail.
+    last_detail = max(line["step"] for line in lines if line["event"] == "engine_call")
+    last_request = max(line["step"] for line in lines if line["event"] == "request")
+    assert last_detail + 5 < last_request
+
+
+def test_the_header_reports_it(run):
+    directory, account, _ = run
+    (header,) = headers_of(directory).values()
+
+    assert {
+        "max_bytes": MB,
+        "used_bytes": disk_bytes(directory),
+        "halvings": None,
+        "refused": account["dropped_by"]["budget"],
+    } == header["budget"]
+
+
+def test_readers_report_it(run):
+    directory, account, _ = run
+    with load(directory, cache=False) as opened:
+        problems, notes = "\n".join(opened.problems), "\n".join(opened.notes)
+
+    assert f"worker_0 dropped {account['dropped']} events because its byte budget" in problems
+    assert "at last none" in notes
+
+
+def test_it_is_printed(capsys, request):
+    request.getfixturevalue("run")
+    printed = capsys.readouterr().err
+
+    assert "profiler.events.max_gb" in printed
+    assert "details are written of 1/2 of the share" in printed
+    assert "(byte-budget)" in printed
+
+
+def test_compressed_steps_give_bytes_back(worker_config):
+    recorder = recorder_with(worker_config, max_gb=0.001, flush_interval_s=60, compress=True)
+    directory = Path(worker_config.directory)
+    for step in range(1, 31):
+        for number in range(40):
+            add_request(recorder, step * 1000 + number, step)
+        settle(recorder)
+        assert disk_bytes(directory) <= MB
+    recorder.close("exit")
+    (header,) = headers_of(directory).values()
+
+    assert list(directory.glob("step_*/*.jsonl.gz"))
+    assert disk_bytes(directory) == header["budget"]["used_bytes"]
+    assert header["counters"]["bytes"] > 1.5 * MB
+
+
+def test_a_run_within_its_budget_is_recorded_in_full(worker_config):
+    recorder = recorder_with(worker_config, max_gb=1.0, flush_interval_s=60)
+    offered = add_request(recorder, 1, 1)
+    recorder.close("exit")
+    account = recorder.account()
+
+    assert 0 == account["dropped"] == account["sampled_out"]
+    assert offered == account["events"] - account["own_events"]
+    with load(worker_config.directory, cache=False) as opened:
+        assert [] == opened.notes
+    assert json.dumps(account)
+
+
+@pytest.mark.parametrize(
+    ("used", "halvings"),
+    [(0, 0), (44, 0), (45, 1), (67, 1), (68, 2), (89, 6), (91, None), (100, None)],
+)
+def test_each_time_half_of_what_was_left_is_used_the_share_is_halved(used, halvings):
+    """Of 100 bytes 90 are for details: half of them are 45, half of the rest 22.5."""
+    budget = ByteBudget(100)
+    budget.used_bytes = used
+    budget.update(0)
+    assert halvings == budget.halvings

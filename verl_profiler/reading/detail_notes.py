@@ -1,0 +1,63 @@
+"""Which part of a run's requests have details, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from verl_profiler.events.json_values import is_object
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import counted, share
+
+__all__ = ["detail_notes"]
+
+_EXACT = "Counts, durations, components and percentiles of requests, the critical path and tails are exact"
+
+
+def detail_notes(tables: Tables) -> Iterator[str]:
+    """Yield for each run with sampled details how many requests have them, and what is an estimate."""
+    for row in tables.rows(
+        """
+        WITH chosen AS (
+            SELECT run, min(one_in) AS least, max(one_in) AS most
+            FROM (
+                SELECT run, integer_of(rest, 'one_in') AS one_in FROM event_fields
+                WHERE event = 'request' AND family = 'rollout' AND rest IS NOT NULL
+            ) WHERE one_in IS NOT NULL GROUP BY run
+        ), settings AS (
+            SELECT run, count(*) AS requests, count_if(detailed) AS detailed FROM requests GROUP BY run
+        )
+        SELECT * FROM chosen JOIN settings USING (run) WHERE detailed < requests ORDER BY run
+        """
+    ):
+        label = row["run"]
+        events = _events(tables, label)
+        slowest = events.get("detail_slowest", 5)
+        least, most = row["least"], row["most"]
+        if not most:
+            chosen = f"only of the {slowest} slowest of each step and process"
+        else:
+            part = (
+                share(1 / most)
+                if least == most
+                else f"{share(1 / most)} to {share(1 / max(least, 1))}"
+            )
+            if least == 0:
+                part = f"at most {share(1 / most)}, at last none"
+            chosen = f"share {part}, and the {slowest} slowest of each step and process"
+        estimates = (
+            "numbers of turns, engine calls and tools (≈) are estimated from them"
+            if most
+            else "numbers of turns, engine calls and tools are those of these requests alone"
+        )
+        yield (
+            f"{label}: details of {row['detailed']:,} of {counted(row['requests'], 'request')} were "
+            f"recorded ({chosen}). {_EXACT}; {estimates}. What-if needs the details of all requests of "
+            "a step (profiler.events.detail_share=1)."
+        )
+
+
+def _events(tables: Tables, label: str) -> dict[str, Any]:
+    settings = tables.launches.get(label, {}).get("settings")
+    events = settings.get("events") if is_object(settings) else None
+    return events if is_object(events) else {}

@@ -1,0 +1,82 @@
+"""The bytes that the event files of one process may take, and what is left out as they fill up.
+
+Up to nine tenths of the budget the share of requests with details is halved, each time half of what was
+left is used; the last tenth is for lines that every answer needs; at the end nothing more is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_profiler.events.vocabulary import EVENTS
+
+__all__ = ["ByteBudget"]
+
+# For request lines, and the trainer's and workers' events.
+_RESERVED = 0.1
+# The share is halved so often; then details are written of no request.
+_HALVINGS = 10
+_LEFT_OUT = frozenset({"engine", "reward", "memory", "transfer_queue", "event_loop"})
+_SPARE = frozenset(
+    name
+    for name, event in EVENTS.items()
+    if event.family in _LEFT_OUT or (event.family == "rollout" and event.parent is not None)
+)
+
+
+class ByteBudget:
+    """Decides about one process's lines.
+
+    Args:
+        limit_bytes: Of the event files, as they are on the disk.
+
+    Attributes:
+        used_bytes: What the files take, with the lines that wait for the disk.
+        halvings: How often the share of requests with details is halved; None once there are no details.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.halvings: int | None = 0
+        self.refused = 0
+
+    def admits(self, event: Any, size: int) -> bool:
+        """Count a line of `size` bytes; return whether it may be written."""
+        limit = self.limit_bytes
+        if event in _SPARE:
+            limit = round(limit * (1 - _RESERVED))
+        if self.used_bytes + size > limit:
+            self.refused += 1
+            return False
+        self.used_bytes += size
+        return True
+
+    def update(self, saved_bytes: int) -> str | None:
+        """Count what compression has given back, and set `halvings`.
+
+        Returns:
+            What changed, in words, where less is written from now on; else None.
+        """
+        self.used_bytes = max(self.used_bytes - saved_bytes, 0)
+        room = self.limit_bytes * (1 - _RESERVED)
+        left = 1 - self.used_bytes / room
+        halvings = 0
+        while halvings <= _HALVINGS and left <= 0.5 ** (halvings + 1):
+            halvings += 1
+        before, self.halvings = self.halvings, None if halvings > _HALVINGS else halvings
+        if self.halvings == before or before is None or (self.halvings or _HALVINGS + 1) < before:
+            return None
+        used = f"{self.used_bytes / 1e9:.2f} of {self.limit_bytes / 1e9:g} GB are used"
+        if self.halvings is None:
+            return f"{used}: events that few answers need, and all details, are left out"
+        return f"{used}: details are written of 1/{2**self.halvings} of the share of requests"
+
+    def header(self) -> dict[str, Any]:
+        """Return the fields of the process's header."""
+        return {
+            "max_bytes": self.limit_bytes,
+            "used_bytes": self.used_bytes,
+            "halvings": self.halvings,
+            "refused": self.refused,
+        }

@@ -1,0 +1,385 @@
+"""Which requests' details are written: all of the slow and failed ones, and a share of the others.
+
+Details are the events inside a request: turns, engine calls, tools, prompt building and the user's own
+spans.  They wait here, in the thread that writes, until their request has ended, and are then written or
+counted as sampled out.  The `request` line is written in any case, with the sums of its details.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_profiler.events.json_values import is_object
+from verl_profiler.events.vocabulary import EVENTS
+
+__all__ = ["DETAILS", "Details", "one_in"]
+
+Item = tuple[Any, ...]
+# Those of `log_manager.log` may have more.
+_PLAIN = 5
+
+# Written by the agent loop inside a request.
+DETAILS = frozenset(
+    name for name, event in EVENTS.items() if event.family == "rollout" and event.parent is not None
+)
+# A step is over for a process once it has no open request of it, and a later one began or so long passed.
+_QUIET_NS = 10_000_000_000
+# Requests that ended last: late details, of tasks that outlive them, share their fate.
+_REMEMBERED = 4096
+# Smaller ones are none.
+_LEAST_SHARE = 1e-9
+# Its fate, while it is among the slowest.
+_UNDECIDED = -1
+# Component of a request by event; all tool calls of a turn together where they are recorded.
+_COMPONENTS = {
+    "engine_call": "engine",
+    "prompt_build": "prompt_build",
+    "tool_parsing": "tool_parsing",
+    "token_merge": "token_merge",
+    "reward": "reward",
+    "tool_call": "tool",
+    "tool_execution": "tool",
+}
+
+
+def one_in(share: float) -> int:
+    """Return N of the share 1/N that is nearest to `share`; 0 for none."""
+    return round(1 / share) if share > _LEAST_SHARE else 0
+
+
+@dataclass
+class _Ended:
+    """A request that ended, while it is among the slowest of its step in this process."""
+
+    duration_ns: int
+    end_ns: int
+    chosen: int
+    details: list[Item]
+
+
+@dataclass
+class _Group:
+    """The requests of one step, training and validation apart."""
+
+    open: int = 0
+    last_ns: int = 0
+    # Every N-th is chosen, from a place that its first request's id decides.
+    ended: int | None = None
+    slow: dict[str, _Ended] = field(default_factory=dict[str, _Ended])
+
+
+class Details:
+    """Holds the details of requests back until it is decided whether they are written.
+
+    Args:
+        share: The share of requests whose details are written; taken as 1/N.
+        slowest: Of each step the details of so many requests are written that took longest in this
+            process, and of as many that ended last.
+        limit: Events held at most; beyond, the details of the request that was begun first are written.
+        offset_ns: Between the process's clock and the axis of its lines, on which times are rounded down
+            to microseconds.
+
+    Attributes:
+        every: N of the share 1/N; 0 for none.  May change at any time.
+        slowest: See above.
+        waiting: Events that are held.
+        sampled_out: Events that were not written.
+    """
+
+    def __init__(self, share: float, slowest: int, limit: int, offset_ns: int) -> None:
+        self.every = one_in(share)
+        self.slowest = slowest
+        self.waiting = 0
+        self.sampled_out = 0
+        self._limit = limit
+        self._offset_ns = offset_ns
+        self._held: dict[str, list[Item]] = {}
+        # Requests of which everything is written, since they are first to have an event of some name, or
+        # there was no more room.
+        self._written: set[str] = set()
+        self._groups: dict[tuple[Any, bool], _Group] = {}
+        self._open = 0
+        self._seen: set[str] = set()
+        self._fates: OrderedDict[str, int] = OrderedDict()
+        self._sums: dict[str, _Sums] = {}
+
+    def take(self, item: Item) -> Iterable[Item]:
+        """Take the next event; return what is to be written now."""
+        event = item[0]
+        extra: Any = item[3]
+        if event in self._seen and is_object(extra):
+            # Most events are these.
+            key = extra.get("request_id")
+            plain = len(item) <= _PLAIN
+            if plain and type(key) is str and key not in self._written and key in self._held:
+                self._held[key].append(item)
+                self.waiting += 1
+                return () if self.waiting <= self._limit else self._make_room()
+        if event == "request_start":
+            return self._started(item)
+        if not is_object(extra):
+            return (item,)
+        if event == "request":
+            return self._ended(item)
+        key = extra.get("request_id")
+        if (event not in DETAILS and event in EVENTS) or type(key) is not str:
+            return (item,)
+        return self._other_detail(key, item)
+
+    def quiet(self, now_ns: int) -> list[Item]:
+        """Return the details of steps that are over, as nothing has happened in them for long."""
+        return self._release(
+            group for group in self._groups.values() if now_ns - group.last_ns >= _QUIET_NS
+        )
+
+    def close(self) -> list[Item]:
+        """Return all that is held; for the end of the process."""
+        for group in self._groups.values():
+            group.open = 0
+        items = self._release(self._groups.values())
+        for details in self._held.values():
+            items += details
+        self._held.clear()
+        self.waiting = 0
+        return items
+
+    def _started(self, item: Item) -> list[Item]:
+        items: list[Item] = []
+        key = self._group_of(item)
+        if key not in self._groups:
+            step, validate = key
+            # Validation runs within a step: it does not end it.
+            if not validate and type(step) is int:
+                items = self._release(
+                    group
+                    for (other, _), group in self._groups.items()
+                    if type(other) is int and other < step
+                )
+            self._groups[key] = _Group()
+        extra: Any = item[3]
+        named = extra.get("request_id") if is_object(extra) else None
+        if type(named) is str:
+            # An id that is used again is another request's.
+            self._fates.pop(named, None)
+            self._held.setdefault(named, [])
+        self._groups[key].open += 1
+        self._groups[key].last_ns = item[2]
+        self._open += 1
+        items.append(item)
+        return items
+
+    def _other_detail(self, key: str, item: Item) -> Iterable[Item]:
+        """Take a request's first detail, one with a name that is new, or one that is written at once."""
+        event = item[0]
+        if len(item) > _PLAIN and item[6] is not None:
+            # It has a file of its own.
+            return (item,)
+        held = self._held.get(key)
+        if held is None:
+            fate = self._fates.get(key)
+            if fate is not None:
+                return self._late(key, fate, item)
+            if not self._open:
+                return (item,)
+            held = self._held[key] = []
+        if event not in self._seen:
+            self._seen.add(event)
+            self._written.add(key)
+        if key in self._written:
+            return self._written_now(key, [*held, item])
+        held.append(item)
+        self.waiting += 1
+        return () if self.waiting <= self._limit else self._make_room()
+
+    def _written_now(self, key: str, details: list[Item]) -> list[Item]:
+        """Write what is held of a request, and what comes next."""
+        self.waiting -= len(self._held[key])
+        self._held[key] = []
+        self._sums.setdefault(key, _Sums(self._offset_ns)).add(details)
+        return details
+
+    def _late(self, key: str, fate: int, item: Item) -> Iterable[Item]:
+        if fate == _UNDECIDED:
+            for group in self._groups.values():
+                if key in group.slow:
+                    group.slow[key].details.append(item)
+                    self.waiting += 1
+                    return ()
+            return (item,)
+        if fate == 0:
+            self.sampled_out += 1
+            return ()
+        return (_weighted(item, fate),)
+
+    def _make_room(self) -> list[Item]:
+        """Give up holding the request that was begun first, which is among the slowest."""
+        for key, held in self._held.items():
+            if held:
+                self._written.add(key)
+                return self._written_now(key, held)
+        return self._release(self._groups.values(), over=False)
+
+    def _ended(self, item: Item) -> list[Item]:
+        event, begin_ns, end_ns, extra, step = item[:5]
+        group = self._groups.get(self._group_of(item))
+        if group is not None:
+            group.open = max(group.open - 1, 0)
+            group.last_ns = end_ns
+        self._open = max(self._open - 1, 0)
+        key = extra.get("request_id")
+        if type(key) is not str:
+            return [item]
+        details = self._held.pop(key, [])
+        sums = self._sums.pop(key, None) or _Sums(self._offset_ns)
+        sums.add(details)
+        line = (event, begin_ns, end_ns, {**sums.fields(self.every), **extra}, step, *item[5:])
+        self._fates.pop(key, None)
+        if key in self._written or "status" in extra or group is None:
+            self._written.discard(key)
+            return [line, *self._settle(key, 1, details)]
+        ended = _Ended(end_ns - (begin_ns or end_ns), end_ns, self._chosen(group, key), details)
+        if ended.chosen == 1:
+            return [line, *self._settle(key, 1, details)]
+        before = group.slow.pop(key, None)
+        items = [line] if before is None else [line, *self._settle(key, 1, before.details)]
+        self._remember(key, _UNDECIDED)
+        group.slow[key] = ended
+        return [*items, *self._drop_faster(group)]
+
+    def _drop_faster(self, group: _Group) -> list[Item]:
+        """Decide about the requests of a step that are no longer among its slowest."""
+        if len(group.slow) <= self.slowest:
+            return []
+        slow = group.slow
+        longest = sorted(slow, key=lambda key: -slow[key].duration_ns)[: self.slowest]
+        last = sorted(slow, key=lambda key: -slow[key].end_ns)[: self.slowest]
+        kept = {*longest, *last}
+        items: list[Item] = []
+        for key in [key for key in slow if key not in kept]:
+            ended = slow.pop(key)
+            items += self._settle(key, ended.chosen, ended.details)
+        return items
+
+    def _release(self, groups: Iterable[_Group], *, over: bool = True) -> list[Item]:
+        """Return the details of the slowest requests of steps that are over."""
+        items: list[Item] = []
+        for group in groups:
+            if over and group.open:
+                continue
+            for key, ended in group.slow.items():
+                items += self._settle(key, 1, ended.details)
+            group.slow.clear()
+        if over:
+            # One that goes on counts anew.
+            self._groups = {
+                key: group for key, group in self._groups.items() if group.open or group.slow
+            }
+        return items
+
+    def _settle(self, key: str, weight: int, details: list[Item]) -> list[Item]:
+        """Write the details of a request that stands for `weight` requests, or none for 0."""
+        self._remember(key, weight)
+        self.waiting -= len(details)
+        if weight == 0:
+            self.sampled_out += len(details)
+            return []
+        return details if weight == 1 else [_weighted(item, weight) for item in details]
+
+    def _remember(self, key: str, fate: int) -> None:
+        self._fates[key] = fate
+        self._fates.move_to_end(key)
+        if len(self._fates) > _REMEMBERED:
+            self._fates.popitem(last=False)
+
+    def _chosen(self, group: _Group, key: str) -> int:
+        """Return N where the request that ended is every N-th of its step; 0 where it is not chosen."""
+        if group.ended is None:
+            name = f"{key}".encode("utf-8", "replace")
+            group.ended = int.from_bytes(hashlib.blake2b(name, digest_size=6).digest(), "big")
+        group.ended += 1
+        every = self.every
+        return every if every and group.ended % every == 0 else 0
+
+    @staticmethod
+    def _group_of(item: Item) -> tuple[Any, bool]:
+        extra: Any = item[3]
+        return item[4], is_object(extra) and extra.get("validate") is True
+
+
+def _weighted(item: Item, weight: int) -> Item:
+    return (*item[:3], {**item[3], "sampled": weight}, *item[4:])
+
+
+class _Sums:
+    """What the details of one request add up to, as the reader adds them up."""
+
+    __slots__ = ("calls", "offset_ns", "post", "reward", "times_us", "tokens")
+
+    def __init__(self, offset_ns: int) -> None:
+        self.offset_ns = offset_ns
+        self.times_us: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        # Of what the generate calls returned.
+        self.tokens: int | None = None
+        self.post: tuple[int, int] | None = None
+        self.reward: tuple[int, int] | None = None
+
+    def add(self, details: Iterable[Item]) -> None:
+        """Add details; the user's own spans have no component."""
+        times_us, calls = self.times_us, self.calls
+        offset_ns = self.offset_ns
+        for item in details:
+            event = item[0]
+            if event not in DETAILS:
+                continue
+            end_us = (item[2] + offset_ns) // 1000
+            begin_us = end_us if item[1] is None else (item[1] + offset_ns) // 1000
+            if event in times_us:
+                times_us[event] += end_us - begin_us
+                calls[event] += 1
+            else:
+                times_us[event] = end_us - begin_us
+                calls[event] = 1
+            if event == "engine_call":
+                tokens = item[3].get("response_tokens")
+                if type(tokens) is int:
+                    self.tokens = (self.tokens or 0) + tokens
+            elif event == "postprocess":
+                self.post = _around(self.post, begin_us, end_us)
+            elif event == "reward":
+                self.reward = _around(self.reward, begin_us, end_us)
+
+    def fields(self, every: int) -> dict[str, Any]:
+        """Return the fields of the `request` line; seconds to the microsecond."""
+        times = {
+            name: self.times_us[event]
+            for event, name in _COMPONENTS.items()
+            if event in self.times_us
+        }
+        if self.post is not None:
+            inside = (
+                self.reward is not None
+                and self.reward[0] >= self.post[0]
+                and self.reward[1] <= self.post[1]
+            )
+            times["postprocess"] = (
+                self.post[1] - self.post[0] - (times.get("reward", 0) if inside else 0)
+            )
+        fields: dict[str, Any] = {
+            "one_in": every,
+            "components": {name: us / 1e6 for name, us in sorted(times.items())},
+            "engine_calls": self.calls.get("engine_call", 0),
+        }
+        if "tool_call" in self.calls or "tool_execution" not in self.calls:
+            fields["tool_calls"] = self.calls.get("tool_call", 0)
+        if self.tokens is not None:
+            fields["generated_tokens"] = self.tokens
+        return fields
+
+
+def _around(span: tuple[int, int] | None, begin_us: int, end_us: int) -> tuple[int, int]:
+    return (begin_us, end_us) if span is None else (min(span[0], begin_us), max(span[1], end_us))
