@@ -2,6 +2,7 @@
 
 import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of
+from truth.engine_readings import reading
 from truth.synthetic import tables_of
 
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
@@ -267,3 +268,80 @@ def test_the_split_of_devices_is_named():
     rows, _, _ = found_in(Plan(stages=slow, train_ms=200, trainer_devices=4, replicas=2))
 
     assert "of the trainer's" in rows["waits_for_rollout"]["values"]["who"]
+
+
+def quick(number):
+    """Generate calls of half of the length of `slow`'s."""
+    return tuple(
+        length // 2 if place % 2 == 0 else length for place, length in enumerate(slow(number))
+    )
+
+
+def with_engines(plan, extra_of, *, full=False):
+    """Return the findings of a run whose engines report these fields of each request."""
+    run = Simulation(plan)
+    events = events_of(run)
+    for event in events:
+        if event["event"] == "engine_request" and event["duration_us"]:
+            event["extra"] = {**(event["extra"] or {}), **extra_of(event["duration_us"] / 1e6)}
+    first, last = (pick(event["end_us"] for event in events) for pick in (min, max))
+    if full:
+        events += [
+            reading(
+                name,
+                at_us,
+                step=1,
+                running_requests=4,
+                waiting_requests=2,
+                running_limit=64,
+                kv_used_tokens=990,
+                kv_capacity_tokens=1_000,
+            )
+            for name in sorted({e["name"] for e in events if e["event"] == "engine_request"})
+            for at_us in range(first, last, 500_000)
+        ]
+    tables = tables_of(events)
+    rows = asynchronous_findings(tables, bubble_ledger(tables), (2, plan.steps))
+    timers = [end - begin for event, step, begin, end in run.timers if event == "step" and step > 1]
+    return {row["finding"]: row for row in rows}, sum(timers) / len(timers) / 1000, run
+
+
+@pytest.mark.parametrize(
+    ("name", "extra_of", "full"),
+    [
+        ("kv_bound", lambda length_s: {"queue_s": length_s / 2}, True),
+        (
+            "cold_prefix_cache",
+            lambda length_s: {
+                "queue_s": 0.0,
+                "prefill_s": length_s / 2,
+                "cached_tokens": 0,
+                "prompt_tokens": 1_000,
+            },
+            False,
+        ),
+    ],
+)
+def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra_of, full):
+    """Half of each call, or of each second one, is lost; without it the steps are shorter."""
+    plan = Plan(stages=slow, train_ms=300, sync_ms=20)
+    rows, before, run = with_engines(plan, extra_of, full=full)
+    healthy, _, _ = with_engines(plan, lambda _: {"queue_s": 0.0}, full=full)
+    _, after, _ = with_engines(Plan(stages=quick, train_ms=300, sync_ms=20), lambda _: {})
+
+    assert name in rows
+    assert name not in healthy
+    assert 0 < before - after <= rows[name]["recoverable_s"] + 1e-6
+    busy = sum(
+        seconds
+        for (pool, step, what), seconds in run.seconds.items()
+        if pool == "rollout" and step > 1 and what.startswith("generating")
+    )
+    whole = busy / plan.replicas / (plan.steps - 1)
+    share = {"kv_bound": (0.4, 0.5), "cold_prefix_cache": (0.1, 0.4)}[name]
+    assert share[0] * whole <= rows[name]["values"]["lost_s"] <= share[1] * whole + 1e-6
+    text = finding_list(findings({"findings": [row | {"files": {}} for row in rows.values()]}))
+    assert "rollout's time" in text
+    # A trainer that never waits gains nothing from quicker engines.
+    busy_trainer, _, _ = with_engines(Plan(stages=fast, train_ms=2400), extra_of, full=full)
+    assert name not in busy_trainer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verl_profiler.analysis.explain.asynchronous_engines import LOST_IN_ENGINES, lost_in_engines
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES
@@ -65,6 +66,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
             *_of_queue(pools, [row for row in queues if row["run"] == run]),
             *_of_staleness(pools, [row for row in stale if row["run"] == run]),
             *_of_devices(pools, settings),
+            *_of_engines(pools, lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
         ]
         for row in named:
             row["run"] = run
@@ -186,6 +188,24 @@ def _of_devices(pools: _Pools, settings: _Settings) -> Rows:
         if pool.of(*accounts) >= RULES[name].least * pool.step_s
         and gain >= RULES[name].least * trainer.step_s
     ]
+
+
+def _of_engines(pools: _Pools, lost: Mapping[str, Any]) -> Rows:
+    """Return what the generating devices lose inside the engines, if the trainer waits for them."""
+    pool = pools.rollout or pools.trainer
+    generating = pool.by_step(*_GENERATING)
+    waited = pools.trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
+    found: Rows = []
+    for name, each in lost.items():
+        rule = RULES[name]
+        by_step = {step: each.shares.get(step, 0.0) * generating[step] for step in pool.steps}
+        whole = sum(by_step.values()) / len(pool.steps)
+        enough = waited >= rule.least * pools.trainer.step_s and waited > 0
+        if whole >= rule.least * pool.step_s and enough:
+            row = _row(name, pool, by_step, waited, culprit=each.engine)
+            kind = "replica" if each.engine else ""
+            found.append(row | {"culprit_kind": kind, "message": LOST_IN_ENGINES[name]})
+    return found
 
 
 _LEND = "let the trainer's replicas generate while it waits"

@@ -10,7 +10,7 @@ from verl_profiler.analysis.explain.step_rows import KV_FULL
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["engines"]
+__all__ = ["engines", "lost_by_engine"]
 
 # A batch is small if so many times as many requests would fit, and if it is at most so large.
 _ROOM, _SMALL = 8, 8
@@ -18,7 +18,7 @@ _ROOM, _SMALL = 8, 8
 
 def engines(tables: Tables, steps: Steps) -> Found:
     """Find the replicas where last requests queue, are retracted, or lose their prefix cache."""
-    rows = tables.rows(_LOST.format(steps=in_steps(steps), full=KV_FULL, room=_ROOM, small=_SMALL))
+    rows = lost_by_engine(tables, steps)
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
@@ -32,6 +32,24 @@ def engines(tables: Tables, steps: Steps) -> Found:
             if lost_s:
                 found.setdefault(run, {})[finding] = culprit, lost_s
     return found
+
+
+def lost_by_engine(tables: Tables, steps: Steps, *, last_only: bool = True) -> Rows:
+    """Return the seconds that calls lose to each reason.
+
+    Args:
+        tables: Of the runs.
+        steps: Those to count; None for all.
+        last_only: Count the calls of each step's last request only.
+
+    Returns:
+        One row per run, step and engine: run, step, engine_name, request_id (one of them), calls_s (all
+        of the calls' time), and for each reason its seconds.
+    """
+    only = _LAST_ONLY if last_only else ""
+    return tables.rows(
+        _LOST.format(only=only, steps=in_steps(steps), full=KV_FULL, room=_ROOM, small=_SMALL)
+    )
 
 
 _ABOUT = {
@@ -58,13 +76,14 @@ def _culprit(
     return culprit, sum(sum(each.values()) for each in lost.values())
 
 
-# Seconds that a step's last request lost to each reason, by the replica that served the call.  Of an
+# Seconds that calls, or those of a step's last request, lost to each reason, by the replica that served the call.  Of an
 # engine with several data-parallel ranks, the rank that explains most counts.
+_LAST_ONLY = """SEMI JOIN last_requests AS l
+        ON l.run = t.run AND l.step = t.step AND l.name = t.name AND l.request_id = t.request_id"""
 _LOST = """
 WITH pieces AS MATERIALIZED (
     SELECT row_number() OVER () AS number, t.*
-    FROM engine_call_times AS t SEMI JOIN last_requests AS l
-        ON l.run = t.run AND l.step = t.step AND l.name = t.name AND l.request_id = t.request_id
+    FROM engine_call_times AS t {only}
     WHERE NOT t.validate AND t.engine_name IS NOT NULL AND {steps}
 ), states AS MATERIALIZED (
     SELECT run, name, dp_rank, at_us, at_us + held_us AS until_us, kv_share >= {full} AS is_full,
@@ -92,6 +111,7 @@ WITH pieces AS MATERIALIZED (
     WHERE NOT validate AND {steps} GROUP BY run, step, engine_name
 )
 SELECT run, step, engine_name, any_value(request_id) AS request_id,
+    sum(call_us) / 1e6 AS calls_s,
     sum(greatest(coalesce(full_us, 0) - coalesce(free_us, 0), 0)) / 1e6 AS kv_bound,
     sum(coalesce(free_us, 0)) / 1e6 AS unbalanced_replicas,
     sum(CASE WHEN retractions > 0 THEN recomputed_us ELSE 0 END) / 1e6 AS retractions,

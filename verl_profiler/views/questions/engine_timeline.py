@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
@@ -16,7 +16,6 @@ from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, known
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
@@ -60,7 +59,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         for name in shown
         for height in (max(0.9, min(_INCHES_PER_LANE * many[name], 3.0)), 1.1)
     ]
-    figure, panels = sheet(
+    figure, axes = sheet(
         title,
         f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(engines), 'engine')}{cut}",
         size=(12, 1.7 + 1.25 * sum(heights)),
@@ -72,6 +71,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
             "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retractions."
         ),
     )
+    panels: list[Any] = [*axes]
     for place, name in enumerate(shown):
         own = [row for row in lanes if row["name"] == name]
         _draw_lanes(panels[2 * place], own, parts)
@@ -95,7 +95,7 @@ def _names(rows: Rows) -> list[str]:
     return list(dict.fromkeys(row["name"] for row in rows))
 
 
-def _draw_lanes(axes: Axes, rows: Rows, parts: list[str]) -> None:
+def _draw_lanes(axes: Any, rows: Rows, parts: list[str]) -> None:
     begins = [row["begin_s"] for row in rows]
     for part in parts:
         lengths = [row[f"{part}_s"] for row in rows]
@@ -114,7 +114,7 @@ def _draw_lanes(axes: Axes, rows: Rows, parts: list[str]) -> None:
     axes.locator_params(axis="y", integer=True, nbins=5)
 
 
-def _draw_load(axes: Axes, readings: Rows, lanes: Rows) -> None:
+def _draw_load(axes: Any, readings: Rows, lanes: Rows) -> None:
     retracted = [row["begin_s"] for row in lanes if row["retractions"]]
     highest = max((row["running_requests"] or 0 for row in readings), default=0)
     for rank in sorted({row["dp_rank"] for row in readings}):
