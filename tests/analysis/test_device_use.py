@@ -66,6 +66,23 @@ def test_each_moment_counts_once(span):
     ] == columns(phase_intervals(run_of(span, EVERY_SECOND)), "phase", "begin_s", "end_s")
 
 
+def test_of_phases_that_overlap_the_one_that_began_last_counts(span):
+    """An update that begins in `generate_async` and ends after it."""
+    events = [
+        span("step", 10, 20, name="trainer_0"),
+        span("generate_async", 10, 15, name="trainer_0"),
+        span("update_actor", 12, 18, name="trainer_0"),
+        span("update_weights", 18, 20, name="trainer_0"),
+        *EVERY_SECOND,
+    ]
+    trainer = {"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0, "host": "one"}
+    tables = Tables.of({"events": events, "processes": [trainer, sampler(run="r")]})
+
+    found = {row["phase"]: row["covered_s"] for row in device_use(tables)}
+
+    assert {"generate_async": 2.0, "update_actor": 6.0, "update_weights": 2.0} == found
+
+
 def test_energy_power_clock_and_memory(span):
     """100 W for 2 s and 300 W for 2 s in `gen`; lowered clocks in one of four seconds."""
     readings = [

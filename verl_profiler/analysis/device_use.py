@@ -20,31 +20,37 @@ __all__ = [
 # The part of a step in no phase.
 UNACCOUNTED = "unaccounted"
 
-# Time without overlaps, each moment in the phase of the trainer that began last; what of a step is in no
-# phase is a phase of its own.
+# Readings and phases are joined by pieces of time: a join by overlap alone compares each with each.  A reading
+# stands for up to 15 s.
+_PIECE_US = 20_000_000
+
+# Time without overlaps, each moment in the phase of the trainer that began last (one inside another is no
+# phase of its own here); what of a step is in no phase is called unaccounted.
 _INTERVALS = f"""
-top AS MATERIALIZED (
+sampled AS MATERIALIZED (
+    SELECT DISTINCT run FROM device_readings
+), top AS MATERIALIZED (
     SELECT run, step, phase, begin_us, end_us FROM phases
-    WHERE parent = 'step' OR (parent IS NULL AND phase <> 'step')
+    WHERE run IN (FROM sampled) AND (parent = 'step' OR (parent IS NULL AND phase <> 'step'))
 ), whole AS MATERIALIZED (
-    SELECT run, step, begin_us, end_us FROM steps WHERE finished
+    SELECT run, step, begin_us, end_us FROM steps WHERE finished AND run IN (FROM sampled)
 ), marks AS (
     SELECT run, begin_us AS at_us FROM top UNION SELECT run, end_us FROM top
     UNION SELECT run, begin_us FROM whole UNION SELECT run, end_us FROM whole
-), pieces AS MATERIALIZED (
+), pieces AS (
     SELECT run, at_us AS begin_us, lead(at_us) OVER (PARTITION BY run ORDER BY at_us) AS end_us
     FROM marks
-), named AS MATERIALIZED (
-    SELECT p.run, p.begin_us, p.end_us, t.step, t.phase FROM pieces AS p JOIN top AS t
-        ON t.run = p.run AND t.begin_us <= p.begin_us AND t.end_us >= p.end_us
-    QUALIFY row_number() OVER (PARTITION BY p.run, p.begin_us
-        ORDER BY t.begin_us DESC, t.end_us, t.phase) = 1
+), latest AS MATERIALIZED (
+    SELECT p.run, p.begin_us, p.end_us, t.step, t.phase, t.end_us >= p.end_us AS inside
+    FROM pieces AS p ASOF LEFT JOIN top AS t ON t.run = p.run AND t.begin_us <= p.begin_us
+    WHERE p.end_us IS NOT NULL
 ), intervals AS MATERIALIZED (
-    SELECT run, step, phase, begin_us, end_us FROM named
+    SELECT run, step, phase, begin_us, end_us FROM latest WHERE inside
     UNION ALL
-    SELECT p.run, w.step, '{UNACCOUNTED}', p.begin_us, p.end_us
-    FROM (FROM pieces ANTI JOIN named USING (run, begin_us)) AS p JOIN whole AS w
-        ON w.run = p.run AND w.begin_us <= p.begin_us AND w.end_us >= p.end_us
+    SELECT l.run, w.step, '{UNACCOUNTED}', l.begin_us, l.end_us
+    FROM (SELECT run, begin_us, end_us FROM latest WHERE inside IS NOT TRUE) AS l
+    ASOF JOIN whole AS w ON w.run = l.run AND w.begin_us <= l.begin_us
+    WHERE w.end_us >= l.end_us
 )
 """
 
@@ -60,14 +66,23 @@ def device_use(tables: Tables, steps: Steps = None) -> Rows:
     """
     return tables.rows(
         f"""
-        WITH {_INTERVALS}, parts AS (
+        WITH {_INTERVALS}, placed_intervals AS (
+            SELECT *, unnest(range(begin_us // {_PIECE_US}, end_us // {_PIECE_US} + 1)) AS piece
+            FROM intervals
+        ), placed_readings AS (
+            SELECT *, unnest(range(begin_us // {_PIECE_US}, end_us // {_PIECE_US} + 1)) AS piece
+            FROM device_readings
+        ), parts AS (
             SELECT i.run, i.step, i.phase, r.host, r.device, i.begin_us AS phase_us,
                 least(i.end_us, r.end_us) - greatest(i.begin_us, r.begin_us) AS us,
                 r.utilization, r.power_w, r.sm_mhz, r.used_bytes,
                 coalesce(r.slowed_by, '') <> '' AS slowed
-            FROM device_readings AS r JOIN intervals AS i
-                ON i.run = r.run AND i.begin_us < r.end_us AND i.end_us > r.begin_us
-            WHERE {in_steps(steps, "i.step")}
+            FROM placed_readings AS r JOIN placed_intervals AS i
+                ON i.run = r.run AND i.piece = r.piece
+                AND i.begin_us < r.end_us AND i.end_us > r.begin_us
+            -- Where they share several pieces of time, the first counts.
+            WHERE r.piece = greatest(i.begin_us, r.begin_us) // {_PIECE_US}
+                AND {in_steps(steps, "i.step")}
         ), summed AS (
             SELECT run, step, phase, host, device, min(phase_us) AS phase_us,
                 sum(us) / 1e6 AS covered_s,
