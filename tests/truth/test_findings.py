@@ -8,6 +8,7 @@ import pytest
 from truth.synthetic import Phase, Request, Step, Turn, run_of
 from truth.test_culprits import PLANTED
 
+from verl_profiler.analysis.explain.device_rules import DEVICE_RULES
 from verl_profiler.analysis.explain.engine_rules import ENGINE_RULES
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.what_if import chosen_steps
@@ -118,6 +119,7 @@ def test_every_rule_is_shown_somewhere():
     planted = {finding for _, finding, _ in PLANTED.values()}
     planted |= {name for name, rule in RULES.items() if rule.pooled}  # test_asynchronous_findings
     planted |= set(ENGINE_RULES)  # test_engine_findings
+    planted |= set(DEVICE_RULES)  # test_device_findings
     planted |= {"failing_tools", "tool_time", "decode_bound", "trainer_bound"}
 
     assert set(RULES) == set(CASES) | planted

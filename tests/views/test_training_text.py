@@ -5,7 +5,9 @@ import argparse
 import pytest
 from cached_runs import REHEARSED
 
-from verl_profiler.cli import why
+from verl_profiler.cli import summary, why
+from verl_profiler.reading.reader import load
+from verl_profiler.views.sections import document
 from verl_profiler.views.training_text import (
     device_line,
     device_text,
@@ -159,3 +161,20 @@ def test_a_real_run_with_a_price(capsys):
     # A device-second costs 1.
     assert "at 3600 per GPU-hour: 45." in text
     assert "device time" in text
+
+
+def test_the_summary_of_a_run_with_a_price(capsys):
+    """One line more."""
+    parser = argparse.ArgumentParser()
+    summary.add_arguments(parser)
+    assert 0 == summary.run(parser.parse_args([str(REHEARSED), "--gpu-hour-price", "2.5"]))
+
+    assert "at 2.5 per GPU-hour: 0.03" in capsys.readouterr().out
+
+
+def test_the_report_of_a_run_with_a_price():
+    """A sentence at its top."""
+    with load(REHEARSED, cache=False) as run:
+        sentences = document(run, price=2.5)["sentences"]
+
+    assert sentences[-1].startswith("At 2.5 per GPU-hour: 0.03")
