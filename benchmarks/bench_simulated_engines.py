@@ -2,10 +2,12 @@
 
     python benchmarks/bench_simulated_engines.py                  20 runs of each kind
     python benchmarks/bench_simulated_engines.py --runs 5 --steps 4 8
+    python benchmarks/bench_simulated_engines.py --iterations --kinds limited memory
 
 Runs are made by engines that share no code with the analyses (tests/truth/engines.py): a pass takes
 a + b n, prefill stops decoding, passes, steps and runs vary.  The truth of a change is the mean over
-many steps of engines that have it.  `pair` is one other run of as many steps, with the change.
+many steps of engines that have it.  With `--iterations` what-if is given the engines' iterations and
+readings, as it is of vLLM, or of SGLang's forward-pass metrics.  `pair` is one other run of as many steps, with the change.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from truth.engines import Engines, changed, steps_of
-from truth.synthetic import events_of, run_of
+from truth.engines import (
+    Engines,
+    changed,
+    iteration_events,
+    state_events,
+    steps_and_passes,
+    steps_of,
+)
+from truth.synthetic import events_of, tables_of
 
 from verl_profiler.analysis.explain.what_if import what_if
 
@@ -31,11 +40,27 @@ KINDS = {
     "small": Engines(prompts=4, run_noise=0.05),
     "slow replica": Engines(replicas=SLOW, run_noise=0.05),
     "steep": Engines(replicas=((2_000, 1_500),) * 2, run_noise=0.05),
+    "limited": Engines(slots=6, run_noise=0.05),
+    "memory": Engines(prompts=16, kv_tokens=1_500, run_noise=0.05),
 }
+LIMITED = ("limited", "memory")
 
 
 def truths(made: Engines) -> dict[str, Engines]:
     """Return the engines with each change."""
+    if made.kv_tokens is not None:
+        return {
+            "no_queue": changed(made, kv_tokens=None),
+            "twice_the_kv_cache": changed(made, kv_tokens=2 * made.kv_tokens),
+            "half_the_requests": changed(made, prompts=made.prompts // 2),
+        }
+    if made.slots < Engines().slots:
+        return {
+            "no_queue": changed(made, slots=Engines().slots),
+            "twice_the_slots": changed(made, slots=2 * made.slots),
+            "half_the_slots": changed(made, slots=made.slots // 2),
+            "half_the_requests": changed(made, prompts=made.prompts // 2),
+        }
     found = {
         "half_the_requests": changed(made, prompts=made.prompts // 2),
         "twice_the_requests": changed(made, prompts=made.prompts * 2),
@@ -60,7 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, nargs="*", default=[8])
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    usual = [kind for kind in KINDS if kind not in LIMITED]
+    parser.add_argument("--kinds", nargs="*", default=usual, choices=list(KINDS))
+    parser.add_argument("--iterations", action="store_true")
     asked = parser.parse_args()
     held: list[bool] = []
     pairs: list[bool] = []
@@ -68,7 +95,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for kind in asked.kinds:
         for steps in asked.steps:
-            rows = measured(KINDS[kind], steps, asked.runs)
+            rows = measured(KINDS[kind], steps, asked.runs, iterations=asked.iterations)
             for what, (truth, answers) in rows.items():
                 inside = [low <= truth <= high for _, low, high, *_ in answers]
                 paired = [low <= other <= high for *_, low, high, other in answers]
@@ -89,19 +116,32 @@ def main() -> None:
     )
 
 
-def measured(made: Engines, steps: int, runs: int) -> dict[str, tuple[float, list[tuple]]]:
+def run_with(made: Engines, steps: int, seed: int, *, iterations: bool):
+    """Make the tables of a run, and what is true of its steps."""
+    made_steps, passes = steps_and_passes(made, steps, seed)
+    events, truth = events_of(*made_steps)
+    # A limit by memory is not told from one by calls without readings.
+    more = state_events(events, passes, made) if iterations or made.kv_tokens else []
+    more += iteration_events(events, passes) if iterations else []
+    return tables_of([*events, *more]), truth
+
+
+def measured(
+    made: Engines, steps: int, runs: int, *, iterations: bool
+) -> dict[str, tuple[float, list[tuple]]]:
     """Return, by change, the truth and each run's (expected, low, high, pair's ends, other run)."""
     usual = replace(made, run_noise=0.0)
     before = fmean(durations_s(usual, STEPS_OF_TRUTH, 0))
     other = truths(made)
     found: dict[str, tuple[float, list[tuple]]] = {}
     for seed in range(1, runs + 1):
-        tables, truth = run_of(*steps_of(made, steps + 1, seed))
+        tables, truth = run_with(made, steps + 1, seed, iterations=iterations)
         own_s = fmean(each.duration_us for each in truth[1:]) / 1e6
         answers = {row["what"]: row for row in what_if(tables)}
         if seed == 1:
-            most = peak(tables, steps)
-            other["half_the_slots"] = changed(other["half_the_slots"], slots=max(most // 2, 1))
+            if "half_the_slots" in other and other["half_the_slots"].slots is None:
+                most = peak(tables, steps)
+                other["half_the_slots"] = changed(made, slots=max(most // 2, 1))
             for what, with_it in other.items():
                 after = fmean(durations_s(replace(with_it, run_noise=0.0), STEPS_OF_TRUTH, 0))
                 found[what] = before - after, []
