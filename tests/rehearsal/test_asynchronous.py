@@ -1,4 +1,4 @@
-"""What real runs of verl's asynchronous trainers leave behind; four are recorded, two are run here."""
+"""What real runs of verl's asynchronous trainers leave behind; some are recorded, three are run here."""
 
 import importlib.util
 import json
@@ -43,28 +43,37 @@ class Run:
         return [line for line in self.events[event] if not line["extra"].get("validate")]
 
 
-# Settings of the runs that are made here.
+# Settings of the runs that are made here, by engine and trainer.
 LIVE = {
-    "separate_async": (
+    ("standin", "separate_async"): (
         "rehearsal.poll_interval_s=0.5",
         "trainer.v1.separate_async.parameter_sync_step=2",
     ),
     # Its last sync is followed by a validation, in which all processes write what they have.
-    "fully_async": ("async_training.staleness_threshold=3", "trainer.test_freq=2"),
+    ("standin", "fully_async"): (
+        "async_training.staleness_threshold=3",
+        "trainer.test_freq=2",
+    ),
+    # More batches in flight than a step takes, so that its sync finds requests in the engine.
+    ("sglang", "colocate_async"): (
+        "rehearsal.poll_interval_s=0.1",
+        "trainer.v1.colocate_async.num_warmup_batches=2",
+    ),
 }
 
 
-def _live(trainer, folder):
+def _live(engine, trainer, folder):
     output = folder / "run"
-    if any(importlib.util.find_spec(name) is None for name in ("verl", "ray", "transfer_queue")):
-        pytest.skip("needs verl")
+    needed = ["verl", "ray", "transfer_queue", *([engine] if engine != "standin" else [])]
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        pytest.skip(f"needs {', '.join(needed)}")
     done = subprocess.run(
         [
             *(str(Path(sys.executable).parent / "verl-profiler"), "rehearse"),
-            *("--engine", "standin", "--trainer", trainer, "--steps", "2"),
+            *("--engine", engine, "--trainer", trainer, "--steps", "2"),
             *("--ranks", "1", "--workers", "1", "--output", str(output)),
             *("actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"),
-            *("trainer.test_freq=-1", *LIVE[trainer]),
+            *("trainer.test_freq=-1", *LIVE[engine, trainer]),
         ],
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -88,15 +97,18 @@ def _live(trainer, folder):
         "sglang_separate_async",
         "sglang_colocate_async",
         *(
-            pytest.param(f"live {trainer}", marks=[pytest.mark.rehearsal, pytest.mark.timeout(900)])
-            for trainer in LIVE
+            pytest.param(
+                f"live {engine} {trainer}",
+                marks=[pytest.mark.rehearsal, pytest.mark.timeout(900)],
+            )
+            for engine, trainer in LIVE
         ),
     ],
 )
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
     if request.param.startswith("live "):
-        return Run(_live(request.param.removeprefix("live "), folder))
+        return Run(_live(*request.param.split()[1:], folder))
     shutil.unpack_archive(DATA / f"{request.param}_run.tar.gz", folder)
     return Run(next(folder.iterdir()))
 
@@ -327,6 +339,30 @@ def test_attempts_make_up_their_call(run):
             aborted = sum(each["response_tokens"] for each in own[:-1])
             assert aborted == line["extra"]["aborted_tokens"]
             assert aborted + own[-1]["response_tokens"] == line["extra"]["response_tokens"]
+
+
+def test_sglang_aborts_and_keeps_requests_waiting():
+    """The recorded run with more in flight than a step takes; SGLang calls its reason `abort`."""
+    with load(DATA / "sglang_colocate_async_run.tar.gz", cache=False) as read:
+        counts = {
+            row["event"]: row["events"]
+            for row in read.tables.rows(
+                "SELECT event, sum(events)::BIGINT AS events FROM event_counts GROUP BY event"
+            )
+        }
+        (aborted,) = read.tables.rows(
+            """
+            SELECT count(*) AS attempts, count(*) FILTER (finish_reason = 'abort') AS aborted,
+                count(DISTINCT weight_version) AS versions
+            FROM event_fields WHERE event = 'engine_attempt'
+            """
+        )
+
+    # Each aborted attempt is followed by a pause in its client.
+    assert counts["parked"] == aborted["aborted"] == 38
+    assert counts["engine_abort"] == counts["engine_resume"] == 3
+    assert counts["engine_parked"] == 54
+    assert aborted["versions"] > 1
 
 
 def test_what_a_replica_receives_was_sent(run):
