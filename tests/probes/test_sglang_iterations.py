@@ -69,7 +69,8 @@ def server(monkeypatch):
     )
 
     class FakeServer:
-        config = SimpleNamespace(engine_kwargs={})
+        def __init__(self):
+            self.config = SimpleNamespace(engine_kwargs={})
 
     monkeypatch.setattr(sys.modules[__name__], "ServerArgs", arguments, raising=False)
     return FakeServer()
@@ -242,3 +243,34 @@ def test_nothing_changes_unless_they_are_requested(recording, server, capfd):
     assert {} == server.config.engine_kwargs
     assert sglang_iterations._subscriber is None
     assert "engine-iterations" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"sglang": None}, {"sglang": {"device": "cpu"}}])
+def test_sockets_have_short_paths_wherever_files_go(
+    recording, server, options, monkeypatch, tmp_path
+):
+    """SGLang's schedulers end with an error if they cannot bind theirs."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    monkeypatch.setattr(sglang_iterations.tempfile, "tempdir", str(folder))
+    server.config.engine_kwargs = options
+    recording.start()
+    sglang_iterations.begin_launch(server)
+    endpoint = options["sglang"]["forward_pass_metrics_ipc_name"]
+
+    path = Path(endpoint.removeprefix("ipc://"))
+    assert len(f"{path}.128") < 107
+    assert path.parent.is_dir()
+    assert (options["sglang"].get("device") == "cpu") is (len(options["sglang"]) == 3)
+    path.parent.rmdir()
+
+
+def test_an_endpoint_of_the_user_stays(recording, server):
+    """Somebody else may read there as well."""
+    own = {"enable_forward_pass_metrics": True, "forward_pass_metrics_ipc_name": "ipc:///tmp/mine"}
+    server.config.engine_kwargs = {"sglang": dict(own)}
+    recording.start()
+    sglang_iterations.begin_launch(server)
+
+    assert {"sglang": own} == server.config.engine_kwargs
+    assert "ipc:///tmp/mine" == sglang_iterations._base

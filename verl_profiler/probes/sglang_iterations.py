@@ -23,7 +23,10 @@ from verl_profiler.recording.clock import now
 
 __all__ = ["Sums", "begin_launch", "end_launch"]
 
-# Fields of SGLang's `ServerArgs`.
+_PREFIX = "verl-profiler-"
+_LONG = 60
+# verl's key of SGLang's options, and fields of SGLang's `ServerArgs`.
+_ENGINE = "sglang"
 _PUBLISH = "enable_forward_pass_metrics"
 _ENDPOINT = "forward_pass_metrics_ipc_name"
 _ROW_NS = 100_000_000
@@ -199,12 +202,21 @@ def begin_launch(server: Any) -> None:
         )
         return
     # verl reads it from there (0.9.1), after this hook; the process has a copy of its own.
-    options = server.config.engine_kwargs.setdefault("sglang", {})
+    kwargs = server.config.engine_kwargs
+    options = kwargs.get(_ENGINE)
+    if options is None:
+        kwargs[_ENGINE] = options = {}
+    endpoint = options.get(_ENDPOINT) or f"ipc://{_folder()}/iterations"
+    options[_ENDPOINT] = _base = endpoint
     options[_PUBLISH] = True
-    if not options.get(_ENDPOINT):
-        folder = tempfile.mkdtemp(prefix="verl-profiler-")
-        options[_ENDPOINT] = f"ipc://{os.path.join(folder, 'iterations')}"
-    _base = options[_ENDPOINT]
+
+
+def _folder() -> str:
+    """Make a folder for the sockets; the path of one has at most 107 bytes on Linux."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) >= _LONG:
+        folder = "/tmp"  # noqa: S108  `mkdtemp` makes a folder of its own there, for this user only
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=folder)
 
 
 def end_launch(manager: Any) -> None:
