@@ -2,6 +2,7 @@
 
     python benchmarks/bench_engine_state.py [--requests 16] [--tokens 600] [--readings 3000]
     python benchmarks/bench_engine_state.py --engine vllm [--requests 16] [--tokens 600] [--rounds 3]
+    python benchmarks/bench_engine_state.py --engine messages [--readings 100000]
 
 First requests decode, which gives the length of an iteration and its CPU time.  Then the engine is idle and
 asked again and again: its scheduler sleeps between two readings, so all of its CPU time is the readings',
@@ -9,6 +10,8 @@ with waking up.  A tiny model with random weights: iterations are shorter than t
 
 vLLM hands its statistics to the reading in each iteration: this is timed, and the CPU time of the server and
 of the engine's core is compared with that of engines without statistics, in turns.
+
+`messages` is what the server spends on the messages of SGLang's iterations, 10 ms apart, without the socket.
 """
 
 from __future__ import annotations
@@ -138,6 +141,63 @@ def _threads_s(pid: int) -> float:
     )
 
 
+def _measure_messages(count: int) -> None:
+    """Decode and sum messages as the subscriber does, and print the time of each and the bytes per second."""
+    import msgspec
+
+    from verl_profiler.probes import sglang_iterations
+    from verl_profiler.recording import recorder
+    from verl_profiler.recording.clock import now, take_anchor
+    from verl_profiler.recording.identity import Identity
+    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+    # The fields of SGLang's `ForwardPassMetrics` (sglang 0.5.12 and 0.5.23).
+    scheduled = {
+        "num_prefill_requests": 0,
+        "sum_prefill_tokens": 0,
+        "var_prefill_length": 0.0,
+        "sum_prefill_kv_tokens": 0,
+        "num_decode_requests": 64,
+        "sum_decode_kv_tokens": 81_920,
+        "var_decode_kv_tokens": 71.25,
+    }
+    queued = {**scheduled, "num_prefill_requests": 3, "num_decode_requests": 1}
+    message = msgspec.msgpack.encode(
+        {
+            "version": 1,
+            "worker_id": "",
+            "dp_rank": 0,
+            "counter_id": 7,
+            "wall_time": 0.0091,
+            "scheduled_requests": scheduled,
+            "queued_requests": queued,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        settings = EventSettings(announce=False, engine_iterations=True)
+        recorder.start(
+            WorkerConfig(folder, folder, settings, take_anchor()),
+            lambda: Identity("engine", 0),
+            dict,
+        )
+        sums, at_ns = sglang_iterations.Sums(), now()
+        begin = time.process_time()
+        for _ in range(count):
+            at_ns += 10_000_000
+            sums.add(at_ns, sglang_iterations._decoder.decode(message))
+        recorder.stop()
+        spent = time.process_time() - begin
+        lines = [
+            line
+            for path in Path(folder).rglob("*.jsonl")
+            for line in path.read_bytes().splitlines(keepends=True)
+            if b"engine_iterations" in line
+        ]
+    size = sum(map(len, lines)) / len(lines)
+    print(f"{spent / count * 1e6:.1f} us of CPU per message, with writing of the rows")
+    print(f"{size:.0f} B per row, at most 10 rows/s per rank: {10 * size:.0f} B/s")
+
+
 class _Timer:
     """Adds up the time and number of a function's calls."""
 
@@ -249,9 +309,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--readings", type=int, default=3_000)
-    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang")
+    parser.add_argument("--engine", choices=("sglang", "vllm", "messages"), default="sglang")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
+    if chosen.engine == "messages":
+        _measure_messages(chosen.readings)
+        return
     if chosen.engine == "vllm":
         with tempfile.TemporaryDirectory() as folder:
             # vLLM's attention on a CPU takes heads of 32.
@@ -290,7 +353,7 @@ if __name__ == "__main__":
     if "vllm" in sys.argv:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    elif os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+    elif "messages" not in sys.argv and os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION
 
         first = f"{FOR_SGLANG}{os.pathsep}{FOR_TORCHVISION}"
