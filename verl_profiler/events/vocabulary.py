@@ -9,6 +9,7 @@ A run directory holds `run.json`, `processes/<name>.json` (one header per proces
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "WORKER_ROLE",
     "Event",
     "process_name",
+    "step_folder",
+    "steps_of_folder",
 ]
 
 FORMAT_VERSION = 1
@@ -398,6 +401,27 @@ EVENTS: dict[str, Event] = {
         instant=True,
     ),
 }
+
+
+_STEP_FOLDER = re.compile(r"step_([0-9]{1,18})(?:-([0-9]{1,18}))?")
+
+
+def step_folder(step: int, steps_per_file: int = 1) -> str:
+    """Name the folder of a step's events: `step_12`, or `step_10-19` where ten steps share one."""
+    if steps_per_file == 1:
+        return f"step_{step}"
+    first = step - step % steps_per_file
+    return f"step_{first}-{first + steps_per_file - 1}"
+
+
+def steps_of_folder(name: str) -> tuple[int, int] | None:
+    """Return the first and last step of a folder with this name; None if it is no folder of steps."""
+    match = _STEP_FOLDER.fullmatch(name)
+    if match is None:
+        return None
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    return (first, last) if first <= last else None
 
 
 def process_name(role: str, rank: int | None, host: str, pid: int) -> str:

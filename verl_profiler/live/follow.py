@@ -19,12 +19,11 @@ import msgspec
 
 from verl_profiler.events.files import UnusableFileError, cleaned_text, expanded, open_regular
 from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
-from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.events.vocabulary import RUN_FILE, steps_of_folder
 from verl_profiler.reading.descriptions import EVIDENCE, HEADER, LAUNCH, OPEN, Faults, described
 
 __all__ = ["Line", "Run"]
 
-_STEP_FOLDER = re.compile(r"step_([0-9]{1,9})")
 _HANG = re.compile(r"[0-9]{1,3}")
 _DURATION_LIMIT_S = 1e9
 _STEP_LIMIT = 1 << 31
@@ -182,13 +181,16 @@ class Run:
 
     def _files(self) -> list[tuple[int, Path]]:
         folders = []
+        several = False
         with contextlib.suppress(OSError):
             for entry in self.directory.iterdir():
-                match = _STEP_FOLDER.fullmatch(entry.name)
-                if match:
-                    folders.append((int(match[1]), entry))
+                steps = steps_of_folder(entry.name)
+                if steps is not None and steps[1] < _STEP_LIMIT:
+                    folders.append((steps[0], entry))
+                    several = several or steps[0] < steps[1]
         folders.sort()
-        latest = {step for step, _ in folders[-_LATEST:]}
+        # The newest folder of several steps may have begun with the last one.
+        latest = {step for step, _ in folders[-(2 if several else _LATEST) :]}
         if self._first_step is None and folders:
             self._first_step = min(latest)
         found = []

@@ -27,7 +27,12 @@ from verl_profiler.events.files import (
     reason_of,
     status_of_regular,
 )
-from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE, WORKER_ROLE
+from verl_profiler.events.vocabulary import (
+    FORMAT_VERSION,
+    RUN_FILE,
+    WORKER_ROLE,
+    steps_of_folder,
+)
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
 from verl_profiler.reading.formats.registry import format_of, label_of
@@ -35,7 +40,6 @@ from verl_profiler.reading.formats.registry import format_of, label_of
 __all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
 
 PROCESSES = "processes"
-_STEP_FOLDER = re.compile(r"step_([0-9]{1,18})")
 _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
 _STEP_LIMIT = 1 << 31
 # A header is a few kilobytes; thousands of processes leave tens of megabytes.
@@ -54,7 +58,8 @@ class EventFile:
         path: Where it is.
         shown: Its path below the run directory, for messages.
         name: The process, from the file name.
-        step: From the folder's name; None when the file is outside one.
+        step: From the folder's name, the first where several steps share it; None when the file is
+            outside one.
         size_bytes: Its size when it was found.
         modified_ns: Its modification time when it was found.
         is_packed: Whether it is compressed.
@@ -166,7 +171,7 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         if form == "parquet":
             return Source(path.parent, _text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
-    if _STEP_FOLDER.fullmatch(_resolved(path).name) and not _step_folders(path):
+    if steps_of_folder(_resolved(path).name) is not None and not _step_folders(path):
         return _single_step(_resolved(path), problems)
     return _directory(run_directory(path, path), problems)
 
@@ -205,8 +210,9 @@ def _single_file(path: Path, problems: list[str]) -> Source:
 
 
 def _step_of(folder: Path) -> int | None:
-    match = _STEP_FOLDER.fullmatch(folder.name)
-    return int(match[1]) if match and int(match[1]) < _STEP_LIMIT else None
+    """Return the step of lines without one: the folder's, or the first of several."""
+    steps = steps_of_folder(folder.name)
+    return steps[0] if steps is not None and steps[1] < _STEP_LIMIT else None
 
 
 def _described(root: Path, problems: list[str]) -> Source:
@@ -249,7 +255,7 @@ def _described(root: Path, problems: list[str]) -> Source:
 def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[int | None, Path]]:
     folders: list[tuple[int | None, Path]] = []
     for entry in root.iterdir():
-        if not _STEP_FOLDER.fullmatch(entry.name) or not _is_folder(entry):
+        if steps_of_folder(entry.name) is None or not _is_folder(entry):
             continue
         step = _step_of(entry)
         if step is not None:

@@ -70,7 +70,9 @@ class BackgroundWriter:
         self.identity: Identity | None = None
         self.name: str | None = None
         self.complaints = Complaints()
-        self._encoder = LineEncoder(recorder.anchor, self.directory)
+        self._encoder = LineEncoder(
+            recorder.anchor, self.directory, recorder.config.events.steps_per_file
+        )
         self._writer_ns = self._writer_cpu_ns = 0
         self.own_events = 0
         # Encoded lines by path; a list loses what is written or kept.

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from verl_profiler.events.vocabulary import steps_of_folder
+
 __all__ = ["ClosedSteps"]
 
 # A step is over for a process that has written to so many later ones; `watch` follows the last three.
@@ -46,9 +48,9 @@ class ClosedSteps:
     def note(self, path: Path) -> None:
         """Take note of a file that lines are written to."""
         if path not in self._open:
-            step = path.parent.name.partition("_")[2]
-            self._open[path] = int(step)
-            self._newest = max(self._newest, int(step))
+            first, last = steps_of_folder(path.parent.name) or (0, 0)
+            self._open[path] = last
+            self._newest = max(self._newest, first)
 
     def compress_one(self) -> None:
         """Compress one file of a step that is over, if there is any."""

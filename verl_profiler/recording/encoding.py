@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from verl_profiler.events.vocabulary import step_folder
 from verl_profiler.recording import values
 from verl_profiler.recording.clock import Anchor, Timestamps
 
@@ -37,9 +38,11 @@ class LineEncoder:
     Args:
         anchor: Ties the monotonic clock to the time of day.
         directory: The run directory.
+        steps_per_file: So many steps share a file.
     """
 
-    def __init__(self, anchor: Anchor, directory: Path) -> None:
+    def __init__(self, anchor: Anchor, directory: Path, steps_per_file: int = 1) -> None:
+        self._steps_per_file = steps_per_file
         self._timestamps = Timestamps(anchor)
         self._directory = directory
         self._name: str | None = None
@@ -114,6 +117,7 @@ class LineEncoder:
             if not -STEP_LIMIT <= number < STEP_LIMIT:
                 raise ValueError(f"{number} is no step")
             # Nothing but whole numbers from 0 is a folder of a run.
-            path = self._directory / f"step_{max(number, 0)}" / f"{self._name}.jsonl"
+            folder = step_folder(max(number, 0), self._steps_per_file)
+            path = self._directory / folder / f"{self._name}.jsonl"
             self._step_paths[step] = path
         return path

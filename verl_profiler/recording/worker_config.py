@@ -44,6 +44,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         device_interval_s: How often, 0.2 to 60 s.
         engine_iterations: Let SGLang publish each iteration, and record their sums.
         compress: Compress the files of steps that are over, with gzip.
+        steps_per_file: So many steps of a process share a file, 1 to 100000.
         detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
             as one in N.
         detail_slowest: Of each step and process the details are written of so many requests that took
@@ -65,6 +66,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     engine_iterations: bool = False
     compress: bool = False
+    steps_per_file: Annotated[int, Meta(ge=1, le=100_000)] = 1
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     detail_slowest: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
