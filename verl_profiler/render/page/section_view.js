@@ -24,7 +24,7 @@ export function viewSection(view, caption) {
   const columns = Object.entries(view.columns)
     .filter(([key]) => rows.some((row) => !missing(row[key])))
     .map(([key, title]) => {
-      const label = key.replace(/_(s|bytes)$/, '').replaceAll('_', ' ');
+      const label = key.replace(/(?<!_per)_(s|bytes)$/, '').replaceAll('_', ' ');
       return [key, view.labels[key] ?? label, formatOf(key, rows), {title}];
     });
   if (stepped) columns.unshift(['label', 'step', 'text']);
@@ -37,8 +37,10 @@ export function viewSection(view, caption) {
  * @returns {import('./table.js').Format}
  */
 function formatOf(key, rows) {
+  if (key.startsWith('s_per_')) return 's';
+  if (key.endsWith('_per_s')) return key.endsWith('bytes_per_s') ? 'bytes' : 'n';
   if (key.endsWith('_s')) return /^p\d+_s$/.test(key) ? 'q' : 's';
   if (key.endsWith('_bytes')) return 'bytes';
-  if (key.endsWith('share')) return 'share';
+  if (key.endsWith('share') || key === 'mfu') return 'share';
   return rows.some((row) => typeof row[key] === 'string') ? 'text' : 'n';
 }

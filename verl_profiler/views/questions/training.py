@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
-from verl_profiler.render.axes import percent, step_lines
+from verl_profiler.render.axes import percent, step_lines, time_unit
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import sheet
-from verl_profiler.units import counted, rate, seconds
+from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.6g}"
 
 
 def _efficiency(data: DataTables, choice: Choice) -> Figure:
@@ -39,18 +43,20 @@ def _efficiency(data: DataTables, choice: Choice) -> Figure:
         ),
     )
     by_phase = [[row for row in rows if row["phase"] == phase] for phase in phases]
+    longest_s = max(known(rows, "s_per_1k_tokens"), default=None)
+    factor, unit = time_unit(longest_s)
     shown = (
-        ("s_per_1k_tokens", "s per 1,000 tokens", rate),
-        ("mean_length", "tokens per sequence", rate),
-        ("mfu", "MFU", percent),
+        ("s_per_1k_tokens", f"{unit} per 1,000 tokens", factor, _plain),
+        ("mean_length", "tokens per sequence", 1.0, _plain),
+        ("mfu", "MFU", 1.0, percent),
     )
-    for axes, (key, label, form) in zip(panels, shown, strict=False):
+    for axes, (key, label, scale, form) in zip(panels, shown, strict=False):
         lines = [
             (own, key, phase, color(phase))
             for phase, own in zip(phases, by_phase, strict=True)
             if known(own, key)
         ]
-        step_lines(axes, lines, steps, label, form=form, gap=0.09)
+        step_lines(axes, lines, steps, label, factor=scale, form=form, gap=0.09)
     return figure
 
 
@@ -105,6 +111,6 @@ VIEWS = (
             without recomputation. verl 0.9.1 estimates them for updates. With padded batches, verl
             0.7 and older, tokens are those of verl's estimate only.
         """,
-        labels={"s_per_1k_tokens": "s per 1,000 tokens", "mfu": "MFU", "tflop": "TFLOP"},
+        labels={"s_per_1k_tokens": "per 1,000 tokens", "mfu": "MFU", "tflop": "TFLOP"},
     ),
 )
