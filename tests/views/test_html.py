@@ -171,7 +171,8 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
     assert [(row["part"], row["count"]) for row in expected] == [
         (row["part"], row["count"]) for row in shown
     ]
-    assert ["routing", "rewards"] == [name for name, section in sections.items() if section["view"]]
+    own = ["routing", "rewards", "weight_transfers"]
+    assert own == [name for name, section in sections.items() if section["view"]]
     assert {"captures", "log"} & set(sections) == set()
 
 
