@@ -466,3 +466,19 @@ def test_a_rollouter_without_progress_is_announced(watcher, capfd):
     assert "has taken" not in capfd.readouterr().err, "six times 0.6 s are not over"
     open_calls.idle_ns = None
     assert written(watcher) is None
+
+
+def test_looks_account_for_themselves(recording, watcher, monkeypatch):
+    """The header has how many there were, and their time on a core."""
+    monkeypatch.setattr(open_state, "_LOOKS", 1000)
+    assert {} == open_state.account()
+    open_state.begin()
+    open_state._watcher.woken.set()
+    until = time.monotonic() + 5
+    while open_state.account()["looks"]["count"] < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+
+    looks = open_state.account()["looks"]
+    assert looks["count"] >= 2
+    assert 0 < looks["cpu_s"] < 5
+    assert looks["cpu_s"] * 1e9 <= recorder.active().wrapper_cpu_ns
