@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
 __all__ = ["LEAST_STEPS", "Estimate", "jump", "mean", "mean_difference"]
+
+# Without types: distribution function and quantiles of Student's distribution.
+_special: Any = special
 
 # With fewer steps there is no interval.
 LEAST_STEPS = 3
@@ -59,7 +63,9 @@ class Estimate:
     def p(self) -> float:
         """The probability of a value as far from 0 where the truth is 0."""
         return float(
-            min(1.0, 2 * (self.weight @ stdtr(self.freedom, -abs(self.value) / self.scale)))
+            min(
+                1.0, 2 * (self.weight @ _special.stdtr(self.freedom, -abs(self.value) / self.scale))
+            )
         )
 
     def half_width(self, level: float = 0.95) -> float:
@@ -78,11 +84,11 @@ class Estimate:
 
     def _distance(self, share: float) -> float:
         """Return the quantile of the mixture around 0, by bisection."""
-        ends = self.scale * stdtrit(self.freedom, share)
+        ends = self.scale * _special.stdtrit(self.freedom, share)
         low, high = float(ends.min()), float(ends.max())
         for _ in range(32):
             middle = (low + high) / 2
-            if self.weight @ stdtr(self.freedom, middle / self.scale) < share:
+            if self.weight @ _special.stdtr(self.freedom, middle / self.scale) < share:
                 low = middle
             else:
                 high = middle
@@ -207,8 +213,8 @@ def _fitted(series: _Array, design: _Array, times: _Array) -> _Fit:
     shrink = np.sqrt(1 - rho**2)
 
     def whitened(values: _Array) -> _Array:
-        columns = values.T[..., None, :]
-        rest = (columns[..., 1:] - rho * columns[..., :-1]) / shrink
+        columns: _Array = np.transpose(values)[..., None, :]
+        rest: _Array = (columns[..., 1:] - rho * columns[..., :-1]) / shrink
         first = np.broadcast_to(columns[..., :1], (*rest.shape[:-1], 1))
         return np.concatenate([first, rest], -1)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -269,7 +270,8 @@ def memory_findings(
     effects = release_effects(tables, steps)
     found: Rows = []
     for run in runs:
-        asked = ((launches or {}).get(run, {}).get("training") or {}).get("memory") or {}
+        training = mapping_or_empty((launches or {}).get(run, {}).get("training"))
+        asked = mapping_or_empty(training.get("memory"))
         mine = [row for row in effects if row["run"] == run]
         found += [{"run": run, **finding} for finding in _findings(mine, asked)]
     return found
@@ -287,7 +289,7 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         text = "No releases or resumes of an engine's memory were recorded."
         advice = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
         return [_finding("not-recorded", False, text, advice)]
-    found = []
+    found: list[dict[str, Any]] = []
     if not known:
         reason = (
             "the run was on a CPU, where a release frees nothing"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.tq import FAIR_MIB_S, tq_functions, tq_throughput
 from verl_profiler.reading.tables.tables import Tables
@@ -52,9 +55,9 @@ def tq_findings(
     )
 
 
-def _of_function(row: dict, whole_s: float) -> Rows:
+def _of_function(row: Mapping[str, Any], whole_s: float) -> Rows:
     about = {"run": row["run"], "func": row["func"], "event": None}
-    found = []
+    found: Rows = []
     share = row["overhead_share"]
     if share is not None and share > HIGH_OVERHEAD and not row["waits"]:
         found.append(
@@ -107,7 +110,7 @@ def _of_function(row: dict, whole_s: float) -> Rows:
     return found
 
 
-def _worst_step(tables: Tables, steps: Steps, row: dict) -> dict:
+def _worst_step(tables: Tables, steps: Steps, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the step in which the stage took longest on average; Nones where none is known."""
     column = f"{row['stage']}_us"
     found = tables.row(
@@ -121,7 +124,7 @@ def _worst_step(tables: Tables, steps: Steps, row: dict) -> dict:
     return found or {"worst_step": None, "worst_s": None}
 
 
-def _of_rates(row: dict) -> dict:
+def _of_rates(row: Mapping[str, Any]) -> dict[str, Any]:
     small = row["mean_bytes"] < SMALL_BYTES
     keys = ("calls", "size_bytes", "mean_bytes", "mib_per_s", "p5_mib_per_s", "p50_s", "poor_share")
     return {

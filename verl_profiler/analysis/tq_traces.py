@@ -130,10 +130,10 @@ def tq_paths(tables: Tables, steps: Steps = None) -> Rows:
         Table `tq_paths`: one row per run and path, most ids first.
     """
     tables.make("tq_calls")
-    grouped: dict[tuple[str, tuple[str, ...]], list[dict]] = {}
+    grouped: dict[tuple[str, tuple[str, ...]], Rows] = {}
     for row in tq_traces(tables, steps):
         grouped.setdefault((row["run"], tuple(row["functions"])), []).append(row)
-    found = []
+    found: Rows = []
     for (run, path), rows in grouped.items():
         spreads = sorted(row["spread_s"] for row in rows if row["spread_s"] is not None)
         whole = sum(spreads)

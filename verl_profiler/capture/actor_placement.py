@@ -20,6 +20,7 @@ from typing import Any
 from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.environ import CAPTURES_OFF, UNDER_NSYS
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import of_actor
 
@@ -60,8 +61,8 @@ def hook_creation(plan: Plan | None, before_trainer: Callable[[], bool] | None =
     _wrap(ray.remote_function.RemoteFunction, _of_task)
 
 
-def _wrap(owner: type, prepare: Callable[[_Decision, Any, dict[str, Any]], Any]) -> None:
-    original = owner._remote  # type: ignore[attr-defined]
+def _wrap(owner: Any, prepare: Callable[[_Decision, Any, dict[str, Any]], Any]) -> None:
+    original: Any = owner._remote
     if getattr(original, "__verl_profiler__", False):
         return
 
@@ -75,16 +76,19 @@ def _wrap(owner: type, prepare: Callable[[_Decision, Any, dict[str, Any]], Any])
             captured_actors[:] = [*alive, (identity.role, identity.rank, weakref.ref(handle))]
         return handle
 
-    _remote.__verl_profiler__ = True  # type: ignore[attr-defined]
-    owner._remote = _remote  # type: ignore[attr-defined]
+    marked: Any = _remote
+    marked.__verl_profiler__ = True
+    owner._remote = _remote
 
 
 def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
     plan, before_trainer = decision.plan, decision.before_trainer
     try:
         class_name = actor.__ray_metadata__.class_name
-        environment = (options.get("runtime_env") or {}).get("env_vars") or {}
-        identity = of_actor(options.get("name"), class_name, environment)
+        given = mapping_or_empty(options.get("runtime_env"))
+        identity = of_actor(
+            options.get("name"), class_name, mapping_or_empty(given.get("env_vars"))
+        )
     except Exception as error:  # noqa: BLE001  another Ray
         recorder.say(f"WARNING an actor is not captured: {error!r}")
         return None
@@ -106,7 +110,7 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
 def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> None:
     given = options.get("runtime_env")
     # A user's own task may request nsys itself.
-    if (given or {}).get("_nsight"):
+    if mapping_or_empty(given).get("_nsight"):
         return
     try:
         made = runtime_env_for(decision.plan, None, given)
@@ -137,7 +141,8 @@ def runtime_env_for(
     """
     from ray.runtime_env import RuntimeEnv
 
-    variables = dict((runtime_env or {}).get("env_vars") or {})
+    given = mapping_or_empty(runtime_env)
+    variables = dict(mapping_or_empty(given.get("env_vars")))
     tool = tools.find(plan.tool)
     nsight = None if capture is None or tool is None else tool.ray_nsight(capture.options)
     under_nsys = bool(os.environ.get(UNDER_NSYS)) and os.environ[UNDER_NSYS] != "0"
@@ -152,14 +157,15 @@ def runtime_env_for(
     elif under_nsys:
         # Also keeps the environment from being empty, which Ray treats as none at all.
         variables[UNDER_NSYS] = "0"
-    elif not off and not (runtime_env or {}).get("_nsight"):
+    elif not off and not given.get("_nsight"):
         return runtime_env
-    made = RuntimeEnv(**{k: v for k, v in (runtime_env or {}).items() if not k.startswith("_")})
-    for key, value in (runtime_env or {}).items():
+    made: Any = RuntimeEnv(**{k: v for k, v in given.items() if not k.startswith("_")})
+    # `RuntimeEnv` itself refuses such keys.
+    for key, value in given.items():
         if key.startswith("_"):
-            dict.__setitem__(made, key, value)
+            dict[str, Any].__setitem__(made, key, value)
     if variables:
         made["env_vars"] = variables
     # The constructor drops None, and only None overrides the parent's entry.
-    dict.__setitem__(made, "_nsight", nsight)
+    dict[str, Any].__setitem__(made, "_nsight", nsight)
     return made

@@ -10,7 +10,6 @@ RUN/nsight/captures.json                     all captures, with and without a re
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from verl_profiler.capture.plan import raw_directory
 from verl_profiler.capture.record import CaptureRecord
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import is_regular, read_object, reason_of
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.units import size
 
@@ -114,7 +114,7 @@ def raw_of(run: Path) -> Path:
     """Return where the tool of this run wrote; run.json may name another folder."""
     with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
         launch = read_object(run / RUN_FILE)
-        directory = (launch["settings"].get("nsight") or {}).get("directory")
+        directory = mapping_or_empty(launch["settings"].get("nsight")).get("directory")
         return raw_directory(run, directory, launch.get("cwd") or "")
     return raw_directory(run, None)
 
@@ -157,7 +157,7 @@ class Fetch:
         home = self._run / "nsight"
         # Placed reports have other names here.
         placed = {record.source: record.size_bytes for record in read_metadata(home)}
-        folders = {}
+        folders: dict[Path, dict[str, int]] = {}
         for folder in (home / "journal", self._raw):
             here = {
                 str(path.relative_to(folder)): path.stat().st_size
@@ -215,12 +215,11 @@ def _report_of(capture: CaptureRecord, place: _Place) -> tuple[Path, str] | None
 
 def _move(capture: CaptureRecord, report: Path, home: Path) -> None:
     tool = tools.get(capture.tool)
-    stem = f"{capture.label}.step{capture.step}"
-    for number in itertools.count(2):
-        target = home / f"{stem}{tool.suffix}"
-        if target == report or not target.exists():
-            break
-        stem = f"{capture.label}.step{capture.step}.{number}"
+    first = stem = f"{capture.label}.step{capture.step}"
+    number = 1
+    while (target := home / f"{stem}{tool.suffix}") != report and target.exists():
+        number += 1
+        stem = f"{first}.{number}"
     if report != target:
         shutil.move(report, target)
         restrict(target)

@@ -22,6 +22,7 @@ from verl_profiler.events.files import (
     read_object,
     reason_of,
 )
+from verl_profiler.events.json_values import is_object, mapping_or_empty
 
 __all__ = ["read_journals", "read_metadata"]
 
@@ -38,7 +39,7 @@ def read_journals(folder: Path) -> list[CaptureRecord]:
     The invalid lines of a journal are one record, whose `problem` has their number; likewise a journal
     that cannot be read.
     """
-    captures = []
+    captures: list[CaptureRecord] = []
     for file in sorted(folder.glob("*.jsonl")):
         by_number: dict[int, CaptureRecord] = {}
         rejected: list[Any] = []
@@ -85,14 +86,14 @@ def read_metadata(home: Path) -> Iterator[CaptureRecord]:
 
 def _add_line(line: Any, by_number: dict[int, CaptureRecord]) -> bool:
     """Add what a journal line has; return False if it has other types or names."""
-    if not isinstance(line, dict):
+    if not is_object(line):
         return False
     number = line.get("capture")
     if not isinstance(number, int):
         return False
     record = by_number.get(number)
     if record is None:
-        facts = {"number": number, "begin_ns": None, "end_ns": None}
+        facts: dict[str, Any] = {"number": number, "begin_ns": None, "end_ns": None}
         facts |= {key: line.get(key) for key in ("role", "rank", "host", "pid", "step", "task")}
         record = _record({**facts, "tool": line.get("tool", tools.DEFAULT)})
         if record is None:
@@ -123,7 +124,7 @@ def _shown(journal: Path) -> str:
 
 def _lost(line: Any, problem: str) -> CaptureRecord:
     """Return the record of captures that are not gathered, with the names of one rejected line."""
-    facts = line if isinstance(line, dict) else {}
+    facts = mapping_or_empty(line)
 
     def name(key: str) -> str:
         return _NOT_IN_NAMES.sub("_", str(facts.get(key)))[:_NAME_LIMIT]

@@ -7,6 +7,7 @@ first tries what Ray's agent will do, with the agent's PATH.
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
 import tempfile
@@ -36,7 +37,7 @@ def check_nodes(plan: Plan, config: Any) -> bool:
     Raises:
         ConfigError: If a node cannot capture and `profiler.nsight.on_missing` is `error`.
     """
-    problems = []
+    problems: list[str] = []
     versions: dict[str, list[str]] = {}
     for host, report in _probe_nodes(plan).items():
         problems += [f"{host}: {problem}" for problem in problems_of(report, plan)]
@@ -67,18 +68,19 @@ def check_nodes(plan: Plan, config: Any) -> bool:
 
 
 def _probe_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    probe = ray.remote(num_cpus=0)(probe_node)
+    ray: Any = importlib.import_module("ray")
+    probe: Any = ray.remote(num_cpus=0)(probe_node)
+    nodes: list[dict[str, Any]] = ray.nodes()
     options = {role: capture.options for role, capture in plan.roles.items()}
     started = {
         name: probe.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(plan.tool, plan.directory, options)
-        for name, node in _names([node for node in ray.nodes() if node["Alive"]]).items()
+        for name, node in _names([node for node in nodes if node["Alive"]]).items()
     }
-    reports = {}
+    reports: dict[str, dict[str, Any]] = {}
     for host, reference in started.items():
         try:
             reports[host] = ray.get(reference, timeout=_TIMEOUT_S)
@@ -145,7 +147,7 @@ def problems_of(report: dict[str, Any], plan: Plan) -> list[str]:
     """
     if "failed" in report:
         return [f"it did not answer: {report['failed']}"]
-    problems = []
+    problems: list[str] = []
     if report["directory"]:
         problems.append(
             f"{plan.directory} cannot be written: {report['directory']}. "

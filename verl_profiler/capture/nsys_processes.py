@@ -87,7 +87,7 @@ def processes_of(run: Path, raw: Path) -> list[ToolProcess]:
             above = _above(process, processes)
             watching |= above
             adrift = adrift or not any(processes[pid].launcher == pid for pid in above)
-    found = []
+    found: list[ToolProcess] = []
     for process in ours:
         session = {process.pid, process.launcher, *_above(process, processes)}
         # Any agent without a launcher may watch a process whose launcher is gone.
@@ -98,7 +98,7 @@ def processes_of(run: Path, raw: Path) -> list[ToolProcess]:
 
 def _above(process: _Process, processes: dict[int, _Process]) -> set[int]:
     """Return the processes of nsys among the ancestors of a process."""
-    found = set()
+    found: set[int] = set()
     while (process := processes.get(process.parent)) is not None:  # type: ignore[assignment]
         if process.is_nsys:
             found.add(process.pid)
@@ -106,7 +106,7 @@ def _above(process: _Process, processes: dict[int, _Process]) -> set[int]:
 
 
 def _processes() -> list[_Process]:
-    found = []
+    found: list[_Process] = []
     for pid in process_ids():
         # It may end meanwhile, or belong to another user.
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -121,7 +121,7 @@ def _read(pid: int) -> _Process:
     if stat[0] == "Z":
         raise ProcessLookupError
     argv = (folder / "cmdline").read_bytes().split(b"\0")[:-1]
-    environment = {}
+    environment: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for entry in (folder / "environ").read_bytes().split(b"\0"):
             name, _, value = os.fsdecode(entry).partition("=")

@@ -37,18 +37,28 @@ ROLES: dict[str, tuple[str, ...]] = {
 _Chosen = bool | tuple[int, ...]
 _Options = dict[str, str | int | float | bool]
 
-RoleChoice = msgspec.defstruct(
-    "RoleChoice",
-    [(role, _Chosen, role in ("trainer", "workers")) for role in ROLES],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
-RoleOptions = msgspec.defstruct(
-    "RoleOptions",
-    [(role, _Options, msgspec.field(default_factory=dict)) for role in ("all", *ROLES)],
-    frozen=True,
-    forbid_unknown_fields=True,
-)
+
+class RoleChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`profiler.nsight.roles`: for each role, whether it is captured, or its ranks."""
+
+    trainer: _Chosen = True
+    workers: _Chosen = True
+    agent_loop: _Chosen = False
+    engine: _Chosen = False
+    reward: _Chosen = False
+    transfer_queue: _Chosen = False
+
+
+class RoleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`profiler.nsight.options`: options of the tool for all roles, and for each."""
+
+    all: _Options = {}
+    trainer: _Options = {}
+    workers: _Options = {}
+    agent_loop: _Options = {}
+    engine: _Options = {}
+    reward: _Options = {}
+    transfer_queue: _Options = {}
 
 
 class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,8 +81,8 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool: str | None = None
     on_missing: Literal["error", "warn"] = "error"
     nvtx: Literal["auto", "on", "off"] = "auto"
-    roles: RoleChoice = RoleChoice()  # type: ignore[valid-type]
-    options: RoleOptions = RoleOptions()  # type: ignore[valid-type]
+    roles: RoleChoice = RoleChoice()
+    options: RoleOptions = RoleOptions()
     directory: str | None = None
     collect_timeout_s: float = 60.0
 

@@ -12,6 +12,7 @@ from verl_profiler.capture.file_modes import umask
 from verl_profiler.capture.plan import ROLES, NsightSettings, Plan, RoleCapture, raw_directory
 from verl_profiler.capture.verl_keys import Capture, world_size
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.json_values import mapping_or_empty
 
 __all__ = ["captures_per_process", "make_plan", "remarks"]
 
@@ -33,7 +34,7 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
     if tool is None:
         return None
     directory = raw_directory(run, settings.directory)
-    roles = {}
+    roles: dict[str, RoleCapture] = {}
     for key, names in ROLES.items():
         for role in names:
             ranks = _ranks(key, role, config, capture, getattr(settings.roles, key))
@@ -64,7 +65,7 @@ def remarks(config: Any, capture: Capture, plan: Plan) -> list[str]:
         capture: What `verl_keys.translate` returned.
         plan: What `make_plan` returned.
     """
-    found = []
+    found: list[str] = []
     others = [role for role in plan.roles if role not in ROLES["workers"]]
     if others == list(plan.roles) and not set(others) - {"trainer"}:
         found.append(
@@ -154,7 +155,8 @@ def _worker_ranks(role: str, capture: Capture) -> tuple[int, ...] | None:
 def _replica_size(config: Any) -> int:
     rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
     sizes = ("tensor", "data", "pipeline")
-    found = [(rollout or {}).get(f"{size}_model_parallel_size") or 1 for size in sizes]
+    given = mapping_or_empty(rollout)
+    found: list[int] = [given.get(f"{size}_model_parallel_size") or 1 for size in sizes]
     return max(1, found[0] * found[1] * found[2])
 
 
@@ -176,14 +178,14 @@ def captures_per_process(config: Any, capture: Capture, role: str) -> int:
 
 def _tasks(config: Any, capture: Capture, role: str) -> list[int]:
     """Return how often each task that verl captures runs in one step (verl 0.9 engine_workers)."""
-    actor = OmegaConf.select(config, "actor_rollout_ref.actor") or {}
+    actor = mapping_or_empty(OmegaConf.select(config, "actor_rollout_ref.actor"))
     with_ref = bool(
         actor.get("use_kl_loss")
         or OmegaConf.select(config, "algorithm.use_kl_in_reward")
         or role == "ref"
     )
     bypass = bool(OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"))
-    critic = OmegaConf.select(config, "critic") or {}
+    critic = mapping_or_empty(OmegaConf.select(config, "critic"))
     with_critic = "critic" in capture.ranks and (
         bool(critic.get("enable")) or OmegaConf.select(config, "algorithm.adv_estimator") == "gae"
     )

@@ -6,6 +6,7 @@ its `_start_profiling` also starts captures in this process and in the actors of
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -78,16 +79,15 @@ def _stop_and_record(call: Call, result: Any) -> None:
 
 def _call_actors(function: Callable[..., Any], *arguments: Any) -> None:
     """Call a function in every captured actor whose captures verl does not start itself."""
-    import ray
-
-    calls = {}
+    ray: Any = importlib.import_module("ray")
+    calls: dict[Any, tuple[str, int | None]] = {}
     for role, rank, reference in captured_actors:
         handle = reference()
         if role not in ROLES["workers"] and role != "trainer" and handle is not None:
             calls[handle.__ray_call__.remote(function, *arguments)] = (role, rank)
-    _, late = (
-        ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S) if calls else ((), ())
-    )
+    late: list[Any] = []
+    if calls:
+        _, late = ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S)
     if late:
         names = sorted({f"{role} {rank}" for role, rank in (calls[call] for call in late)})
         recorder.say(

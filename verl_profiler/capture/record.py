@@ -49,9 +49,9 @@ class CaptureRecord:
     @classmethod
     def without_journal(cls, role: str, tool: str, **facts: Any) -> CaptureRecord:
         """Return a capture of which only some facts are known."""
-        unknown = dict.fromkeys(("rank", "step", "task", "begin_ns", "end_ns"))
-        known = {"host": "", "pid": 0, "number": 0, **facts}
-        return cls(role=role, tool=tool, **{**unknown, **known})
+        known: dict[str, Any] = dict.fromkeys(("rank", "step", "task", "begin_ns", "end_ns"))
+        known |= {"host": "", "pid": 0, "number": 0, **facts}
+        return cls(role=role, tool=tool, **known)
 
     @property
     def process(self) -> str:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.json_values import is_list, is_tuple
 
 __all__ = ["Capture", "read_keys", "translate", "world_size"]
 
@@ -144,7 +145,7 @@ def read_keys(config: Any) -> Capture | None:
     discrete = _discrete(given)
     if steps is None or steps == []:
         return None
-    if not isinstance(steps, list) or not all(_is_int(step) and step >= 1 for step in steps):
+    if not is_list(steps) or not all(_is_int(step) and step >= 1 for step in steps):
         raise ConfigError(
             f"trainer.profile_steps is {steps!r}; it must be a list of steps, counted from 1.\n"
             "For example trainer.profile_steps=[1,2,5], or null to capture nothing.",
@@ -187,7 +188,7 @@ def _ranks(config: Any, given: dict[str, dict[str, Any]]) -> dict[str, tuple[int
             found[component] = None
             continue
         place, ranks = keys.get("profile_ranks", (component, []))
-        if not isinstance(ranks, list) or not all(_is_int(rank) for rank in ranks):
+        if not is_list(ranks) or not all(_is_int(rank) for rank in ranks):
             raise ConfigError(
                 f"{place}.profile_ranks is {ranks!r}; it must be a list of ranks such as [0,1].\n"
                 f"null and [] mean no ranks; set {place}.profile_ranks_all=true for all of them.",
@@ -240,4 +241,4 @@ def _is_int(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return lists of OmegaConf as lists."""
-    return list(value) if OmegaConf.is_list(value) or isinstance(value, tuple) else value
+    return [*value] if OmegaConf.is_list(value) or is_tuple(value) else value

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import sys
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
@@ -97,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _cluster() -> Generator[None, None, None]:
     """Join the running Ray cluster."""
     try:
-        import ray
-
+        ray: Any = importlib.import_module("ray")
         ray.init(address="auto", log_to_driver=False)
     except (ImportError, ConnectionError) as error:
         raise ReadingError(

@@ -166,7 +166,7 @@ def _names(rows: Rows) -> dict[str, bool]:
 
 def _only_in_one(first: Rows, second: Rows) -> list[dict[str, Any]]:
     """List names that only one side has, with their count per step."""
-    found = []
+    found: list[dict[str, Any]] = []
     for letter, own, other in (("A", first, second), ("B", second, first)):
         steps = len({row["step"] for row in own})
         counts: dict[str, float] = {}
@@ -207,12 +207,13 @@ def _configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a launch, by dotted name; credentials are masked."""
+    from verl_profiler.events.json_values import is_list, is_mapping
     from verl_profiler.events.redaction import mask, mask_command
 
     found: dict[str, Any] = {}
 
     def walk(name: str, value: Any) -> None:
-        if isinstance(value, Mapping):
+        if is_mapping(value):
             for key, inner in value.items():
                 walk(f"{name}.{key}", inner)
         elif not name.endswith(_NAMES):
@@ -221,7 +222,7 @@ def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
     for part in ("training", "settings", "versions"):
         walk(part, mask(launch.get(part, {})))
     command = launch.get("command")
-    for argument in mask_command([*map(str, command)]) if isinstance(command, list) else ():
+    for argument in mask_command([*map(str, command)]) if is_list(command) else ():
         match = _OVERRIDE.fullmatch(argument)
         if match and not match["name"].endswith(_NAMES):
             found[match["name"]] = match["value"]
@@ -275,7 +276,7 @@ def _metrics(
     compared: Mapping[str, bool], first: _Named, second: _Named, *, one_run: bool
 ) -> list[Metric]:
     """Return what is compared by default."""
-    found = []
+    found: list[Metric] = []
     for name, single in compared.items():
         statistics = _ONCE.get(name, ("mean",)) if single else _MANY.get(name, _MANY_OTHERS)
         found += [
@@ -318,7 +319,7 @@ def _verdicts(
     from verl_profiler.analysis.compare.conditions import statistic_of
 
     once = _once(first, second)
-    verdicts = []
+    verdicts: list[dict[str, Any]] = []
     for each in conditions:
         statistic_of(each, once)
         metric = _metric(each.name, each.statistic, first, second, one_run=one_run)

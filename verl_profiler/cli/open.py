@@ -74,7 +74,8 @@ def _open_timeline(args: argparse.Namespace) -> int:
     from verl_profiler.cli.export import write_timeline
     from verl_profiler.exports.hand_over import Server
 
-    if urlsplit(args.ui).scheme not in ("https", "http") or not urlsplit(args.ui).netloc:
+    address: str = args.ui
+    if urlsplit(address).scheme not in ("https", "http") or not urlsplit(address).netloc:
         raise ReadingError(
             f"--ui {args.ui} is not a web address.\nFor example --ui {_PERFETTO}",
             "option-value",

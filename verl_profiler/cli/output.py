@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.json_values import is_list, is_mapping, is_tuple
 from verl_profiler.render.visible import visible
 
 __all__ = [
@@ -202,9 +203,9 @@ def json_text(content: Any) -> str:
 def _finite(content: Any) -> Any:
     if isinstance(content, float):
         return content if math.isfinite(content) else None
-    if isinstance(content, Mapping):
+    if is_mapping(content):
         return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
+    if is_list(content) or is_tuple(content):
         return [_finite(each) for each in content]
     return content
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from verl_profiler.cli.options import add_cache, add_runs
 from verl_profiler.cli.output import json_text
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.render.visible import visible
 
@@ -84,9 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _training(opened: Run) -> Mapping[str, Any]:
-    launch = next((each for each in opened.launches.values() if each.get("training")), {})
-    training = launch.get("training")
-    return training if isinstance(training, dict) else {}
+    found = (launch.get("training") for launch in opened.launches.values())
+    return mapping_or_empty(next(filter(None, found), None))
 
 
 def _published(profile: Profile, tracker: str) -> bool:
@@ -125,7 +125,10 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
     steps = {
         row["step"]: row["duration_s"] for row in step_times(opened.tables, None) if row["finished"]
     }
-    scalars = {"profile/finding_count": float(len(rows)), "profile/steps": float(len(steps))}
+    scalars: dict[str, float | None] = {
+        "profile/finding_count": float(len(rows)),
+        "profile/steps": float(len(steps)),
+    }
     lengths = [length for step, length in steps.items() if step not in warm_up]
     if lengths:
         scalars["profile/step_mean_s"] = sum(lengths) / len(lengths)

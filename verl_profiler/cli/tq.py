@@ -19,9 +19,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli import tq_export
 from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean
@@ -192,8 +192,8 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
     from verl_profiler.analysis.tq_findings import tq_findings
     from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 
-    narrowed = {"function": args.function}
-    analyses = (
+    narrowed: dict[str, Any] = {"function": args.function}
+    analyses: tuple[tuple[Callable[..., Rows], dict[str, Any]], ...] = (
         (tq_findings, narrowed),
         (tq_functions, narrowed),
         (tq_wall, narrowed),

@@ -19,9 +19,9 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.terminal import control
 from verl_profiler.errors import ReadingError
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
+def _keys() -> Generator[Callable[[float], bool], None, None]:
     """Give a function that waits some seconds and returns True at once when q is pressed."""
     if not sys.stdin.isatty():
 
@@ -137,7 +137,7 @@ def _read(followed: Run, live: Live) -> None:
         live.take(name, step, line)
 
 
-def _lines(followed: Run, live: Live, headers: dict) -> list[str]:
+def _lines(followed: Run, live: Live, headers: Mapping[str, dict[str, Any]]) -> list[str]:
     from verl_profiler.events.files import cleaned_text
     from verl_profiler.live.screen import frame
     from verl_profiler.live.stuck_lines import pointer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-__all__ = ["is_list", "is_mapping", "is_object"]
+__all__ = ["is_list", "is_mapping", "is_object", "is_tuple", "mapping_or_empty"]
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
@@ -18,6 +18,16 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, Mapping)
 
 
+def mapping_or_empty(value: object) -> Mapping[Any, Any]:
+    """Return a value that has keys as it is, and an empty mapping for any other."""
+    return value if is_mapping(value) else {}
+
+
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Return whether a parsed value is a list."""
     return isinstance(value, list)
+
+
+def is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
+    """Return whether a value is a tuple."""
+    return isinstance(value, tuple)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
-from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.events.json_values import is_list, is_mapping, is_tuple
 
 __all__ = ["MASK", "is_secret", "mask", "mask_command", "mask_text"]
 
@@ -114,10 +114,6 @@ def _has_secret_word(part: str) -> bool:
     return bool(_ALWAYS.search("".join(words))) or any(word in _WHOLE for word in words)
 
 
-def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
-    return isinstance(value, tuple)
-
-
 def mask(value: Any, known: Iterable[str] = (), key: str = "") -> Any:
     """Return plain containers with every credential in them masked; keys stay.
 
@@ -134,7 +130,7 @@ def mask(value: Any, known: Iterable[str] = (), key: str = "") -> Any:
             )
             for name, each in value.items()
         }
-    if is_list(value) or _is_tuple(value):
+    if is_list(value) or is_tuple(value):
         return [mask(each, known, key) for each in value]
     if value is None or isinstance(value, bool):
         return value

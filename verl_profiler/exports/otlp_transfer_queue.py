@@ -73,12 +73,13 @@ def transfer_queue_spans(
         }
         yield make_span(row["func"], row, context, None, attributes, about)
     for row in stages:
-        context, lane, ids = contexts.get(_of(row), (None, row["name"], []))
+        of_process: tuple[None, str, list[str]] = (None, row["name"], [])
+        context, lane, ids = contexts.get(_of(row), of_process)
         name = f"TQ_{row['stage'].upper()}:{row['func']}"
         attributes = {**_attributes({**row, "trace_ids": ids}, about), **_state(name, lane)}
         yield make_span(name, row, _child(context, row, row["stage"]), context, attributes, about)
     for row in moves:
-        context, _, _ = contexts.get(_of(row, parent=True), (None, "", []))
+        context = contexts[parent][0] if (parent := _of(row, parent=True)) in contexts else None
         own = _child(context, row, row["event"])
         attributes = _transfer_attributes(row, about)
         yield make_span(row["event"], row, own, context, attributes, about)

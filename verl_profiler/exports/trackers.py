@@ -6,6 +6,7 @@ Each client is imported only if it is published to.  Names and places are those 
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -80,24 +81,27 @@ def _wandb(profile: Profile) -> str:
         run.log_artifact(artifact)
         table = wandb.Table(columns=list(profile.columns), data=[list(row) for row in profile.rows])
         run.log({"profile/findings": table})
-        run.summary.update(dict(profile.scalars))
+        summary: Any = run.summary
+        summary.update(dict(profile.scalars))
         return run.url or f"{run.dir} (offline; upload it with wandb sync)"
 
 
 def _tensorboard(profile: Profile) -> str:
     """Add a file of events to the training's directory, and the report beside it."""
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-    from tensorboard.plugins.text.summary_v2 import text_pb
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
+    # Modules without types.
+    event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+    protobuf: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    texts: Any = importlib.import_module("tensorboard.plugins.text.summary_v2")
+    writers: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
     folder = _tensorboard_folder(profile)
     folder.mkdir(parents=True, exist_ok=True)
-    writer = EventFileWriter(str(folder), filename_suffix=".profile")
+    writer = writers.EventFileWriter(str(folder), filename_suffix=".profile")
     try:
-        values = [Summary.Value(tag=tag, simple_value=n) for tag, n in profile.scalars.items()]
-        for summary in (Summary(value=values), text_pb("profile/findings", profile.markdown)):
-            writer.add_event(Event(wall_time=time.time(), step=0, summary=summary))
+        value = protobuf.Summary.Value
+        scalars = [value(tag=tag, simple_value=n) for tag, n in profile.scalars.items()]
+        text = texts.text_pb("profile/findings", profile.markdown)
+        for summary in (protobuf.Summary(value=scalars), text):
+            writer.add_event(event.Event(wall_time=time.time(), step=0, summary=summary))
     finally:
         writer.close()
     beside = folder / "profile"
@@ -127,8 +131,7 @@ def _tensorboard_folder(profile: Profile) -> Path:
 
 def _mlflow(profile: Profile) -> str:
     """Add artifacts and metrics to the training's run, which keeps its status; else to a new one."""
-    import mlflow
-
+    mlflow: Any = importlib.import_module("mlflow")
     # verl's default.
     uri = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:////tmp/mlruns.db")
     client = mlflow.MlflowClient(tracking_uri=uri)

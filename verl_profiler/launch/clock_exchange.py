@@ -61,7 +61,8 @@ def exchange(ask: Callable[[], tuple[Any, int]], tries: int = _BURST) -> tuple[A
     Returns:
         Who replied, and own monotonic ns, other minus own ns, bound of that difference's error ns.
     """
-    samples = []
+    who = None
+    samples: list[tuple[int, int, int]] = []
     for _ in range(tries):
         sent = now()
         who, remote = ask()

@@ -7,6 +7,7 @@ needs an accelerator in some versions.
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -168,7 +169,7 @@ def find_targets(probes: Iterable[Probe]) -> list[tuple[Probe, str, str]]:
         first one), and `found`, `no module` (not installed in this version) or `missing`.
     """
     known: dict[str, ast.Module | None] = {}
-    rows = []
+    rows: list[tuple[Probe, str, str]] = []
     for probe in probes:
         by_module: dict[str, list[str]] = {}
         for target in probe.targets:
@@ -252,7 +253,7 @@ def _probes() -> list[Finding]:
     by_family: dict[str, list[tuple[Probe, str, str]]] = {}
     for row in rows:
         by_family.setdefault(row[0].family, []).append(row)
-    findings = []
+    findings: list[Finding] = []
     for family, entries in by_family.items():
         names = dict.fromkeys(probe.name for probe, _, _ in entries)
         found = {probe.name for probe, _, state in entries if state == "found"}
@@ -277,7 +278,7 @@ def _memory() -> Finding:
     """Check whether engines could release memory here, and whether it would be measured."""
     from verl_profiler.launch.memory_saver.pitfalls import expandable_segments
 
-    details = []
+    details: list[str] = []
     gpus = shutil.which("nvidia-smi") is not None
     saver, driver = _version("torch-memory-saver"), _version("nvidia-ml-py")
     if saver is None and _version("sglang") is not None:
@@ -316,12 +317,12 @@ def _directory(path: Path) -> Finding:
 
 def examine_cluster() -> list[Finding]:
     """Check every node of the running Ray cluster: whether the package is installed and loads."""
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from verl_profiler.environ import SETTINGS
     from verl_profiler.instrumentation.worker_setup_hook import make_hook
 
+    ray: Any = importlib.import_module("ray")
     marker = "check"
     try:
         ray.init(
@@ -353,7 +354,7 @@ def examine_cluster() -> list[Finding]:
             "python": sys.executable,
         }
 
-    findings = []
+    findings: list[Finding] = []
     for node in ray.nodes():
         if not node["Alive"]:
             continue

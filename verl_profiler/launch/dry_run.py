@@ -76,7 +76,7 @@ def _parse(argv: Sequence[str]) -> tuple[str, str | None, list[str]]:
     if _MODULE in rest:
         rest = rest[rest.index(_MODULE) + 1 :]
     found = {"--config-name": "ppo_trainer", "--config-path": None}
-    overrides = []
+    overrides: list[str] = []
     while rest:
         word = rest.pop(0)
         option, given, value = word.partition("=")

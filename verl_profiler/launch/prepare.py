@@ -7,6 +7,7 @@ Python call it themselves.  Any invalid setting ends the command here, before tr
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from verl_profiler.capture.plan import Plan, decoded_plan
 from verl_profiler.capture.planner import make_plan, remarks
 from verl_profiler.environ import CAPTURES_OFF, SETTINGS
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.instrumentation import worker_setup_hook
 from verl_profiler.launch import clock_exchange, publishing
@@ -320,15 +322,14 @@ def _enable_engine_timing(config: Any) -> None:
         )
         return
     engine: Any = OmegaConf.to_container(rollout.get("engine_kwargs") or OmegaConf.create({}))
-    sglang = {**(engine.get("sglang") or {}), "enable_metrics": True}
+    sglang = {**mapping_or_empty(engine.get("sglang")), "enable_metrics": True}
     rollout.engine_kwargs = {**engine, "sglang": sglang}
 
 
 def _hook_ray_init() -> None:
     """Make `ray.init` also set a worker process setup hook, for processes without verl."""
     global _ray_started
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         _ray_started = True
         recorder.say(

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.recording.worker_config import EventSettings, StuckSettings
 from verl_profiler.transfer_queue.switches import Switches
 
@@ -85,7 +86,7 @@ def parse(node: Any, where: str = "profiler") -> Settings:
     Raises:
         ConfigError: For an unknown key, a wrong type or a value out of range.
     """
-    if not isinstance(node, Mapping):
+    if not is_mapping(node):
         raise ConfigError(
             f"{where} is {node!r}, not a group of settings: Hydra did not find verl-profiler's "
             "configs.\nInstall verl-profiler into the environment that runs main_ppo, or add "
@@ -120,9 +121,5 @@ def _reject_unknown(node: Mapping[str, Any], struct: type[msgspec.Struct], where
                 f"{where}.{key} is not a setting of verl-profiler.\n{hint}", "unknown-key"
             )
         kind = fields[key]
-        if (
-            isinstance(value, Mapping)
-            and isinstance(kind, type)
-            and issubclass(kind, msgspec.Struct)
-        ):
+        if is_mapping(value) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             _reject_unknown(value, kind, f"{where}.{key}")

@@ -79,7 +79,7 @@ class Run:
     def headers(self) -> dict[str, dict[str, Any]]:
         """Return the current headers of all processes by name, and record problems in them."""
         faults = Faults()
-        headers = {}
+        headers: dict[str, dict[str, Any]] = {}
         path = self.directory / RUN_FILE
         if os.path.lexists(path):
             described(path, RUN_FILE, LAUNCH, faults)
@@ -180,7 +180,7 @@ class Run:
             yield name, step if line.step is None else line.step, line
 
     def _files(self) -> list[tuple[int, Path]]:
-        folders = []
+        folders: list[tuple[int, Path]] = []
         several = False
         with contextlib.suppress(OSError):
             for entry in self.directory.iterdir():
@@ -193,7 +193,7 @@ class Run:
         latest = {step for step, _ in folders[-(2 if several else _LATEST) :]}
         if self._first_step is None and folders:
             self._first_step = min(latest)
-        found = []
+        found: list[tuple[int, Path]] = []
         for step, folder in folders:
             if step in latest:
                 found += [(step, path) for path in sorted(folder.glob("*.jsonl"))]

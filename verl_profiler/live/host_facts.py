@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.host.load import kernel_log
 
 __all__ = [
@@ -43,7 +44,7 @@ _SPY_LINES = 60
 
 def own_pid(header: Mapping[str, Any]) -> int | None:
     """Return the process id if the process is, or was, of this host and boot."""
-    boot = (header.get("clock") or {}).get("boot_id")
+    boot = mapping_or_empty(header.get("clock")).get("boot_id")
     pid = header.get("pid")
     if header.get("host") != socket.gethostname() or not boot or type(pid) is not int:
         return None

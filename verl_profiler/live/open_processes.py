@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.units import seconds
 
@@ -163,7 +164,7 @@ def since(row: Mapping[str, Any], otherwise: float) -> float:
 
 def identity(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what names the request of a row."""
-    extra = row.get("extra") or {}
+    extra = mapping_or_empty(row.get("extra"))
     return {
         key: extra[key]
         for key in ("request_id", "sample", "session", "validate")
@@ -173,9 +174,9 @@ def identity(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_of(row: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a row is of the request with this identity."""
-    extra = row.get("extra") or {}
+    extra = mapping_or_empty(row.get("extra"))
     if "request_id" in wanted and extra.get("request_id") is not None:
-        return extra["request_id"] == wanted["request_id"]
+        return bool(extra["request_id"] == wanted["request_id"])
     keys = [key for key in ("sample", "session") if extra.get(key) is not None]
     return bool(keys) and all(extra[key] == wanted.get(key) for key in keys)
 

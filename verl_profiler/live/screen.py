@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.live.flow_lines import flow_lines, flow_steps
 from verl_profiler.live.state import Live, Step
 from verl_profiler.reading.quantiles import interpolated, least_values, quantile
@@ -75,17 +76,17 @@ def frame(
 
 def header_problems(headers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return problems from the processes' headers: dropped events, failures, silence."""
-    found = []
+    found: list[str] = []
     heard = {name: _heard(header) for name, header in headers.items()}
     latest = max((moment for moment in heard.values() if moment is not None), default=None)
     for name, header in headers.items():
-        counters = header.get("counters") or {}
-        probes = header.get("probes") or {}
+        counters = mapping_or_empty(header.get("counters"))
+        probes = mapping_or_empty(header.get("probes"))
         if counters.get("dropped"):
             found.append(f"{name} dropped {counters['dropped']} events")
         if counters.get("write_errors"):
             found.append(f"{name} had {counters['write_errors']} write errors")
-        failed = sum((probes.get("errors") or {}).values())
+        failed = sum(mapping_or_empty(probes.get("errors")).values())
         if failed:
             found.append(f"{name}: probes failed {failed} times")
         if header.get("fallback"):
@@ -98,7 +99,7 @@ def header_problems(headers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     missed = {
         probe
         for header in headers.values()
-        for probe in (header.get("probes") or {}).get("missed") or {}
+        for probe in mapping_or_empty(mapping_or_empty(header.get("probes")).get("missed"))
     }
     if missed:
         found.append(f"inactive probes: {', '.join(sorted(missed))}")
@@ -132,10 +133,10 @@ def _step_lines(live: Live, now_s: float) -> list[str]:
 
 
 def _request_lines(live: Live, step: Step, launch: Mapping[str, Any], now_s: float) -> list[str]:
-    training = launch.get("training") or {}
+    launched = mapping_or_empty(launch.get("training"))
     expected = step.started
-    if isinstance(training.get("train_batch_size"), int) and step.number:
-        expected = max(expected, training["train_batch_size"] * (training.get("rollout_n") or 1))
+    if isinstance(launched.get("train_batch_size"), int) and step.number:
+        expected = max(expected, launched["train_batch_size"] * (launched.get("rollout_n") or 1))
     training = [key for key in live.in_flight if not key[2]]
     validating = len(live.in_flight) - len(training)
     done = len(step.ends)

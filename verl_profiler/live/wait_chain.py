@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.open_files import NO_PROGRESS
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
 from verl_profiler.live.host_facts import ALIVE, native_stack, state_of
@@ -220,12 +221,8 @@ class _Search:
         return True
 
     def add_calls(self, kind: str, group: Sequence[tuple[Process, Mapping[str, Any]]]) -> None:
-        of = Counter(
-            str(
-                (row.get("extra") or {}).get("tool") or (row.get("extra") or {}).get("server") or ""
-            )
-            for _, row in group
-        )
+        extras = [mapping_or_empty(row.get("extra")) for _, row in group]
+        of = Counter(str(extra.get("tool") or extra.get("server") or "") for extra in extras)
         named = ", ".join(f"{name} {count}" for name, count in of.most_common(_SHOWN) if name)
         what = f"{len(group)} in {kind}" + (f" ({named})" if named else "")
         places = Counter(place(row) for _, row in group)
@@ -245,7 +242,7 @@ class _Search:
             self.blame(silent, [])
             return
         _, oldest = max(group, key=lambda pair: self.age(pair[1]))
-        tools = Counter(str((row.get("extra") or {}).get("tool") or "") for _, row in group)
+        tools = Counter(_named(row, "tool") for _, row in group)
         names = [name for name, _ in tools.most_common(_SHOWN) if name]
         who = str(oldest.get("event"))
         if names:
@@ -259,7 +256,7 @@ class _Search:
 
     def engine(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
         """Follow generate calls into the engines."""
-        servers = Counter(str((row.get("extra") or {}).get("server") or "") for _, row in group)
+        servers = Counter(_named(row, "server") for _, row in group)
         named = [name for name, _ in servers.most_common(_SHOWN) if name]
         engines = self.of("engine")
         silent = [each for each in engines if each.silent_s]
@@ -397,3 +394,7 @@ class _Search:
 
     def age(self, row: Mapping[str, Any]) -> float:
         return self.last_s - since(row, self.last_s)
+
+
+def _named(row: Mapping[str, Any], what: str) -> str:
+    return str(mapping_or_empty(row.get("extra")).get(what) or "")

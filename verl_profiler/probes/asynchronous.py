@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_tuple
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain, scalar
 from verl_profiler.recording import context, recorder
@@ -94,9 +95,9 @@ def _begin_sampleable_wait(call: Call) -> None:
 def _end_sample(call: Call, result: Any) -> None:
     if result is None:
         return
-    batch = result[0] if isinstance(result, tuple) else result
+    batch = result[0] if is_tuple(result) else result
     keys = getattr(batch, "keys", None)
-    if not isinstance(keys, (list, tuple)):
+    if not is_list(keys) and not is_tuple(keys):
         return
     call.extra = {"samples": len(keys)}
     if call.arguments.get("partition_id") == _TRAINING:
@@ -126,7 +127,7 @@ def consume(
         common["trainer_version"] = trainer_version
     if any(getattr(trainer, f"{prefix}parameter_sync_step", 1) > 1 for prefix in ("", "trigger_")):
         common["mini_batch"] = int(getattr(trainer, "local_trigger_step", 0))
-    uids = set()
+    uids: set[str] = set()
     for key, tag in zip(keys, tags, strict=False):
         uid, session, output = [*str(key).rsplit("_", 2), "0", "0"][:3]
         uids.add(uid)
@@ -147,7 +148,7 @@ def _step(value: Any) -> int:
 
 def _versions(tags: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the oldest and newest version of the weights that made samples."""
-    versions = {}
+    versions: dict[str, Any] = {}
     for choose, name in ((min, "min"), (max, "max")):
         known = [tag.get(f"{name}_global_steps") for tag in tags]
         known = [version for version in known if isinstance(version, int)]

@@ -8,8 +8,10 @@ are left out, never filled with zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_object, is_tuple, mapping_or_empty
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, open_calls, recorder
@@ -73,9 +75,9 @@ def _end_generate(call: Call, result: Any) -> None:
     if getattr(result, "stop_reason", None) in _ABORTED:
         extra["finish_reason"] = plain(result.stop_reason)
     tokens = getattr(result, "token_ids", result)
-    if isinstance(tokens, (list, tuple)):
+    if is_list(tokens) or is_tuple(tokens):
         extra["response_tokens"] = len(tokens)
-    version = (getattr(result, "extra_fields", None) or {}).get("global_steps")
+    version = mapping_or_empty(getattr(result, "extra_fields", None)).get("global_steps")
     if version is not None:
         extra["weight_version"] = plain(version)
     if call.state.answer is not None:
@@ -123,14 +125,14 @@ def times_of(answer: Any) -> dict[str, Any]:
         `cached_host_tokens`, `retractions` and `dp_rank`, `draft_tokens` and
         `accepted_draft_tokens`, where there were any.
     """
-    if isinstance(answer, dict):
-        return _of_sglang(answer.get("meta_info") or {})
+    if is_object(answer):
+        return _of_sglang(mapping_or_empty(answer.get("meta_info")))
     return _of_vllm(answer)
 
 
-def _of_sglang(meta_info: dict[str, Any]) -> dict[str, Any]:
+def _of_sglang(meta_info: Mapping[str, Any]) -> dict[str, Any]:
     first_token = meta_info.get("prefill_finished_time")
-    cached = meta_info.get("cached_tokens_details") or {}
+    cached = mapping_or_empty(meta_info.get("cached_tokens_details"))
     return _reported(
         {
             "cached_tokens": meta_info.get("cached_tokens"),

@@ -11,8 +11,10 @@ hands to the client, by which calls keep their replica, is that of its session.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_tuple, mapping_or_empty
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.rollout import with_request
 from verl_profiler.probes.values import plain
@@ -85,14 +87,14 @@ def _end_engine_call(call: Call, result: Any) -> None:
     if engine_call.engine_request_id is not None:
         extra["engine_request_id"] = engine_call.engine_request_id
     tokens = getattr(result, "token_ids", result)
-    count = len(tokens) if isinstance(tokens, (list, tuple)) else 0
-    if isinstance(tokens, (list, tuple)):
-        extra["response_tokens"] = count
+    count = 0
+    if is_list(tokens) or is_tuple(tokens):
+        extra["response_tokens"] = count = len(tokens)
     reason = getattr(result, "stop_reason", None)
     if reason is not None:
         extra["finish_reason"] = plain(reason)
     call.extra = extra
-    fields = getattr(result, "extra_fields", None) or {}
+    fields = mapping_or_empty(getattr(result, "extra_fields", None))
     version = fields.get("global_steps")
     if request.learns_step and isinstance(version, int):
         context.process.learn_step(version)
@@ -116,7 +118,7 @@ def _end_engine_call(call: Call, result: Any) -> None:
 
 
 def _end_attempt(
-    call: Call, outer: EngineCall, fields: dict[str, Any], aborted: bool, tokens: int
+    call: Call, outer: EngineCall, fields: Mapping[str, Any], aborted: bool, tokens: int
 ) -> None:
     if fields.get("global_steps") is not None and call.extra is not None:
         call.extra["weight_version"] = plain(fields["global_steps"])
@@ -130,7 +132,7 @@ def _end_attempt(
         outer.aborted_tokens += tokens
 
 
-def _keep_versions(request: Request, fields: dict[str, Any]) -> None:
+def _keep_versions(request: Request, fields: Mapping[str, Any]) -> None:
     """Keep the oldest and the newest version that tokens of a request were made with."""
     oldest, newest = fields.get("min_global_steps"), fields.get("max_global_steps")
     if isinstance(oldest, int) and isinstance(newest, int):

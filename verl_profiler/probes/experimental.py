@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextvars import ContextVar
 from typing import Any
 
+from verl_profiler.events.json_values import is_tuple
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.asynchronous import consume
 from verl_profiler.probes.values import number, plain, scalar
@@ -81,7 +82,7 @@ def _begin_fit_step(call: Call) -> None:
 
 
 def _end_collecting(call: Call, result: Any) -> None:
-    batch = result[1] if isinstance(result, tuple) and len(result) > 1 else None
+    batch = result[1] if is_tuple(result) and len(result) > 1 else None
     if batch is None:
         # There is no such step: the samples have ended.
         call.event = None

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from verl_profiler.events.json_values import is_object
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import scalar
 from verl_profiler.recording import context
@@ -124,7 +125,7 @@ def _end_score(call: Call, result: Any) -> None:
             times = {"wait_s": round((begin_ns - call.begin_ns) / 1e9, 6)}
             times["compute_s"] = round((end_ns - begin_ns) / 1e9, 6)
             call.extra = {**(call.extra or {}), **times}
-    if isinstance(result, dict) and "reward_score" in result:
+    if is_object(result) and "reward_score" in result:
         call.extra = {**(call.extra or {}), "score": float(result["reward_score"])}
 
 

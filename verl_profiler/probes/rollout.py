@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_tuple
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain, scalar
 from verl_profiler.recording import context, recorder
@@ -92,7 +93,7 @@ def _begin_prompt(call: Call) -> None:
 
 
 def _end_prompt(call: Call, result: Any) -> None:
-    if isinstance(result, list):
+    if is_list(result):
         call.extra = {"tokens": len(result)}
 
 
@@ -144,7 +145,7 @@ def _begin_parsing(call: Call) -> None:
 
 
 def _end_parsing(call: Call, result: Any) -> None:
-    if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], list):
+    if is_tuple(result) and len(result) > 1 and is_list(result[1]):
         call.extra = {"tool_calls": len(result[1])}
 
 
@@ -162,7 +163,7 @@ def _end_tool_call(call: Call, result: Any) -> None:
     request: Request | None = call.request
     if request is not None:
         request.tool_end_ns = call.end_ns
-    text = getattr(result[0], "text", None) if isinstance(result, tuple) and result else None
+    text = getattr(result[0], "text", None) if is_tuple(result) and result else None
     if isinstance(text, str):
         for beginning, error in _TOOL_FAILURES:
             if text.startswith(beginning):
@@ -175,7 +176,7 @@ def _begin_postprocess(call: Call) -> None:
     if request is None:
         return
     output = call.arguments["output"]
-    outputs = output if isinstance(output, list) else [output]
+    outputs: list[Any] = output if is_list(output) else [output]
     if outputs:
         request.prompt_tokens = len(outputs[0].prompt_ids)
         request.response_tokens = sum(len(each.response_ids) for each in outputs)
@@ -189,7 +190,7 @@ def _begin_postprocess(call: Call) -> None:
 def _generated(output: Any) -> int | None:
     """Count the tokens that the model generated, 1 in verl's mask; 0 are those of tools."""
     mask = getattr(output, "response_mask", None)
-    if type(mask) is not list or len(mask) != len(output.response_ids):
+    if not is_list(mask) or len(mask) != len(output.response_ids):
         return None
     return int(sum(mask))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_tuple
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
 from verl_profiler.recording.call import Call
@@ -75,7 +76,7 @@ def _question(call: Call, op: str) -> None:
     arguments = call.arguments
     extra: dict[str, Any] = {"op": op}
     keys = arguments.get("keys") or arguments.get("global_indexes")
-    if isinstance(keys, (list, tuple)):
+    if is_list(keys) or is_tuple(keys):
         extra["rows"] = len(keys)
     metadata = arguments.get("metadata")
     size = getattr(metadata, "size", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from verl_profiler.events.json_values import is_object
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.flops import batch_size
 from verl_profiler.recording import context, device_timing
@@ -28,7 +29,7 @@ def _learn_step(call: Call) -> None:
     tags = getattr(call.arguments.get("data"), "tags", None)
     if not tags:
         return
-    steps = [tag.get("global_steps") for tag in tags if isinstance(tag, dict)]
+    steps = [tag.get("global_steps") for tag in tags if is_object(tag)]
     known = [step for step in steps if isinstance(step, int)]
     if known:
         context.process.step = max(known)

@@ -10,11 +10,11 @@ the reader moves all of them to one, the anchor with the smallest `uncertainty_n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_profiler.events.json_values import is_list, is_object
+from verl_profiler.events.json_values import is_list, mapping_or_empty
 from verl_profiler.events.vocabulary import WORKER_ROLE
 from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.discovery import Source, role_and_rank
@@ -130,8 +130,8 @@ def process_problems(
 
 
 def _describe(process: Process, header: dict[str, Any]) -> None:
-    counters = _object(header.get("counters"))
-    clock = _object(header.get("clock"))
+    counters = mapping_or_empty(header.get("counters"))
+    clock = mapping_or_empty(header.get("clock"))
     process.has_header = True
     process.header = json.dumps(header, default=str)
     process.role = header.get("role") or process.role
@@ -162,7 +162,7 @@ def _align(found: dict[str, Process], source: Source) -> None:
     clocks = [("", source.launch.get("clock"))]
     clocks += [(name, source.headers[name].get("clock")) for name in source.headers]
     for name, content in clocks:
-        clock = _object(content)
+        clock = mapping_or_empty(content)
         boot = clock.get("boot_id")
         wall, monotonic = clock.get("wall_ns"), clock.get("monotonic_ns")
         if not boot or wall is None or monotonic is None:
@@ -175,7 +175,7 @@ def _align(found: dict[str, Process], source: Source) -> None:
         offsets[name] = (boot, offset)
     best = {boot: min(of_boot)[2] for boot, of_boot in anchors.items()}
     others = {boot: (driver, line) for driver, boot, line in aheads(source.headers)}
-    driver_boot = _object(source.launch.get("clock")).get("boot_id")
+    driver_boot = mapping_or_empty(source.launch.get("clock")).get("boot_id")
     for name, process in found.items():
         if name not in offsets:
             continue
@@ -269,8 +269,12 @@ def _missing_files(
 def _losses(found: Iterable[Process]) -> Iterator[str]:
     for process in found:
         if process.dropped:
-            counters = _object(_object(json.loads(process.header or "{}")).get("counters"))
-            reasons = [key for key, count in _object(counters.get("dropped_by")).items() if count]
+            counters = mapping_or_empty(
+                mapping_or_empty(json.loads(process.header or "{}")).get("counters")
+            )
+            reasons = [
+                key for key, count in mapping_or_empty(counters.get("dropped_by")).items() if count
+            ]
             why = ", ".join(_DROPPED.get(key, str(key)) for key in reasons or ["queue_full"])
             yield (
                 f"{process.name} dropped {process.dropped} events because {why}; its totals are "
@@ -285,10 +289,12 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
     missed: dict[tuple[str, str], list[str]] = {}
     failed: dict[str, dict[str, int]] = {}
     for name, process in found.items():
-        probes = _object(_object(json.loads(process.header or "{}")).get("probes"))
-        for probe, reason in _object(probes.get("missed")).items():
+        probes = mapping_or_empty(
+            mapping_or_empty(json.loads(process.header or "{}")).get("probes")
+        )
+        for probe, reason in mapping_or_empty(probes.get("missed")).items():
             missed.setdefault((str(probe), str(reason)), []).append(name)
-        for probe, count in _object(probes.get("errors")).items():
+        for probe, count in mapping_or_empty(probes.get("errors")).items():
             if count:
                 failed.setdefault(str(probe), {})[name] = int(count)
     for (probe, reason), names in sorted(missed.items()):
@@ -301,7 +307,7 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
 def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
     jumps: dict[str, tuple[float, list[str]]] = {}
     for name, process in found.items():
-        clock = _object(_object(json.loads(process.header or "{}")).get("clock"))
+        clock = mapping_or_empty(mapping_or_empty(json.loads(process.header or "{}")).get("clock"))
         jump_s = max(_wall_moves(clock), key=abs, default=0.0)
         if jump_s:
             host = process.host or name
@@ -315,7 +321,7 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
         )
 
 
-def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
+def _wall_moves(clock: Mapping[str, Any]) -> Iterator[float]:
     """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
     readings = clock.get("readings")
     listed = readings if is_list(readings) else []
@@ -335,10 +341,6 @@ def _wall_moves(clock: dict[str, Any]) -> Iterator[float]:
 def _some(names: list[str]) -> str:
     shown = ", ".join(names[:4])
     return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} others"
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if is_object(value) else {}
 
 
 def _larger(*values: Any) -> int | None:

@@ -10,6 +10,7 @@ its wheel.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
 from collections.abc import Mapping
@@ -71,10 +72,9 @@ def write(folder: Path, dataset: str = DATASET) -> None:
         folder: Made if it is missing.
         dataset: Name on the Hugging Face hub, or a local copy of it.
     """
-    import datasets
-
+    datasets: Any = importlib.import_module("datasets")
     local = Path(dataset).is_dir() and not (Path(dataset) / "main").is_dir()
-    loaded: Any = datasets.load_dataset(dataset, None if local else "main")
+    loaded = datasets.load_dataset(dataset, None if local else "main")
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         rows = [row(example, split, index) for index, example in enumerate(loaded[split])]

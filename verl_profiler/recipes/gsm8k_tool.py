@@ -19,7 +19,7 @@ class CalcGsm8kReward(BaseTool):
     """Tells the model the reward that its answer would get."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
-        super().__init__(config, tool_schema)
+        super().__init__(config, tool_schema)  # pyright: ignore[reportUnknownMemberType]
         self._ground_truth: dict[str, str] = {}
 
     async def create(
@@ -38,7 +38,7 @@ class CalcGsm8kReward(BaseTool):
         # verl's flexible comparison takes 1,234 and $5 for other answers than 1234 and 5.
         answer = str(parameters.get("answer", "")).strip().translate({ord(","): "", ord("$"): ""})
         answer = answer if answer.startswith("#### ") else f"#### {answer}"
-        reward = gsm8k.compute_score(
+        reward: float = gsm8k.compute_score(  # pyright: ignore[reportUnknownMemberType]
             answer, self._ground_truth[instance_id], method="flexible", format_score=0.0, score=1.0
         )
         text = f"Current parsed answer={answer.removeprefix('#### ')!r} reward={float(reward)}"

@@ -12,7 +12,7 @@ import enum
 import pathlib
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -37,6 +37,13 @@ _ENCODED_AS_THEY_ARE = frozenset(
 )
 _TIMES = frozenset({dt.datetime, dt.time})
 
+_CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset)
+# `type`, as checkers understand it.
+_type_of: Callable[[Any], type[Any]] = type
+# A subclass may have its own.
+_arguments_of: Callable[[Any], tuple[Any, ...]] = BaseException.args.__get__  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+_items_of_dict = dict[Any, Any].items
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -47,7 +54,7 @@ def snapshot(fields: dict[str, Any]) -> dict[str, Any] | msgspec.Raw:
         The dict itself where all values are short text, numbers or None; else its JSON.
     """
     for value in fields.values():
-        kind: type[Any] = type(value)
+        kind = _type_of(value)
         if kind is str:
             if len(value) > _SHORT:
                 return msgspec.Raw(encode(fields))
@@ -96,7 +103,7 @@ class _Bounded:
         self._open: set[int] = set()
 
     def plain(self, value: Any, depth: int = 0) -> Any:
-        kind: type[Any] = type(value)
+        kind = _type_of(value)
         self._values_left -= 1
         if kind is str:
             return text(value, self._text_limit)
@@ -104,14 +111,14 @@ class _Bounded:
             return _integer(value)
         if kind in _SCALARS:
             return value
-        if issubclass(kind, (dict, list, tuple, set, frozenset)):
+        if issubclass(kind, _CONTAINERS):
             return self._container(value, kind, depth)
         try:
             return self._object(value, kind, depth)
         except Exception:  # noqa: BLE001  an object that is not what its type promises
             return f"<{_name(kind)} object>"
 
-    def _container(self, value: Any, kind: type, depth: int) -> Any:
+    def _container(self, value: Any, kind: type[Any], depth: int) -> Any:
         size = _size(value, kind)
         if id(value) in self._open:
             return "<cycle>"
@@ -120,8 +127,7 @@ class _Bounded:
         self._open.add(id(value))
         try:
             if issubclass(kind, dict):
-                items: Iterable[tuple[Any, Any]] = dict.items(value)
-                return self._mapping(items, size, depth)
+                return self._mapping(_items_of_dict(value), size, depth)
             return self._sequence(_items(value, kind), size, depth)
         finally:
             self._open.discard(id(value))
@@ -146,7 +152,7 @@ class _Bounded:
         return made
 
     def _key(self, key: Any) -> str:
-        kind: type[Any] = type(key)
+        kind = _type_of(key)
         limit = min(self._text_limit, _KEY_LIMIT)
         if issubclass(kind, str):
             return text(key, limit)
@@ -154,7 +160,7 @@ class _Bounded:
             return text(repr(key), limit)
         return text(str(self.plain(key, _DEPTH_LIMIT)), limit)
 
-    def _object(self, value: Any, kind: type, depth: int) -> Any:
+    def _object(self, value: Any, kind: type[Any], depth: int) -> Any:
         if issubclass(kind, enum.Enum):
             return self.plain(object.__getattribute__(value, "_value_"), depth + 1)
         if issubclass(kind, str):
@@ -172,14 +178,15 @@ class _Bounded:
         if issubclass(kind, type):
             return text(type.__repr__(value), self._text_limit)
         if issubclass(kind, BaseException):
-            arguments: tuple[Any, ...] = BaseException.args.__get__(value)  # type: ignore[attr-defined]
-            message = f": {arguments[0]}" if arguments and type(arguments[0]) is str else ""
+            arguments = _arguments_of(value)
+            first = next(iter(arguments), None)
+            message = f": {first}" if _type_of(first) is str else ""
             return text(f"{kind.__name__}{message}", self._text_limit)
         if issubclass(kind, pathlib.PurePath) and kind.__module__.startswith("pathlib"):
             return text(str(value), self._text_limit)
         return self._foreign(value, kind, depth)
 
-    def _foreign(self, value: Any, kind: type, depth: int) -> Any:
+    def _foreign(self, value: Any, kind: type[Any], depth: int) -> Any:
         for base in kind.__mro__:
             if base.__module__ == "numpy" and base.__name__ == "generic":
                 return self.plain(base.item(value), depth + 1)  # type: ignore[attr-defined]
@@ -208,7 +215,7 @@ def _integer(value: int) -> int | str:
     return str(value) if bits <= 256 else f"<integer of {bits:,} bits>"
 
 
-def _size(value: Any, kind: type) -> int:
+def _size(value: Any, kind: type[Any]) -> int:
     bases: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
     for base in bases:
         if issubclass(kind, base):
@@ -216,7 +223,7 @@ def _size(value: Any, kind: type) -> int:
     return 0
 
 
-def _items(value: Any, kind: type) -> Iterator[Any]:
+def _items(value: Any, kind: type[Any]) -> Iterator[Any]:
     bases: tuple[Any, ...] = (list, tuple, set, frozenset)
     for base in bases:
         if issubclass(kind, base):
@@ -224,6 +231,6 @@ def _items(value: Any, kind: type) -> Iterator[Any]:
     return iter(())
 
 
-def _name(kind: type) -> str:
+def _name(kind: type[Any]) -> str:
     # The built-in representation of a class: <class 'module.Name'>.
     return text(type.__repr__(kind)[8:-2], _KEY_LIMIT)

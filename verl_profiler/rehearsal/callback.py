@@ -10,6 +10,7 @@ and starts Ray, whose processes inherit the environment that is set here.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -56,11 +57,11 @@ def prepare(config: DictConfig) -> None:
     settings = perturbations.checked(config.rehearsal, ranks)
     os.environ[perturbations.VARIABLE] = json.dumps(settings)
 
-    from verl.plugin.platform import platform_manager
-
-    import verl_profiler.rehearsal.worker  # noqa: F401 - its import is what registers
     from verl_profiler.rehearsal.platform import CpuPlatform
 
+    # Its import registers the patches.
+    importlib.import_module("verl_profiler.rehearsal.worker")
+    platform_manager: Any = importlib.import_module("verl.plugin.platform.platform_manager")
     if platform_manager._current_platform is None:
         platform_manager.set_platform(CpuPlatform())
     elif not isinstance(platform_manager._current_platform, CpuPlatform):

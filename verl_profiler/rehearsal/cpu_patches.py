@@ -7,6 +7,7 @@ remain the real ones.  `install` registers the patches as post-import hooks.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,14 @@ def _engines_for_cpu(module: Any) -> None:
     """Register the FSDP engines, which verl registers for `cuda` and `npu`, also for `cpu`."""
     from verl.workers.engine.base import EngineRegistry
 
+    registry: Any = EngineRegistry
     engines = {
         "language_model": module.FSDPEngineWithLMHead,
         "value_model": module.FSDPEngineWithValueHead,
     }
     for model_type, engine in engines.items():
         for strategy in ("fsdp", "fsdp2"):
-            EngineRegistry._engines[model_type][strategy]["cpu"] = engine
+            registry._engines[model_type][strategy]["cpu"] = engine
 
 
 def _pageable_offload(module: Any) -> None:
@@ -66,20 +68,22 @@ def _standin_replica(module: Any) -> None:
 
 def _sglang_adapter(module: Any) -> None:
     """Send weights from a trainer rank to SGLang without CUDA IPC."""
-    import torch.multiprocessing
-    from sglang.srt.utils import patch_torch
-
+    multiprocessing: Any = importlib.import_module("torch.multiprocessing")
+    patch_torch: Any = importlib.import_module("sglang.srt.utils.patch_torch")
     modify_tuple = patch_torch._modify_tuple
 
     # The reducer of a CPU tensor has fewer fields than the one that SGLang patches.
     def tolerant(values: Any, index: int, modifier: Any) -> Any:
         return values if len(values) <= index else modify_tuple(values, index, modifier)
 
+    def same(tensor: Any) -> Any:
+        return tensor
+
     patch_torch._modify_tuple = tolerant
-    module._to_ipc_device = lambda tensor: tensor
+    module._to_ipc_device = same
     # With file descriptors the receiver rejects the sender's digest (the authentication keys of two Ray
     # actors differ), and that error ends SGLang's scheduler.
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    multiprocessing.set_sharing_strategy("file_system")
 
 
 def _vllm_built_for_cpus(module: Any) -> None:

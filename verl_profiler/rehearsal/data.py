@@ -6,6 +6,7 @@ Command: `python -m verl_profiler.rehearsal.data --out DIR`.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ VALIDATION_ROWS = 16
 def rows(split: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Return prompts with the columns that verl's GSM8K preprocessing writes."""
     rng = random.Random(f"{seed} {split}")
-    result = []
+    result: list[dict[str, Any]] = []
     for index in range(count):
         problem = question(rng)
         answer = str(problem.answer)
@@ -45,9 +46,8 @@ def rows(split: str, count: int, seed: int) -> list[dict[str, Any]]:
 
 def write(directory: Path, seed: int) -> None:
     """Write `train.parquet` and `validation.parquet` into an existing directory."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
+    pa: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
     for split, count in (("train", TRAIN_ROWS), ("validation", VALIDATION_ROWS)):
         table = pa.Table.from_pylist(rows(split, count, seed))
         parquet.write_table(table, directory / f"{split}.parquet")

@@ -12,6 +12,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, mapping_or_empty
+
 __all__ = ["Question", "Tool", "dialogue", "question", "tools_of"]
 
 _NAMES = ("Ann", "Ben", "Eva", "Max", "Mia", "Tom")
@@ -48,12 +50,12 @@ class Tool:
 
 def tools_of(schemas: list[dict[str, Any]]) -> list[Tool]:
     """Return the tools described by a list of schemas in OpenAI's format."""
-    tools = []
+    tools: list[Tool] = []
     for schema in schemas:
         function = schema["function"]
-        parameters = function.get("parameters") or {}
-        properties = parameters.get("properties") or {}
-        required = parameters.get("required") or list(properties)
+        parameters = mapping_or_empty(function.get("parameters"))
+        properties = mapping_or_empty(parameters.get("properties"))
+        required: list[str] = parameters.get("required") or list(properties)
         tools.append(Tool(function["name"], {name: properties[name] for name in required}))
     return tools
 
@@ -95,9 +97,9 @@ def _value(rng: random.Random, name: str, schema: dict[str, Any], problem: Quest
     if schema.get("enum"):
         return rng.choice(schema["enum"])
     kind = schema.get("type", "string")
-    if isinstance(kind, list):
+    if is_list(kind):
         kind = kind[0]
-    values = {
+    values: dict[str, Any] = {
         "array": [problem.left, problem.right],
         "boolean": rng.random() < 0.5,
         "integer": problem.answer if name in _RESULT_NAMES else problem.left,

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import re
 
-from verl.tools.function_tool import function_tool
+from verl.tools.function_tool import function_tool  # pyright: ignore[reportUnknownVariableType]
 
 from verl_profiler.rehearsal.hangs import deadlock_at, wait_at
 from verl_profiler.rehearsal.latency import latency_s

@@ -105,7 +105,7 @@ def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 def _parts(messages: list[tuple[str, str]], tools: list[Tool]) -> list[tuple[str, bool]]:
     """Split a rendered chat into pieces of text and whether the model generated each."""
-    parts = []
+    parts: list[tuple[str, bool]] = []
     if tools:
         names = "".join(f"{tool.name} " for tool in tools)
         parts.append((f"<|im_start|>system\nTools: {names}<|im_end|>\n", False))
@@ -129,7 +129,7 @@ def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) ->
     )
     begin = time.monotonic()
     for step in range(1, STEPS + 1):
-        batch = []
+        batch: list[tuple[list[int], list[int]]] = []
         for _ in range(DIALOGUES_PER_STEP):
             ids: list[int] = []
             labels: list[int] = []

@@ -32,7 +32,11 @@ class _DeviceModule(types.ModuleType):
         if name.startswith(("memory_", "max_memory_")):
             answers[name] = 0
         answer = answers.get(name)
-        return lambda *_args, **_kwargs: answer
+
+        def function(*_args: Any, **_kwargs: Any) -> Any:
+            return answer
+
+        return function
 
 
 _DEVICE_MODULE = _DeviceModule("verl_profiler_rehearsal_cpu")

@@ -106,7 +106,7 @@ class _Batch:
             use_cache=True,
         ).logits[:, -1]
         tokens = torch.empty(len(self.requests), dtype=torch.long)
-        staying = []
+        staying: list[int] = []
         now = time.monotonic()
         for row, request in enumerate(self.requests):
             request.first_token = request.first_token or now

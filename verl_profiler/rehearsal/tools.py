@@ -13,6 +13,7 @@ from typing import Any
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.rehearsal.hangs import block_at, deadlock_at, wait_at
 from verl_profiler.rehearsal.latency import latency_s
 
@@ -23,7 +24,8 @@ class CheckAnswer(BaseTool):
     """Checks whether an answer is correct, and counts the attempts of each request."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
-        super().__init__(config, tool_schema)
+        super().__init__(config, tool_schema)  # pyright: ignore[reportUnknownMemberType]
+        self._latency = {key: value for key, value in config.items() if key != "type"}
         self._ground_truth: dict[str, str] = {}
         self._tries: dict[str, int] = {}
 
@@ -32,7 +34,7 @@ class CheckAnswer(BaseTool):
     ) -> tuple[str, ToolResponse]:
         """Store the correct answer, from the prompt's `tools_kwargs`."""
         instance_id = instance_id or uuid.uuid4().hex
-        created = kwargs.get("create_kwargs") or {}
+        created = mapping_or_empty(kwargs.get("create_kwargs"))
         self._ground_truth[instance_id] = str(created.get("ground_truth"))
         return instance_id, ToolResponse()
 
@@ -47,8 +49,7 @@ class CheckAnswer(BaseTool):
         await wait_at("tool")
         await deadlock_at("semaphore")
         block_at("blocking_tool")
-        settings = {key: value for key, value in self.config.items() if key != "type"}
-        await asyncio.sleep(latency_s(f"{answer} {request} {tries}", **settings))
+        await asyncio.sleep(latency_s(f"{answer} {request} {tries}", **self._latency))
         right = answer == self._ground_truth[instance_id]
         text = "right" if right else f"wrong, try {tries}"
         return ToolResponse(text=text), float(right), {"tries": tries}

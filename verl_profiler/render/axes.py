@@ -1,28 +1,23 @@
-"""What plots are made of: axes with units, bars, lines over steps, labels and legends."""
+"""What plots are made of: axes with units, lines and bars over steps, labels and legends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED
-from verl_profiler.render.figure import plain, tint
+from verl_profiler.render.figure import plain
 from verl_profiler.units import BYTE_UNITS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from verl_profiler.render.panel import Panel
 
 __all__ = [
+    "EndLabel",
     "Line",
-    "bar_texts",
-    "bars",
-    "colored_bars",
     "end_labels",
     "legend",
     "percent",
-    "percentile_marks",
-    "savings",
     "size_axis",
     "stack",
     "step_axis",
@@ -36,6 +31,21 @@ __all__ = [
 Row = Mapping[str, Any]
 # Rows with a step, the column to draw, a name, a color and, if not solid, a line style.
 Line = tuple[Sequence[Row], str, str, Any] | tuple[Sequence[Row], str, str, Any, str]
+
+
+class EndLabel(NamedTuple):
+    """The label of a line at the right edge of a panel."""
+
+    value: float
+    """Where the line ends on the vertical axis."""
+
+    text: str
+
+    color: Any
+
+    style: str = "-"
+    """Of the line."""
+
 
 # More bars than this touch each other.
 _TOUCHING = 60
@@ -61,11 +71,11 @@ def _number(value: float) -> str:
 
 
 def value_axis(
-    axes: Axes, label: str, *, of: str = "y", form: Callable[[float], str] = _number
+    axes: Panel, label: str, *, of: str = "y", form: Callable[[float], str] = _number
 ) -> None:
     """Name an axis with its unit and let it begin at zero; draw first, then call this."""
     axis = axes.yaxis if of == "y" else axes.xaxis
-    axis.set_label_text(label)
+    (axes.set_ylabel if of == "y" else axes.set_xlabel)(label)
     low, high = axes.dataLim.intervaly if of == "y" else axes.dataLim.intervalx
     high = high * 1.06 if math.isfinite(high) and high > 0 else 1.0
     low = min(low * 1.06, 0.0) if math.isfinite(low) else 0.0
@@ -73,7 +83,7 @@ def value_axis(
     axis.set_major_formatter(lambda value, _: form(value))
 
 
-def size_axis(axes: Axes, label: str) -> None:
+def size_axis(axes: Panel, label: str) -> None:
     """Name a vertical axis of bytes, with ticks at round numbers of its unit; draw first."""
     from matplotlib.ticker import MaxNLocator
 
@@ -93,7 +103,7 @@ def size_axis(axes: Axes, label: str) -> None:
     axes.yaxis.set_major_locator(Binary(nbins=6))
 
 
-def step_axis(axes: Axes, steps: Sequence[float]) -> None:
+def step_axis(axes: Panel, steps: Sequence[float]) -> None:
     """Make the horizontal axis one of steps: whole numbers, all of them when they fit."""
     axes.set_xlabel("step")
     low, high = min(steps), max(steps)
@@ -102,7 +112,7 @@ def step_axis(axes: Axes, steps: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
 
 
-def whole_numbers(axes: Axes, **intervals: Any) -> None:
+def whole_numbers(axes: Panel, **intervals: Any) -> None:
     """Mark the horizontal axis at whole numbers, without lines through the panel."""
     from matplotlib.ticker import MaxNLocator
 
@@ -111,7 +121,7 @@ def whole_numbers(axes: Axes, **intervals: Any) -> None:
 
 
 def step_lines(
-    axes: Axes,
+    axes: Panel,
     lines: Iterable[Line],
     steps: Sequence[float],
     label: str,
@@ -142,7 +152,7 @@ def step_lines(
         markersize: Of the points, in points.
     """
     marked = len(steps) <= _MARKED if marked is None else marked
-    labels = []
+    labels: list[EndLabel] = []
     for rows, key, name, code, *style in lines:
         drawn = [row for row in rows if broken or row[key] is not None]
         if not drawn:
@@ -156,7 +166,7 @@ def step_lines(
             markersize=markersize,
             linestyle=style[0] if style else "-",
         )
-        labels.append((values[-1], name, code, *style))
+        labels.append(EndLabel(values[-1], name, code, *style))
     step_axis(axes, steps)
     value_axis(axes, label, form=form)
     if top is not None:
@@ -166,7 +176,7 @@ def step_lines(
 
 
 def stack(
-    axes: Axes,
+    axes: Panel,
     steps: Sequence[float],
     series: Iterable[tuple[str, Sequence[float], Any]],
     *,
@@ -196,7 +206,7 @@ def stack(
 
 
 def step_stack(
-    axes: Axes,
+    axes: Panel,
     steps: Sequence[float],
     series: Iterable[tuple[str, Sequence[float], Any]],
     label: str,
@@ -229,129 +239,7 @@ def step_stack(
     return tops
 
 
-def bars(
-    axes: Axes,
-    names: Sequence[str],
-    series: Iterable[tuple[str, Sequence[float], Any]],
-    *,
-    hatched: Mapping[str, str] | None = None,
-) -> list[float]:
-    """Stack horizontal bars, the first on top, and return the length of each."""
-    places = list(range(len(names)))
-    marks = hatched or {}
-    base = [0.0] * len(names)
-    for name, values, code in series:
-        axes.barh(
-            places,
-            values,
-            0.74,
-            left=base,
-            color=code,
-            label=plain(name),
-            linewidth=0.5,
-            edgecolor=MUTED if name in marks else "white",
-            hatch=marks.get(name),
-        )
-        base = [low + value for low, value in zip(base, values, strict=True)]
-    axes.set_yticks(places, [plain(name) for name in names])
-    # A few bars stay as thin as many.
-    axes.set_ylim(max(len(names), 3) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    return base
-
-
-def colored_bars(
-    axes: Axes,
-    names: Sequence[str],
-    values: Sequence[float],
-    colors: Sequence[Any],
-    pale: Sequence[float] | None = None,
-) -> list[float]:
-    """Draw horizontal bars, each in its color, on pale ones that may be longer."""
-    lengths = bars(axes, names, [("", pale or values, GRID)])
-    axes.barh(range(len(values)), values, 0.74, color=colors)
-    return lengths
-
-
-def bar_texts(
-    axes: Axes, lengths: Sequence[float], texts: Iterable[str], label: str, room: float
-) -> None:
-    """Write a text at the end of each bar and name the axis.
-
-    Args:
-        axes: The panel.
-        lengths: Of the bars, the first on top.
-        texts: One per bar.
-        label: Of the horizontal axis, with its unit.
-        room: The length of the axis, in longest bars.
-    """
-    for place, (length, text) in enumerate(zip(lengths, texts, strict=True)):
-        axes.text(length, place, f"  {text}", va="center", fontsize=8)
-    value_axis(axes, label, of="x")
-    axes.set_xlim(0, (max(lengths) or 1) * room)
-
-
-def savings(axes: Axes, rows: Sequence[Row], *, factor: float, unit: str) -> None:
-    """Draw a bar per change, with its interval where it has one.
-
-    Args:
-        axes: The panel.
-        rows: With about, expected_s, low_s and high_s (None without an interval), the first on top.
-        factor: What to multiply seconds with.
-        unit: Of the axis.
-    """
-    saved = [row["expected_s"] * factor for row in rows]
-    bars(axes, [row["about"] for row in rows], [("saved", saved, ACCENT)])
-    for place, row in enumerate(rows):
-        if row["low_s"] is not None:
-            ends = [row["low_s"] * factor, row["high_s"] * factor]
-            axes.plot(ends, [place, place], color=INK, lw=1.4)
-    value_axis(axes, f"saved per step [{unit}]", of="x")
-    axes.axvline(0, color=MUTED, linewidth=0.8)
-
-
-def percentile_marks(
-    axes: Axes,
-    rows: Sequence[Row],
-    places: Sequence[float],
-    names: Mapping[str, float],
-    *,
-    factor: float,
-    markersize: float,
-    labeled: bool = True,
-) -> None:
-    """Mark percentiles on horizontal lines: the darker the higher, the longest with a stroke.
-
-    Args:
-        axes: The panel.
-        rows: With a column `p50_s`, `max_s`, … for each name.
-        places: The height of each row.
-        names: Place in the sequence of colors by name, such as `p50` or `max`.
-        factor: What to multiply seconds with.
-        markersize: Of the dots, in points.
-        labeled: The legend has the names.
-    """
-    for name, place in names.items():
-        longest = name == "max"
-        values = [
-            math.nan if row[f"{name}_s"] is None else row[f"{name}_s"] * factor for row in rows
-        ]
-        if all(map(math.isnan, values)):
-            # Too few values for this percentile everywhere: no entry in the legend either.
-            continue
-        axes.plot(
-            values,
-            places,
-            "|" if longest else "o",
-            color=tint(place),
-            markersize=11 if longest else markersize,
-            markeredgewidth=1.6 if longest else 0.3,
-            label=(name if longest else name.upper()) if labeled else None,
-        )
-
-
-def legend(axes: Axes, *, title: str | None = None, reverse: bool = False) -> None:
+def legend(axes: Panel, *, title: str | None = None, reverse: bool = False) -> None:
     """Put the legend to the right of the panel, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
@@ -372,35 +260,34 @@ def legend(axes: Axes, *, title: str | None = None, reverse: bool = False) -> No
 
 
 def end_labels(
-    axes: Axes,
-    labels: Sequence[tuple[float, str, str] | tuple[float, str, str, str]],
+    axes: Panel,
+    labels: Sequence[EndLabel],
     *,
     gap: float = 0.052,
 ) -> None:
     """Label lines at the right edge of a panel, pushed apart where they would overlap.
 
-    Each label is a value on the vertical axis, a text, a color and, if not solid, a line style;
     `gap` is the least distance, as a share of the vertical axis.
     """
     low, high = axes.get_ylim()
     span = (high - low) or 1.0
     shown = sorted(
-        (label for label in labels if math.isfinite(label[0])), key=lambda label: label[0]
+        (label for label in labels if math.isfinite(label.value)), key=lambda label: label.value
     )
-    places = [(label[0] - low) / span for label in shown]
+    places = [(label.value - low) / span for label in shown]
     for number in range(1, len(places)):
         places[number] = max(places[number], places[number - 1] + gap)
     if places:
         places[-1] = min(places[-1], 1.0)
     for number in reversed(range(len(places) - 1)):
         places[number] = min(places[number], places[number + 1] - gap)
-    for place, (_, text, code, *style) in zip(places, shown, strict=True):
+    for place, label in zip(places, shown, strict=True):
         axes.plot(
             [1.012, 1.042],
             [place, place],
             transform=axes.transAxes,
-            color=code,
-            linestyle=style[0] if style else "-",
+            color=label.color,
+            linestyle=label.style,
             linewidth=2.0,
             clip_on=False,
             scalex=False,
@@ -409,7 +296,7 @@ def end_labels(
         axes.text(
             1.042,
             place,
-            f"  {plain(text)}",
+            f"  {plain(label.text)}",
             transform=axes.transAxes,
             fontsize=8.5,
             va="center",

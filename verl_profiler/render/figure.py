@@ -17,10 +17,11 @@ from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = [
     "FORMATS",
@@ -111,7 +112,7 @@ def check_installed() -> None:
 
 def colorbar(
     figure: Figure,
-    axes: Axes,
+    axes: Panel,
     ends: tuple[float, float],
     label: str,
     *,
@@ -135,7 +136,9 @@ def colorbar(
     from matplotlib.ticker import MaxNLocator
 
     scale = Normalize(*ends)
-    figure.colorbar(
+    # matplotlib's stubs leave out the types of keyword arguments.
+    drawn: Any = figure
+    drawn.colorbar(
         ScalarMappable(scale, colormap(white=white)),
         ax=axes,
         label=label,
@@ -154,8 +157,7 @@ def patch(code: Any, label: str, alpha: float | None = None) -> Patch:
 
 def settings() -> Any:
     """Return a context in which figures look as they should."""
-    import matplotlib as mpl
-
+    mpl: Any = importlib.import_module("matplotlib")
     return mpl.rc_context(_SETTINGS)
 
 
@@ -167,7 +169,7 @@ def sheet(
     panels: tuple[int, int] = (1, 1),
     notes: str | Sequence[str] = (),
     **grid: Any,
-) -> tuple[Figure, list[Axes]]:
+) -> tuple[Figure, list[Panel]]:
     """Make a figure with its title (the finding), a line about the data, and its panels.
 
     Args:
@@ -187,8 +189,8 @@ def sheet(
     below = [line for note in listed for line in textwrap.wrap(plain(note), int(width * 14.5))]
     top = 0.12 + 0.235 * len(titles) + 0.17 * len(abouts) + 0.08
     bottom = 0.06 + 0.155 * len(below)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    engine: Any = figure.get_layout_engine()
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    engine = figure.get_layout_engine()
     engine.set(
         rect=(0.004, bottom / height, 0.992, 1 - (top + bottom) / height),
         h_pad=0.06,
@@ -207,7 +209,7 @@ def sheet(
     for line in below:
         figure.text(0.012, at, line, ha="left", va="top", fontsize=8, color=MUTED)
         at -= 0.155 / height
-    made = figure.subplots(*panels, squeeze=False, **grid)
+    made: Sequence[Sequence[Panel]] = figure.subplots(*panels, squeeze=False, **grid)
     return figure, [axes for row in made for axes in row]
 
 
@@ -224,7 +226,8 @@ def save(figure: Figure, file: IO[bytes], form: str, *, description: str | None 
     with settings(), warnings.catch_warnings():
         # A name in a script that the font does not have is drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(file, format=form, dpi=150, metadata=metadata)
+        drawn: Any = figure
+        drawn.savefig(file, format=form, dpi=150, metadata=metadata)
 
 
 def plain(text: object) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.events.json_values import is_list, is_tuple
+
 __all__ = ["frame", "short_text"]
 
 _TEXT = 240
@@ -32,6 +34,6 @@ def _value(value: Any) -> Any:
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, str):
         return short_text(value)
-    if isinstance(value, (list, tuple)):
+    if is_list(value) or is_tuple(value):
         return [_value(each) for each in value]
     return value

@@ -13,8 +13,9 @@ from __future__ import annotations
 import codecs
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
+
+from verl_profiler.events.json_values import is_mapping
 
 __all__ = ["escaped", "shown", "visible", "visible_lines"]
 
@@ -73,16 +74,22 @@ def shown(content: Any) -> Any:
     """Return a copy of dicts, lists, tuples and sets in which every string is `visible`."""
     if isinstance(content, str):
         return visible(content)
-    if isinstance(content, Mapping):
+    if is_mapping(content):
         # Most values of a table are numbers, and its rows have the same keys: without the two
         # short ways this took most of the time of a summary of 10^5 names.
         return {
             _visible_key(key): value if type(value) in _NUMBERS else shown(value)
             for key, value in content.items()
         }
-    if isinstance(content, (list, tuple, set, frozenset)):
+    if _is_collection(content):
         return type(content)(shown(each) for each in content)
     return content
+
+
+def _is_collection(
+    value: object,
+) -> TypeGuard[list[Any] | tuple[Any, ...] | set[Any] | frozenset[Any]]:
+    return isinstance(value, (list, tuple, set, frozenset))
 
 
 @functools.lru_cache(1024)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_profiler.events.json_values import is_object
 from verl_profiler.transfer_queue.switches import (
     LOG_LEVEL_VARIABLE,
     RUN_VARIABLE,
@@ -120,9 +121,10 @@ def _prepare(passed_on: Mapping[str, str], args: Sequence[Any], kwargs: dict[str
 
     wrap_main()
     runtime_env = kwargs.get("runtime_env")
-    if runtime_env is None or isinstance(runtime_env, dict):
-        there = (runtime_env or {}).get("env_vars") or {}
-        kwargs["runtime_env"] = {**(runtime_env or {}), "env_vars": {**passed_on, **there}}
+    if runtime_env is None or is_object(runtime_env):
+        given: dict[str, Any] = runtime_env or {}
+        there: dict[str, str] = given.get("env_vars") or {}
+        kwargs["runtime_env"] = {**given, "env_vars": {**passed_on, **there}}
     worker_setup_hook.add(args, kwargs)
 
 

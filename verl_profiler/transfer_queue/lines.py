@@ -40,7 +40,10 @@ _hooked = False
 def configure() -> None:
     """Take the log level: verl's variable, INFO without one."""
     level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
-    _log.setLevel(level if isinstance(logging.getLevelName(level), int) else "INFO")
+    try:
+        _log.setLevel(level)
+    except ValueError:
+        _log.setLevel("INFO")
 
 
 def are_shown() -> bool:

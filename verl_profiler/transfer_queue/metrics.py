@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from verl_profiler.events.json_values import is_object
 from verl_profiler.recording import recorder
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def add_to_log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     try:
         named = {**dict(zip(("self", "data", "step"), args)), **kwargs}  # noqa: B905
         data, step = named.get("data"), named.get("step")
-        if _run is None or not isinstance(data, dict) or step == _Trainer.step:
+        if _run is None or not is_object(data) or step == _Trainer.step:
             return args, kwargs
         if _Trainer.step is None:
             atexit.register(_clear)

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.instrumentation.probe import EndTrace, Probe
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.transfer_queue import end_get
@@ -90,7 +91,7 @@ def begin_rollout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EndTrace | N
     """
     if not calls.is_on or not any(k.__name__ == "AgentLoopWorkerTQ" for k in type(args[0]).__mro__):
         return None
-    trajectory = kwargs.get("trajectory", args[2] if len(args) > 2 else None) or {}
+    trajectory = mapping_or_empty(kwargs.get("trajectory", args[2] if len(args) > 2 else None))
     step = kwargs.get("global_steps", trajectory.get("step"))
     # As verl's agent_loop_tq.py files them (verl 0.9.1).
     partition = "val" if trajectory.get("validate") else "train"

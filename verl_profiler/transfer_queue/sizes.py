@@ -7,8 +7,10 @@ rows a few evenly spaced ones are looked at, so the cost does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence, Sized
+from typing import Any, NamedTuple, TypeGuard
+
+from verl_profiler.events.json_values import is_mapping
 
 __all__ = ["Size", "size_of"]
 
@@ -17,6 +19,7 @@ _SAMPLE = 8
 _DEPTH = 6
 _NUMBER = 8
 _NOTHING: dict[str, Any] = {}
+_BYTES: tuple[type[Sized], ...] = (bytes, bytearray, memoryview)
 
 
 class Size(NamedTuple):
@@ -94,7 +97,7 @@ def _holds_objects(value: Any) -> bool:
 def _content_bytes(value: Any, depth: int) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, _BYTES):
         return len(value)
     if depth > _DEPTH:
         return 0
@@ -110,17 +113,19 @@ def _content_bytes(value: Any, depth: int) -> int:
         return exact
     if _is_tensordict(value):
         return size_of(value).total
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         rows = list(value.items())
     elif _holds_objects(value):
         rows = value.reshape(-1)
-    elif isinstance(value, (set, frozenset)):
-        rows = list(value)
-    elif isinstance(value, Sequence):
-        rows = value
+    elif _is_collection(value):
+        rows = value if isinstance(value, Sequence) else list(value)
     if rows is not None:
         return _sampled(rows, depth)
     return 0 if value is None else _NUMBER
+
+
+def _is_collection(value: object) -> TypeGuard[Collection[Any]]:
+    return isinstance(value, (set, frozenset, Sequence))
 
 
 def _sampled(rows: Any, depth: int) -> int:

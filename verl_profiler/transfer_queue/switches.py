@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from verl_profiler.errors import ConfigError
+from verl_profiler.events.json_values import mapping_or_empty
 
 __all__ = ["LOG_LEVEL_VARIABLE", "RUN_VARIABLE", "Switches", "jobs_own_variables", "variables"]
 
@@ -165,6 +166,6 @@ def jobs_own_variables() -> Mapping[str, str]:
     """Return the variables that the Ray job itself was submitted with."""
     try:
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-        return (job.get("runtime_env") or {}).get("env_vars") or {}
+        return mapping_or_empty(mapping_or_empty(job.get("runtime_env")).get("env_vars"))
     except (ValueError, AttributeError):
         return {}

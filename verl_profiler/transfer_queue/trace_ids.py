@@ -16,6 +16,8 @@ from itertools import repeat
 from operator import contains, itemgetter
 from typing import Any, NamedTuple
 
+from verl_profiler.events.json_values import mapping_or_empty
+
 __all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
 
 # By name: the classes exist twice in verl (a stand-in where TransferQueue is not installed).
@@ -74,7 +76,7 @@ def origin_of(meta: Any) -> Origin:
     """Say where the samples of a KVBatchMeta or BatchMeta come from."""
     rows = getattr(meta, "size", None)
     rows = rows if isinstance(rows, int) else None
-    extra_info = getattr(meta, "extra_info", None) or {}
+    extra_info = mapping_or_empty(getattr(meta, "extra_info", None))
     own = extra_info.get("trace_id")
     tags = getattr(meta, "tags", None) or getattr(meta, "custom_meta", None) or ()
     partition, newest = _partition_of(meta, extra_info)

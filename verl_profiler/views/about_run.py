@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.events.redaction import mask, mask_command, mask_text
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
@@ -29,9 +30,8 @@ def recorded_events(tables: Tables) -> dict[str, int]:
 def event_settings(run: Run) -> dict[str, Any]:
     """Return the `events` settings of the first run that has them."""
     for launch in run.launches.values():
-        settings = launch.get("settings")
-        events = settings.get("events") if isinstance(settings, dict) else None
-        if isinstance(events, dict):
+        events = mapping_or_empty(launch.get("settings")).get("events")
+        if is_object(events):
             return events
     return {}
 
@@ -50,7 +50,7 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
         reader).
     """
     tables = run.tables
-    launches = []
+    launches: list[dict[str, Any]] = []
     for label in run.labels:
         launch = run.launches.get(label) or {}
         facts = [
@@ -59,13 +59,13 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
             if launch.get(key) is not None
         ]
         command = launch.get("command")
-        if isinstance(command, list):
+        if is_list(command):
             words = mask_command([str(word) for word in command])
             facts.append(["command", short_text(" ".join(words), 4_000)])
-        groups = {}
+        groups: dict[str, list[list[str]]] = {}
         for group in ("training", "versions", "settings"):
             value = launch.get(group)
-            if isinstance(value, dict):
+            if is_object(value):
                 groups[group] = [
                     [short_text(key), short_text(mask(text, key=key))]
                     for key, text in itertools.islice(_flat(value), 200)
@@ -94,7 +94,7 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, each in value.items():
-        if isinstance(each, dict) and each:
+        if is_object(each) and each:
             yield from _flat(each, f"{prefix}{key}.")
         else:
             text = each if isinstance(each, str) else json.dumps(each, default=str)

@@ -161,7 +161,7 @@ def sides(document: Mapping[str, Any]) -> list[str]:
 
 def differences(document: Mapping[str, Any]) -> str:
     """Return differences in settings, and names that only one run has."""
-    lines = []
+    lines: list[str] = []
     changed = document["configuration"]
     if changed:
         lines.append("Configuration (run.json)")
@@ -222,7 +222,7 @@ def _premises(document: Mapping[str, Any]) -> str:
     """Return sentences about differences in work and configuration."""
     by_name = {row["metric"]: row for row in document["metrics"]}
     work = [by_name[name] for name in document["workload"]]
-    sentences = []
+    sentences: list[str] = []
     if work:
         named = ", ".join(
             f"{row['metric'].removesuffix('.mean')} {_amount(row['a'], '')} to "

@@ -35,7 +35,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None =
         left_out: The steps that means leave out.
         price: Of a GPU-hour, to show each account's price per step as well.
     """
-    blocks = []
+    blocks: list[str] = []
     rows = [row for row in rows if row["step"] not in left_out] or rows
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
@@ -68,7 +68,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None =
 
 def ledger_lines(rows: _Rows, left_out: Sequence[int] = ()) -> list[str]:
     """Return a run's accounts over its steps but those left out, a line for each pool."""
-    texts = []
+    texts: list[str] = []
     rows = [row for row in rows if row["step"] not in left_out] or rows
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
@@ -100,7 +100,7 @@ def bound_text(rows: _Rows) -> str:
         return ""
     left_out = [step for step in warm_up(sorted({row["step"] for row in rows})) if step <= 1]
     rows = [row for row in rows if row["step"] not in left_out]
-    shares = {}
+    shares: dict[str, dict[str, float]] = {}
     for pool in pools:
         sums = account_totals([row for row in rows if row["pool"] == pool])
         shares[pool] = {name: spent / sum(sums.values()) for name, spent in sums.items()}

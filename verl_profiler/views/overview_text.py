@@ -63,7 +63,8 @@ def overview_text(
         price: Of a GPU-hour, if device time is shown in money.
     """
     paint = _painted if color else _plain
-    heads, blocks = [], []
+    heads: list[str] = []
+    blocks: list[str] = []
     for run in about["runs"]:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         heads.append(paint(visible(_headline(run, own, left_out)), _BOLD))
@@ -234,7 +235,7 @@ def _slowest(found: Mapping[str, Rows]) -> str:
 
 
 def _tools(rows: Rows) -> str:
-    texts = []
+    texts: list[str] = []
     for row in rows[:_TOOLS]:
         about = "≈ " if row["estimated"] else ""
         text = f"{row['tool']} {about}{row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"

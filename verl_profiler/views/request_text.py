@@ -186,7 +186,7 @@ def _about(request: Mapping[str, Any]) -> str:
 def _parts(request: Mapping[str, Any], width: int) -> str:
     """Return the components as bars, with those of the engine below it."""
     whole = request["duration_s"] or request["seen_s"] or 0
-    names = []
+    names: list[tuple[str, str]] = []
     for part in _PARTS:
         if request[f"{part}_s"] is None:
             continue
@@ -220,7 +220,7 @@ def _bars(request: Mapping[str, Any], timeline: Rows, width: int) -> str:
     )
     if not rows or not whole:
         return ""
-    lines = []
+    lines: list[tuple[str, str, str, Mapping[str, Any], str]] = []
     for row in rows:
         name = "  " * max(_INSIDE.get(row["event"], _ELSEWHERE) - 1, 0) + row["event"]
         if row["event"] == "turn" and row["turn"] is not None:
@@ -234,7 +234,7 @@ def _bars(request: Mapping[str, Any], timeline: Rows, width: int) -> str:
         if row["status"] is not None:
             notes.append(" ".join(str(each) for each in (row["status"], row["error"]) if each))
         lines.append(
-            [name, seconds(row["begin_s"]), seconds(row["duration_s"]), row, ", ".join(notes)]
+            (name, seconds(row["begin_s"]), seconds(row["duration_s"]), row, ", ".join(notes))
         )
         if row["event"] == "engine_request" and row["queue_s"] is not None:
             begin = row["begin_s"]
@@ -242,7 +242,7 @@ def _bars(request: Mapping[str, Any], timeline: Rows, width: int) -> str:
                 length = row[f"{part}_s"]
                 if length is not None:
                     piece = {"begin_s": begin, "end_s": begin + length}
-                    lines.append(["        " + part, seconds(begin), seconds(length), piece, ""])
+                    lines.append(("        " + part, seconds(begin), seconds(length), piece, ""))
                     begin += length
     names = max(len(line[0]) for line in lines)
     texts = max(len(line[1]) for line in lines) + max(len(line[2]) for line in lines)
@@ -283,7 +283,7 @@ def _bar(begin: float, end: float, room: int) -> str:
 def _columns(lines: Sequence[Sequence[str]]) -> str:
     """Align the first four cells; bars and notes are left-aligned."""
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    result = []
+    result: list[str] = []
     for line in lines:
         cells = [
             visible(cell).rjust(width) if place in (1, 2) else visible(cell).ljust(width)

@@ -7,7 +7,7 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -103,7 +103,7 @@ def document(
     found["bubble_ledger"] = whys["bubble_ledger"]
     whole["bubble_ledger"] = _whole_ledger(found["bubble_ledger"])
     found["step_replays"] = whys["step_replays"]
-    data = {
+    data: dict[str, Any] = {
         "about": about_run(run, listed, recorded),
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
@@ -154,7 +154,7 @@ def document(
 
 
 @contextmanager
-def _explaining(tables: Tables, steps: Steps) -> Iterator[Future[dict[str, Rows]]]:
+def _explaining(tables: Tables, steps: Steps) -> Generator[Future[dict[str, Rows]], None, None]:
     """Ask why the steps took so long, in a thread: half of that is Python, and no query."""
     own = tables.beside()
     try:
@@ -238,7 +238,7 @@ def _whole_phases(rows: Rows) -> Rows:
 
 
 @contextmanager
-def _merged(tables: Tables, steps: Steps) -> Iterator[Tables]:
+def _merged(tables: Tables, steps: Steps) -> Generator[Tables, None, None]:
     """Give tables in which all steps are one."""
     names = sorted({name for _, reads in _WHOLE.values() for name in (*reads, "turns")})
     tables.make(*names)
@@ -272,7 +272,7 @@ def _detailed(listed: Rows) -> set[int]:
 def _placed(
     rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int], limit: int
 ) -> Rows:
-    placed = []
+    placed: Rows = []
     for row in rows:
         place = places.get((row["run"], row["step"]))
         if place is not None and place in detailed:
@@ -303,7 +303,7 @@ def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[st
     phases = by_step("step_phases")
     engines = by_step("engine_times", validate=False)
     costs = by_step("profiler_cost")
-    rows = []
+    rows: Rows = []
     for place, row in enumerate(listed):
         key = (row["run"], row["step"])
         time, tail, phase = times.get(key, {}), tails.get(key, {}), phases.get(key, {})

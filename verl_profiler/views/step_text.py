@@ -63,7 +63,7 @@ def _request_lines(
         count += f" ({time['unfinished']} without an end)"
     if time["failed"]:
         count += f" ({time['failed']} failed)"
-    result = []
+    result: list[str] = []
     if time["p50_s"] is not None:
         count += f"  {_quantiles(time, 'p50', 'p95', 'p99', 'max')}"
     result.append(_fact("requests", count))
@@ -157,7 +157,7 @@ def _tool_lines(
         if about["recorded"] & {"tool_call", "tool_execution"}:
             return []
         return [_fact("tools", "no tool call recorded")]
-    lines = []
+    lines: list[str] = []
     for position, tool in enumerate(tools[:5]):
         failed = f", {tool['failed']} failed" if tool["failed"] else ""
         text = (
@@ -172,7 +172,7 @@ def _tool_lines(
 
 
 def _worker_lines(row: Mapping[str, Any], tables: Mapping[str, Rows]) -> list[str]:
-    result = []
+    result: list[str] = []
     workers = of_step(tables["rollout_balance"], row)
     if len(workers) > 1:
         slowest = workers[0]
@@ -211,7 +211,7 @@ _RANK_EVENTS = {
 def _other_lines(
     row: Mapping[str, Any], tables: Mapping[str, Rows], about: Mapping[str, Any]
 ) -> list[str]:
-    result = []
+    result: list[str] = []
     for sync in of_step(tables["weight_sync"], row):
         pieces = [
             f"{label} {seconds(sync[key])}"

@@ -111,9 +111,8 @@ def _span_lanes(tables: Tables, names: Names, source: str) -> dict[int, list[dic
     for those in lanes.values():
         for lane in those.values():
             # Of two spans of the same length, the outer one comes first.
-            lane["spans"].sort(
-                key=lambda span: (span[1], -span[2], _depth(names.listed[span[0]][0]))
-            )
+            spans: list[list[int]] = lane["spans"]
+            spans.sort(key=lambda span: (span[1], -span[2], _depth(names.listed[span[0]][0])))
     return {
         scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
         for scene, those in lanes.items()
@@ -128,7 +127,7 @@ def _depth(event: str) -> int:
 
 def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
     """Keep at most `_PROCESSES` lanes of a role: the busiest, the idlest and some between."""
-    kept = []
+    kept: list[dict[str, Any]] = []
     for role in dict.fromkeys(lane["role"] for lane in lanes):
         those = [lane for lane in lanes if lane["role"] == role]
         if len(those) > _PROCESSES:

@@ -108,8 +108,9 @@ def _scenes(
         """
     )
     ends = {(row["run"], row["step"]): row for row in tables.rows("FROM steps")}
-    training, validation = [], []
-    seen = set()
+    training: list[dict[str, Any]] = []
+    validation: list[dict[str, Any]] = []
+    seen: set[tuple[str, int]] = set()
     for row in rows:
         key = (row["run"], row["step"])
         if key not in places:

@@ -8,12 +8,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.axes import end_labels, step_axis, value_axis
+from verl_profiler.render.axes import EndLabel, end_labels, step_axis, value_axis
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import plain
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["areas", "finish", "gapped", "middle_lines", "step_line", "step_times"]
 
@@ -37,7 +39,7 @@ def gapped(values: dict[int, float], factor: float = 1.0) -> tuple[list[float], 
     return xs, ys
 
 
-def step_line(axes: Axes, values: dict[int, float], factor: float = 1.0, **style: Any) -> None:
+def step_line(axes: Panel, values: dict[int, float], factor: float = 1.0, **style: Any) -> None:
     """Draw a line over steps, broken where steps are missing."""
     if not values:
         return
@@ -48,7 +50,7 @@ def step_line(axes: Axes, values: dict[int, float], factor: float = 1.0, **style
 
 
 def middle_lines(
-    axes: Axes,
+    axes: Panel,
     values: dict[int, float],
     code: str,
     words: Callable[[float], str],
@@ -71,7 +73,7 @@ def middle_lines(
 
 
 def areas(
-    axes: Axes, steps: Sequence[int], series: Iterable[tuple[str, list[float], str]], hatched: Any
+    axes: Panel, steps: Sequence[int], series: Iterable[tuple[str, list[float], str]], hatched: Any
 ) -> None:
     """Stack areas over many steps; nothing is drawn where steps are missing."""
     base = dict.fromkeys(steps, 0.0)
@@ -93,10 +95,10 @@ def areas(
 
 
 def finish(
-    axes: Axes,
+    axes: Panel,
     steps: Rows,
     label: str,
-    labels: Sequence[tuple[float, str, str, str]] = (),
+    labels: Sequence[EndLabel] = (),
     *,
     log: bool = False,
     named: bool = True,
@@ -114,7 +116,7 @@ def finish(
         _end_labels(axes, labels, log=log)
 
 
-def step_times(axes: Axes, values: dict[int, float]) -> None:
+def step_times(axes: Panel, values: dict[int, float]) -> None:
     """Draw how long each step took: a stroke per bar, or one line where there are many."""
     label = "step (timing_s/step)"
     if len(values) > _MARKED_POINTS:
@@ -125,10 +127,10 @@ def step_times(axes: Axes, values: dict[int, float]) -> None:
         axes.hlines(heights, begins, ends, colors=INK, linestyles="--", label=label)
 
 
-def _mark(axes: Axes, steps: Rows, *, named: bool) -> None:
+def _mark(axes: Panel, steps: Rows, *, named: bool) -> None:
     """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
     resumed = [row["step"] - 0.5 for row in steps[1:] if row["first_of_launch"]]
-    handles = []
+    handles: list[tuple[Line2D, str]] = []
     for step in resumed:
         line = axes.axvline(step, color=MUTED, linestyle="-.", linewidth=1.0)
         handles = [(line, "training resumed")]
@@ -164,15 +166,15 @@ def _mark(axes: Axes, steps: Rows, *, named: bool) -> None:
         axes.legend(*shown, loc="lower right", ncols=len(shown[1]))
 
 
-def _end_labels(axes: Axes, labels: Sequence[tuple[float, str, str, str]], *, log: bool) -> None:
+def _end_labels(axes: Panel, labels: Sequence[EndLabel], *, log: bool) -> None:
     if not log:
         end_labels(axes, labels)
         return
-    ordered = sorted(labels, key=lambda label: -label[0])
-    handles = [axes.plot([], [], color=code, linestyle=style)[0] for _, _, code, style in ordered]
+    ordered = sorted(labels, key=lambda label: -label.value)
+    handles = [axes.plot([], [], color=each.color, linestyle=each.style)[0] for each in ordered]
     axes.legend(
         handles,
-        [plain(words) for _, words, _, _ in ordered],
+        [plain(each.text) for each in ordered],
         loc="upper left",
         bbox_to_anchor=(1.005, 1.0),
     )

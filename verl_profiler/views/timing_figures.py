@@ -15,7 +15,7 @@ from verl_profiler.analysis.console_timers import (
 )
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.axes import legend, stack, time_unit
+from verl_profiler.render.axes import EndLabel, legend, stack, time_unit
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
 from verl_profiler.render.figure import settings, sheet
 from verl_profiler.units import seconds, share
@@ -87,7 +87,7 @@ def _breakdown(data: DataTables, label: str) -> Figure:
     apart = sorted({row["phase"] for row in phases if row["place"] == "overlapping"})
     totals = {row["step"]: row["step_s"] for row in steps if row["step_s"] is not None}
     numbers = [row["step"] for row in steps]
-    notes = []
+    notes: list[str] = []
     if outside:
         notes.append(
             f"Hatched: {', '.join(outside)} ran outside timing_s/step and are not part of the step's time."
@@ -137,13 +137,13 @@ def _per_token(data: DataTables, label: str) -> Figure:
         size=(12, 5.6),
         notes=[_DENOMINATORS] * bool(responses),
     )
-    labels = []
+    labels: list[EndLabel] = []
     for name, values in series.items():
         style = "-" if name in responses else "--"
         step_line(axes, values, color=color(name), linestyle=style)
         last = values[max(values)]
         unit = "per response token" if name in responses else "per token"
-        labels.append((last, f"{name}: {_ms(middles[name])} {unit}", color(name), style))
+        labels.append(EndLabel(last, f"{name}: {_ms(middles[name])} {unit}", color(name), style))
     finish(axes, steps, "time per token [ms]" + (", log scale" if wide else ""), labels, log=wide)
     return figure
 
@@ -171,9 +171,9 @@ def _throughput(data: DataTables, label: str) -> Figure:
     top.set_xlabel("")
     if len(gpus) == 1 and job:
         (count,) = gpus
-        other: Any = top.secondary_yaxis(
-            "right", functions=(lambda value: value * count, lambda value: value / count)
-        )
+        to_job: Callable[[float], float] = lambda value: value * count  # noqa: E731
+        to_gpu: Callable[[float], float] = lambda value: value / count  # noqa: E731
+        other: Any = top.secondary_yaxis("right", functions=(to_job, to_gpu))
         other.set_ylabel("tokens/s of the job", color=MUTED)
         other.tick_params(colors=MUTED)
         other.yaxis.set_major_formatter(top.yaxis.get_major_formatter())
@@ -236,13 +236,13 @@ def _times(
         title, _about(label, steps), size=(12, max(5.6, 0.3 * len(series) + 2.4)), notes=notes
     )
     factor, unit = time_unit(max(max(values.values()) for values in series.values()))
-    labels = []
+    labels: list[EndLabel] = []
     for name, values in series.items():
         code = _timer_color(name)
         step_line(axes, values, factor, color=code, linestyle=style(name))
         mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
         words = f"{name}: mean {seconds(mean)}, median {seconds(middle)}"
-        labels.append((values[max(values)] * factor, words, code, style(name)))
+        labels.append(EndLabel(values[max(values)] * factor, words, code, style(name)))
     finish(axes, steps, f"time [{unit}]", labels)
     return figure
 

@@ -269,7 +269,7 @@ def _function_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _stage_rows(functions: Rows) -> list[list[str]]:
-    rows = []
+    rows: list[list[str]] = []
     for row in functions:
         name = row["func"]
         for stage in TQ_STAGES:
@@ -317,7 +317,7 @@ def _wall(rows: Rows, functions: Rows, language: str, labels: Mapping[str, str])
 
 def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
     callers: dict[str, int] = {}
-    rows = []
+    rows: list[list[str]] = []
     for row in rates:
         event, caller = row["event"], row["caller"]
         if caller is not None:
@@ -362,7 +362,7 @@ def _steps(tables: Mapping[str, Rows], language: str) -> str:
 
 def _paths(paths: Rows, language: str) -> str:
     """Return the functions that handled the same data, one path per line."""
-    lines = []
+    lines: list[str] = []
     for row in paths[:_PATHS]:
         shown = {
             "ids": f"{row['trace_ids']:,}",

@@ -47,7 +47,7 @@ def why(
         left_out: The steps that means leave out.
         price: Of a GPU-hour, if device time is shown in money.
     """
-    blocks = []
+    blocks: list[str] = []
     runs = list(dict.fromkeys(row["run"] for row in found["bubble_ledger"]))
     for run in runs:
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
@@ -89,7 +89,7 @@ def _path(rows: Rows, left_out: Sequence[int]) -> str:
         for category in order
         if sums[category] >= _SMALL * total or category == UNEXPLAINED
     ]
-    lines = []
+    lines: list[list[str]] = []
     for category in shown:
         longest = max(categories[category], key=lambda row: row["longest_s"])
         bar = "#" * round(_BAR * sums[category] / max(sums.values()))

@@ -197,10 +197,10 @@ def _keyed(
     row: Mapping[str, Any], level: int, category: str, **more: Any
 ) -> tuple[tuple[str, int], _Span]:
     """Return the key of a row's chain, and a span with some columns replaced."""
-    columns = {key: row[key] for key in _Span._fields if key in row}
-    return (row["run"], row["step"]), _Span(
-        **{"phase": None, **columns, "level": level, "category": category, **more}
-    )
+    columns: dict[str, Any] = {"phase": None}
+    columns |= {key: row[key] for key in _Span._fields if key in row}
+    columns |= {"level": level, "category": category, **more}
+    return (row["run"], row["step"]), _Span(**columns)
 
 
 def _timers(tables: Tables, steps: Steps) -> _Keyed:

@@ -62,7 +62,7 @@ def requests(tables: Tables, steps: Steps) -> Found:
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in lasts):
         own = [row for row in lasts if row["run"] == run]
-        candidates = []
+        candidates: list[Culprit] = []
         for kind, column in columns.items():
             known = [row for row in own if row[column] is not None]
             members = shares[kind].get(run, {})
@@ -253,7 +253,7 @@ def slow_replica(
     speeds: dict[int, dict[str, float]] = {}
     for row in rows:
         speeds.setdefault(row["step"], {})[row["who"]] = row["token_us"]
-    places = []
+    places: list[Place] = []
     for step, each in speeds.items():
         slowest = max(each, key=lambda who: (each[who], who))
         others = [speed for who, speed in each.items() if who != slowest]
@@ -343,7 +343,7 @@ def rewards(tables: Tables, steps: Steps) -> Found:
     )
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
-        places = []
+        places: list[Place] = []
         for row in rows:
             if row["run"] == run and row["reward_s"]:
                 scored = row["reward_s"] if row["scored_s"] is None else row["scored_s"]

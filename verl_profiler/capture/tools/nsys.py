@@ -8,6 +8,7 @@ nsys numbers its reports and finishes them after the capture, in processes of it
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import re
@@ -135,7 +136,7 @@ class _Nsys(Tool):
         return report
 
     def node_problems(self, report: Mapping[str, Any], options: Mapping[str, Options]) -> list[str]:
-        problems = []
+        problems: list[str] = []
         if report["nvtx"] is None:
             problems.append(f"nvtx is not installed for {report['python']}. Run: pip install nvtx")
         if report["nsys"] is None:
@@ -194,8 +195,7 @@ class _Nsys(Tool):
     def start(self, capture: RoleCapture) -> Any:
         start = capture.options.get("capture-range")
         if start == _RANGE_START:
-            import nvtx
-
+            nvtx: Any = importlib.import_module("nvtx")
             if self.is_silent():
                 from verl_profiler.recording import recorder
 
@@ -303,7 +303,7 @@ def as_text(options: Mapping[str, Any]) -> dict[str, str]:
 
 def _argv(options: Options) -> list[str]:
     """Return options as command-line arguments, the way Ray writes them."""
-    argv = []
+    argv: list[str] = []
     for key, value in options.items():
         argv += [f"--{key}={value}"] if len(key) > 1 else [f"-{key}", value]
     return argv

@@ -47,12 +47,11 @@ class _Torch(Tool):
 
         try:
             # Ray runs `__ray_call__` in one thread and the actor's methods in others.
-            from torch._C._profiler import _ExperimentalConfig
+            from torch._C import _profiler
 
-            profiler = torch.profiler.profile(
-                experimental_config=_ExperimentalConfig(profile_all_threads=True)
-            )
-        except (ImportError, TypeError):
+            config = _profiler._ExperimentalConfig  # pyright: ignore[reportPrivateUsage]
+            profiler = torch.profiler.profile(experimental_config=config(profile_all_threads=True))
+        except (ImportError, AttributeError, TypeError):
             profiler = torch.profiler.profile()
         profiler.start()
         return profiler

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.launch.settings import MemorySaverSettings
 
 __all__ = [
@@ -108,7 +109,7 @@ class Plan:
 
 def offload_paths(config: Any, key: str) -> list[str]:
     """Return where the training models have `key`; node names differ by strategy and version."""
-    found = []
+    found: list[str] = []
     for node in _TRAINING_NODES:
         below = value_at(config, node)
         for name in below or ():
@@ -123,7 +124,7 @@ def offload_paths(config: Any, key: str) -> list[str]:
 
 def runtime_variables(config: Any) -> dict[str, str]:
     """Return the environment variables of the workers that are set in the config."""
-    variables = value_at(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    variables = mapping_or_empty(value_at(config, "ray_kwargs.ray_init.runtime_env.env_vars"))
     return {str(name): str(value) for name, value in variables.items()}
 
 

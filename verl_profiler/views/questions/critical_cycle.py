@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, critical_cycle, cycle_bound
-from verl_profiler.render.axes import bars, legend, savings, time_unit, value_axis
+from verl_profiler.render.axes import legend, time_unit, value_axis
+from verl_profiler.render.bars import bars, savings
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, seconds, share

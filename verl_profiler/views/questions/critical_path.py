@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.render.axes import (
-    bar_texts,
-    bars,
-    legend,
-    savings,
-    stack,
-    step_stack,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import legend, stack, step_stack, time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, bars, savings
 from verl_profiler.render.colors import MUTED, category_color
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share
@@ -106,7 +98,7 @@ def _path(data: DataTables, choice: Choice) -> Figure:
     worst = sorted(steps, key=lambda step: (-wholes[step], step))[:_LONGEST]
     ends = bars(panels[1], [f"step {step}" for step in worst], series([[step] for step in worst]))
     means = {category: sums[category] / len(steps) for category in order}
-    texts = []
+    texts: list[str] = []
     for step in worst:
         more = {
             category: lengths.get((step, category), 0.0) - means[category] for category in order

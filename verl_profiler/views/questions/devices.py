@@ -22,8 +22,9 @@ from verl_profiler.views.ledger_text import pool_text
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -60,7 +61,7 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, rows: Rows, steps: list[int]) -> None:
+def _panel(axes: Panel, rows: Rows, steps: list[int]) -> None:
     shares = {(row["step"], row["account"]): row["share"] for row in rows}
     sums = account_totals(rows)
     shown = [account for account in sums if sums[account] >= _SMALL * sum(sums.values())]

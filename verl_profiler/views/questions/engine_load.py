@@ -14,8 +14,9 @@ from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -74,7 +75,7 @@ def _of(rows: Rows, engine: tuple[str, int]) -> Rows:
     return [row for row in rows if (row["name"], row["dp_rank"]) == engine]
 
 
-def _draw(axes: Axes, rows: Rows, *, several_ranks: bool) -> None:
+def _draw(axes: Panel, rows: Rows, *, several_ranks: bool) -> None:
     times = [row["at_s"] for row in rows]
     for key, label, code in (
         ("running_requests", "running", PART_COLORS["decode"]),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.engine_time import CALL_PARTS, request_engine_time
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import bar_texts, bars, legend, time_unit
+from verl_profiler.render.axes import legend, time_unit
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.render.figure import plain, sheet, short
 from verl_profiler.units import counted, seconds, share

@@ -11,16 +11,8 @@ from verl_profiler.analysis.engine import (
     request_token_rates,
     token_rates,
 )
-from verl_profiler.render.axes import (
-    bar_texts,
-    bars,
-    legend,
-    percentile_marks,
-    step_lines,
-    step_stack,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import legend, step_lines, step_stack, time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, bars, percentile_marks
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import seconds, share

@@ -15,8 +15,9 @@ from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -82,7 +83,7 @@ def _title(rows: Rows, *, device: bool) -> str:
     )
 
 
-def _lines(axes: Axes, rows: Rows, key: str) -> None:
+def _lines(axes: Panel, rows: Rows, key: str) -> None:
     """Draw one line per process, with triangles where memory was released or resumed."""
     on_device = key == "used_bytes"
     peaks = {
@@ -111,7 +112,7 @@ def _lines(axes: Axes, rows: Rows, key: str) -> None:
     legend(axes, title=f"fullest of {len(names)}" if more > 0 else None)
 
 
-def _bands(axes: Axes, spans: Rows) -> None:
+def _bands(axes: Panel, spans: Rows) -> None:
     """Shade the phases of the trainer below the axis's top, and name them."""
     first, last = axes.get_xlim()
     shown = [row for row in spans if row["end_s"] > first and row["begin_s"] < last]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.overview import own_spans
-from verl_profiler.render.axes import bar_texts, bars, time_unit
+from verl_profiler.render.axes import time_unit
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, quantile_texts, seconds

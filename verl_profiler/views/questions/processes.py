@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
 from verl_profiler.analysis.profiler import profiler_cost
-from verl_profiler.render.axes import (
-    bar_texts,
-    colored_bars,
-    percent,
-    stack,
-    step_axis,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import percent, stack, step_axis, time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, colored_bars
 from verl_profiler.render.colors import ACCENT, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import counted, seconds, share
@@ -49,7 +42,7 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
     else:
         title = "No event loop stalled except by design"
     # One bar per process, loop and call, over all steps.
-    groups: dict[tuple[str, str | None, str | None], dict] = {}
+    groups: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
     for row in rows:
         held = groups.setdefault(
             (row["name"], row["loop"], row["during"]),

@@ -12,15 +12,8 @@ from verl_profiler.analysis.requests import (
 )
 from verl_profiler.analysis.selection import Rows, rows_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
-from verl_profiler.render.axes import (
-    bar_texts,
-    bars,
-    legend,
-    percent,
-    step_lines,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import legend, percent, step_lines, time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import colorbar, plain, sheet, short, tint
 from verl_profiler.units import counted, seconds, share
@@ -29,18 +22,22 @@ from verl_profiler.views.questions.request_tables import BREAKDOWN
 from verl_profiler.views.view import Choice, DataTables, View, column
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["VIEWS"]
 
 
 def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    selection = {"worker": choice.worker, "validate": choice.validate}
+    worker, validate = choice.worker, choice.validate
+    percentiles = sorted({50.0, *choice.percentiles})
     return {
-        "request_duration_cdf": request_duration_cdf(tables, choice.steps, **selection),
+        "request_duration_cdf": request_duration_cdf(
+            tables, choice.steps, worker=worker, validate=validate
+        ),
         "request_percentiles": request_percentiles(
-            tables, choice.steps, sorted({50.0, *choice.percentiles}), **selection
+            tables, choice.steps, percentiles, worker=worker, validate=validate
         ),
     }
 
@@ -61,7 +58,7 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     about = f"{choice.text()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
     if unfinished:
         about += f"; {unfinished:,} unfinished ones left out"
-    notes = []
+    notes: list[str] = []
     if len(pooled) < requests:
         notes.append(
             f"The curve of all steps has {len(pooled):,} points for {requests:,} requests (one per "
@@ -154,7 +151,7 @@ def _is_known(row: Mapping[str, Any]) -> bool:
     return (100 - row["percentile"]) * row["requests"] >= 100
 
 
-def _percentile_lines(axes: Axes, marks: Rows, steps: list[int]) -> None:
+def _percentile_lines(axes: Panel, marks: Rows, steps: list[int]) -> None:
     rows = [row for row in marks if row["step"] is not None]
     names = sorted({row["percentile"] for row in rows})
     factor, unit = time_unit(max(row["duration_s"] for row in rows))
@@ -213,7 +210,7 @@ def _slowest(data: DataTables, choice: Choice) -> Figure:
         about += f"; {counts['unfinished']:,} never finished and are not shown"
     several_steps = len({row["step"] for row in rows}) > 1
     wide = max(len(str(row["step"])) for row in rows)
-    notes = []
+    notes: list[str] = []
     if any(row["overlap_s"] for row in rows):
         notes.append(
             "Concurrent calls are counted separately: such a bar is longer than the request."

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.routing import routes
-from verl_profiler.render.axes import bar_texts, bars, legend
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.axes import legend
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, share
@@ -23,7 +25,7 @@ _SHOWN = 16
 def _routes(data: DataTables, choice: Choice) -> Figure:
     rows = data["routes"]
     calls = sum(row["calls"] for row in rows)
-    replicas = []
+    replicas: Rows = []
     for server in dict.fromkeys(row["server"] for row in rows):
         own = [row for row in rows if row["server"] == server]
         replicas.append(

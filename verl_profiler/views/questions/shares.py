@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.time_split import event_shares, exclusive_times
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import colored_bars, percent, step_lines, value_axis
+from verl_profiler.render.axes import percent, step_lines, value_axis
+from verl_profiler.render.bars import colored_bars
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import seconds, share

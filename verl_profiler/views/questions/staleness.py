@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.staleness import staleness
-from verl_profiler.render.axes import bars, legend, percent, step_stack, value_axis
+from verl_profiler.render.axes import legend, percent, step_stack, value_axis
+from verl_profiler.render.bars import bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet, tint
 from verl_profiler.units import share
@@ -15,8 +16,9 @@ from verl_profiler.views.staleness_text import by_group, makers
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["VIEWS"]
 
@@ -50,7 +52,7 @@ def _staleness(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _distribution(axes: Axes, rows: Rows, steps: list[int]) -> None:
+def _distribution(axes: Panel, rows: Rows, steps: list[int]) -> None:
     tokens = {(row["step"], int(row["what"])): row["tokens"] for row in rows}
     totals = {
         step: sum(count for (own, _), count in tokens.items() if own == step) for step in steps

@@ -35,7 +35,7 @@ _NAMED_UNUSUAL = 6
 def _durations(data: DataTables, choice: Choice) -> Figure:
     rows = data["step_durations"]
     finished = [row for row in rows if row["finished"]]
-    notes = []
+    notes: list[str] = []
     if finished:
         notes.append(
             "training: rewards, log-probabilities, values, advantages and updates. "

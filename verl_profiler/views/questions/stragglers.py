@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import bar_texts, bars, time_unit, value_axis
+from verl_profiler.render.axes import time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import seconds, share

@@ -6,16 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
-from verl_profiler.render.axes import (
-    bar_texts,
-    bars,
-    legend,
-    percentile_marks,
-    step_axis,
-    step_lines,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import legend, step_axis, step_lines, time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, bars, percentile_marks
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share

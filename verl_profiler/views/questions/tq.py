@@ -9,15 +9,8 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD, SMALL_BYTES
 from verl_profiler.reading.tables.schemas import TQ_STAGES
-from verl_profiler.render.axes import (
-    bar_texts,
-    bars,
-    end_labels,
-    legend,
-    percent,
-    time_unit,
-    value_axis,
-)
+from verl_profiler.render.axes import EndLabel, end_labels, legend, percent, time_unit, value_axis
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, rate, seconds, share, size
@@ -26,8 +19,9 @@ from verl_profiler.views.questions.tq_tables import SUMS, WALL
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["VIEWS"]
 
@@ -102,7 +96,7 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
     rows = data["tq_over_time"]
     rated = [row for row in rows if row["mib_per_s"] is not None]
     loaded = [row for row in rows if row["overhead_share"] is not None]
-    sentences = []
+    sentences: list[str] = []
     if rated:
         slow = sum(row["speed"] == "poor" for row in rated)
         slowest = min(rated, key=lambda row: row["mib_per_s"])
@@ -138,13 +132,14 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _rates(axes: Axes, rows: Rows, factor: float) -> None:
-    labels = []
+def _rates(axes: Panel, rows: Rows, factor: float) -> None:
+    labels: list[EndLabel] = []
     for operation in ("get", "put"):
         line = [row for row in rows if row[f"{operation}_mib_per_s"] is not None]
         if not line:
             continue
-        middles, rates = [], []
+        middles: list[float] = []
+        rates: list[float] = []
         for place, row in enumerate(line):
             if place and row["part"] > line[place - 1]["part"] + 1:
                 # A part without a call is a gap, not a slope.
@@ -153,7 +148,7 @@ def _rates(axes: Axes, rows: Rows, factor: float) -> None:
             middles.append((row["begin_s"] + row["end_s"]) / 2 * factor)
             rates.append(row[f"{operation}_mib_per_s"])
         axes.plot(middles, rates, color=TQ_COLORS[operation], marker="o", markersize=3.5)
-        labels.append((rates[-1], operation, TQ_COLORS[operation]))
+        labels.append(EndLabel(rates[-1], operation, TQ_COLORS[operation]))
     value_axis(axes, "MiB/s")
     top = axes.get_ylim()[1]
     for bound, name in ((GOOD_MIB_S, "good above"), (FAIR_MIB_S, "poor below")):
@@ -173,7 +168,7 @@ def _rates(axes: Axes, rows: Rows, factor: float) -> None:
     axes.set_title("throughput of gets and puts")
 
 
-def _load(axes: Axes, rows: Rows, factor: float) -> None:
+def _load(axes: Panel, rows: Rows, factor: float) -> None:
     line = [row for row in rows if row["overhead_share"] is not None]
     width = (rows[0]["end_s"] - rows[0]["begin_s"]) * factor
     axes.bar(

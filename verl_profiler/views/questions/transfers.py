@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.memory import memory_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.transfers import transfer_rates, weight_sync, weight_transfers
 from verl_profiler.render.axes import (
-    bar_texts,
-    colored_bars,
+    EndLabel,
     end_labels,
     legend,
     size_axis,
@@ -19,6 +18,7 @@ from verl_profiler.render.axes import (
     step_lines,
     time_unit,
 )
+from verl_profiler.render.bars import bar_texts, colored_bars
 from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share, size
@@ -34,8 +34,9 @@ from verl_profiler.views.view import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -107,7 +108,7 @@ def _transfers(data: DataTables, choice: Choice) -> Figure:
         [sums[key] * factor for key in shown],
         [_EVENT_COLORS.get(key[1], GRID) for key in shown],
     )
-    texts = []
+    texts: list[str] = []
     for key in shown:
         mine = [row for row in rows if (row["role"], row["event"]) == key]
         own = sum(row["size_bytes"] or 0 for row in mine)
@@ -235,7 +236,7 @@ _KINDS = (
 def _memory(data: DataTables, choice: Choice) -> Figure:
     rows = data["memory_phases"]
 
-    def measure(row: dict) -> float:
+    def measure(row: Mapping[str, Any]) -> float:
         return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0
 
     worst = max(rows, key=lambda row: (measure(row), row["step"]))
@@ -280,7 +281,7 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
         axes.set_title(f"{role}, checkpoints of step {shown}")
         if len(steps) > 1:
             axes = panels[number * 2 + 1]
-            labels = []
+            labels: list[EndLabel] = []
             for key, name, code in _KINDS:
                 tops = [
                     (step, max(known([r for r in mine if r["step"] == step], key)))
@@ -289,7 +290,7 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
                 ]
                 if tops:
                     axes.plot([step for step, _ in tops], [top for _, top in tops], color=code)
-                    labels.append((tops[-1][1], name, code))
+                    labels.append(EndLabel(tops[-1][1], name, code))
             step_axis(axes, steps)
             _byte_axis(axes, mine)
             end_labels(axes, labels, gap=0.08)
@@ -297,7 +298,7 @@ def _memory(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _byte_axis(axes: Axes, rows: Rows) -> None:
+def _byte_axis(axes: Panel, rows: Rows) -> None:
     size_axis(axes, "device memory")
     totals = known(rows, "total_bytes")
     if totals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
@@ -23,8 +23,9 @@ from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column, known, marks
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -103,7 +104,7 @@ def _turn_title(rows: Rows) -> str:
     return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
 
 
-def _turn_axis(axes: Axes, rows: Rows) -> None:
+def _turn_axis(axes: Panel, rows: Rows) -> None:
     """Name the turns, with how many there are of each."""
     places = [row["turn"] for row in rows]
     axes.set_xlim(min(places) - 0.6, max(places) + 0.6)
@@ -142,12 +143,13 @@ def _turns(data: DataTables, choice: Choice) -> Figure:
         width_ratios=(1.5, 1),
     )
     # Beyond ten kinds, colors say less than groups do.
-    groups = counts if len(counts) <= 10 else [*counts[:9], counts[9:]]
-    series = []
-    for place, group in enumerate(groups):
-        members = group if isinstance(group, list) else [group]
+    groups = [[count] for count in counts]
+    if len(counts) > 10:
+        groups[9:] = [counts[9:]]
+    series: list[tuple[str, list[float], Any]] = []
+    for place, members in enumerate(groups):
         name = str(members[0]) if len(members) == 1 else f"{members[0]} to {members[-1]}"
-        values = [
+        values: list[float] = [
             sum(r["requests"] for r in rows if r["step"] == step and r["turns"] in members)
             for step in steps
         ]
@@ -155,7 +157,7 @@ def _turns(data: DataTables, choice: Choice) -> Figure:
     title = "requests by their number of turns"
     step_stack(panels[0], steps, series, "requests", title, legend_title="turns")
     axes = panels[1]
-    means = []
+    means: list[float] = []
     for turns in counts:
         timed = [row for row in rows if row["turns"] == turns and row["mean_s"] is not None]
         number = sum(row["requests"] for row in timed)

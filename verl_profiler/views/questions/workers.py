@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.workers import worker_balance, worker_phases
-from verl_profiler.render.axes import bar_texts, bars, legend, step_axis, time_unit
+from verl_profiler.render.axes import legend, step_axis, time_unit
+from verl_profiler.render.bars import bar_texts, bars
 from verl_profiler.render.colors import color
 from verl_profiler.render.figure import colorbar, colormap, sheet, short
 from verl_profiler.units import seconds
