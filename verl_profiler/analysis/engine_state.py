@@ -11,7 +11,7 @@ __all__ = ["engine_load", "engine_load_over_time"]
 def engine_load(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the load of each engine by step.
 
-    An engine is told no step: a reading belongs to the step whose weights it has.  Means and
+    An engine receives no step: a reading belongs to the step whose weights it has.  Means and
     shares are by time, each reading until the next one.
 
     Returns:

@@ -47,7 +47,7 @@ def longest_lags(tables: Tables, steps: Steps = None, *, count: int = 40) -> Row
 def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
     """Group event-loop lags by process and by the call that caused them.
 
-    While a loop is stalled, everything that awaits in it looks slow, wherever it happens to be:
+    While a loop is stalled, everything that awaits in it appears slow, wherever it happens to be:
     a lag is a suspect for every slow part that it overlaps.
 
     Returns:

@@ -39,7 +39,7 @@ def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
 
     Args:
         finished: The run's finished training steps.
-        steps: What the user asked for.
+        steps: The steps that the user selected.
     """
     return [min(finished)] if steps is None and len(finished) >= _LEAST else []
 

@@ -73,7 +73,7 @@ WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
-# numbers are those of the span that asks (an engine call, a tool call, a reward), and one more for the
+# numbers are those of the calling span (an engine call, a tool call, a reward), and one more for the
 # way back; of samples, those of their consumption, or of the request whose sample was dropped.
 ARROWS = """
 CREATE OR REPLACE TEMP TABLE arrows AS

@@ -1,6 +1,6 @@
 """Lay a run out in tracks: node, role, process, and in each process lanes of spans and counters.
 
-Spans of one lane are nested or apart, as every viewer asks.  A request has a lane of its own while
+Spans of one lane are nested or apart, as every viewer requires.  A request has a lane of its own while
 it lasts; what overlaps in it without being nested, such as parallel tool calls, takes another one.
 Arrows lead from generate calls to the engine and back, and from the conversation to its tools,
 its reward worker, and back; of asynchronous runs also from a request to the step that consumed it.

@@ -6,7 +6,7 @@ aborted.
 
 A framework of its own, outside of verl's agent loops, calls the client without a request, unless a span
 of the user's names one.  uni-agent does so in its gateways, which its agents reach by HTTP; the id that it
-hands to the client, by which calls keep their replica, is that of its session.
+passes to the client, by which calls keep their replica, is that of its session.
 """
 
 from __future__ import annotations

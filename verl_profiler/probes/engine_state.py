@@ -1,6 +1,6 @@
-"""The load of an SGLang engine over time, if asked for; in its server's process.
+"""The load of an SGLang engine over time, if enabled; in its server's process.
 
-`TokenizerManager.get_loads` asks each scheduler for its counts (sglang 0.5.12 and 0.5.23), which answers between two
+`TokenizerManager.get_loads` queries each scheduler for its counts (sglang 0.5.12 and 0.5.23), which answers between two
 iterations; the answers come in the server's event loop.  An engine without it is left alone.  Hit rate,
 paused and retracted requests of the answer are not taken: they are of the last batch that SGLang logged, and
 only with `enable_metrics`.
@@ -67,7 +67,7 @@ class _Reader:
             loads = await manager.get_loads()
             for load in loads:
                 self._record(load)
-        except Exception as error:  # noqa: BLE001  the engine serves with or without being asked
+        except Exception as error:  # noqa: BLE001  the engine serves in any case
             recorder.say(
                 f"WARNING the engine's load is no longer recorded: {error!r} (engine-state-failed)"
             )

@@ -1,7 +1,7 @@
-"""The load of a vLLM engine over time, if asked for; in its server's process.
+"""The load of a vLLM engine over time, if enabled; in its server's process.
 
 vLLM gives each of its stat loggers the counts of every iteration (`StatLoggerBase.record`).  Ours is added to
-the plugins that `AsyncLLM` loads, and only if readings are asked for: the entry point
+the plugins that `AsyncLLM` loads, and only if readings are enabled: the entry point
 `vllm.stat_logger_plugins` would switch on the statistics of every vLLM in the environment.
 """
 
@@ -101,7 +101,7 @@ def _asked() -> bool:
 
 
 def _with_readings(factories: Any) -> Any:
-    """Return vLLM's factories of stat loggers with ours behind them, if readings are asked for."""
+    """Return vLLM's factories of stat loggers with ours behind them, if readings are enabled."""
     global _added
     base = getattr(sys.modules.get(_LOGGERS), "StatLoggerBase", None)
     if not _asked() or base is None:

@@ -88,7 +88,7 @@ def _end_move(call: Call, _result: Any) -> None:
 
 
 def _asks_engine(adapter: Any) -> bool:
-    """Whether this rank asks its replica's engine; the others return at once (verl 0.9.1)."""
+    """Whether this rank calls its replica's engine; the others return at once (verl 0.9.1)."""
     leads = getattr(adapter, "_is_server_tp_leader", None)
     if leads is not None:
         return bool(leads())

@@ -1,7 +1,7 @@
 """Place the clocks of other nodes on the driver's, by the comparisons that it made during the run.
 
 Each comparison estimates by how much another clock was ahead, to within a bound.  A line through
-them (offset and drift) corrects the other node's times.  What is said about the result is never
+them (offset and drift) corrects the other node's times.  What is reported about the result is never
 better than it is: the stated bound is the largest distance of a comparison from the line, plus that
 comparison's own bound.
 """

@@ -76,7 +76,7 @@ class EventFile:
 
 @dataclass
 class Source:
-    """One run, or the part of it that was asked for.
+    """One run, or the requested part of it.
 
     Args:
         root: The run directory.

@@ -22,7 +22,7 @@ from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIM
 __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files"]
 
 # Two thirds of the time of duckdb's defaults, in files of the same size: small row groups stay in
-# the processor's cache, nobody asks bloom filters, and ids are too many for a dictionary to pay.
+# the processor's cache, no query uses bloom filters, and ids are too many for a dictionary to pay.
 AS_PARQUET = (
     "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, ROW_GROUP_SIZE 61440, "
     "WRITE_BLOOM_FILTER false, DICTIONARY_SIZE_LIMIT 1000, PARQUET_VERSION V2, USE_TMP_FILE false)"

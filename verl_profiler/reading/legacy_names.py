@@ -1,4 +1,4 @@
-"""The names of the original multi-turn logger, three generations of them, in today's words.
+"""The names of the original multi-turn logger, three generations of them, and their present names.
 
 The original counted turns from 1 in some events and from 0 in others, and gave the tools of turn k
 the number k + 1; `turn_shift` puts that right.  Step-level names become phases of the rollout

@@ -1,7 +1,7 @@
 """Names of files in SQL: whatever characters a path has, duckdb opens that file and no other.
 
 duckdb expands patterns, `~` and `file:` in the names that it reads, and takes a folder named
-`rank=9` for the column `rank` of every file below it, unless it is asked not to.
+`rank=9` for the column `rank` of every file below it, unless that is switched off.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class TableCache:
                 return key, made or folder.path
 
     def forget_others(self, name: str) -> None:
-        """Remove files of the table that nobody asks for any more: the run has changed since."""
+        """Remove files of the table that nothing requests any more: the run has changed since."""
         self._folders[0].retire(name)
 
 

@@ -222,7 +222,7 @@ class Process:
         self._counts_steps = counts_steps
 
     def learn_step(self, weight_version: int) -> None:
-        """Enter the step that tokens of this version are made in, unless the process knows its own."""
+        """Enter the step that tokens of this version are made in, unless the process has its own."""
         if self._trainer is None and not self.step_known:
             self.step = max(self.step, weight_version + 1)
 

@@ -1,8 +1,8 @@
 """Read the memory of this process's devices and of its host, now.
 
-A reading must not change what it reads.  A device is asked through torch only where the process
+A reading must not change what it reads.  A device is queried through torch only where the process
 uses it already: torch's first question makes a context, which takes hundreds of megabytes.  An
-engine server has no context of its own; there the driver is asked (NVML, from `nvidia-ml-py`, which
+engine server has no context of its own; there the driver is queried (NVML, from `nvidia-ml-py`, which
 SGLang brings).  What cannot be read is left out, never filled with zero.
 """
 
@@ -41,7 +41,7 @@ def device(
 
     Args:
         index: The torch device to ask; None for the calling thread's current one.
-        replica_devices: Where the driver is asked: which of the visible devices; None for all.
+        replica_devices: Where the driver is queried: which of the visible devices; None for all.
 
     Returns:
         `used_bytes` and `total_bytes`, and `devices` where they are sums over several; empty
@@ -189,5 +189,5 @@ def _find_handles(chosen: tuple[int, ...] | None) -> list[Any]:
             else nvml.nvmlDeviceGetHandleByUUID(word)
             for word in words
         ]
-    except Exception:  # noqa: BLE001  no package, no driver, a device that may not be asked
+    except Exception:  # noqa: BLE001  no package, no driver, a device that may not be queried
         return []

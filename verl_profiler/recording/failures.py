@@ -1,4 +1,4 @@
-"""What an exception that ends a phase of the trainer tells: its type, the process it comes from, the cause.
+"""The facts of an exception that ends a phase of the trainer: its type, the process it comes from, the cause.
 
 Messages of exceptions may hold prompts, so nothing is taken from them but what Ray, torch and the
 operating system write themselves, in forms that are known.
@@ -38,7 +38,7 @@ _REASONS = (
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
-    """Return what an exception tells about the failure.
+    """Return the facts of a failure that its exception has.
 
     Returns:
         `error`, the name of its type, of the original one where Ray wrapped it; if Ray names it, `pid`

@@ -1,4 +1,4 @@
-"""Read memory at regular times, in the processes that hold device memory, when asked to.
+"""Sample memory at regular intervals, in the processes that hold device memory, if enabled.
 
 verl's own checkpoints are around weight syncs and offloads only; a sample every second also shows
 how full a device gets inside `update_actor` or during the rollout.  A thread of its own takes the

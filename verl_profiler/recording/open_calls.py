@@ -105,7 +105,7 @@ class FailedPhase(msgspec.Struct):
     Args:
         phase: It.
         end_ns: When it ended, on the clock of `clock.now()`.
-        failure: What the exception tells; see `failures.failure_of`.
+        failure: What is known from the exception; see `failures.failure_of`.
     """
 
     phase: OpenPhase

@@ -1,6 +1,6 @@
 """Write what is open for long, so that a run that hangs, or was killed while it hung, can be explained.
 
-One thread per process looks a few times per `profiler.stuck.after`.  While something is open for longer
+One thread per process checks a few times per `profiler.stuck.after`.  While something is open for longer
 than that, `open/<name>.json` in the run directory has all of it, where it stands and since when; the
 file is replaced at each look, and removed when nothing is open for long any more.  In the trainer, a
 phase far beyond its usual length is also announced on the console, once, and its end.
@@ -330,7 +330,7 @@ def _end() -> None:
         watcher.woken.set()
         if watcher.is_alive():
             watcher.join(_PATIENCE_S)
-        # A process that is told to end while it hangs leaves its file; but a disk that hangs is left alone.
+        # A process that is ended while it hangs leaves its file; but a disk that hangs is left alone.
         if not watcher.is_alive():
             with contextlib.suppress(Exception):
                 watcher.look()

@@ -41,7 +41,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
         output_dir: `profiler.output_dir`; a relative path is taken from the current directory.
         clock: The driver's anchor.
         settings: The checked settings, for run.json.
-        training: What the trainer was asked to do, for run.json.
+        training: The settings of the training, for run.json.
 
     Returns:
         The directory, absolute.

@@ -77,7 +77,7 @@ def prepare(config: DictConfig) -> None:
 
 
 def _separate(config: DictConfig) -> None:
-    """Give the separate trainer what it asks for: replicas and a checkpoint engine of its own."""
+    """Give the separate trainer what it needs: replicas and a checkpoint engine of its own."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.nnodes == 0:
         rollout.nnodes = 1

@@ -1,7 +1,7 @@
 """Which data a call works on: one id per batch of samples that was submitted together.
 
 verl 0.9 attaches a partition and a global step to every sample where it makes it, as tags that
-TransferQueue hands on to all processes.  The id is made of these two and the run's name, so it is
+TransferQueue passes on to all processes.  The id is made of these two and the run's name, so it is
 the same wherever the samples turn up, and nothing is added to them.  Ids that a user attached,
 as a tag of the samples or as `extra_info` (`meta_info` of a DataProto), come first.
 """

@@ -82,7 +82,7 @@ _LAID_OUT = (
     Section(
         "lags",
         "Event-loop stalls",
-        "when an event loop was blocked. What was awaiting on it then looks slow but is not",
+        "when an event loop was blocked. What was awaiting on it then appears slow but is not",
         link="Stalls",
     ),
     Section("validation", "Validation", "separate: not included in any number above"),

@@ -179,7 +179,7 @@ SELECT r.run, r.at_us, r.step, coalesce(max(w.begin_us), r.at_us) AS arrived_us,
     any_value(least(r.ready_us, r.at_us)) AS ready_us, any_value(r.dispatched_us) AS dispatched_us,
     any_value(coalesce(r.engine_us, 0)) AS engine_us, any_value(coalesce(r.tool_us, 0)) AS tool_us
 FROM ready AS r LEFT JOIN waits AS w
-    -- A queue that hands samples on after the timer is behind by a moment.
+    -- A queue that passes samples on after the timer is behind by a moment.
     ON w.run = r.run AND w.begin_us <= r.at_us AND w.end_us + 1000 >= r.at_us
 GROUP BY r.run, r.at_us, r.step ORDER BY r.run, r.at_us
 """

@@ -154,7 +154,7 @@ def overrides_of(
 
 
 def lowers_memory(override: str, launch: Mapping[str, Any]) -> bool:
-    """Return whether an override gives the engines less memory than `run.json` says they had."""
+    """Return whether an override gives the engines less memory than they had by `run.json`."""
     key, _, value = override.partition("=")
     training = launch.get("training")
     had = training.get("gpu_memory_utilization") if is_mapping(training) else None

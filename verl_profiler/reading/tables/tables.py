@@ -1,4 +1,4 @@
-"""The tables of a run on one duckdb connection, each made when it is first asked for."""
+"""The tables of a run on one duckdb connection, each made when it is first requested."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ export function requestsSection(choose) {
     about(
       'One bar per request, in the row of the worker that ran it. ' +
         (requests.length < timelines.of
-          ? `Drawn and listed are ${number(requests.length)} of ${all} requests: the slowest, ` +
-            'those that failed, and every n-th of the others. ' +
+          ? `${number(requests.length)} of ${all} requests are drawn and listed: the slowest, ` +
+            'failed ones, and every n-th of the others. ' +
             'All other numbers cover all requests.'
           : `All ${all} requests are drawn and listed.`),
     ),
@@ -86,7 +86,7 @@ export function requestsSection(choose) {
       select,
       button('Zoom in', '+', () => timeline?.zoom(0.5)),
       button('Zoom out', '−', () => timeline?.zoom(2)),
-      button('Reset to everything', 'Reset', () => timeline?.reset()),
+      button('Reset the zoom', 'Reset', () => timeline?.reset()),
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},

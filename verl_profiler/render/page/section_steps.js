@@ -36,7 +36,7 @@ export function stepsSection(choose) {
   const validation = start?.validation_requests ? ' and validation' : '';
   return [
     about(
-      'Each step by the timers of verl’s trainer. Choose one here, and everything below shows it.',
+      'Step times by the timers of verl’s trainer. Select a step to show it in all sections below.',
     ),
     ...notesOf('steps'),
     stepChart(charted, phases, shown.step, (step) => choose(step === shown.step ? ALL : step)),
@@ -181,7 +181,7 @@ function whatIf() {
           high_s: row.least_s < row.most_s ? row.most_s : null,
         }));
   const polling =
-    'the trainer polls for samples, so a step saves all of a poll interval or nothing';
+    'the trainer polls for samples, so a step saves a whole poll interval or nothing';
   const sense = own.length
     ? `“Without polling”: ${polling}; many steps save that on average.`
     : `“Saved” is the mean over many steps; “in these steps”: ${polling}.`;
@@ -304,8 +304,8 @@ function stragglers() {
   return [
     heading('Stragglers'),
     note(
-      'Wait time that members still running cause to finished members of their kind, ' +
-        'over all steps.',
+      'Wait time caused for finished requests, workers or ranks by those of the same kind ' +
+        'that were still running, over all steps.',
     ),
     table({
       caption: 'Stragglers',

@@ -106,7 +106,7 @@ export class Timeline {
     this.folded.textContent = this.everyWorker
       ? `All ${number(workers)} workers, the last to end first.`
       : `${number(drawn)} of ${number(workers)} workers: those that end last.`;
-    this.unfold.textContent = this.everyWorker ? 'Show the last ones only' : 'Show all workers';
+    this.unfold.textContent = this.everyWorker ? 'Show only the last to finish' : 'Show all workers';
   }
 
   toggleWorkers() {

@@ -63,7 +63,7 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
         about += f"; {len(shown)} of {len(order)} process and call pairs"
     notes = [
         (
-            "While an event loop stalls, everything awaiting on it looks slow. By design: trainer "
+            "While an event loop stalls, everything awaiting on it appears slow. By design: trainer "
             "workers compute in their event loops."
         )
     ]
@@ -197,7 +197,7 @@ VIEWS = (
         """,
         conclude="""
             - An agent-loop worker stalled while requests were in progress: any part of them that
-              overlaps the stall (a tool, a reward, an engine call) looks slow but is not.
+              overlaps the stall (a tool, a reward, an engine call) appears slow but is not.
             - If the blocking function is named (`module:function`), make it asynchronous, or move
               it to a thread or process.
             - If it is not named, the loop was late while no callback ran, because the host was busy

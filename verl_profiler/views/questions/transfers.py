@@ -444,7 +444,7 @@ VIEWS = (
             "allocated_bytes": (
                 "device memory allocated by torch, the highest of all processes, in bytes"
             ),
-            "at": "verl's checkpoint, in its own words",
+            "at": "verl's checkpoint, as verl names it",
             "place": "order of the checkpoint in the step, from 1",
             "fullest": "process with the highest reading",
         },
