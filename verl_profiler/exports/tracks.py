@@ -179,7 +179,7 @@ def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
 def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
     names = list(LANES)
     lanes = {
-        int(row["group_id"]): Lanes(trace, folders[row["run"], row["name"]], names[row["lane"]])
+        row["group_id"]: Lanes(trace, folders[row["run"], row["name"]], names[int(row["lane"])])
         for row in tables.rows("SELECT * FROM lane_groups")
     }
     kinds = {

@@ -5,6 +5,9 @@ the standalone replicas' and in the trainer itself.  Rank 0 of the trainer sends
 receives; the group is made anew for each sync.
 """
 
+# pyright: basic
+# It subclasses classes of verl and torch that have no types.
+
 from __future__ import annotations
 
 import asyncio

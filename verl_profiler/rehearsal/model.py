@@ -10,15 +10,13 @@ has 0.3 million parameters and a byte tokenizer; after `STEPS` steps on generate
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_profiler.rehearsal.dialogue import Tool, dialogue, tools_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 __all__ = ["make"]
 
@@ -51,14 +49,13 @@ def make(directory: Path, schemas: list[dict[str, Any]], seed: int) -> None:
         seed: Seed of weights and dialogues.  With the same versions on the same machine, the same
             seed gives the same files.
     """
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
     tools = tools_of(schemas)
     rng = random.Random(seed)
     torch.manual_seed(seed)
     tokenizer = _tokenizer([_text(dialogue(rng, tools), tools) for _ in range(TOKENIZER_DIALOGUES)])
-    config = Qwen2Config(
+    config = transformers.Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=96,
         intermediate_size=256,
@@ -67,36 +64,36 @@ def make(directory: Path, schemas: list[dict[str, Any]], seed: int) -> None:
         num_attention_heads=3,
         num_key_value_heads=1,
         max_position_embeddings=4096,
-        eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType]
-        pad_token_id=tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    model = Qwen2ForCausalLM(config)
+    model = transformers.Qwen2ForCausalLM(config)
     _teach(model, tokenizer, tools, rng)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
-def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
+def _tokenizer(texts: list[str]) -> Any:
+    tokenizers: Any = importlib.import_module("tokenizers")
+    transformers: Any = importlib.import_module("transformers")
+    pre_tokenizers = tokenizers.pre_tokenizers
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     wrapped.chat_template = CHAT_TEMPLATE
@@ -121,8 +118,7 @@ def _text(messages: list[tuple[str, str]], tools: list[Tool]) -> str:
 
 
 def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) -> None:
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: min((done + 1) / WARMUP_STEPS, 1.0) * (1 - done / STEPS)

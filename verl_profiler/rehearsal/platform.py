@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl_profiler.capture import session
 
 __all__ = ["CpuPlatform"]
+
+_seed: Callable[[int], Any] = torch.manual_seed  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class _DeviceModule(types.ModuleType):
@@ -84,11 +86,11 @@ class CpuPlatform(PlatformBase):
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch."""
-        torch.manual_seed(seed)
+        _seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
         """Seed torch."""
-        torch.manual_seed(seed)
+        _seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
         """There is no caching allocator."""
@@ -121,7 +123,7 @@ class CpuPlatform(PlatformBase):
         return False
 
     @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
+    def nvtx_range(self, msg: str) -> Generator[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """No device profiler."""
         yield
 

@@ -6,6 +6,9 @@ request.  It has no paged cache and no memory to release, and its timings do not
 or vLLM.  It installs in a fraction of SGLang's time.
 """
 
+# pyright: basic
+# It subclasses classes of verl and torch that have no types.
+
 from __future__ import annotations
 
 import asyncio

@@ -211,7 +211,7 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
         [means[key] * factor for key in shown],
         [_WAYS[way][1] for _, way in shown],
     )
-    texts = []
+    texts: list[str] = []
     for key in shown:
         own = groups[key]
         sizes, speeds = known(own, "size_bytes"), known(own, "bytes_per_s")
