@@ -120,9 +120,11 @@ def _text(messages: list[tuple[str, str]], tools: list[Tool]) -> str:
 def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) -> None:
     torch: Any = importlib.import_module("torch")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: min((done + 1) / WARMUP_STEPS, 1.0) * (1 - done / STEPS)
-    )
+
+    def rate(done: int) -> float:
+        return min((done + 1) / WARMUP_STEPS, 1.0) * (1 - done / STEPS)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     begin = time.monotonic()
     for step in range(1, STEPS + 1):
         batch: list[tuple[list[int], list[int]]] = []

@@ -1,16 +1,13 @@
-"""Views of what is moved: TransferQueue data, weights, and device memory."""
+"""Views of what is moved: TransferQueue data and weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.memory import memory_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.transfers import transfer_rates, weight_sync, weight_transfers
 from verl_profiler.render.axes import (
-    EndLabel,
-    end_labels,
     legend,
     size_axis,
     stack,
@@ -19,7 +16,7 @@ from verl_profiler.render.axes import (
     time_unit,
 )
 from verl_profiler.render.bars import bar_texts, colored_bars
-from verl_profiler.render.colors import ACCENT, GRID, INK, PHASE_COLORS
+from verl_profiler.render.colors import GRID, PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share, size
 from verl_profiler.views.columns import common
@@ -29,14 +26,12 @@ from verl_profiler.views.view import (
     Section,
     View,
     asking,
-    column,
     known,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -46,7 +41,6 @@ _EVENT_COLORS = {
     "tq_meta": "#5E3267",
     "tq_clear": "#C4C4C4",
 }
-_ROLES = 6
 
 
 def _transfers(data: DataTables, choice: Choice) -> Figure:
@@ -226,88 +220,6 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-_KINDS = (
-    ("used_bytes", "used on the device", ACCENT),
-    ("reserved_bytes", "reserved", "#0072B2"),
-    ("allocated_bytes", "allocated", "#56B4E9"),
-)
-
-
-def _memory(data: DataTables, choice: Choice) -> Figure:
-    rows = data["memory_phases"]
-
-    def measure(row: Mapping[str, Any]) -> float:
-        return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0
-
-    worst = max(rows, key=lambda row: (measure(row), row["step"]))
-    title = f"Memory use is highest in {worst['fullest']}: {size(measure(worst))}"
-    if worst["total_bytes"]:
-        title += f" of {size(worst['total_bytes'])}"
-    title += f", {short(worst['at'], 60)} (step {worst['step']})"
-    steps = sorted({row["step"] for row in rows})
-    roles = sorted(
-        {row["role"] for row in rows},
-        key=lambda role: -max(measure(r) for r in rows if r["role"] == role),
-    )[:_ROLES]
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
-        "the highest of all processes of the role",
-        size=(11, 1.4 + 3.1 * len(roles)),
-        panels=(len(roles), 2 if len(steps) > 1 else 1),
-        notes="Peaks between checkpoints are missed.",
-    )
-    for number, role in enumerate(roles):
-        mine = [row for row in rows if row["role"] == role]
-        shown = worst["step"] if any(r["step"] == worst["step"] for r in mine) else mine[-1]["step"]
-        one = [row for row in mine if row["step"] == shown]
-        axes = panels[number * (2 if len(steps) > 1 else 1)]
-        places = [row["place"] for row in one]
-        for key, name, code in _KINDS:
-            line = [row for row in one if row[key] is not None]
-            if line:
-                axes.plot(
-                    [row["place"] for row in line],
-                    column(line, key),
-                    color=code,
-                    marker="o",
-                    markersize=4,
-                    label=name,
-                )
-        axes.set_xticks(places, [short(row["at"], 26) for row in one], rotation=35, ha="right")
-        axes.set_xlim(0.4, max(places) + 0.6)
-        _byte_axis(axes, one)
-        axes.legend(loc="upper left", ncols=3, fontsize=8)
-        axes.set_title(f"{role}, checkpoints of step {shown}")
-        if len(steps) > 1:
-            axes = panels[number * 2 + 1]
-            labels: list[EndLabel] = []
-            for key, name, code in _KINDS:
-                tops = [
-                    (step, max(known([r for r in mine if r["step"] == step], key)))
-                    for step in steps
-                    if known([r for r in mine if r["step"] == step], key)
-                ]
-                if tops:
-                    axes.plot([step for step, _ in tops], [top for _, top in tops], color=code)
-                    labels.append(EndLabel(tops[-1][1], name, code))
-            step_axis(axes, steps)
-            _byte_axis(axes, mine)
-            end_labels(axes, labels, gap=0.08)
-            axes.set_title(f"{role}, highest reading of each step")
-    return figure
-
-
-def _byte_axis(axes: Panel, rows: Rows) -> None:
-    size_axis(axes, "device memory")
-    totals = known(rows, "total_bytes")
-    if totals:
-        axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
-        axes.set_ylim(0, max(totals) * 1.18)
-    else:
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.18)
-
-
 VIEWS = (
     View(
         name="transfer_rates",
@@ -430,41 +342,6 @@ VIEWS = (
         """,
         labels={"way": "what", "moving_s": "moving", "caused_wait_s": "others waited for it"},
         example="--csv",
-    ),
-    View(
-        name="memory_phases",
-        question="In which phase does each role use the most device memory?",
-        analysis=asking(memory_phases),
-        columns=common("run step role readings processes lowest_used_bytes total_bytes")
-        | {
-            "used_bytes": "device memory in use, the highest of all processes' devices, in bytes",
-            "reserved_bytes": (
-                "device memory reserved by torch, the highest of all processes, in bytes"
-            ),
-            "allocated_bytes": (
-                "device memory allocated by torch, the highest of all processes, in bytes"
-            ),
-            "at": "verl's checkpoint, as verl names it",
-            "place": "order of the checkpoint in the step, from 1",
-            "fullest": "process with the highest reading",
-        },
-        draw=_memory,
-        empty="no reading of device memory was recorded there. A CPU has no memory counter.",
-        section="weights",
-        shows="""
-            For each role, the readings at verl's own checkpoints in the step with the highest
-            one, and the highest reading of every step. Dashed: the memory of the device.
-        """,
-        conclude="""
-            - Close to the dashed line at one checkpoint: that phase limits the batch size.
-            - `reserved` far above `allocated`: fragmentation, or memory that the engine keeps
-              for its cache.
-            - A line that rises over steps: a leak, or longer sequences.
-        """,
-        limits="""
-            Peaks between checkpoints are missed. A CPU has no memory
-            counter. Values are the highest of all processes of the role.
-        """,
     ),
 )
 
