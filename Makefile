@@ -4,15 +4,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 ENGINE ?= sglang
-# Handed to pip, for example to name an index that has CPU builds of torch.
+# Passed to pip, for example to name an index that has CPU builds of torch.
 PIP_FLAGS ?=
-# Handed to `verl-profiler rehearse`, for example --steps 5.
+# Passed to `verl-profiler rehearse`, for example --steps 5.
 REHEARSE_FLAGS ?=
 
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
-# Handed to pytest, for example -k recorder, or -m "not rehearsal"; without any, three parts run side
+# Passed to pytest, for example -k recorder, or -m "not rehearsal"; without any, three parts run side
 # by side: the tests that run the real verl and Ray, which wait a lot, and two halves of all others.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal

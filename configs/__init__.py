@@ -1,1 +1,1 @@
-"""Hydra looks here for the `profiler` and `rehearsal` groups; without this file it would not."""
+"""Hydra searches this package for the `profiler` and `rehearsal` groups; without this file it would not."""

@@ -12,7 +12,7 @@ def phase_efficiency(tables: Tables, steps: Steps = None) -> Rows:
     """Divide the time of each phase that trains or infers by the tokens that its workers processed.
 
     FLOPs and MFU are verl's own (`FlopsCounter`), where it has them: for updates in verl 0.9.1, of
-    models and devices that it knows.
+    models and devices that it supports.
 
     Returns:
         Table `phase_efficiency`: one row per run, step and phase, in the order of a step.

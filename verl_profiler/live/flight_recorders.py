@@ -72,7 +72,7 @@ def recorder_rows(process: Process) -> Iterator[str]:
 
 
 def _groups_of(process: Process) -> list[Mapping[str, Any]]:
-    """Return the groups of a rank: what PyTorch dumped since the hang began, else what the rank told."""
+    """Return the groups of a rank: what PyTorch dumped since the hang began, else what the rank reported."""
     found = part(process.evidence, "collectives")
     dumped = _dumped(process, found.get("dump"))
     return dumped or parts(found, "groups")

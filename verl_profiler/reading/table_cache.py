@@ -1,7 +1,7 @@
 """Tables made from events, kept as Parquet files, and which event files each of them needs.
 
 A file is named after a digest of everything that it was made from: the SQL, the parts of the events
-that can hold its rows, and what its query asks besides them.  A run that grows makes only the
+that can hold its rows, and what its query reads besides them.  A run that grows makes only the
 tables of its last steps again, and no file is ever used for something else.
 """
 

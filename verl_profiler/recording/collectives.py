@@ -1,7 +1,7 @@
 """Where this rank is in its collectives: process groups, and PyTorch's flight recorder if it is enabled.
 
 torch is only used if the process has imported it.  Of a process group of NCCL, only the counts are taken from
-the recorder: the list of its collectives asks CUDA about each of them, which may block.
+the recorder: the list of its collectives queries CUDA for each of them, which may block.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from verl_profiler.recording.device_libraries import Device
 
 __all__ = ["LONGEST_S", "account", "begin"]
 
-# A device that does not change gets a line this often, so that it can be told from one that is not sampled.
+# A device that does not change gets a line this often, so that it differs from one that is not sampled.
 LONGEST_S = 10.0
 # Processes that hold devices.
 _ROLES = frozenset({"actor", "critic", "ref", "rm", "rollout", "engine"})

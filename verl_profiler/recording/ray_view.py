@@ -1,6 +1,6 @@
 """What Ray has on record of a job's actors and of calls that have not ended; in the trainer's process.
 
-Ray is used only if the process has connected to a cluster.  Its state API asks the dashboard's server, and
+Ray is used only if the process has connected to a cluster.  Its state API queries the dashboard's server, and
 the table of actors the control store; both may block, so a thread of its own calls this.
 """
 

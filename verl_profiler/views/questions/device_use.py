@@ -14,8 +14,9 @@ from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS", "device_name"]
 
@@ -83,7 +84,7 @@ def _device_use(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, rows: Rows, intervals: Rows) -> None:
+def _draw(axes: Panel, rows: Rows, intervals: Rows) -> None:
     named: set[str] = set()
     for row in intervals:
         phase = row["phase"]

@@ -18,6 +18,8 @@ from verl_profiler.views.view import Choice, DataTables, View, known
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from verl_profiler.render.panel import Panel
+
 __all__ = ["VIEWS"]
 
 # Engines drawn: those with the most lanes.
@@ -95,7 +97,7 @@ def _names(rows: Rows) -> list[str]:
     return list(dict.fromkeys(row["name"] for row in rows))
 
 
-def _draw_lanes(axes: Any, rows: Rows, parts: list[str]) -> None:
+def _draw_lanes(axes: Panel, rows: Rows, parts: list[str]) -> None:
     begins = [row["begin_s"] for row in rows]
     for part in parts:
         lengths = [row[f"{part}_s"] for row in rows]
@@ -114,7 +116,7 @@ def _draw_lanes(axes: Any, rows: Rows, parts: list[str]) -> None:
     axes.locator_params(axis="y", integer=True, nbins=5)
 
 
-def _draw_load(axes: Any, readings: Rows, lanes: Rows) -> None:
+def _draw_load(axes: Panel, readings: Rows, lanes: Rows) -> None:
     retracted = [row["begin_s"] for row in lanes if row["retractions"]]
     highest = max((row["running_requests"] or 0 for row in readings), default=0)
     for rank in sorted({row["dp_rank"] for row in readings}):

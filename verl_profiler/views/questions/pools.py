@@ -12,8 +12,9 @@ from verl_profiler.units import counted, seconds
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from verl_profiler.render.panel import Panel
 
 __all__ = ["VIEWS"]
 
@@ -61,7 +62,7 @@ def _pools(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _phases(axes: Axes, rows: Rows) -> None:
+def _phases(axes: Panel, rows: Rows) -> None:
     for row in rows:
         axes.axvspan(row["begin_s"], row["end_s"], color=color(row["phase"]), linewidth=0)
     names = list(dict.fromkeys(row["phase"] for row in rows))
@@ -75,7 +76,7 @@ def _phases(axes: Axes, rows: Rows) -> None:
     )
 
 
-def _levels(axes: Axes, rows: Rows, *, versioned: bool) -> None:
+def _levels(axes: Panel, rows: Rows, *, versioned: bool) -> None:
     below: dict[float, float] = {}
     drawn: dict[str, str] = {}
     for row in rows:
