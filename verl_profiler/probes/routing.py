@@ -1,6 +1,6 @@
 """Generate calls that the load balancer did not send to the least loaded replica; in its process.
 
-The balancer receives no step, so all its lines are in one file: choices that are told by the client's
+The balancer receives no step, so all its lines are in one file: choices that follow from the client's
 `server_acquire` alone are not recorded again.
 """
 

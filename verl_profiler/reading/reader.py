@@ -110,7 +110,7 @@ class Run:
         connection.execute(f"SET temp_directory = '{spill}'")
         connection.execute("SET preserve_insertion_order = false")
         connection.execute("SET enable_progress_bar = false")
-        # Cursors are told too.  Only where duckdb knows time zones does it need to be told of them;
+        # GLOBAL: cursors have them too.  A duckdb without time zones rejects the first, which it does not need;
         # an older one reads the ends of the files for each query.
         for setting in ("TimeZone = 'UTC'", "parquet_metadata_cache = true"):
             with contextlib.suppress(duckdb.Error):
