@@ -7,6 +7,7 @@ time per prompt token that it prefills: non-negative, and fitted to rows of cons
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,10 +80,9 @@ def _fitted(rows: Sequence[Mapping[str, Any]]) -> PassTimes | None:
         return None
     if max(decoding) < _BATCH_RATIO * min(decoding):
         return None
-    # Imported here because few commands need them.
-    import numpy as np
-    from scipy.optimize import nnls
-
+    # Imported here because few commands need them; scipy has no types.
+    np: Any = importlib.import_module("numpy")
+    nnls = importlib.import_module("scipy.optimize").nnls
     bends = _bends(rows, batches)
     columns = [
         [row["iterations"] for row in rows],
