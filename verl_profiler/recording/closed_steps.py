@@ -30,6 +30,9 @@ class ClosedSteps:
     Args:
         release: Called with a path whose file is not to be held open any longer.
         complain: Called with a kind and a text where something could not be compressed.
+
+    Attributes:
+        saved_bytes: How much smaller the compressed files are.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class ClosedSteps:
         self._open: dict[Path, int] = {}
         self._newest = 0
         self._failed = False
+        self.saved_bytes = 0
 
     def note(self, path: Path) -> None:
         """Take note of a file that lines are written to."""
@@ -84,9 +88,11 @@ class ClosedSteps:
                 out.flush()
                 os.fsync(out.fileno())
                 whole = lines.tell() == size == path.stat().st_size
+                packed_bytes = out.tell()
             if whole:
                 draft.replace(packed)
                 path.unlink()
+                self.saved_bytes += size - packed_bytes
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink()

@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer
 from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Polygon, Rectangle
 from matplotlib.scale import ScaleBase
 from matplotlib.text import Annotation, Text
 from numpy.typing import ArrayLike
@@ -27,6 +27,7 @@ class Panel(Axes):
     def barh(
         self, y: float | ArrayLike, width: float | ArrayLike, *args: Any, **kwargs: Any
     ) -> BarContainer: ...
+    def fill(self, *args: ArrayLike | str, **kwargs: Any) -> list[Polygon]: ...
     def fill_between(
         self, x: ArrayLike, y1: ArrayLike | float, *args: Any, **kwargs: Any
     ) -> FillBetweenPolyCollection: ...
