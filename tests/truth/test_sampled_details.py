@@ -6,6 +6,8 @@ of each step and worker.  The full run is the truth.
 
 import argparse
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 from truth.sampled_runs import SHAPE, full_run, record_again
@@ -15,6 +17,7 @@ from verl_profiler.cli import diff, requests, summary
 from verl_profiler.reading.reader import load
 
 EVERY, SLOWEST = 20, 3
+DATA = Path(__file__).parents[1] / "data"
 # They need requests, and details of the last one only; all others' details are not used.
 EXACT = (
     "step_times",
@@ -248,3 +251,24 @@ def test_a_request_without_details_says_so(runs, folder, capsys):
         printed = capsys.readouterr().out
         assert detailed == ("details of this request" not in printed)
         assert "engine" in printed
+
+
+@pytest.mark.parametrize("name", ["rehearsal_run", "separate_async_run"])
+def test_requests_of_recorded_runs_are_exact_too(name, tmp_path):
+    """Runs of the real trainer, synchronous and asynchronous: their events have shapes of their own."""
+    shutil.unpack_archive(DATA / f"{name}.tar.gz", tmp_path)
+    full = tmp_path / name
+    accounts = record_again(full, tmp_path / "part", detail_share=0.25, detail_slowest=1)
+    query = (
+        "SELECT * EXCLUDE (run, detailed, sampled) FROM requests "
+        "ORDER BY step, name, validate, request_id, sample, session"
+    )
+    analyses = ("critical_path", "request_parts", "request_times", "step_times", "staleness")
+    with load(full, cache=False) as everything, load(tmp_path / "part", cache=False) as part:
+        assert everything.rows(query) == part.rows(query)
+        for analysis in analyses:
+            rows = (without_run(ANALYSES[analysis](run.tables)) for run in (everything, part))
+            assert next(rows) == next(rows)
+        left_out = part.rows("SELECT count_if(NOT detailed) AS n FROM requests")[0]["n"]
+    assert left_out > 0
+    assert all(account["sampled_out"] and not account["dropped"] for account in accounts.values())
