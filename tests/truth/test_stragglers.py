@@ -47,6 +47,7 @@ ONE = {
             Turn(replica=1, prompt=1_200, cached=0, prefill_us=2_400_000),
         )
     ),
+    "prefill": Request(turns=(Turn(prefill_us=2_020_000),)),
     "recomputed": Request(turns=(Turn(retractions=1, lost_us=2_000_000),)),
     "long": Request(turns=(Turn(tokens=300),)),
     "slow": Request(turns=(Turn(token_us=60_000),)),

@@ -310,7 +310,7 @@ _TABLES = {
     ),
     "request_caused_wait": (
         "run step name request_id sample place many caused_wait_us behind_us late_us queued_us "
-        "parked_us:DOUBLE cold_us recomputed_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because sampled:INTEGER"
+        "parked_us:DOUBLE cold_us prefill_us:DOUBLE recomputed_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because sampled:INTEGER"
     ),
     "tool_caused_wait": "run step tool last caused_wait_us",
     "rank_spans": f"{_RANK} event family status {_INTERVAL}",

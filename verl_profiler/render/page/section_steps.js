@@ -105,6 +105,7 @@ const REASONS = {
   queued: 'queued',
   parked: 'engine paused',
   cold: 'prefix cache lost',
+  prefill: 'prefill',
   recomputed: 'retracted or aborted',
   long: 'long',
   slow: 'slow per token',
@@ -286,6 +287,7 @@ function stragglers() {
   const reasons = [
     ['parked_s', 'engine paused', 's'],
     ['cold_s', 'prefix cache lost', 's'],
+    ['prefill_s', 'prefill', 's'],
     ['recomputed_s', 'retracted or aborted', 's'],
   ];
   const rare = reasons.filter(([key]) => requests.some((row) => row[key]));

@@ -27,6 +27,7 @@ _DUE_TO = {
     "queued": "queueing",
     "parked": "pauses of the engine",
     "cold": "lost prefix caches",
+    "prefill": "slow or long prefill",
     "recomputed": "retractions and aborts",
     "long": "long requests",
     "slow": "slow decoding",
@@ -105,8 +106,9 @@ A tool is attributed its share of the request's delay.
 | `queued` | it waited in the engine or on the way there |
 | `parked` | the engine was paused for a weight sync |
 | `cold` | tokens that its previous call had cached were prefilled again |
+| `prefill` | the prefill of new tokens took longer: longer prompts, or a busy engine |
 | `recomputed` | the engine retracted or aborted it; estimated from other calls' speed |
-| `long` | it generated more, or had longer prompts |
+| `long` | it generated more |
 | `slow` | it took longer per token |
 | `tool` | it waited for tools |
 | `other` | reward, post-processing, and what no event explains |"""
@@ -176,8 +178,9 @@ TABLES: dict[str, Mapping[str, str]] = {
         "queued_s": "component: it waited in the engine's queue or on the way there, in s",
         "parked_s": "component: it waited while the engine was paused for a weight sync, in s",
         "cold_s": "component: its prefix was no longer cached and was prefilled again, in s",
+        "prefill_s": "component: the prefill of its new tokens took longer, in s",
         "recomputed_s": "component: it was retracted, or aborted, and computed again, in s",
-        "long_s": "component: it generated more tokens, or had longer prompts, in s",
+        "long_s": "component: it generated more tokens, in s",
         "slow_s": "component: it took longer per token, in s",
         "tool_s": "component: it waited for tools, in s",
         "other_s": "component: reward, postprocessing or unattributed time, in s",

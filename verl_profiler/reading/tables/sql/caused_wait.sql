@@ -43,23 +43,25 @@ WITH calls AS (
         p.whole_us - t.whole_us AS behind_us, p.late_us - t.late_us AS late_us,
         p.queued_us - t.queued_us AS queued_us, p.parked_us - t.parked_us AS parked_us,
         p.cold_us - t.cold_us AS cold_us, p.recomputed_us - t.recomputed_us AS recomputed_us,
-        p.prefill_us - t.prefill_us + (p.tokens - t.tokens) * t.token_us AS long_us,
+        p.prefill_us - t.prefill_us AS prefill_us,
+        (p.tokens - t.tokens) * t.token_us AS long_us,
         p.tokens * (p.decode_us / p.tokens - t.token_us) AS slow_us,
         p.tool_us - t.tool_us AS tool_us, p.sampled
     FROM parts AS p JOIN typical AS t USING (run, step)
 ), reasons AS (
     SELECT *, behind_us - late_us - tool_us
-        - coalesce(queued_us + parked_us + cold_us + recomputed_us + long_us + slow_us, 0) AS other_us
+        - coalesce(queued_us + parked_us + cold_us + prefill_us + recomputed_us + long_us + slow_us, 0)
+            AS other_us
     FROM excess
 ), ends AS (
     SELECT *, coalesce(request_id, name) AS who FROM reasons
 )
 SELECT run, step, name, request_id, sample, place, many, caused_wait_us, behind_us, late_us, queued_us,
-    parked_us, cold_us, recomputed_us, long_us, slow_us, tool_us, other_us,
-    CASE greatest(late_us, queued_us, parked_us, cold_us, recomputed_us, long_us, slow_us, tool_us,
-            other_us)
+    parked_us, cold_us, prefill_us, recomputed_us, long_us, slow_us, tool_us, other_us,
+    CASE greatest(late_us, queued_us, parked_us, cold_us, prefill_us, recomputed_us, long_us, slow_us,
+            tool_us, other_us)
         WHEN late_us THEN 'late' WHEN queued_us THEN 'queued' WHEN parked_us THEN 'parked'
-        WHEN cold_us THEN 'cold' WHEN recomputed_us THEN 'recomputed' WHEN long_us THEN 'long'
+        WHEN cold_us THEN 'cold' WHEN prefill_us THEN 'prefill' WHEN recomputed_us THEN 'recomputed' WHEN long_us THEN 'long'
         WHEN slow_us THEN 'slow' WHEN tool_us THEN 'tool' ELSE 'other' END AS because, sampled
 FROM ($caused_wait);
 
