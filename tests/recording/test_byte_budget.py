@@ -161,3 +161,19 @@ def test_each_time_half_of_what_was_left_is_used_the_share_is_halved(used, halvi
     budget.used_bytes = used
     budget.update(0)
     assert halvings == budget.halvings
+
+
+def test_within_its_budget_details_do_not_wait_for_the_end_of_their_request(worker_config):
+    """A process that is killed has them on the disk, as without a budget."""
+    recorder = recorder_with(worker_config, max_gb=1.0, flush_interval_s=60)
+    recorder.append(("request_start", None, now(), {"sample": 1}, 1))
+    for _ in range(3):
+        recorder.append(("engine_call", now(), now(), {"request_id": "a"}, 1))
+    settle(recorder)
+
+    assert 4 == len(lines_of(worker_config.directory))
+    assert 0 == recorder.account()["waiting"]
+    recorder.append(("request", now(), now(), {"request_id": "a"}, 1))
+    recorder.close("exit")
+    (line,) = (line for line in lines_of(worker_config.directory) if line["event"] == "request")
+    assert (1, 3) == (line["extra"]["one_in"], line["extra"]["engine_calls"])

@@ -230,7 +230,7 @@ class Live:
         elif line.event == "request":
             self.in_flight.pop(key, None)
             self._by_id.pop((name, step.number, _word(request_id)), None)
-            if "one_in" in extra:
+            if extra.get("one_in", 1) != 1:
                 self.sampled = True
             if not validate:
                 if self.sampled:
