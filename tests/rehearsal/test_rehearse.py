@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.reading.reader import load
 from verl_profiler.rehearsal.process_tree import _descendants
 
 pytestmark = [
@@ -92,6 +94,28 @@ def test_the_tools_of_the_recipe_are_called(rehearsed):
 
     assert expected <= set(named)
     assert sum(name in expected for name in named) > 0.8 * len(named)
+
+
+def test_tokens_and_mfu_of_updates_are_those_that_verl_logs(rehearsed):
+    """Its MFU is that of one rank; ours lies between those of all ranks."""
+    _, output, _ = rehearsed
+    logged = {event["step"]: event["extra"]["metrics"] for event in _events(output, "metrics")}
+    batches = list(_events(output, "batch_flops"))
+    with load(output, cache=False) as run:
+        rows = [row for row in phase_efficiency(run.tables) if row["step"] in (1, 2)]
+
+    assert {"update_actor", "old_log_prob", "ref"} == {row["phase"] for row in rows}
+    for row in rows:
+        metrics = logged[row["step"]]
+        assert metrics["perf/total_num_tokens"] == row["tokens"]
+        if row["phase"] == "update_actor":
+            mfus = [
+                each["extra"]["tflops"] / each["extra"]["promised_tflops"] / each["extra"]["ranks"]
+                for each in batches
+                if each["step"] == row["step"]
+            ]
+            assert min(mfus) - 1e-9 <= metrics["perf/mfu/actor"] <= max(mfus) + 1e-9
+            assert min(mfus) - 1e-9 <= row["mfu"] <= max(mfus) + 1e-9
 
 
 def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path, command_environment):
