@@ -203,7 +203,7 @@ def begin_launch(server: Any) -> None:
         return
     # verl reads it from there (0.9.1), after this hook; the process has a copy of its own.
     kwargs = server.config.engine_kwargs
-    options = kwargs.get(_ENGINE)
+    options: dict[str, Any] | None = kwargs.get(_ENGINE)
     if options is None:
         kwargs[_ENGINE] = options = {}
     endpoint = options.get(_ENDPOINT) or f"ipc://{_folder()}/iterations"
