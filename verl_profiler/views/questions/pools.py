@@ -80,7 +80,7 @@ def _levels(axes: Panel, rows: Rows, *, versioned: bool) -> None:
     below: dict[float, float] = {}
     drawn: dict[str, str] = {}
     for row in rows:
-        version = row["weight_version"]
+        version: int | None = row["weight_version"]
         fill = MUTED
         if versioned:
             fill = _UNKNOWN if version is None else VERSION_COLORS[version % len(VERSION_COLORS)]
