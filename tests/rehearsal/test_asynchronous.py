@@ -365,6 +365,40 @@ def test_sglang_aborts_and_keeps_requests_waiting():
     assert aborted["versions"] > 1
 
 
+def _seconds(line):
+    """Return begin and end of a line, in seconds since 1970."""
+    end = datetime.fromisoformat(line["timestamp"]).timestamp()
+    return end - line["duration_sec"], end
+
+
+def test_a_replica_does_not_generate_while_its_calls_wait_for_the_end_of_a_pause(run):
+    """A call that comes to a paused engine begins where the pause ends; before, the device is idle."""
+    waited = {
+        (line["file"], line["extra"]["engine_request_id"]): _seconds(line)[1]
+        for line in run.events["engine_parked"]
+    }
+    spans = defaultdict(list)
+    for line in run.events["engine_request"]:
+        begin, end = _seconds(line)
+        begin = waited.get((line["file"], line["extra"]["engine_request_id"]), begin)
+        spans[line["file"]].append((begin, end))
+    busy = 0.0
+    for own in spans.values():
+        last = 0.0
+        for begin, end in sorted(own):
+            busy += max(0.0, end - max(begin, last))
+            last = max(last, end)
+    with load(run.directory) as read:
+        rows = bubble_ledger(read.tables)
+    devices = {row["pool"]: row["devices"] for row in rows}
+    replicas = len({line["file"] for line in run.events["engine_request"]})
+    generating = sum(row["device_s"] for row in rows if row["account"].startswith("generating"))
+
+    # A replica has as many devices as each other, here one.
+    assert sum(devices.values()) >= replicas
+    assert generating <= busy + 0.01
+
+
 def test_what_a_replica_receives_was_sent(run):
     """By a checkpoint engine; the colocated trainer has none."""
     sent, received, buckets = Counter(), Counter(), Counter()

@@ -8,6 +8,7 @@ are left out, never filled with zero.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +42,8 @@ class _Server:
     def __init__(self) -> None:
         self.requests = 0
         self.rejects = False
-        self.resumed_ns = 0
+        # Ends of the last pauses.
+        self.resumes: deque[int] = deque(maxlen=64)
 
 
 _server = _Server()
@@ -87,9 +89,12 @@ def _end_generate(call: Call, result: Any) -> None:
 
 def _record_parked(call: Call) -> None:
     """Record the wait of a request that came during a pause; until now if that has not ended."""
-    is_paused = open_calls.paused_ns is not None
-    end = call.end_ns if is_paused else min(_server.resumed_ns, call.end_ns)
-    if call.begin_ns is not None and end > call.begin_ns:
+    if call.begin_ns is None:
+        return
+    # Later pauses abort what runs.
+    resumed = (resume for resume in _server.resumes if resume > (call.begin_ns or 0))
+    end = min(next(resumed, call.end_ns), call.end_ns)
+    if end > call.begin_ns:
         extra = {"engine_request_id": (call.extra or {}).get("engine_request_id")}
         recorder.record("engine_parked", call.begin_ns, end, extra, context.process.current_step())
 
@@ -109,7 +114,7 @@ def _end_resume(call: Call, _result: Any) -> None:
         return
     open_calls.paused_ns = None
     _server.rejects = False
-    _server.resumed_ns = call.end_ns
+    _server.resumes.append(call.end_ns)
 
 
 def times_of(answer: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ EDGES = {
     "tools": "tool calls of the last sample",
     "rollout_other": "the last sample from dispatch to its end, except its calls and tools",
     "noticing": "from the end of the last sample until the trainer takes it",
-    "mode_switch": "putting engines to sleep, waking them, switching them between pools",
+    "mode_switch": "aborting calls, putting engines to sleep, waking them, switching them between pools",
     "dispatch": "reading prompts and passing them to the agent loops",
     "overhead": "start-up, validation, checkpoints, captures",
     "trainer_other": "not covered by any event of the trainer",

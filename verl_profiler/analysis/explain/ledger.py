@@ -39,7 +39,7 @@ ACCOUNTS = {
     "rollout_idle": "idle replica, while requests run tools, rewards or calls on other replicas",
     "staleness_limit": "idle replica, because no more samples are dispatched",
     "weight_sync": "weight sync",
-    "mode_switch": "putting engines to sleep, waking them, switching them between pools",
+    "mode_switch": "aborting calls, putting engines to sleep, waking them, switching them between pools",
     "dispatch": "reading prompts and passing them to the agent loops",
     "overhead": "start-up, validation, checkpoints, captures",
     "unattributed": "not covered by any event",
@@ -62,7 +62,11 @@ _TIMERS = {
         ("gen", "sample_wait", "sampleable_wait", "switch_wait"), "waiting_for_samples"
     ),
     **dict.fromkeys(
-        ("sleep_replicas", "switch_to_rollout", "switch_to_trainer", "pool_switch"), "mode_switch"
+        (
+            *("sleep_replicas", "abort_replicas", "resume_replicas"),
+            *("switch_to_rollout", "switch_to_trainer", "pool_switch"),
+        ),
+        "mode_switch",
     ),
     **dict.fromkeys(
         ("update_weights", "weight_sync", "param_sync", "sync_rollout_weights"), "weight_sync"
@@ -73,7 +77,9 @@ _TIMERS = {
     ),
 }
 # Parts of the timers around them.
-_INSIDE = frozenset({"replicas_join", "replicas_leave", "abort_replicas", "resume_replicas"})
+_INSIDE = frozenset({"replicas_join", "replicas_leave"})
+# The same inside of syncs and switches; by themselves they are switches of their own.
+_STOPS = frozenset({"abort_replicas", "resume_replicas"})
 # In these states of the trainer, devices that it shares with replicas run calls.
 _SHARED = frozenset({"waiting_for_samples", "dispatch", "unattributed"})
 # In these states of a replica with devices of its own, it runs calls.
@@ -134,13 +140,17 @@ def trainer_states(tables: Tables, run: str) -> list[Span]:
 
 def _states(timers: Rows) -> Iterator[Span]:
     """Give the account of each timer, in order; what happens inside of validation is overhead."""
-    whole_us = 0
+    whole_us = stopped_us = 0
     for row in timers:
         if row["end_us"] <= whole_us or row["phase"] in _INSIDE:
+            continue
+        if row["phase"] in _STOPS and row["end_us"] <= stopped_us:
             continue
         account = _TIMERS.get(row["phase"], "training")
         if account == "overhead":
             whole_us = row["end_us"]
+        elif account in ("weight_sync", "mode_switch"):
+            stopped_us = max(stopped_us, row["end_us"])
         yield Span(row["begin_us"], row["end_us"], account)
 
 
@@ -311,7 +321,9 @@ WITH attempts AS MATERIALIZED (
     FROM engine_calls AS c
     ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
 ), served AS (
-    SELECT s.run, s.name AS replica, s.begin_us, s.end_us, s.validate OR c.validate AS validate,
+    SELECT s.run, s.name AS replica, 
+        CASE WHEN p.end_us IS NULL THEN s.begin_us ELSE least(p.end_us, s.end_us) END AS begin_us,
+        s.end_us, s.validate OR c.validate AS validate,
         c.request_id, c.lost,
         -- Where details are sampled, the requests of most calls are not known.
         c.request_id IS NULL AND (c.id IS NOT NULL
@@ -320,6 +332,11 @@ WITH attempts AS MATERIALIZED (
     FROM engine_requests AS s LEFT JOIN (
         SELECT DISTINCT ON (run, id) * FROM calls WHERE id IS NOT NULL ORDER BY run, id, attempt
     ) AS c ON c.run = s.run AND c.id = s.engine_request_id
+    -- A call that comes to a paused engine waits before it begins.
+    LEFT JOIN (
+        SELECT run, engine_request_id AS id, begin_us, max(end_us) AS end_us FROM event_fields
+        WHERE event = 'engine_parked' AND duration_us IS NOT NULL GROUP BY ALL
+    ) AS p ON p.run = s.run AND p.id = s.engine_request_id AND p.begin_us = s.begin_us
     WHERE s.duration_us IS NOT NULL
     UNION ALL
     SELECT run, coalesce(server, 'unknown'), begin_us, end_us, validate, request_id, lost,

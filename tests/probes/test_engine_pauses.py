@@ -1,0 +1,72 @@
+"""How long a request waits that comes to a paused engine, by the times of its call and of the pauses."""
+
+import pytest
+
+from verl_profiler.probes import engine
+from verl_profiler.recording import open_calls, recorder
+from verl_profiler.recording.call import Call
+
+
+class Engine:
+    """The server of this process, whose calls begin and end at times that the test sets."""
+
+    def __init__(self):
+        self.lines = []
+
+    def begin(self, at):
+        arguments = {"request_id": "a", "prompt_ids": [1]}
+        call = Call("engine_request", at, kwargs=arguments)
+        engine._begin_generate(call)
+        call.begin_ns = at
+        return call
+
+    def end(self, call, at):
+        call.end_ns = at
+        engine._end_generate(call, [7])
+
+    def pause(self):
+        engine._begin_abort(Call("engine_abort", 0))
+
+    def resume(self, at):
+        engine._end_resume(Call("engine_resume", at - 1, end_ns=at), None)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    made = Engine()
+    monkeypatch.setattr(engine, "_server", engine._Server())
+    monkeypatch.setattr(open_calls, "paused_ns", None)
+    monkeypatch.setattr(recorder, "record", lambda *line: made.lines.append(line[:3]))
+    yield made
+    engine.context.current_engine_call.set(None)
+
+
+def test_a_request_waits_until_its_pause_ends(server):
+    """And not until a later one, which aborts it."""
+    server.pause()
+    call = server.begin(100)
+    server.resume(200)
+    server.pause()
+    server.end(call, 400)
+
+    assert [("engine_parked", 100, 200)] == server.lines
+
+
+def test_a_request_that_ends_in_its_pause_has_only_waited(server):
+    """As one that its client cancels; resumes before it do not count."""
+    server.pause()
+    server.resume(50)
+    server.pause()
+    call = server.begin(100)
+    server.end(call, 150)
+
+    assert [("engine_parked", 100, 150)] == server.lines
+
+
+def test_a_request_that_came_before_the_pause_has_not_waited(server):
+    """The pause aborts it."""
+    call = server.begin(100)
+    server.pause()
+    server.end(call, 150)
+
+    assert [] == server.lines
