@@ -321,7 +321,7 @@ WITH attempts AS MATERIALIZED (
     FROM engine_calls AS c
     ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
 ), served AS (
-    SELECT s.run, s.name AS replica, 
+    SELECT s.run, s.name AS replica,
         CASE WHEN p.end_us IS NULL THEN s.begin_us ELSE least(p.end_us, s.end_us) END AS begin_us,
         s.end_us, s.validate OR c.validate AS validate,
         c.request_id, c.lost,
