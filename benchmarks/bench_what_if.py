@@ -50,6 +50,13 @@ SETTINGS: dict[str, list[str]] = {
     "two_late_ranks": [POLL, "rehearsal.rank_delay_s=[0.4,0.4]"],
     "slow_sync": [POLL, "rehearsal.weight_sync_s=2"],
     "half_sync": [POLL, "rehearsal.weight_sync_s=1"],
+    # Three changes in one pair of settings, each measured by its own part of the step.
+    "slow_parts": [
+        "rehearsal.poll_interval_s=2",
+        "rehearsal.tool_latency=4",
+        "rehearsal.weight_sync_s=2",
+    ],
+    "half_parts": [POLL, "rehearsal.tool_latency=2", "rehearsal.weight_sync_s=1"],
     "slow_tools": [POLL, "rehearsal.tool_latency=8"],
     "half_tools": [POLL, "rehearsal.tool_latency=4"],
     "twice_prompts": [
@@ -82,6 +89,9 @@ COMPARISONS = {
     "late_rank": Comparison("one_late_rank", "two_late_ranks", "even_ranks", "ranks' phases"),
     "weight_sync": Comparison("slow_sync", "half_sync", "weights_twice_as_fast", "weight sync"),
     "tools": Comparison("slow_tools", "half_tools", "tools_twice_as_fast", "rollout"),
+    "parts_polling": Comparison("slow_parts", "half_parts", "no_polling", "polling"),
+    "parts_tools": Comparison("slow_parts", "half_parts", "tools_twice_as_fast", "rollout"),
+    "parts_sync": Comparison("slow_parts", "half_parts", "weights_twice_as_fast", "weight sync"),
     "fewer_prompts": Comparison("twice_prompts", "base", "half_the_requests"),
     "more_prompts": Comparison("base", "twice_prompts", "twice_the_requests"),
     "turns": Comparison("base", "five_turns", "one_turn_fewer"),
@@ -108,13 +118,14 @@ def lines_of(run: Path) -> Iterator[dict[str, Any]]:
 def seconds_of(run: Path, part: str) -> float:
     """Return the mean length of the steps, or of a part of them, without the first step.
 
-    A rollout is from where `gen` begins to where the last request of its step ends; the others are
-    sums of the trainer's phases.
+    A rollout is from where `gen` begins to where the last request of its step ends, polling from there
+    to where `gen` ends; the others are sums of the trainer's phases.
     """
     phases = PARTS.get(part, ())
     lengths: dict[int, float] = {}
     begins: dict[int, float] = {}
     ends: dict[int, float] = defaultdict(float)
+    gens: dict[int, float] = {}
     sums: dict[int, float] = defaultdict(float)
     for line in lines_of(run):
         event, step, extra = line["event"], line.get("step"), line.get("extra", {})
@@ -124,11 +135,13 @@ def seconds_of(run: Path, part: str) -> float:
         if event == "step":
             lengths[step] = line["duration_sec"]
         elif event == "gen":
-            begins[step] = end_s - line["duration_sec"]
+            begins[step], gens[step] = end_s - line["duration_sec"], end_s
         elif event == "request" and not extra.get("validate"):
             ends[step] = max(ends[step], end_s)
     if part == "rollout":
         lengths = {step: ends[step] - begin_s for step, begin_s in begins.items() if step in ends}
+    if part == "polling":
+        lengths = {step: end_s - ends[step] for step, end_s in gens.items() if step in ends}
     if phases:
         lengths = {step: sums[step] for step in lengths}
     return fmean(seconds for step, seconds in lengths.items() if step > min(lengths))
