@@ -145,3 +145,43 @@ def test_the_real_sglang_puts_the_ranges_on_its_scheduler(nsys, settings, tmp_pa
 
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: [True, True] for name in methods} == found, done.stderr[-2000:]
+
+
+CLOCK = """
+import json
+from types import SimpleNamespace
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.plugins import load_plugins
+load_plugins()
+arguments = SimpleNamespace(
+    enable_forward_pass_metrics=True,
+    forward_pass_metrics_worker_id="",
+    forward_pass_metrics_ipc_name="ipc://iterations",
+)
+scheduler = SimpleNamespace(
+    server_args=arguments, attn_tp_rank=0, pp_rank=0, pp_size=1, dp_rank=None
+)
+Scheduler._init_fpm(scheduler)
+print(json.dumps([scheduler.enable_fpm, scheduler._fpm_uses_device_timer]))
+scheduler._fpm_publisher.shutdown()
+"""
+
+
+def test_the_real_sglang_times_iterations_by_its_clock_on_a_cpu(tmp_path):
+    """Its device timer would measure nothing, and its schedulers then send nothing."""
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("needs sglang")
+    events = EventSettings(announce=False, engine_iterations=True)
+    config = WorkerConfig("/run", "run", events, take_anchor(), nvtx="off")
+    inherited = {**os.environ, SETTINGS: config.encode()}
+    done = subprocess.run(
+        [sys.executable, "-c", CLOCK],
+        env={**inherited, **environment("sglang", inherited)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+
+    assert [True, False] == json.loads(done.stdout.splitlines()[-1]), done.stderr[-2000:]
