@@ -5,6 +5,7 @@ A run directory holds `run.json`, `processes/<name>.json` (one header per proces
 
 `EVENTS` is the whole vocabulary.  A name that is not in it is either a timer of verl's trainer
 (family `trainer`, parent `step`) or an event of the user's own code (family `user`).
+Over 400 lines, as most of it is one table with a row per event.
 """
 
 from __future__ import annotations
