@@ -205,7 +205,8 @@ def test_actors_that_ray_has_lost():
         {"class": "Mine", "pid": 5, "state": "RESTARTING", "restarts": 2},
     ]
     calls = [{"function": "Mine.run", "state": "RUNNING", "calls": 3}]
-    ray = {"ray": {"actors": {"ALIVE": 4, "DEAD": 1}, "not_alive": dead, "calls": calls}}
+    actors = {"actors": {"ALIVE": 4, "DEAD": 1}, "not_alive": dead}
+    ray = {"ray": actors, "ray_calls": {"calls": calls}}
 
     found = shown(TRAINER, {"trainer_0": ray}, headers)
 
@@ -354,8 +355,8 @@ def test_any_value_in_evidence_is_survived(tmp_path):
         "ray": {
             "actors": {"ALIVE": 1},
             "not_alive": [{"class": "A", "pid": 1, "state": "DEAD", "restarts": 1, "reason": "r"}],
-            "calls": [{"function": "f", "state": "RUNNING", "calls": 2}],
         },
+        "ray_calls": {"calls": [{"function": "f", "state": "RUNNING", "calls": 2}]},
         "sockets": {"states": {"LISTEN": 1}, "listening": [1], "ports": [2], "waiting": [row]},
         "host": {
             "cores": 2,

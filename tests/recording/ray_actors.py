@@ -29,7 +29,7 @@ class Dying:
 
 
 def main():
-    before = ray_view.ray_view(4)
+    before = ray_view.ray_actors() | ray_view.ray_calls(4)
     ray.init(address="local", num_cpus=2, logging_level="ERROR")
     busy, dying = Busy.remote(), Dying.remote()
     pid = ray.get(busy.pid.remote())
@@ -40,7 +40,11 @@ def main():
     # What workers report of their calls takes a second to arrive.
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        found = ray_view.ray_view(4)
+        found = ray_view.ray_actors()
+        try:
+            found |= ray_view.ray_calls(4)
+        except Exception as error:
+            found["calls_error"] = type(error).__name__
         if found["not_alive"] and sum(row["calls"] for row in found.get("calls", ())) >= 3:
             break
         time.sleep(0.5)

@@ -208,7 +208,7 @@ def _process_details(process: Process) -> Iterator[str]:
     if ray.get("actors"):
         counts = ", ".join(f"{count} {state}" for state, count in ray["actors"].items())
         yield f"Ray: actors: {counts}"
-    for row in parts(ray, "calls")[:_DETAILS]:
+    for row in parts(part(found, "ray_calls"), "calls")[:_DETAILS]:
         yield f"Ray: {row.get('calls')} × {row.get('function')}: {row.get('state')}"
     sockets = _sockets_of(process)
     if sockets.get("states"):

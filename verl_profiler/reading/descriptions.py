@@ -320,9 +320,8 @@ EVIDENCE: Mapping[str, Any] = {
         "not_alive": _Each(
             {"class": _NAME, "pid": _COUNT, "state": _NAME, "restarts": _COUNT, "reason": _LONG}
         ),
-        "calls": _Each({"function": _NAME, "state": _NAME, "calls": _COUNT}),
-        "calls_error": _NAME,
     },
+    "ray_calls": {"calls": _Each({"function": _NAME, "state": _NAME, "calls": _COUNT})},
     "sockets": {
         "states": _Named(_COUNT),
         "listening": _Each(_COUNT),

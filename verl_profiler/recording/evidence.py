@@ -21,7 +21,7 @@ from verl_profiler.host.load import host_load
 from verl_profiler.host.sockets import connections
 from verl_profiler.recording import context, event_loop_lag
 from verl_profiler.recording.collectives import collectives
-from verl_profiler.recording.ray_view import ray_view
+from verl_profiler.recording.ray_view import ray_actors, ray_calls
 from verl_profiler.recording.stacks import all_threads, frames_of, running_frames, tasks_by_stack
 
 __all__ = ["add_source", "add_source_of", "gather", "on_loop"]
@@ -81,7 +81,8 @@ def gather(directory: Path) -> dict[str, Any]:
         **_sources,
     }
     if context.process.is_trainer:
-        sources["ray"] = lambda: ray_view(_RAY_S)
+        sources["ray"] = ray_actors
+        sources["ray_calls"] = lambda: ray_calls(_RAY_S)
     found: dict[str, Any] = {}
     errors: dict[str, str] = {}
     for name, source in sources.items():

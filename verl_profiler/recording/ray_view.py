@@ -14,7 +14,7 @@ from typing import Any
 from verl_profiler.recording.failures import reason_in
 from verl_profiler.recording.values import text
 
-__all__ = ["ray_view"]
+__all__ = ["ray_actors", "ray_calls"]
 
 _ALIVE = "ALIVE"
 _SHOWN = 20
@@ -22,16 +22,12 @@ _LIMIT = 1000
 _NAME_LIMIT = 100
 
 
-def ray_view(timeout_s: int) -> dict[str, Any]:
-    """Return Ray's view; empty if the process is not connected to a cluster.
-
-    Args:
-        timeout_s: Passed on to Ray's state API.
+def ray_actors() -> dict[str, Any]:
+    """Return Ray's view of the job's actors; empty if the process is not connected to a cluster.
 
     Returns:
         `actors`: how many are in each state; `not_alive`: those that are not, at most 20, with `class`,
-        `pid`, `state`, `restarts`, and `reason` if Ray has a known one; `calls`: how many calls of each
-        function and state have not ended; `calls_error`: why they are missing.
+        `pid`, `state`, `restarts`, and `reason` if Ray has a known one.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -40,15 +36,25 @@ def ray_view(timeout_s: int) -> dict[str, Any]:
     job = ray.get_runtime_context().get_job_id()
     rows: list[dict[str, Any]] = [row for row in state.actors().values() if row.get("JobID") == job]
     others = [row for row in rows if row.get("State") != _ALIVE]
-    found: dict[str, Any] = {
+    return {
         "actors": dict(Counter(str(row.get("State")) for row in rows).most_common()),
         "not_alive": [_actor(row) for row in others[:_SHOWN]],
     }
-    try:
-        found["calls"] = _calls(job, timeout_s)
-    except Exception as error:  # noqa: BLE001  no dashboard, or one that does not answer
-        found["calls_error"] = type(error).__name__
-    return found
+
+
+def ray_calls(timeout_s: int) -> dict[str, Any]:
+    """Return the job's calls through Ray that have not ended; empty without a cluster.
+
+    Args:
+        timeout_s: Passed on to Ray's state API, which needs the dashboard's server (`ray[default]`).
+
+    Returns:
+        `calls`: how many calls of each `function` are in each `state`.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {}
+    return {"calls": _calls(ray.get_runtime_context().get_job_id(), timeout_s)}
 
 
 def _actor(row: dict[str, Any]) -> dict[str, Any]:
