@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fake_nvtx import FakeNvtx
 from hypothesis import HealthCheck, settings
 
 from verl_profiler.capture import session
+from verl_profiler.environ import CACHE_HOME
 from verl_profiler.instrumentation import nvtx_ranges, placing
 from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import context, recorder
@@ -27,6 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How fast examples are generated depends on the machine's load.
 settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any load")
+
+# No test reads or fills the user's own caches.
+_CACHES = tempfile.TemporaryDirectory(prefix="verl-profiler-caches-")
+os.environ[CACHE_HOME] = _CACHES.name
 
 DATA = Path(__file__).parent / "data"
 

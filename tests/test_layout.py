@@ -13,6 +13,7 @@ RECORDING = (
     ("instrumentation",),
     ("probes",),
     ("transfer_queue", "capture"),
+    ("shipping",),
     ("plugin",),
     ("launch",),
     ("rehearsal", "recipes", "testing", "hydra_plugins"),

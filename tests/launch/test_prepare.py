@@ -10,6 +10,7 @@ import pytest
 from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.environ import CAPTURES_OFF
+from verl_profiler.errors import ConfigError
 from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.settings import parse
@@ -196,3 +197,57 @@ def test_a_failed_check_of_an_earlier_run_is_forgotten(ray, prepare, monkeypatch
     prepare()
 
     assert CAPTURES_OFF not in os.environ
+
+
+@pytest.fixture
+def storage(tmp_path):
+    """The URL of a place that is empty."""
+    pytest.importorskip("fsspec")
+    (tmp_path / "storage").mkdir()
+    return f"file://{tmp_path}/storage/run", tmp_path / "storage"
+
+
+def prepare_url(url, spool):
+    config = {"profiler": {"output_dir": url, "spool_dir": str(spool)}}
+    launch.prepare(omegaconf.OmegaConf.create(config))
+    return recorder.active().directory
+
+
+def test_a_run_with_a_url_is_recorded_here_and_is_there_at_its_end(ray, storage, tmp_path, capfd):
+    """Its directory is the one that the workers get; the last header is there too."""
+    url, place = storage
+    run = prepare_url(url, tmp_path / "spool")
+    assert tmp_path / "spool" == run
+    assert recorder.active().config.output_dir == str(run)
+    assert ["run"] == [path.name for path in place.iterdir()]
+    (run / "step_1").mkdir()
+    (run / "step_1" / "worker_0.jsonl").write_text("{}\n")
+    ray.init()
+    sys.modules["ray"].init()
+    launch.end(failed=False)
+
+    here = {p.relative_to(run): p.read_bytes() for p in run.rglob("*.json*")}
+    there = {p.relative_to(place / "run"): p.read_bytes() for p in (place / "run").rglob("*.json*")}
+    assert here == there
+    assert b'"ended":"2' in next(c for p, c in here.items() if p.parent.name == "processes")
+    printed = capfd.readouterr().err
+    assert f"recording to {run}, uploaded to {url}" in printed
+    assert f"the run was uploaded to {url}" in printed
+
+
+def test_a_run_that_did_not_start_leaves_nothing_at_its_url(ray, storage, tmp_path):
+    """As on a disk."""
+    url, place = storage
+    run = prepare_url(url, tmp_path / "spool")
+    launch.end(failed=True)
+    assert not run.exists()
+    assert [] == [path for path in place.rglob("*") if path.is_file()]
+
+
+def test_a_url_that_cannot_be_written_ends_the_preparation(ray, tmp_path):
+    """Before anything is recorded; no directory is left."""
+    pytest.importorskip("fsspec")
+    with pytest.raises(ConfigError, match="exists in one process only"):
+        prepare_url("memory://runs/run", tmp_path / "spool")
+    assert recorder.active() is None
+    assert not (tmp_path / "spool").exists()

@@ -83,6 +83,16 @@ def test_nothing_is_active_when_events_are_off():
             "config-value",
             "profiler.events.max_gb: Expected `float` >= 0.001",
         ),
+        (
+            {"output_dir": "x", "events": {"ship_every_s": 0.5}},
+            "config-value",
+            "ship_every_s: Expected `float` >= 1",
+        ),
+        (
+            {"output_dir": "x", "spool_dri": "y"},
+            "unknown-key",
+            "Did you mean profiler.spool_dir?",
+        ),
         ("multiturn", "config-group-not-found", "Hydra did not find verl-profiler's configs"),
         (None, "config-group-not-found", "hydra.searchpath"),
     ],
@@ -95,3 +105,14 @@ def test_an_invalid_setting_names_its_place_and_the_fix(node, slug, says):
     assert slug == caught.value.slug
     assert says in str(caught.value)
     assert str(caught.value).endswith(f"({slug})")
+
+
+def test_a_url_is_written_to_a_directory_first():
+    """Named as the run, unless another one is given."""
+    url = "s3://bucket/team/my-run"
+    assert "logs/my-run" == parse({"output_dir": url}).local_dir
+    assert "/local/x" == parse({"output_dir": url, "spool_dir": "/local/x"}).local_dir
+    assert "logs/x" == parse({"output_dir": "logs/x", "spool_dir": "/local/x"}).local_dir
+    with pytest.raises(ConfigError, match="has no folder for the run") as caught:
+        _ = parse({"output_dir": "s3://bucket"}).local_dir
+    assert "output-url" == caught.value.slug

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from verl_profiler.cli.options import did_you_mean
+from verl_profiler.cli.options import did_you_mean, local
 from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError
 
@@ -72,6 +72,7 @@ def _run(argv: Sequence[str]) -> int:
         _parser().print_help()
         return 2
     try:
+        local(args)
         status = args.run(args)
         # While its errors can still be printed.
         sys.stdout.flush()

@@ -1,14 +1,16 @@
-"""Gather the captures of a run, and list what is missing and why.
+"""Gather the event files and captures of a run, and list what is missing and why.
 
 Moves the reports that nsys or the torch profiler left in RUN/nsight/raw to
 RUN/nsight/<role>_<rank>.step<N>.nsys-rep (or .json.gz), with their metadata in a .json.  A run does
-this itself at its end; use this command after a run that was killed.  --ray also copies reports from
-the disks of other nodes, while the cluster is up; without Ray, run the command on each node.
+this itself at its end; use this command after a run that was killed.  --ray also copies event files
+and reports from the disks of other nodes, while the cluster is up; without Ray, run the command on each
+node for its reports.  --to uploads the run to object storage, or the rest of an upload that failed.
 
 Stale processes of nsys on this machine are listed, and ended with --end-left-over; those of other
 runs, or of processes that still train, are left alone.
 
-Exit status 0: every capture has a report.  1: some are missing; the output lists which and why.
+Exit status 0: every node sent its events, and every capture has a report.  1: some are missing; the
+output lists which and why.
 """
 
 from __future__ import annotations
@@ -20,17 +22,22 @@ import sys
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.redaction import mask_text
 from verl_profiler.render.visible import shown, visible
 from verl_profiler.units import size
+
+if TYPE_CHECKING:
+    from verl_profiler.capture.record import CaptureRecord
 
 __all__ = ["add_arguments", "run"]
 
 # Other nodes may have to start a worker process first.
 _FETCH_S = 30.0
+_START_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray",
         action="store_true",
-        help="also copy the reports of the other nodes of the running Ray cluster",
+        help="also copy the event files and reports of the other nodes of the running Ray cluster",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="URL",
+        help="then upload the run, for example to s3://bucket/runs/my-run; continues an upload that ended",
     )
     parser.add_argument(
         "--end-left-over",
@@ -70,10 +82,16 @@ def run(args: argparse.Namespace) -> int:
             f"{args.directory} does not exist, or is not a directory.", "no-such-run"
         )
     fetch = gather.Fetch(args.directory) if args.ray else None
+    problems: list[str] = []
+    captures: list[CaptureRecord] = []
     with _cluster() if args.ray else contextlib.nullcontext():
-        captures = gather.collect(
-            args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
-        )
+        if args.ray:
+            problems = _ship(args.directory, sys.stderr if args.json else sys.stdout)
+        # A run without captures has nothing else to gather.
+        if not (args.ray or args.to) or (args.directory / "nsight").is_dir():
+            captures = gather.collect(
+                args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
+            )
     lines = _stale_processes(args.directory, ending=args.end_left_over)
     if lines and args.end_left_over:
         # On SIGTERM, an agent may have written what it had.
@@ -89,10 +107,60 @@ def run(args: argparse.Namespace) -> int:
         for capture in captures:
             if capture.file:
                 print(visible(f"{size(capture.size_bytes):>10}  {capture.file}"))
-        print("\n".join(shown(gather.account(captures))))
+        if captures or not (args.ray or args.to):
+            print("\n".join(shown(gather.account(captures))))
     for line in [*(fetch.account() if fetch is not None else ()), *lines]:
         print(visible(line), file=sys.stderr if args.json else sys.stdout)
-    return 1 if any(capture.problem for capture in captures) else 0
+    if args.to:
+        problems += _upload(args.directory, args.to, sys.stderr if args.json else sys.stdout)
+    return 1 if problems or any(capture.problem for capture in captures) else 0
+
+
+def _ship(run: Path, stream: TextIO) -> list[str]:
+    """Copy what the event files of other nodes have gained; print what came, return the problems."""
+    import ray
+
+    from verl_profiler.shipping.account import earlier_directory
+    from verl_profiler.shipping.nodes import Shipments
+
+    shipments = Shipments(ray, run, directory=earlier_directory(run))
+    problems = shipments.finish(_START_S)
+    for host, size_bytes in shipments.sent():
+        print(visible(f"{size(size_bytes):>10}  of events came from {host}"), file=stream)
+    for problem in problems:
+        print(visible(f"WARNING {problem} (not-shipped)"), file=stream)
+    return problems
+
+
+def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
+    """Upload what is not there; print how much that was, return what failed."""
+    from verl_profiler.events.remote import RemoteError, connect, has_folders, problem_of
+    from verl_profiler.shipping.upload import Upload, other_run
+
+    try:
+        filesystem, target = connect(url)
+        upload = Upload(filesystem, target, run, folders=has_folders(url))
+        other = other_run(filesystem, target, run)
+        if not other:
+            upload.resume()
+    except RemoteError as error:
+        raise ReadingError(str(error), "remote-run") from None
+    except Exception as error:
+        raise ReadingError(
+            f"{mask_text(url)} cannot be used: {problem_of(error)}.\nCheck the URL, the credentials in "
+            "the environment and the endpoint",
+            "remote-run",
+        ) from error
+    if other:
+        raise ReadingError(
+            f"{mask_text(url)} holds another run, launched {other}.\nName another folder",
+            "output-exists",
+        )
+    failed = upload.round(final=True)
+    print(visible(f"{size(upload.size_bytes):>10}  in {upload.files} files uploaded"), file=stream)
+    for problem in failed:
+        print(visible(f"WARNING not uploaded: {problem} (not-uploaded)"), file=stream)
+    return failed
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import check_steps, step_range
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.remote import is_url
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows, Steps
@@ -40,8 +41,17 @@ def side(text: str) -> Side:
     """Parse `RUN` or `RUN@N:M`; an existing path is a path, even if its name contains `@`."""
     match = _SIDE.fullmatch(text)
     if match is None or Path(text).exists():
-        return Side(text, Path(text))
-    return Side(text, Path(match["path"]), step_range(match["steps"]))
+        return Side(text, _place(text))
+    return Side(text, _place(match["path"]), step_range(match["steps"]))
+
+
+def _place(text: str) -> Path:
+    """Return the path of a run, which is downloaded where it is a URL."""
+    if not is_url(text):
+        return Path(text)
+    from verl_profiler.reading.remote import fetched
+
+    return fetched(text)
 
 
 @dataclass

@@ -8,15 +8,17 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.json_values import is_list
 
 if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "RemoteRun",
     "add_cache",
     "add_out",
     "add_price",
@@ -26,6 +28,8 @@ __all__ = [
     "check_steps",
     "check_worker",
     "did_you_mean",
+    "local",
+    "run_argument",
     "step_range",
 ]
 
@@ -38,8 +42,9 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         "runs",
         metavar="RUN",
         nargs="+",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several for a resumed run",
+        type=run_argument,
+        help="run directory, archive of one, step folder, event file, or a URL such as "
+        "s3://bucket/my-run; several for a resumed run",
     )
 
 
@@ -49,8 +54,8 @@ def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
         "paths",
         metavar="RUN|LOG",
         nargs="+",
-        type=Path,
-        help="run directory or archive of one, or console logs (also .gz); - for standard input",
+        type=run_argument,
+        help="run directory, archive or URL of one, or console logs (also .gz); - for standard input",
     )
 
 
@@ -99,8 +104,44 @@ def _price(text: str) -> float:
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Declare `--no-cache`."""
     parser.add_argument(
-        "--no-cache", action="store_true", help="do not read or write the run's .cache folder"
+        "--no-cache",
+        action="store_true",
+        help="do not read or write the run's cache; see VERL_PROFILER_CACHE in docs/reading.md",
     )
+
+
+class RemoteRun(str):
+    """A run in object storage; `local` replaces it by its copy before a command runs."""
+
+    __slots__ = ()
+
+
+def run_argument(text: str) -> Path | RemoteRun:
+    """Return the path of a run, or its URL, which a path would not keep."""
+    from verl_profiler.events.remote import is_url
+
+    return RemoteRun(text) if is_url(text) else Path(text)
+
+
+def local(args: argparse.Namespace) -> None:
+    """Replace URLs among the arguments by what was downloaded of them.
+
+    Raises:
+        ReadingError: Something cannot be downloaded.
+    """
+    for name, value in vars(args).items():
+        if isinstance(value, RemoteRun):
+            setattr(args, name, _downloaded(value))
+        elif is_list(value):
+            setattr(args, name, [_downloaded(each) for each in value])
+
+
+def _downloaded(value: Any) -> Any:
+    if not isinstance(value, RemoteRun):
+        return value
+    from verl_profiler.reading.remote import fetched
+
+    return fetched(value)
 
 
 def step_range(text: str) -> tuple[int, int]:

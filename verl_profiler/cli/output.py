@@ -48,16 +48,20 @@ def target_of(
     Args:
         runs: The runs as given.
         out: A file, or a folder for `name`.
-        name: The file's default name.
+        name: The file's default name; of a run in object storage, in the working directory.
         force: Replace whatever regular file is there.
         mark: What the first bytes of this command's own output hold; such a file is replaced.
 
     Raises:
         ReadingError: It exists, was not written by this command, and `force` is False.
     """
+    from verl_profiler.reading.remote import is_downloaded
+
     first = runs[0]
     if out is not None:
         target = out / name if out.is_dir() else out
+    elif is_downloaded(first):
+        target = Path(f"{first.name.split('.')[0]}-{name}")
     elif first.is_dir():
         target = first / name
     else:

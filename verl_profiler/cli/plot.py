@@ -16,7 +16,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_steps, check_steps, check_worker, did_you_mean
+from verl_profiler.cli.options import (
+    add_cache,
+    add_steps,
+    check_steps,
+    check_worker,
+    did_you_mean,
+    run_argument,
+)
 from verl_profiler.cli.output import (
     csv_text,
     json_text,
@@ -50,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         metavar="RUN",
         nargs="*",
-        type=Path,
-        help="run directory, archive of one, step folder or event file; several give a plot each",
+        type=run_argument,
+        help="run directory, archive or URL of one, step folder or event file; several give a plot each",
     )
     parser.add_argument(
         "--list", action="store_true", help="list the plots and the questions that they answer"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.options import add_steps
+from verl_profiler.cli.options import add_steps, run_argument
 from verl_profiler.cli.output import (
     csv_text,
     json_text,
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run",
         dest="recorded",
         metavar="RUN",
-        type=Path,
+        type=run_argument,
         help="compare with the spans that were recorded in this run",
     )
     numbers = parser.add_mutually_exclusive_group()

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, did_you_mean
+from verl_profiler.cli.options import add_cache, did_you_mean, run_argument
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
@@ -28,8 +28,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("finding", metavar="FINDING", help="the finding's name, such as polling")
-    parser.add_argument("before", metavar="BEFORE", type=Path, help="the run with the finding")
-    parser.add_argument("after", metavar="AFTER", type=Path, help="the run with the change")
+    parser.add_argument(
+        "before", metavar="BEFORE", type=run_argument, help="the run with the finding"
+    )
+    parser.add_argument("after", metavar="AFTER", type=run_argument, help="the run with the change")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_cache(parser)
 

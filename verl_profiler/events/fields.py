@@ -732,7 +732,8 @@ RUN = {
     "settings": Field(
         "object",
         "",
-        "The settings under `profiler:`, credentials masked; ¹ `output_dir`, `nsight.directory`, "
+        "The settings under `profiler:`, credentials masked; ¹ `output_dir`, `spool_dir`, "
+        "`nsight.directory`, "
         "`nsight.options` and `memory_saver.environment`.",
     ),
     "training.model": _text("`actor_rollout_ref.model.path`, credentials masked. ¹ Its last part."),

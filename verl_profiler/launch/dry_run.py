@@ -43,7 +43,7 @@ def explain(argv: Sequence[str]) -> list[str]:
         capture = verl_keys.translate(config, settings.nsight.tool, settings.nsight.roles.workers)
         plan = None
         if capture is not None:
-            plan = make_plan(config, capture, settings.nsight, Path(settings.output_dir).absolute())
+            plan = make_plan(config, capture, settings.nsight, Path(settings.local_dir).absolute())
     after = dict(_leaves(config))
     lines = [
         f"{key}={_text(value)} removed (translated)"

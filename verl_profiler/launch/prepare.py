@@ -24,9 +24,11 @@ from verl_profiler.capture.planner import make_plan, remarks
 from verl_profiler.environ import CAPTURES_OFF, SETTINGS
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
+from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.remote import is_url
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import clock_exchange, publishing
+from verl_profiler.launch import clock_exchange, publishing, remote_output, ship
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.recording import recorder, run_directory
@@ -36,6 +38,7 @@ from verl_profiler.recording.worker_config import WorkerConfig
 __all__ = ["end", "prepare"]
 
 NODE = "profiler"
+_UPLOAD_EVERY_S = 60.0
 
 _ray_started = False
 # The trackers to publish to when the command ends.
@@ -64,7 +67,7 @@ def prepare(config: Any) -> Any:
         return config
     publish_to = _trackers(config, settings)
     clock = take_anchor()
-    directory = run_directory.make(settings.output_dir, clock, settings, _training(config))
+    directory = run_directory.make(settings.local_dir, clock, settings, _training(config))
     try:
         with open_dict(config):
             plan = capture and make_plan(config, capture, settings.nsight, directory)
@@ -72,13 +75,19 @@ def prepare(config: Any) -> Any:
             _put_into_runtime_env(config, {SETTINGS: encoded})
             if settings.events.engine_timing:
                 _enable_engine_timing(config)
+        url = None
+        if is_url(settings.output_dir):
+            # Last: what fails before leaves nothing there.
+            url = remote_output.claim(settings.output_dir, directory)
     except Exception:
         run_directory.discard(directory)
         raise
     _forget_earlier_run()
     global _publish_to
     _publish_to = publish_to
-    _record_driver(encoded, directory)
+    if url is not None:
+        remote_output.start(directory, url, settings.events.ship_every_s or _UPLOAD_EVERY_S)
+    _record_driver(encoded, directory, url)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
     return config
@@ -140,7 +149,7 @@ def _worker_config(
         nvtx = "off"
     return WorkerConfig(
         str(directory),
-        settings.output_dir,
+        settings.local_dir,
         settings.events,
         clock,
         settings.memory_saver.sample_interval_s,
@@ -151,14 +160,15 @@ def _worker_config(
     )
 
 
-def _record_driver(encoded: str, directory: Path) -> None:
+def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     """Start recording in this process, and hook `ray.init` for the others."""
     from verl_profiler.plugin import activate
 
     os.environ[SETTINGS] = encoded
     _hook_ray_init()
     activate("driver")
-    recorder.say(f"recording to {directory}")
+    uploaded = f", uploaded to {mask_text(url)}" if url is not None else ""
+    recorder.say(f"recording to {directory}{uploaded}")
 
 
 def _forget_earlier_run() -> None:
@@ -166,6 +176,8 @@ def _forget_earlier_run() -> None:
     global _ray_started, _publish_to
     _ray_started = False
     _publish_to = ()
+    ship.finish()
+    remote_output.finish()
     hook_creation(None)
     for variable in (SETTINGS, CAPTURES_OFF):
         os.environ.pop(variable, None)
@@ -195,6 +207,8 @@ def end(*, failed: bool) -> None:
     if active is None:
         return
     try:
+        # While Ray still runs.
+        ship.finish()
         recorder.stop("exit")
         plan = decoded_plan(active.config.capture_plan)
         _end(active.directory, plan, failed=failed)
@@ -205,11 +219,13 @@ def end(*, failed: bool) -> None:
 def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
     if failed and not _ray_started:
         run_directory.discard(directory)
+        remote_output.finish()
         recorder.say("the run failed before it started; nothing was recorded")
         return
     recorder.say(f"events are in {directory}")
     if plan is not None and _ray_started and not os.environ.get(CAPTURES_OFF):
         _collect(directory, plan)
+    remote_output.finish()
     if _publish_to and _ray_started:
         publishing.publish(directory, _publish_to)
 
@@ -353,10 +369,23 @@ def _hook_ray_init() -> None:
         _ray_started = True
         if not worker_setup_hook.is_through_client(args, kwargs):
             _compare_clocks(ray)
+            _ship(ray)
         return result
 
     init.__verl_profiler__ = True  # type: ignore[attr-defined]
     ray.init = init
+
+
+def _ship(ray: Any) -> None:
+    active = recorder.active()
+    every_s = None if active is None else active.config.events.ship_every_s
+    if active is None or every_s is None:
+        return
+    try:
+        config = active.config
+        ship.start(ray, Path(config.directory), every_s, private=not config.record_command)
+    except Exception as error:  # noqa: BLE001  the run starts in any case
+        recorder.say(f"WARNING event files of other nodes stay there: {error!r} (not-shipped)")
 
 
 def _compare_clocks(ray: Any) -> None:

@@ -15,6 +15,7 @@ from msgspec import Meta
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_mapping
+from verl_profiler.events.remote import RemoteError, is_url, name_of
 from verl_profiler.recording.worker_config import EventSettings, StuckSettings
 from verl_profiler.transfer_queue.switches import Switches
 
@@ -60,13 +61,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The top-level `profiler:` node.
 
     Args:
-        output_dir: Where the run directory is created.
+        output_dir: Where the run directory is created; a URL such as `s3://bucket/my-run` has a copy of
+            it, which is uploaded during the run.
+        spool_dir: With a URL, where the run directory is created on each node; None for logs/NAME.
         record_command: Write the command line, its directory, host, paths and variables to run.json.
         publish: Publish report and findings when the command ends: to the trackers of `trainer.logger`
             if true, or to the named ones.
     """
 
     output_dir: str
+    spool_dir: str | None = None
     record_command: bool = True
     publish: bool | tuple[Literal["wandb", "tensorboard", "mlflow"], ...] = False
     events: EventSettings = EventSettings()
@@ -74,6 +78,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_saver: MemorySaverSettings = MemorySaverSettings()
     stuck: StuckSettings = StuckSettings()
     transfer_queue: Switches = Switches()
+
+    @property
+    def local_dir(self) -> str:
+        """Where the run directory is created.
+
+        Raises:
+            ConfigError: `output_dir` is a URL without a folder for the run.
+        """
+        if not is_url(self.output_dir):
+            return self.output_dir
+        try:
+            return self.spool_dir or f"logs/{name_of(self.output_dir)}"
+        except RemoteError as error:
+            raise ConfigError(f"profiler.output_dir: {error}.", "output-url") from None
 
 
 def parse(node: Any, where: str = "profiler") -> Settings:

@@ -17,6 +17,7 @@ Only regular files of the same owner are used or removed, and no link is followe
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -35,9 +36,13 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import JSON_LIMIT_BYTES, parse_json
 from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import FORMAT_VERSION
+from verl_profiler.reading import cache_home
 
 __all__ = ["CacheFolder", "Draft", "Kept", "unwritable"]
 
+_FOLDER = f"events-{FORMAT_VERSION}"
+# Not those of a full disk, where what is there can still be read.
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _UNUSED_S = 3600
 # A command that was killed leaves its partial file; none writes one file for a day.
 _ABANDONED_S = 86_400
@@ -76,8 +81,27 @@ class CacheFolder:
         self._folder = descriptor
         self._owner = owner
         self._used: set[str] = set()
+        self._is_read_only = False
         self._open: list[int] = [descriptor]
         self.close = weakref.finalize(self, _close, self._open)
+
+    @classmethod
+    def for_run(cls, run: Path) -> CacheFolder | None:
+        """Open the cache of a run, where `VERL_PROFILER_CACHE` has it; None where there can be none.
+
+        Raises:
+            ReadingError: The variable has a value that cannot be used.
+        """
+        chosen = cache_home.choice()
+        if chosen == cache_home.OFF:
+            return None
+        if chosen == cache_home.BESIDE:
+            folder = cls.beside(run)
+            if folder is not None and not folder._is_read_only:
+                return folder
+            if folder is not None:
+                folder.close()
+        return cls.at_home(run)
 
     @classmethod
     def beside(cls, run: Path) -> CacheFolder | None:
@@ -86,11 +110,33 @@ class CacheFolder:
         That is the case where it is a link or another user's, or where there is none and none can
         be made.
         """
-        place = run
+        return cls._inside(run, (".cache", _FOLDER))
+
+    @classmethod
+    def at_home(cls, run: Path) -> CacheFolder | None:
+        """Open the cache of a run in the home of all caches; None where that cannot be used."""
+        place = cache_home.folder_of(run)
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            return None
+        locked = cache_home.lock(place)
+        folder = None if locked is None else cls._inside(place, (_FOLDER,))
+        if locked is not None and folder is None:
+            os.close(locked)
+        elif locked is not None and folder is not None:
+            folder._open.append(locked)
+            cache_home.evict()
+        return folder
+
+    @classmethod
+    def _inside(cls, outermost: Path, names: tuple[str, ...]) -> CacheFolder | None:
+        """Open a folder in another one, through folders that are made as needed."""
+        place = outermost
         descriptor = None
         try:
-            descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            for name in (".cache", f"events-{FORMAT_VERSION}"):
+            descriptor = os.open(outermost, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for name in names:
                 with contextlib.suppress(OSError):
                     os.mkdir(name, dir_fd=descriptor)
                 outer = descriptor
@@ -103,8 +149,11 @@ class CacheFolder:
             return None
         folder = cls(descriptor, place, os.geteuid())
         # A shared disk may show root's files as another user's.
-        with contextlib.suppress(OSError), folder.new() as draft:
-            folder._owner = draft.status().st_uid
+        try:
+            with folder.new() as draft:
+                folder._owner = draft.status().st_uid
+        except OSError as error:
+            folder._is_read_only = error.errno in _READ_ONLY
         if os.fstat(descriptor).st_uid != folder._owner:
             folder.close()
             return None

@@ -90,7 +90,7 @@ def convert(
     # What an archive brings along is not used; it is unpacked anew each time.
     cached = None
     if cache and source.whole and scratch.path not in source.root.parents:
-        cached = result.cache = result.folder = CacheFolder.beside(source.root)
+        cached = result.cache = result.folder = CacheFolder.for_run(source.root)
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"

@@ -26,6 +26,7 @@ __all__ = [
     "HEADER",
     "LAUNCH",
     "OPEN",
+    "SHIPPING",
     "Faults",
     "checked",
     "described",
@@ -208,6 +209,30 @@ HEADER: Mapping[str, Any] = {
         "hits": _Named(_COUNT),
         "errors": _Named(_COUNT),
     },
+}
+
+
+# shipping.json
+SHIPPING: Mapping[str, Any] = {
+    "format": _SMALL,
+    "directory": _LONG,
+    "every_s": _seconds,
+    "updated": _moment,
+    "ended": _moment,
+    "nodes": _Each(
+        {
+            "host": _NAME,
+            "disk": _NAME,
+            "state": _NAME,
+            "shipped": _moment,
+            "seen": _moment,
+            "left": _moment,
+            "problem": _LONG,
+            "bytes": _COUNT,
+            # Names on the node's disk, and here.
+            "processes": _Named(_NAME),
+        }
+    ),
 }
 
 

@@ -27,6 +27,7 @@ from verl_profiler.events.files import (
     reason_of,
     status_of_regular,
 )
+from verl_profiler.events.shipping import SHIPPING_FILE
 from verl_profiler.events.vocabulary import (
     FORMAT_VERSION,
     RUN_FILE,
@@ -34,7 +35,7 @@ from verl_profiler.events.vocabulary import (
     steps_of_folder,
 )
 from verl_profiler.reading import archives
-from verl_profiler.reading.descriptions import HEADER, LAUNCH, Faults, described
+from verl_profiler.reading.descriptions import HEADER, LAUNCH, SHIPPING, Faults, described
 from verl_profiler.reading.formats.registry import format_of, label_of
 
 __all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
@@ -82,6 +83,7 @@ class Source:
         root: The run directory.
         label: What tables show in `run`.
         whole: True when all files of the directory are meant, so that a cache may be kept.
+        shipping: `shipping.json`, where nodes with other disks sent their files; else empty.
     """
 
     root: Path
@@ -91,6 +93,7 @@ class Source:
     parquet: list[Path] = field(default_factory=list[Path])
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     headers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    shipping: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[Source]:
@@ -222,6 +225,9 @@ def _described(root: Path, problems: list[str]) -> Source:
     faults = Faults()
     if os.path.lexists(launch):
         source.launch = described(launch, RUN_FILE, LAUNCH, faults) or {}
+    shipping = root / SHIPPING_FILE
+    if os.path.lexists(shipping):
+        source.shipping = described(shipping, SHIPPING_FILE, SHIPPING, faults) or {}
     size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):

@@ -7,7 +7,7 @@ flush.  A process whose files are complete beyond the last work of all others ha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -45,12 +45,15 @@ class _Killed:
     waiting: int
 
 
-def end_problems(tables: Tables, now: datetime | None = None) -> Iterator[str]:
+def end_problems(
+    tables: Tables, now: datetime | None = None, unsent: Mapping[str, Collection[str]] | None = None
+) -> Iterator[str]:
     """Yield a sentence for each thing that processes took with them when they were killed.
 
     Args:
         tables: Of one run or several.
         now: The present, to distinguish a run that goes on from one that was killed as a whole.
+        unsent: By run, processes whose files did not arrive from their node; `shipments` has them.
     """
     rows = tables.rows(
         "SELECT run, name, role, shift_us, drift, drift_from_us, ended, header FROM processes "
@@ -59,7 +62,8 @@ def end_problems(tables: Tables, now: datetime | None = None) -> Iterator[str]:
     now_us = _microseconds(now or datetime.now(timezone.utc))
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        runs.setdefault(row["run"], []).append(row)
+        if row["name"] not in (unsent or {}).get(row["run"], ()):
+            runs.setdefault(row["run"], []).append(row)
     for run, members in runs.items():
         if any(row["ended"] is None for row in members):
             work = _last_work(tables, run)

@@ -18,6 +18,7 @@ from verl_profiler.events.json_values import is_list, mapping_or_empty
 from verl_profiler.events.vocabulary import WORKER_ROLE
 from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.discovery import Source, role_and_rank
+from verl_profiler.reading.shipments import not_arrived, shipment_problems
 
 __all__ = ["Process", "process_problems", "processes"]
 
@@ -239,8 +240,11 @@ def _missing_files(
     headless = [name for name, process in found.items() if not process.has_header]
     if headless:
         yield f"no header in processes/ for {_some(headless)}; their host, clock and losses are unknown"
+    recorded_events = {name: each.recorded_events or 0 for name, each in found.items()}
+    yield from shipment_problems(source, counts, recorded_events)
+    unsent = not_arrived(source)
     for name, process in found.items():
-        if not process.has_header:
+        if not process.has_header or name in unsent:
             continue
         read, recorded = counts.get(name, 0), process.recorded_events or 0
         if recorded and not read:

@@ -19,7 +19,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,7 +44,9 @@ from verl_profiler.reading.event_sql import PART_COLUMNS, RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
+from verl_profiler.reading.remote import fetched, is_url
 from verl_profiler.reading.scans import quoted, scan
+from verl_profiler.reading.shipments import not_arrived
 from verl_profiler.reading.table_cache import EventPart, TableCache, event_parts, parts_query
 from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
@@ -62,9 +64,10 @@ def load(
     """Open one run, or several as one: the parts of a resumed training.
 
     Args:
-        paths: Run directories, archives of them, step folders, event files or Parquet files.
-        cache: Keep a Parquet copy of the events in `<run>/.cache`, and use the one that is there
-            if it is not older than the files.
+        paths: Run directories, archives of them, step folders, event files or Parquet files; or URLs
+            of these, such as `s3://bucket/runs/my-run`, which are downloaded (`remote`).
+        cache: Keep a Parquet copy of the events in `<run>/.cache`, or elsewhere (`cache_home`), and
+            use the one that is there if it is not older than the files.
         memory_limit: What duckdb may use; more is spilled to temporary files.
         threads: Threads to read with; all cores when None.
 
@@ -77,7 +80,8 @@ def load(
     scratch = Path(tempfile.mkdtemp(prefix="verl_profiler-"))
     run = Run(scratch, memory_limit, threads)
     try:
-        run._open([Path(path) for path in listed], cache=cache)  # pyright: ignore[reportPrivateUsage]
+        places = [fetched(path) if is_url(path) else Path(path) for path in listed]
+        run._open(places, cache=cache)  # pyright: ignore[reportPrivateUsage]
     except BaseException:
         run.close()
         raise
@@ -122,6 +126,7 @@ class Run:
         self.tables.launches = self.launches
         self.labels: list[str] = []
         self._folders: list[CacheFolder] = []
+        self._unsent: dict[str, frozenset[str]] = {}
         self.original: list[str] = []
         self._problems: list[str] = []
         self._checked = False
@@ -139,7 +144,9 @@ class Run:
         """Data-quality warnings about these tables, in plain sentences."""
         if not self._checked:
             self._checked = True
-            self._problems += _table_problems(self.tables, several=len(self.labels) > 1)
+            self._problems += _table_problems(
+                self.tables, self._unsent, several=len(self.labels) > 1
+            )
         return list(self._problems)
 
     @property
@@ -200,6 +207,7 @@ class Run:
             self._problems += [f"{source.label}: {p}" if several else p for p in problems]
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
+            self._unsent[source.label] = frozenset(not_arrived(source))
             if source.parquet:
                 _check_columns(connection, source)
             given = (Kept(_identity(path), path, {}) for path in source.parquet)
@@ -297,13 +305,15 @@ def _no_events() -> str:
     return f"SELECT {columns} WHERE false"
 
 
-def _table_problems(tables: Tables, *, several: bool) -> Iterator[str]:
+def _table_problems(
+    tables: Tables, unsent: Mapping[str, frozenset[str]], *, several: bool
+) -> Iterator[str]:
     """Say what only the tables show: requests without end or twice, steps in two runs."""
     total = tables.row("SELECT sum(events) AS events FROM event_counts")
     if not total.get("events"):
         yield "no events were found"
         return
-    yield from end_problems(tables)
+    yield from end_problems(tables, unsent=unsent)
     rows = tables.rows(
         "SELECT step, event, status, error FROM event_fields "
         "WHERE family = 'trainer' AND role = 'trainer' AND status IS NOT NULL ORDER BY end_us"

@@ -26,6 +26,7 @@ _COMMAND = (
     "cwd",
     "host",
     "settings.output_dir",
+    "settings.spool_dir",
     "settings.nsight.directory",
     "settings.nsight.options",
     "settings.memory_saver.environment",

@@ -52,6 +52,8 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_gb: What the event files of one process may take, in 10^9 bytes, from 0.001; None for any size.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
+        ship_every_s: Events of nodes with disks of their own are brought to the driver's at this
+            interval and at the end, 1 to 86400 s; None for never.
     """
 
     enabled: bool = True
@@ -72,6 +74,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
     announce: bool = True
     clock_exchange: bool = True
+    ship_every_s: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
 
     def active_families(self) -> frozenset[str]:
         """Return the names of the families that are switched on."""

@@ -1,0 +1,254 @@
+"""Caches that are not beside their run: where, for whom, and how they stay small while others read."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.reading import cache_home
+from verl_profiler.reading.reader import load
+
+SMALL = Path(__file__).parents[1] / "data" / "small_run"
+NOBODY = 65534
+PLACE = Path("/tmp")
+
+
+@pytest.fixture
+def run(tmp_path):
+    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+def answers(run, **options):
+    with load(run, **options) as opened:
+        return opened.rows("SELECT * FROM requests ORDER BY ALL"), opened.problems
+
+
+def parts(folder):
+    return sorted(path.name for path in folder.rglob("part-*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "beside", "there"),
+    [("", True, False), ("beside", True, False), ("home", False, True), ("off", False, False)],
+)
+def test_the_variable_chooses_the_place(run, home, monkeypatch, choice, beside, there):
+    """The answers are the same everywhere; the second reading makes nothing."""
+    monkeypatch.setenv("VERL_PROFILER_CACHE", choice)
+    expected = answers(run, cache=False)
+
+    assert expected == answers(run)
+    kept = parts(run), parts(home)
+    assert (beside, there) == tuple(map(bool, kept))
+    assert expected == answers(run)
+    assert kept == (parts(run), parts(home))
+
+
+def test_it_is_where_the_specification_has_it(monkeypatch):
+    """XDG_CACHE_HOME, if it is absolute, else ~/.cache."""
+    monkeypatch.delenv("VERL_PROFILER_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home-of-me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert Path("/caches/verl-profiler") == cache_home.home()
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert Path("/home-of-me/.cache/verl-profiler") == cache_home.home()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VERL_PROFILER_CACHE", "besides"),
+        ("VERL_PROFILER_CACHE_HOME", "relative/place"),
+        ("VERL_PROFILER_CACHE_GB", "much"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_a_message(run, monkeypatch, name, value):
+    """With the name of the variable."""
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ReadingError, match=name):
+        load(run)
+
+
+def as_nobody(place, run, *, home):
+    """Read a run in a process of a user who owns nothing; return its output."""
+    script = (
+        "import os, sys\n"
+        "from verl_profiler.cli import main\n"
+        # Modules that are imported late may lie where only this user reads.
+        "main(['summary', sys.argv[1], '--no-cache', '--json'])\n"
+        "print('====', flush=True)\n"
+        f"if os.geteuid() == 0:\n    os.setgroups([])\n    os.setgid({NOBODY})\n    os.setuid({NOBODY})\n"
+        "for _ in range(2):\n"
+        "    status = main(['summary', sys.argv[1]])\n"
+        "print('status', status)\n"
+    )
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "VERL_PROFILER_CACHE_HOME": "",
+        "XDG_CACHE_HOME": "",
+        "TMPDIR": str(place / "tmp"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(run)],
+        capture_output=True, text=True, check=True, cwd="/", env=environment,
+    )  # fmt: skip
+    return done.stdout.split("====\n")[1], done.stderr
+
+
+@pytest.fixture
+def place():
+    """A folder that every user can enter; pytest's own are closed to others."""
+    folder = PLACE / f"cache-home-{os.getpid()}"
+    (folder / "tmp").mkdir(parents=True)
+    folder.chmod(0o755)
+    (folder / "tmp").chmod(0o1777)
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("writable_home", [True, False])
+def test_a_read_only_run_is_read_without_a_word(place, writable_home):
+    """By a user who can only read it; tables are kept in that user's home, where there is one."""
+    run, home = place / "run", place / "home"
+    shutil.copytree(SMALL, run, ignore=shutil.ignore_patterns(".cache"))
+    home.mkdir()
+    for path in (run, *run.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if writable_home:
+        home.chmod(0o777)
+    else:
+        home.chmod(0o555)
+
+    printed, errors = as_nobody(place, run, home=home)
+
+    assert "" == errors
+    assert "status 0" in printed
+    for word in ("read-only", "Permission", "cannot", ".cache"):
+        assert word not in printed
+    assert not (run / ".cache").exists()
+    assert writable_home == bool(parts(home))
+    assert [] == list((place / "tmp").iterdir())
+
+
+def made(home, name, *, hours, size=1 << 20):
+    """Make a cache that was used so long ago."""
+    folder = home / "runs" / name
+    folder.mkdir(parents=True)
+    path = folder / "part-x.parquet"
+    path.write_bytes(b"x" * size)
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+    return folder
+
+
+def left(home):
+    return sorted(path.name for path in (home / "runs").iterdir())
+
+
+def test_what_was_not_used_for_longest_is_removed_first(home):
+    """Until the rest is within the limit; never what was used within the hour."""
+    for name, hours in (("b", 20), ("a", 30), ("d", 2), ("c", 10), ("e", 0.1), ("f", 0.2)):
+        made(home, name, hours=hours)
+
+    cache_home.evict(4 << 20)
+    assert ["c", "d", "e", "f"] == left(home)
+    cache_home.evict(0)
+    assert ["e", "f"] == left(home)
+
+
+def test_what_another_process_reads_is_never_removed(run, home, tmp_path, monkeypatch):
+    """It is old, and everything is over the limit; after that process ended it is removed."""
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    script = (
+        "import sys\n"
+        "from verl_profiler.reading.reader import load\n"
+        "with load(sys.argv[1]) as run:\n"
+        "    print('open', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    print(len(run.rows('SELECT * FROM requests')), len(run.rows('SELECT * FROM turns')))\n"
+    )
+    expected = answers(run, cache=False)[0]
+    reader = subprocess.Popen(
+        [sys.executable, "-c", script, str(run)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert "open\n" == reader.stdout.readline()
+    (folder,) = (home / "runs").iterdir()
+    then = time.time() - 7200
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then))
+
+    assert [] == cache_home.evict(0)
+    assert parts(home)
+    printed, _ = reader.communicate("\n", timeout=60)
+    assert 0 == reader.returncode
+    assert str(len(expected)) == printed.split()[0]
+
+    for path in folder.rglob("*"):
+        os.utime(path, (then, then))
+    assert [folder] == cache_home.evict(0)
+
+
+def test_a_cache_that_is_removed_between_two_commands_is_made_again(run, home, monkeypatch):
+    """Eviction while a reader starts costs time only."""
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    expected = answers(run, cache=False)
+    with load(run) as opened:
+        shutil.rmtree(home)
+        assert expected[0] == opened.rows("SELECT * FROM requests ORDER BY ALL")
+    assert expected == answers(run)
+
+
+def test_the_limit_holds_while_many_runs_are_read(tmp_path, home, monkeypatch):
+    """Each reading removes what is too much, but for what was used within the hour."""
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    monkeypatch.setenv("VERL_PROFILER_CACHE_GB", "0.0000001")
+    monkeypatch.setattr(cache_home, "_UNUSED_S", 0)
+    for number in range(3):
+        shutil.copytree(SMALL, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns(".cache"))
+        answers(tmp_path / f"run-{number}")
+    assert 1 == len(left(home))
+    assert left(home)[0].startswith("run-2-")
+
+
+def test_another_users_folder_is_not_used(run, home, monkeypatch):
+    """Where several users share one directory for caches."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    folder = cache_home.folder_of(run)
+    (folder / "events-1").mkdir(parents=True)
+    os.chown(folder / "events-1", NOBODY, NOBODY)
+
+    assert answers(run, cache=False) == answers(run)
+    assert [] == parts(home)
+
+
+def test_two_commands_that_evict_at_once_remove_each_folder_once(home):
+    """The second one finds it locked, and leaves it."""
+    folder = made(home, "a", hours=5)
+    with open(folder / ".lock", "w") as held:
+        then = time.time() - 7200
+        os.utime(folder / ".lock", (then, then))
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert [] == cache_home.evict(0)
+    assert [folder] == cache_home.evict(0)

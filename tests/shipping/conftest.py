@@ -1,0 +1,38 @@
+"""An S3 server that speaks the real protocol over HTTP on loopback, and its clients' settings."""
+
+import uuid
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """The address of moto's server."""
+    server = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    started = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    started.start()
+    host, port = started.get_host_and_port()
+    yield f"http://{host}:{port}"
+    started.stop()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch, tmp_path):
+    """The URL of a new bucket; clients take everything else from the environment."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing-secret",
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "VERL_PROFILER_CACHE_HOME": str(tmp_path / "caches"),
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    bucket = f"runs-{uuid.uuid4().hex[:12]}"
+    s3fs.S3FileSystem().mkdir(bucket)
+    yield f"s3://{bucket}"
+    s3fs.S3FileSystem.clear_instance_cache()

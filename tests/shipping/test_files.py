@@ -1,0 +1,289 @@
+"""What a node's disk has arrives on the driver's, byte by byte, in pieces, without Ray."""
+
+import gzip
+import os
+import random
+
+import pytest
+
+from verl_profiler.events.shipping import process_of, travels
+from verl_profiler.shipping.node_files import NodeFiles, Piece, disk_of
+from verl_profiler.shipping.receiver import Names, Receiver
+
+
+@pytest.fixture
+def node(tmp_path):
+    (tmp_path / "node").mkdir()
+    return tmp_path / "node"
+
+
+@pytest.fixture
+def driver(tmp_path):
+    (tmp_path / "driver").mkdir()
+    return tmp_path / "driver"
+
+
+def write(root, name, content, mode="wb"):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def ship(files, receiver, limit=1 << 20, *, light=False):
+    """Take all that there is; return how many calls it took."""
+    files.scan(light=light)
+    calls = 0
+    while pieces := files.pieces(limit):
+        calls += 1
+        for piece in pieces:
+            receiver.accept(piece)
+    return calls
+
+
+def content(root):
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def test_only_files_of_a_run_travel():
+    """Not what is hidden, partial, made by readers, or gathered by captures."""
+    assert [
+        name
+        for name in (
+            "step_1/worker_0.jsonl",
+            "step_1/worker_0.jsonl.gz",
+            "processes/worker_0.json",
+            "open/worker_0.json",
+            "nsight/journal/actor_0.jsonl",
+            "run.json",
+            ".disk",
+            ".cache/events-1/part.json",
+            "step_1/.worker_0.jsonl.packing",
+            "processes/worker_0.json.part",
+            "nsight/raw/a.json",
+            "nsight/actor_0.step1.json",
+            "step_1/notes.txt",
+        )
+        if travels(name)
+    ] == [
+        "step_1/worker_0.jsonl",
+        "step_1/worker_0.jsonl.gz",
+        "processes/worker_0.json",
+        "open/worker_0.json",
+        "nsight/journal/actor_0.jsonl",
+    ]
+    assert "tq_storage_n.local_7" == process_of("step_1/tq_storage_n.local_7.jsonl.gz")
+
+
+def test_a_file_that_grows_is_sent_by_whole_lines_from_where_it_ended(node, driver):
+    """The torn line comes once its end is there; a second round sends nothing."""
+    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    write(node, "processes/worker_1.json", "{}")
+    write(node, "step_1/worker_1.jsonl", "one\ntwo\nthr")
+
+    ship(files, receiver)
+    assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
+    assert 0 == ship(files, receiver)
+
+    write(node, "step_1/worker_1.jsonl", "ee\nfour\n", "ab")
+    ship(files, receiver)
+    assert content(node) == content(driver)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_pieces_are_bounded_and_a_long_line_comes_whole(node, driver, limit):
+    """Of compressed files too, which are cut anywhere."""
+    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    write(node, "processes/worker_1.json", '{"a": 1}')
+    write(node, "step_1/worker_1.jsonl", "a" * 500 + "\n" + "b\n" * 300)
+    packed = gzip.compress(random.Random(0).randbytes(900))
+    write(node, "step_0/worker_1.jsonl.gz", packed)
+
+    files.scan()
+    while pieces := files.pieces(limit):
+        sizes = [len(piece.data) for piece in pieces]
+        # A line is never cut.
+        assert sum(sizes[:-1]) < limit
+        assert sizes[-1] <= max(limit, 501)
+        for piece in pieces:
+            receiver.accept(piece)
+
+    assert content(node) == content(driver)
+
+
+def test_a_file_that_was_compressed_replaces_its_lines_and_later_lines_follow(node, driver):
+    """As `events.compress` does: the copy, then a new file of the old name."""
+    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    write(node, "processes/worker_1.json", "{}")
+    plain = write(node, "step_1/worker_1.jsonl", "one\ntwo\n")
+    ship(files, receiver)
+    write(node, "step_1/worker_1.jsonl.gz", gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    write(node, "step_1/worker_1.jsonl", "three\n")
+
+    ship(files, receiver)
+    ship(files, receiver)
+
+    assert content(node) == content(driver)
+
+
+def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
+    """Open calls that ended; not the old steps that somebody deleted to make room on the node."""
+    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    write(node, "processes/worker_1.json", "{}")
+    write(node, "open/worker_1.json", "{}")
+    write(node, "step_1/worker_1.jsonl", "one\n")
+    ship(files, receiver)
+    (node / "open/worker_1.json").unlink()
+    (node / "step_1/worker_1.jsonl").unlink()
+
+    ship(files, receiver)
+
+    assert {"processes/worker_1.json", "step_1/worker_1.jsonl"} == {*content(driver)}
+    # Its process makes it again.
+    write(node, "step_1/worker_1.jsonl", "two\n")
+    ship(files, receiver)
+    assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
+
+
+def test_headers_come_more_often_than_events(node, driver):
+    """A light round has headers and open calls."""
+    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    write(node, "processes/worker_1.json", '{"a": 1}')
+    write(node, "step_1/worker_1.jsonl", "one\n")
+    ship(files, receiver)
+    write(node, "step_1/worker_1.jsonl", "two\n", "ab")
+    write(node, "processes/worker_1.json", '{"a": 2}')
+    write(node, "open/worker_1.json", "{}")
+
+    ship(files, receiver, light=True)
+
+    assert {
+        "processes/worker_1.json": b'{"a": 2}',
+        "open/worker_1.json": b"{}",
+        "step_1/worker_1.jsonl": b"one\n",
+    } == content(driver)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 8])
+def test_shipping_goes_on_where_a_killed_driver_ended(node, driver, cut):
+    """Also in the middle of a line; nothing is sent twice."""
+    lines = b"one\ntwo\nthree\n"
+    write(node, "processes/worker_1.json", "{}")
+    write(node, "step_1/worker_1.jsonl", lines)
+    write(node, "step_0/worker_1.jsonl.gz", gzip.compress(b"zero\n"))
+    names = Names(driver)
+    first = Receiver(driver, names)
+    ship(NodeFiles(node), first)
+    os.truncate(driver / "step_1/worker_1.jsonl", cut)
+
+    second = Receiver(driver, Names(driver), first.processes)
+    ship(NodeFiles(node, second.have()), second)
+
+    assert content(node) == content(driver)
+    assert second.size_bytes == len(lines) - cut + len(b"{}")
+
+
+def test_two_processes_of_one_name_stay_apart(node, driver):
+    """An actor that Ray started again on another node, and one of the driver's own node."""
+    write(driver, "processes/worker_1.json", '{"here": 1}')
+    write(driver, "step_1/worker_1.jsonl", "here\n")
+    write(node, "processes/worker_1.json", '{"there": 1}')
+    write(node, "step_1/worker_1.jsonl", "there\n")
+    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+
+    ship(files, receiver)
+
+    assert {"worker_1": "worker_1-2"} == receiver.processes
+    assert b"here\n" == content(driver)["step_1/worker_1.jsonl"]
+    assert b"there\n" == content(driver)["step_1/worker_1-2.jsonl"]
+    assert b'{"there": 1}' == content(driver)["processes/worker_1-2.json"]
+
+
+def test_random_histories_end_equal(node, driver):
+    """Processes append, compress and replace at any moment, also in the middle of a shipment."""
+    for seed in range(12):
+        chance = random.Random(seed)
+        run, there = driver / str(seed), node / str(seed)
+        run.mkdir()
+        names = Names(run)
+        receiver = Receiver(run, names)
+        files = NodeFiles(there)
+        history = {}
+
+        def happens(chance=chance, there=there, history=history):
+            name = f"worker_{chance.randrange(3)}"
+            write(there, f"processes/{name}.json", f"{{{chance.random()}}}")
+            step = f"step_{chance.randrange(3)}"
+            plain = there / step / f"{name}.jsonl"
+            packed = plain.with_name(f"{plain.name}.gz")
+            if plain.exists() and not packed.exists() and chance.random() < 0.3:
+                packed.write_bytes(gzip.compress(plain.read_bytes()))
+                plain.unlink()
+            text = "".join(f"{chance.random()}\n" for _ in range(chance.randrange(1, 9)))
+            write(there, f"{step}/{name}.jsonl", text, "ab")
+            history.setdefault(f"{step}/{name}", []).append(text)
+
+        for _ in range(20):
+            happens()
+            files.scan()
+            while pieces := files.pieces(chance.choice([5, 40, 4000])):
+                for piece in pieces:
+                    receiver.accept(piece)
+                if chance.random() < 0.3:
+                    happens()
+            if chance.random() < 0.2:
+                receiver = Receiver(run, Names(run), receiver.processes)
+                files = NodeFiles(there, receiver.have())
+        for _ in range(3):
+            ship(files, receiver)
+
+        assert content(there) == content(run), seed
+        for name, texts in history.items():
+            packed = run / f"{name}.jsonl.gz"
+            found = gzip.decompress(packed.read_bytes()) if packed.exists() else b""
+            plain = run / f"{name}.jsonl"
+            found += plain.read_bytes() if plain.exists() else b""
+            assert "".join(texts).encode() == found
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/x.json", "step_1/../../x.json", "run.json", "step_1/.x.json", "a/b\0.json"]
+)
+def test_names_that_are_no_files_of_a_run_are_refused(driver, name):
+    """Whatever a node sends."""
+    with pytest.raises(OSError, match="is not a file of a run"):
+        Receiver(driver, Names(driver)).accept(Piece(name, 0, b"x"))
+    assert [] == list(driver.parent.glob("x*"))
+
+
+def test_a_link_in_a_run_is_neither_sent_nor_written_through(node, driver, tmp_path):
+    """Whoever can write into the directory of the run cannot use the profiler to write elsewhere."""
+    secret = write(tmp_path, "secret", "x\n")
+    write(node, "processes/worker_1.json", "{}")
+    (node / "step_1").mkdir()
+    (node / "step_1" / "worker_1.jsonl").symlink_to(secret)
+    ship(NodeFiles(node), Receiver(driver, Names(driver)))
+    assert {"processes/worker_1.json"} == {*content(driver)}
+
+    (node / "step_1" / "worker_1.jsonl").unlink()
+    write(node, "step_1/worker_1.jsonl", "y\n")
+    (driver / "step_1").mkdir()
+    (driver / "step_1" / "worker_1.jsonl").symlink_to(secret)
+    receiver = Receiver(driver, Names(driver), {"worker_1": "worker_1"})
+    with pytest.raises(OSError):
+        ship(NodeFiles(node), receiver)
+    assert b"x\n" == secret.read_bytes()
+
+
+def test_the_disk_has_one_name_for_all(tmp_path):
+    """The first one chooses it; a folder that is not there has none."""
+    assert disk_of(tmp_path / "none") is None
+    assert disk_of(tmp_path, create=False) is None
+    name = disk_of(tmp_path)
+    assert name
+    assert name == disk_of(tmp_path) == disk_of(tmp_path, create=False)
+    assert [".disk"] == [path.name for path in tmp_path.iterdir()]

@@ -1,0 +1,351 @@
+"""Which nodes ship, in what order, and what happens when one fails; Ray is a fake, with actors in threads.
+
+`test_shipping_on_ray.py` has a real cluster.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from verl_profiler.launch import ship
+from verl_profiler.shipping import nodes
+from verl_profiler.shipping.account import earlier_directory
+from verl_profiler.shipping.nodes import Shipments
+
+pytest.importorskip("ray")
+
+
+class FakeRay:
+    """A cluster of nodes with folders of their own: `node_id → directory`."""
+
+    def __init__(self, directories):
+        self.directories = directories
+        self.alive = dict.fromkeys(directories, True)
+        self.broken = set()
+        self.hanging = set()
+        self.actors = []
+        self.initialized = True
+        self._pool = ThreadPoolExecutor(16)
+
+    def is_initialized(self):
+        return self.initialized
+
+    def get_runtime_context(self):
+        return types.SimpleNamespace(get_node_id=lambda: "here")
+
+    def nodes(self):
+        return [
+            {"NodeID": node, "Alive": alive, "NodeManagerHostname": f"host-{node}"}
+            for node, alive in self.alive.items()
+        ]
+
+    def remote(self, actor_class):
+        return types.SimpleNamespace(
+            options=lambda **options: types.SimpleNamespace(
+                remote=lambda: self._start(actor_class, options)
+            )
+        )
+
+    def _start(self, actor_class, options):
+        assert 0 == options["num_cpus"]
+        node = options["scheduling_strategy"].node_id
+        instance = actor_class()
+        handle = types.SimpleNamespace(node=node, ended=False)
+        for name in ("open", "begin", "scan", "pieces"):
+            method = types.SimpleNamespace(remote=self._method(handle, instance, name))
+            setattr(handle, name, method)
+        self.actors.append(handle)
+        return handle
+
+    def _method(self, handle, instance, name):
+        def call(*arguments):
+            if handle.node in self.broken or handle.ended or not self.alive[handle.node]:
+                raise RuntimeError("the actor died")
+            while handle.node in self.hanging:
+                time.sleep(0.01)
+            if name == "open":
+                arguments = (str(self.directories[handle.node]),)
+            return getattr(instance, name)(*arguments)
+
+        return lambda *arguments: self._pool.submit(call, *arguments)
+
+    def get(self, future, timeout=None):
+        return future.result(timeout)
+
+    def kill(self, handle):
+        handle.ended = True
+
+    def running(self):
+        return sorted(actor.node for actor in self.actors if not actor.ended)
+
+
+@pytest.fixture(autouse=True)
+def _no_priority(monkeypatch):
+    # Of this process, in which the fake's actors run.
+    monkeypatch.setattr(nodes.os, "nice", lambda _more: 0)
+    # Real ids are longer than the names here.
+    monkeypatch.setattr(
+        "ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy",
+        lambda node_id, soft: types.SimpleNamespace(node_id=node_id, soft=soft),
+    )
+
+
+def write(root, name, content):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(content)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The driver's run directory, and a cluster of three other nodes; one shares the driver's disk."""
+    run = tmp_path / "run"
+    run.mkdir()
+    places = {"here": run, "a": tmp_path / "a", "b": tmp_path / "b", "c": run}
+    for name, place in places.items():
+        write(place, f"processes/worker_{name}.json", "{}")
+        write(place, f"step_1/worker_{name}.jsonl", f"{name}\n")
+    return run, FakeRay(places)
+
+
+def content(run):
+    return {str(path.relative_to(run)): path.read_text() for path in run.rglob("*.jsonl")}
+
+
+def rows(run):
+    return {each["host"]: each for each in json.loads((run / "shipping.json").read_text())["nodes"]}
+
+
+EVERYTHING = {f"step_1/worker_{name}.jsonl": f"{name}\n" for name in ("here", "a", "b", "c")}
+
+
+def test_nodes_with_disks_of_their_own_ship_and_others_do_not(cluster):
+    """The actor of one that shares the disk ends at once, and none is started there again."""
+    run, ray = cluster
+    shipments = Shipments(ray, run)
+
+    assert shipments.round()
+    assert EVERYTHING == content(run)
+    assert {"host-a", "host-b"} == {*rows(run)}
+    assert ["a", "b"] == ray.running()
+    assert shipments.round()
+    assert 3 == len(ray.actors)
+    assert [] == shipments.finish()
+    assert [] == ray.running()
+    assert {"ended"} == {each["state"] for each in rows(run).values()}
+
+
+def test_on_a_single_node_nothing_is_made(cluster):
+    """Neither an actor nor a file."""
+    run, ray = cluster
+    ray.alive = {"here": True}
+    before = sorted(path.name for path in run.iterdir())
+    shipments = Shipments(ray, run)
+    assert shipments.round()
+    assert [] == shipments.finish()
+    assert before == sorted(path.name for path in run.iterdir())
+    assert [] == ray.actors
+
+
+def test_two_nodes_that_share_a_disk_ship_it_once(cluster, tmp_path):
+    """And when the one that ships leaves, the other goes on."""
+    run, ray = cluster
+    ray.directories["b"] = tmp_path / "a"
+    shipments = Shipments(ray, run)
+    shipments.round()
+    (first,) = rows(run)
+    assert {"step_1/worker_a.jsonl", "step_1/worker_here.jsonl", "step_1/worker_c.jsonl"} == {
+        *content(run)
+    }
+    assert "worker_a" in rows(run)[first]["processes"]
+
+    ray.alive[first[-1]] = False
+    write(tmp_path / "a", "step_1/worker_a.jsonl", "more\n")
+    shipments.round()
+    shipments.round()
+
+    assert "a\nmore\n" == content(run)["step_1/worker_a.jsonl"]
+    (second,) = rows(run)
+    assert first != second
+    assert {"worker_a": "worker_a"} == rows(run)[second]["processes"]
+
+
+def test_a_node_without_a_run_directory_is_visited_again(cluster, tmp_path):
+    """It may record later; its actor makes no directory there."""
+    run, ray = cluster
+    ray.directories["a"] = tmp_path / "later"
+    shipments = Shipments(ray, run)
+    shipments.round()
+    shipments.round()
+    assert 3 == len(ray.actors)
+    assert not (tmp_path / "later").exists()
+
+    write(tmp_path / "later", "processes/worker_a.json", "{}")
+    write(tmp_path / "later", "step_1/worker_a.jsonl", "a\n")
+    assert [] == shipments.finish()
+    assert EVERYTHING == content(run)
+
+
+def test_a_failing_node_costs_the_others_nothing_and_comes_back(cluster, tmp_path):
+    """Its new actor continues where the old one ended."""
+    run, ray = cluster
+    shipments = Shipments(ray, run)
+    shipments.round()
+    ray.broken.add("a")
+    write(tmp_path / "a", "step_1/worker_a.jsonl", "2\n")
+    write(tmp_path / "b", "step_1/worker_b.jsonl", "2\n")
+
+    assert not shipments.round()
+    assert "b\n2\n" == content(run)["step_1/worker_b.jsonl"]
+    assert any(
+        "host-a did not send all" in each and "the actor died" in each
+        for each in shipments.problems()
+    )
+
+    ray.broken.clear()
+    # It is skipped for a round after its first failure.
+    for _ in range(2):
+        shipments.round()
+    assert "a\n2\n" == content(run)["step_1/worker_a.jsonl"]
+    assert [] == shipments.problems()
+
+
+def test_a_node_that_hangs_does_not_hold_up_the_end(cluster, monkeypatch):
+    """The others' events arrive; it is named."""
+    run, ray = cluster
+    shipments = Shipments(ray, run)
+    ray.hanging.add("a")
+    try:
+        found = shipments.finish(patience_s=1.0)
+    finally:
+        ray.hanging.clear()
+    assert "step_1/worker_b.jsonl" in content(run)
+    assert ["host-a did not send all of its event files: no answer for 1 s"] == found
+
+
+def test_a_node_that_left_is_named_with_its_last_shipment(cluster):
+    """In shipping.json and in the problems."""
+    run, ray = cluster
+    shipments = Shipments(ray, run)
+    shipments.round()
+    ray.alive["a"] = False
+    shipments.round()
+
+    assert "left" == rows(run)["host-a"]["state"]
+    assert rows(run)["host-a"]["left"] >= rows(run)["host-a"]["seen"]
+    (problem,) = shipments.finish()
+    assert problem.startswith("host-a has left the cluster")
+    assert rows(run)["host-a"]["shipped"] in problem
+
+
+def test_a_second_driver_process_continues(cluster, tmp_path):
+    """As `collect --ray` does after a kill; names stay those of the first."""
+    run, ray = cluster
+    for place in ("a", "b"):
+        write(tmp_path / place, "processes/worker_same.json", "{}")
+        write(tmp_path / place, "step_1/worker_same.jsonl", f"{place}\n")
+    Shipments(ray, run).round()
+    first = content(run)
+    assert {"a\n", "b\n"} == {
+        first["step_1/worker_same.jsonl"],
+        first["step_1/worker_same-2.jsonl"],
+    }
+    for place in ("a", "b"):
+        write(tmp_path / place, "step_1/worker_same.jsonl", f"{place}2\n")
+
+    shipments = Shipments(ray, run, directory=earlier_directory(run))
+    assert [] == shipments.finish()
+
+    second = content(run)
+    assert {"a\na2\n", "b\nb2\n"} == {
+        second["step_1/worker_same.jsonl"],
+        second["step_1/worker_same-2.jsonl"],
+    }
+    assert {*first} == {*second}
+
+
+def test_a_node_without_the_package_is_left_alone(cluster, monkeypatch):
+    """It records nothing."""
+    run, ray = cluster
+    original = FakeRay._method
+
+    def without(self, handle, instance, name):
+        if name == "open" and handle.node == "a":
+            return lambda *_: self._pool.submit(lambda: False)
+        return original(self, handle, instance, name)
+
+    monkeypatch.setattr(FakeRay, "_method", without)
+    shipments = Shipments(ray, run)
+    for _ in range(3):
+        shipments.round()
+
+    assert ["b"] == ray.running()
+    assert 3 == len(ray.actors)
+    assert [] == shipments.finish()
+
+
+def test_the_driver_ships_at_intervals_and_at_its_end(cluster, monkeypatch, capsys):
+    """From a thread; the second end does nothing."""
+    run, ray = cluster
+    monkeypatch.setattr(ship, "LIGHT_S", 0.05)
+    ship.start(ray, run, 0.1)
+    end = time.monotonic() + 60
+    while content(run) != EVERYTHING:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    write(ray.directories["a"], "step_2/worker_a.jsonl", "last\n")
+    ship.finish()
+
+    assert "last\n" == content(run)["step_2/worker_a.jsonl"]
+    err = capsys.readouterr().err
+    assert "bytes of events came from host-a" in err
+    assert "WARNING" not in err
+    assert [] == ray.running()
+    ship.finish()
+    assert "" == capsys.readouterr().err
+
+
+def test_after_ray_was_shut_down_the_end_is_a_line(cluster, monkeypatch, capsys):
+    """Nothing connects again."""
+    run, ray = cluster
+    monkeypatch.setattr(ship, "LIGHT_S", 0.05)
+    ship.start(ray, run, 0.05)
+    end = time.monotonic() + 60
+    while content(run) != EVERYTHING:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    ray.initialized = False
+    ship.finish()
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Ray has been shut down" in line
+    assert f"verl-profiler collect --ray {run} (not-shipped)" in line
+
+
+def test_a_full_disk_of_the_driver_is_a_problem_and_leaves_whole_lines(cluster, monkeypatch):
+    """The next round continues."""
+    run, ray = cluster
+    shipments = Shipments(ray, run)
+    original = nodes.Receiver.accept
+    full = threading.Event()
+    full.set()
+
+    def accept(self, piece):
+        if full.is_set() and piece.name.endswith(".jsonl"):
+            raise OSError(28, "No space left on device")
+        original(self, piece)
+
+    monkeypatch.setattr(nodes.Receiver, "accept", accept)
+    assert not shipments.round()
+    assert all("No space left on device" in each for each in shipments.problems())
+    full.clear()
+    with contextlib.suppress(Exception):
+        shipments.round()
+    assert [] == shipments.finish()
+    assert EVERYTHING == content(run)

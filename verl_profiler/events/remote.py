@@ -1,0 +1,102 @@
+"""Runs in object storage: what is a URL, and the file system behind it.  Imported by both halves.
+
+fsspec and what it needs for a protocol are imported where a URL is used, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any, TypeGuard
+
+from verl_profiler.events.redaction import mask_text
+
+__all__ = ["RemoteError", "connect", "has_folders", "is_url", "joined", "name_of", "problem_of"]
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+# What to install for a protocol.
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "adl": "adlfs",
+    "oss": "ossfs",
+    "hdfs": "pyarrow",
+    "webhdfs": "requests",
+    "tos": "tosfs",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+}
+# A key is all that there is: folders need not be made, and `makedirs` would make the bucket.
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "tos"})
+# Nothing but this process would have what is written there.
+_OF_ONE_PROCESS = frozenset({"memory"})
+
+
+class RemoteError(Exception):
+    """A URL that cannot be used; the message states what to do."""
+
+
+def is_url(text: object) -> TypeGuard[str]:
+    """Return whether a path is a URL, such as `s3://bucket/runs/my-run`."""
+    return isinstance(text, str) and _URL.match(text) is not None
+
+
+def name_of(url: str) -> str:
+    """Return the last part of a URL's path.
+
+    Raises:
+        RemoteError: It has none.
+    """
+    rest = _URL.sub("", url, count=1).rstrip("/")
+    _, _, name = rest.rpartition("/")
+    if not name or "/" not in rest:
+        raise RemoteError(f"{mask_text(url)} has no folder for the run, such as s3://bucket/my-run")
+    return name
+
+
+def joined(path: str, name: str) -> str:
+    """Return the path of a file in a folder."""
+    return f"{path.rstrip('/')}/{name}"
+
+
+def has_folders(url: str) -> bool:
+    """Return whether a folder must be made before a file is written there."""
+    match = _URL.match(url)
+    return match is None or match[1].lower() not in _OBJECT_STORES
+
+
+def connect(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, as fsspec has it, and the path in it.
+
+    Raises:
+        RemoteError: It is not a URL that can be used, or a package for it is missing.
+    """
+    match = _URL.match(url)
+    if match is None or "::" in url:
+        raise RemoteError(f"{mask_text(url)} is not a URL such as s3://bucket/runs/my-run")
+    protocol = match[1].lower()
+    if protocol in _OF_ONE_PROCESS:
+        raise RemoteError(f"{protocol}:// exists in one process only; name storage, such as s3://…")
+    package = _PACKAGES.get(protocol)
+    try:
+        fsspec: Any = importlib.import_module("fsspec")
+        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        missing = package or "fsspec"
+        raise RemoteError(
+            f"{protocol}:// needs a package that is not installed ({error}).\npip install {missing}"
+        ) from None
+    except ValueError as error:
+        raise RemoteError(f"{mask_text(url)} cannot be used: {problem_of(error)}") from None
+    return filesystem, str(path).rstrip("/")
+
+
+def problem_of(error: BaseException) -> str:
+    """Return why storage refused, in a line without credentials."""
+    lines = mask_text(str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

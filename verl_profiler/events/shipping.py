@@ -1,0 +1,37 @@
+"""What both halves have of shipping: `shipping.json` of a run, and which files of a run travel."""
+
+from __future__ import annotations
+
+__all__ = ["DISK_FILE", "FORMAT_VERSION", "SHIPPING_FILE", "SUFFIXES", "process_of", "travels"]
+
+SHIPPING_FILE = "shipping.json"
+FORMAT_VERSION = 1
+# A random name of the disk that a run directory is on; two nodes that share it read the same.
+DISK_FILE = ".disk"
+SUFFIXES = (".jsonl.gz", ".jsonl", ".json")
+_JOURNAL = ("nsight", "journal")
+
+
+def travels(name: str) -> bool:
+    """Return whether a file of a node's run directory is brought to the driver's.
+
+    That is the case for event files, headers, open calls and the journals of captures; the reports of
+    captures are gathered on their own.
+
+    Args:
+        name: Its path below the run directory, with `/`.
+    """
+    parts = name.split("/")
+    if len(parts) < 2 or any(part.startswith(".") for part in parts):
+        return False
+    if parts[0] == _JOURNAL[0] and tuple(parts[:2]) != _JOURNAL:
+        return False
+    return name.endswith(SUFFIXES)
+
+
+def process_of(name: str) -> str | None:
+    """Return the process that wrote a file, by its name; None for journals of captures."""
+    folder, _, file = name.rpartition("/")
+    if folder.startswith(_JOURNAL[0]):
+        return None
+    return next((file.removesuffix(suffix) for suffix in SUFFIXES if file.endswith(suffix)), None)

@@ -1,0 +1,257 @@
+"""Runs in object storage: what is needed of them is downloaded once, and read like any other run.
+
+    <home>/remote/<digest>/<name>/      the files, as they are there
+    <home>/remote/<digest>/.listing     size and version of each, as of the last download
+
+`cache_home` has where that is and how it stays small.  A file that has changed is replaced whole, under
+the lock of one command at a time; whoever has it open reads on in the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.files import read_object
+from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.remote import RemoteError, connect, is_url, name_of, problem_of
+from verl_profiler.events.shipping import SHIPPING_FILE
+from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.reading import cache_home
+from verl_profiler.reading.formats.registry import suffixes
+
+__all__ = ["fetched", "is_downloaded", "is_url"]
+
+_STEP = re.compile(r"step_[0-9]{1,18}")
+# What describes a run is needed for any part of it.
+_ABOUT = ("processes/", "open/")
+_LISTING, _UPDATING = ".listing", ".updating"
+_AT_ONCE = 8
+_TRIES = 2
+# Descriptors that lock what this process reads; they are closed when it ends.
+_locks: dict[Path, int] = {}
+
+
+def fetched(url: str) -> Path:
+    """Download what is needed of a run, a step or a file, and return where it is.
+
+    Args:
+        url: Such as `s3://bucket/runs/my-run`, `…/step_5`, or a file of any format that is read.
+
+    Raises:
+        ReadingError: A package is missing, there is nothing, or it cannot be read or stored.
+    """
+    try:
+        filesystem, target = connect(url.rstrip("/"))
+        name = name_of(url)
+    except RemoteError as error:
+        advice = (
+            "" if "pip install" in str(error) else "\nName a run, such as s3://bucket/runs/my-run"
+        )
+        extra = (
+            "\npip install 'verl-profiler[remote]'" if not advice and "s3fs" in str(error) else ""
+        )
+        raise ReadingError(f"{error}{advice}{extra}", "remote-run") from None
+    found = _listing(filesystem, target, url)
+    if _STEP.fullmatch(name) and found:
+        run_url, _, step = url.rstrip("/").rpartition("/")
+        above = target.rpartition("/")[0]
+        everything = _listing(filesystem, above, run_url)
+        return _run(filesystem, run_url, above, everything, only=f"{step}/") / step
+    if list(found) == [target]:
+        return _file(filesystem, url.rstrip("/"), target, found[target])
+    if not found:
+        raise ReadingError(
+            f"{mask_text(url)} does not exist, or is empty.\nName a run, such as s3://bucket/runs/my-run",
+            "no-such-run",
+        )
+    return _run(filesystem, url, target, found)
+
+
+def is_downloaded(path: Path) -> bool:
+    """Return whether a path is a copy of something in object storage."""
+    with contextlib.suppress(ReadingError):
+        return path.absolute().is_relative_to((cache_home.home() / "remote").absolute())
+    return False
+
+
+def _file(filesystem: Any, url: str, target: str, about: Mapping[str, Any]) -> Path:
+    """Download a file; of a step, with what describes the run."""
+    folder, _, name = url.rpartition("/")
+    run_url, _, step = folder.rpartition("/")
+    if _STEP.fullmatch(step):
+        above = target.rsplit("/", 2)[0]
+        everything = _listing(filesystem, above, run_url)
+        return _run(filesystem, run_url, above, everything, only=f"{step}/{name}") / step / name
+    place = _place(folder, "files")
+    _update(filesystem, place, {name: (target, about)}, remove=False)
+    return place / name
+
+
+def _listing(filesystem: Any, target: str, url: str) -> dict[str, Any]:
+    """Return what is there, by path; nothing where there is no such thing."""
+    try:
+        return filesystem.find(target, detail=True)
+    except FileNotFoundError:
+        return {}
+    except Exception as error:
+        raise ReadingError(
+            f"{mask_text(url)} cannot be read: {problem_of(error)}.\nCheck the URL, the credentials in "
+            "the environment and the endpoint",
+            "remote-run",
+        ) from error
+
+
+def _run(
+    filesystem: Any, url: str, target: str, found: Mapping[str, Any], *, only: str | None = None
+) -> Path:
+    """Download a run, or what a part of it needs.
+
+    Args:
+        filesystem: fsspec's.
+        url: The run.
+        target: Its path there.
+        found: What is there.
+        only: What the names of the events begin with that are needed; None for all.
+    """
+    files: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    prefix = f"{target}/"
+    for path, about in found.items():
+        name = str(path).removeprefix(prefix)
+        if _is_needed(name, only):
+            files[name] = (str(path), about)
+    place = _place(url, name_of(url))
+    _update(filesystem, place, files, remove=only is None)
+    return place
+
+
+def _is_needed(name: str, only: str | None) -> bool:
+    path = PurePosixPath(name)
+    if path.is_absolute() or any(part.startswith(".") for part in path.parts):
+        return False
+    if only is not None and not name.startswith((only, *_ABOUT)):
+        return name in (RUN_FILE, SHIPPING_FILE)
+    return name.endswith((".json", ".sqlite", *suffixes("events", "parquet")))
+
+
+def _place(url: str, name: str) -> Path:
+    """Make the folder for a URL, and protect it as long as this process lives."""
+    home = cache_home.home()
+    # Credentials in a URL do not make it another one; another endpoint does.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    digest = hashlib.sha256(f"{mask_text(url.rstrip('/'))}\0{endpoint}".encode()).hexdigest()[:16]
+    folder = home / "remote" / digest
+    try:
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise PermissionError(f"{folder} is another user's")
+    except OSError as error:
+        raise _unwritable(home, error) from error
+    if folder not in _locks:
+        locked = cache_home.lock(folder)
+        if locked is not None:
+            _locks[folder] = locked
+    cache_home.evict()
+    return folder / name
+
+
+def _update(
+    filesystem: Any,
+    place: Path,
+    files: Mapping[str, tuple[str, Mapping[str, Any]]],
+    *,
+    remove: bool,
+) -> None:
+    """Download what is not there as it is now; one command at a time does so.
+
+    Args:
+        filesystem: fsspec's.
+        place: Where to.
+        files: Path and description there, by name.
+        remove: Remove files that are not there any more.
+    """
+    listing = place.parent / _LISTING
+    try:
+        with open(place.parent / _UPDATING, "w") as updating:
+            fcntl.flock(updating, fcntl.LOCK_EX)
+            known: dict[str, Any] = {}
+            with contextlib.suppress(OSError, ValueError):
+                known = read_object(listing)
+            wanted = {name: _version(about) for name, (_, about) in files.items()}
+            changed = [
+                name
+                for name, version in wanted.items()
+                if known.get(name) != version or not (place / name).is_file()
+            ]
+
+            def download(name: str) -> tuple[str, str | None]:
+                return _download(filesystem, files[name], place / name, name)
+
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                for name, version in pool.map(download, changed):
+                    if version is None:
+                        known.pop(name, None)
+                    else:
+                        known[name] = wanted[name]
+            if remove:
+                for name in [name for name in known if name not in wanted]:
+                    (place / name).unlink(missing_ok=True)
+                    del known[name]
+            part = listing.with_name(f"{_LISTING}.{secrets.token_hex(6)}.part")
+            part.write_text(json.dumps(known))
+            part.replace(listing)
+    except OSError as error:
+        raise _unwritable(place, error) from error
+
+
+def _download(
+    filesystem: Any, source: tuple[str, Mapping[str, Any]], target: Path, name: str
+) -> tuple[str, str | None]:
+    """Download a file whole; one that was removed meanwhile is None."""
+    path, _ = source
+    for number in range(_TRIES):
+        part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            filesystem.get_file(path, str(part))
+            part.replace(target)
+        except FileNotFoundError:
+            return name, None
+        except Exception as error:
+            if number + 1 < _TRIES:
+                continue
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ReadingError(
+                f"{mask_text(path)} cannot be downloaded: {problem_of(error)}",
+                "remote-run",
+            ) from error
+        else:
+            return name, name
+        finally:
+            part.unlink(missing_ok=True)
+    return name, None
+
+
+def _version(about: Mapping[str, Any]) -> str:
+    """Return what changes when an object does."""
+    keys = ("size", "ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "modified")
+    return "|".join(str(about[key]) for key in keys if about.get(key) is not None)
+
+
+def _unwritable(place: Path, error: OSError) -> ReadingError:
+    return ReadingError(
+        f"the files cannot be stored in {place}: {error.strerror or error}.\nSet VERL_PROFILER_CACHE_HOME to "
+        "a directory with room for them",
+        "cache-place",
+    )

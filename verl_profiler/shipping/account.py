@@ -1,0 +1,80 @@
+"""`shipping.json`: which nodes ship to a run directory, and up to when they have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.events.files import read_object
+from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.shipping import FORMAT_VERSION, SHIPPING_FILE
+
+__all__ = ["earlier_directory", "earlier_nodes", "iso", "reason_in_line", "write_account"]
+
+
+def earlier_directory(run: Path) -> str | None:
+    """Return where a run's directory was on the nodes; None where no node had a disk of its own."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        directory = read_object(run / SHIPPING_FILE)["directory"]
+        return directory if isinstance(directory, str) else None
+    return None
+
+
+def earlier_nodes(run: Path) -> dict[str, dict[str, Any]]:
+    """Return the nodes of an earlier `shipping.json`, by disk."""
+    found: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        for row in read_object(run / SHIPPING_FILE)["nodes"]:
+            processes = {str(name): str(here) for name, here in row["processes"].items()}
+            found[str(row["disk"])] = {**row, "processes": processes}
+    return found
+
+
+def write_account(
+    run: Path,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    directory: str | None,
+    every_s: float | None,
+    ended: bool,
+) -> None:
+    """Replace `shipping.json`; where that fails, the old one stays.
+
+    Args:
+        run: The run directory.
+        rows: One per node with a disk of its own.
+        directory: The run directory on the nodes; None to leave it out.
+        every_s: The interval between two shipments of events.
+        ended: Whether nothing more is shipped.
+    """
+    now = iso(time.time())
+    content = {
+        "format": FORMAT_VERSION,
+        "directory": directory,
+        "every_s": every_s,
+        "updated": now,
+        "ended": now if ended else None,
+        "nodes": list(rows),
+    }
+    part = run / f".{SHIPPING_FILE}.part"
+    with contextlib.suppress(OSError):
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        part.replace(run / SHIPPING_FILE)
+
+
+def reason_in_line(error: BaseException) -> str:
+    """Return an error in a line without credentials: of Ray's, the first and the last one."""
+    lines = mask_text(f"{type(error).__name__}: {error}").strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+
+
+def iso(seconds: float | None) -> str | None:
+    """Return seconds since 1970 as ISO-8601 text."""
+    if seconds is None:
+        return None
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1e6):06d}+00:00"

@@ -1,0 +1,265 @@
+"""On a node: read what the files of a run have gained since the last call.
+
+Files that only grow (`.jsonl`) are read from where the last call ended, up to their last whole line;
+all others (headers, compressed files) whole, whenever they have changed.  Nothing is held open
+between calls, and one call reads at most `limit` bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from verl_profiler.events.open_files import FOLDER as OPEN
+from verl_profiler.events.shipping import DISK_FILE, process_of, travels
+
+__all__ = ["CHUNK_BYTES", "NodeFiles", "Piece", "disk_of"]
+
+CHUNK_BYTES = 4 << 20
+# A line that is longer than a chunk is read whole, up to this.
+_LINE_BYTES = 64 << 20
+_PROCESSES = "processes"
+_PACKED = ".gz"
+# What tells whether a file is small, and replaced often.
+_LIGHT = (_PROCESSES, OPEN)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a file.
+
+    Args:
+        name: The file's path below the run directory.
+        offset: Where the part begins in it.
+        data: The part; None where the file is gone.
+        last: Whether the file ends with it.
+    """
+
+    name: str
+    offset: int
+    data: bytes | None
+    last: bool = True
+
+
+def disk_of(directory: Path, *, create: bool = True) -> str | None:
+    """Return the random name of the disk that a run directory is on.
+
+    Args:
+        directory: The run directory.
+        create: Choose a name where there is none.
+
+    Returns:
+        None where there is no such directory, or no name.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    path = directory / DISK_FILE
+    if create and directory.is_dir():
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        draft = directory / f"{DISK_FILE}.{secrets.token_hex(8)}"
+        if not path.exists():
+            with os.fdopen(os.open(draft, flags, 0o666), "w") as file:
+                file.write(secrets.token_hex(16))
+            try:
+                # Unlike a rename, this fails where another process was faster.
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, path)
+            finally:
+                draft.unlink()
+    try:
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+@dataclass
+class _Known:
+    """How much of a file was read, and what it was like then."""
+
+    offset: int
+    size: int
+    modified_ns: int
+    inode: int
+
+
+class NodeFiles:
+    """The files of a run on this node.
+
+    Args:
+        directory: The run directory.
+        have: Names and sizes of the files that the other side has.
+    """
+
+    def __init__(self, directory: str | Path, have: Mapping[str, int] | None = None) -> None:
+        self._root = Path(directory)
+        # A header is read again in any case: it may have another content of the same size.
+        self._known = {
+            name: _Known(size, size, -1, -1)
+            for name, size in (have or {}).items()
+            if not name.startswith(_LIGHT)
+        }
+        self._queue: deque[str] = deque()
+        self._partial: tuple[str, int, os.stat_result] | None = None
+
+    def scan(self, *, light: bool = False) -> None:
+        """Find out which files have changed; `pieces` then reads them.
+
+        Args:
+            light: Only headers and open calls, which are few and small.
+        """
+        self._partial = None
+        found = dict(self._files(light))
+        changed = [name for name, status in found.items() if self._has_changed(name, status)]
+        # The compressed copy first: what is left of the other one is sent with the next scan.
+        packed = {name.removesuffix(_PACKED) for name in changed if name.endswith(_PACKED)}
+        new = {
+            process_of(name)
+            for name in changed
+            if name.startswith(_PROCESSES) and name not in self._known
+        }
+        headers = sorted(name for name in changed if name.startswith(_PROCESSES))
+        first = [name for name in headers if process_of(name) in new]
+        others = sorted(
+            name for name in changed if not name.startswith(_PROCESSES) and name not in packed
+        )
+        gone = [
+            name
+            for name in self._known
+            if name not in found and (not light or name.startswith(_LIGHT)) and self._replaced(name)
+        ]
+        # A header has how many events were written: it is read again after them.
+        self._queue = deque([*first, *gone, *others, *headers])
+
+    def pieces(self, limit: int = CHUNK_BYTES) -> list[Piece]:
+        """Return the next pieces, of about `limit` bytes together; none where all was read."""
+        found: list[Piece] = []
+        room = limit
+        while room > 0 and self._queue:
+            name = self._queue[0]
+            try:
+                piece = self._next(name, room)
+            except FileNotFoundError:
+                piece = self._gone(name)
+            except OSError:
+                # The next scan tries again.
+                piece = None
+            if piece is None or piece.last:
+                self._queue.popleft()
+                self._partial = None
+            if piece is not None:
+                found.append(piece)
+                room -= max(len(piece.data or b""), 1)
+        return found
+
+    def _files(self, light: bool) -> Iterator[tuple[str, os.stat_result]]:
+        folders = [self._root / name for name in _LIGHT] if light else [self._root]
+        while folders:
+            folder = folders.pop()
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    name = os.path.relpath(entry.path, self._root)
+                    with contextlib.suppress(OSError):
+                        if entry.is_dir(follow_symlinks=False):
+                            if not entry.name.startswith("."):
+                                folders.append(Path(entry.path))
+                        elif travels(name) and entry.is_file(follow_symlinks=False):
+                            yield name, entry.stat(follow_symlinks=False)
+
+    def _has_changed(self, name: str, status: os.stat_result) -> bool:
+        known = self._known.get(name)
+        if known is None:
+            return status.st_size > 0
+        if known.inode == -1:
+            return status.st_size != known.size
+        return (status.st_size, status.st_mtime_ns, status.st_ino) != (
+            known.size,
+            known.modified_ns,
+            known.inode,
+        )
+
+    def _replaced(self, name: str) -> bool:
+        """Whether a file that is gone was closed by its process, and not removed by somebody else."""
+        return name.startswith(f"{OPEN}/") or f"{name}{_PACKED}" in self._known
+
+    def _gone(self, name: str) -> Piece | None:
+        known = self._known.get(name)
+        if known is None or not self._replaced(name):
+            return None
+        del self._known[name]
+        return Piece(name, 0, None)
+
+    def _next(self, name: str, room: int) -> Piece | None:
+        """Read the next part of a file."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(self._root / name, flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            if name.endswith(".jsonl"):
+                return self._lines(name, file, status, room)
+            return self._part(name, file, status, room)
+
+    def _lines(self, name: str, file: BinaryIO, status: os.stat_result, room: int) -> Piece | None:
+        """Read whole lines behind those that were read before."""
+        known = self._known.get(name)
+        offset = known.offset if known is not None else 0
+        if known is not None and known.inode not in (-1, status.st_ino):
+            # Its beginning was compressed, and is another file now.
+            offset = 0
+        size = status.st_size
+        if size < offset:
+            offset = 0
+        file.seek(offset)
+        data = file.read(min(room, size - offset))
+        whole = data.rfind(b"\n") + 1
+        while not whole and len(data) < min(size - offset, _LINE_BYTES):
+            more = file.read(min(CHUNK_BYTES, size - offset - len(data)))
+            if not more:
+                break
+            data += more
+            whole = data.find(b"\n") + 1
+        data = data[:whole]
+        end = offset + len(data)
+        self._known[name] = _Known(end, size, status.st_mtime_ns, status.st_ino)
+        if not data:
+            return None
+        return Piece(name, offset, data, last=end >= size or not _has_line(file, end, size))
+
+    def _part(self, name: str, file: BinaryIO, status: os.stat_result, room: int) -> Piece | None:
+        """Read the next part of a file that is replaced as a whole."""
+        offset = 0
+        if self._partial is None and not self._has_changed(name, status):
+            # Read earlier in this scan.
+            return None
+        if self._partial is not None and self._partial[0] == name:
+            _, offset, before = self._partial
+            if (before.st_ino, before.st_mtime_ns) != (status.st_ino, status.st_mtime_ns):
+                offset = 0
+        file.seek(offset)
+        data = file.read(room)
+        end = offset + len(data)
+        last = end >= status.st_size or not data
+        if last:
+            self._known[name] = _Known(end, status.st_size, status.st_mtime_ns, status.st_ino)
+            if name.endswith(_PACKED):
+                # Later lines go to a new file of the name.
+                self._known.pop(name.removesuffix(_PACKED), None)
+        else:
+            self._partial = name, end, status
+        return Piece(name, offset, data, last)
+
+
+def _has_line(file: BinaryIO, begin: int, end: int) -> bool:
+    """Whether a file has another whole line between these offsets."""
+    file.seek(begin)
+    while begin < end:
+        block = file.read(min(CHUNK_BYTES, end - begin))
+        if not block or b"\n" in block:
+            return bool(block)
+        begin += len(block)
+    return False

@@ -1,0 +1,380 @@
+"""Ship the event files of a cluster's nodes to the driver's run directory, over Ray.
+
+On each node there is one small actor (no CPUs, lowest priority, no verl, not recorded).  A node whose
+run directory has the driver's `.disk` file shares its disk: its actor is ended.  From all others the
+driver requests pieces of 4 MiB, one at a time per node and of at most four nodes at once, which is
+what Ray's object store holds of them.
+
+`shipping.json` in the run directory has which nodes ship, and up to when they have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.capture.connected_ray import as_connected
+from verl_profiler.environ import SETTINGS
+from verl_profiler.shipping.account import earlier_nodes, iso, reason_in_line, write_account
+from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of
+from verl_profiler.shipping.receiver import Names, Receiver
+
+__all__ = ["LIGHT_S", "Shipments"]
+
+# Headers and open calls travel at this interval, if events do not more often.
+LIGHT_S = 30.0
+_TIMEOUT_S = 30.0
+# A process on a busy node starts slowly.
+_START_S = 60.0
+_AT_ONCE = 4
+# After the k-th failure in a row, a node is skipped for 2^k rounds, at most for this many.
+_ROUNDS = 32
+# How long the end waits for a node that sends nothing.
+_SILENCE_S = 30.0
+
+
+@dataclass
+class _Node:
+    """A node of the cluster, or the disk that it writes to.
+
+    Args:
+        node_id: Ray's.
+        host: Its name.
+        disk: The name of its disk; None while it has no run directory.
+        state: `new`, `shared` (the driver's disk, or another node's), `shipping`, `left` or `unable`
+            (this package is not installed there).
+        shipped_s: When the last complete round began, on the driver's wall clock.
+        seen_s: Its last answer.
+        left_s: When it was found to have left the cluster.
+    """
+
+    node_id: str
+    host: str
+    disk: str | None = None
+    state: str = "new"
+    actor: Any = None
+    receiver: Receiver | None = None
+    shipped_s: float | None = None
+    seen_s: float | None = None
+    left_s: float | None = None
+    problem: str = ""
+    failures: int = 0
+    skips: int = 0
+    busy: bool = field(default=False)
+    complete: bool = field(default=False)
+
+    @property
+    def ships(self) -> bool:
+        """Whether it has a disk of its own, with files of the run."""
+        return self.receiver is not None
+
+    def row(self) -> dict[str, Any]:
+        """Return what `shipping.json` has of it."""
+        return {
+            "host": self.host,
+            "disk": self.disk,
+            "state": self.state,
+            "shipped": iso(self.shipped_s),
+            "seen": iso(self.seen_s),
+            "left": iso(self.left_s),
+            "problem": self.problem,
+            "bytes": self.receiver.size_bytes if self.receiver is not None else 0,
+            "processes": dict(self.receiver.processes) if self.receiver is not None else {},
+        }
+
+
+class Shipments:
+    """Ships from all nodes of the cluster that this process is connected to.
+
+    Args:
+        ray: The module.
+        run: The run directory of this process.
+        directory: The run directory on the nodes; None for the same path.
+        every_s: The interval between two shipments of events, for `shipping.json`.
+        private: Leave the directory out of `shipping.json`.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        run: Path,
+        *,
+        directory: str | None = None,
+        every_s: float | None = None,
+        private: bool = False,
+    ) -> None:
+        self._ray = ray
+        self._run = run
+        self._directory = directory or str(run.absolute())
+        self._every_s = every_s
+        self._private = private
+        self._own_disk: str | None = None
+        self._here = ""
+        self._names = Names(run)
+        self._nodes: dict[str, _Node] = {}
+        self._slots = threading.Semaphore(_AT_ONCE)
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._heard_s = 0.0
+        self._closed = False
+        self._earlier = earlier_nodes(run)
+        for row in self._earlier.values():
+            self._names.hold(row["processes"].values())
+
+    def round(self, *, light: bool = False, patience_s: float = _START_S) -> bool:
+        """Take from every node what its files have gained.
+
+        Args:
+            light: Only headers and open calls.
+            patience_s: Stop waiting for nodes after this time without an answer of any; they continue,
+                and are skipped while they do.
+
+        Returns:
+            Whether all nodes sent everything.
+
+        Raises:
+            Exception: Ray cannot list its nodes.
+        """
+        if not self._here:
+            self._here = as_connected(self._ray.get_runtime_context)().get_node_id()
+        alive = {each["NodeID"]: each for each in as_connected(self._ray.nodes)() if each["Alive"]}
+        now = time.time()
+        if self._own_disk is None and len(alive) > 1:
+            # Without it, a node that shares the disk would ship to itself.
+            self._own_disk = disk_of(self._run)
+            if self._own_disk is None:
+                raise FileNotFoundError(f"{self._run} is not there")
+        for node_id, about in alive.items():
+            if node_id != self._here and node_id not in self._nodes:
+                self._nodes[node_id] = _Node(node_id, about["NodeManagerHostname"])
+        for node in self._nodes.values():
+            if node.node_id not in alive and node.state != "left":
+                self._left(node, now)
+        started: list[_Node] = []
+        for node in self._nodes.values():
+            if node.state in ("shared", "left", "unable") or node.busy:
+                continue
+            if node.skips:
+                node.skips -= 1
+                continue
+            if light and not node.ships:
+                continue
+            node.busy, node.complete = True, False
+            started.append(node)
+            threading.Thread(
+                target=self._ship, args=(node, light), name="verl-profiler shipping", daemon=True
+            ).start()
+        self._await(started, patience_s)
+        self.write()
+        waiting = [node for node in self._nodes.values() if node.state in ("new", "shipping")]
+        return all(node.complete or not node.ships for node in waiting)
+
+    def finish(self, patience_s: float = _SILENCE_S) -> list[str]:
+        """Take everything that is left, end the actors, and return problems as sentences.
+
+        Args:
+            patience_s: Give up on nodes once none has sent anything for so long.
+        """
+        self._await(list(self._nodes.values()), patience_s)
+        for node in self._nodes.values():
+            # Also those that failed lately.
+            node.skips = 0
+        problem = ""
+        try:
+            # A second time what was written meanwhile, as far as headers state it.
+            for _ in range(2):
+                self.round(patience_s=patience_s)
+        except Exception as error:  # noqa: BLE001  Ray is gone, or the head does not answer
+            problem = reason_in_line(error)
+        self._closed = True
+        for node in self._nodes.values():
+            if node.ships and node.complete and node.state == "shipping":
+                node.state = "ended"
+            if node.busy and not node.problem:
+                node.problem = f"no answer for {patience_s:.0f} s"
+        self.write(ended=True)
+        for node in self._nodes.values():
+            self._end(node)
+        return [problem] if problem else self.problems()
+
+    def problems(self) -> list[str]:
+        """Return which nodes could not send all, as sentences."""
+        found: list[str] = []
+        for node in self._nodes.values():
+            if node.state == "left" and node.ships:
+                found.append(
+                    f"{node.host} has left the cluster; what it wrote since its last shipment"
+                    f" ({iso(node.shipped_s) or 'none'}) is on its own disk"
+                )
+            elif node.problem and node.state != "shared":
+                found.append(f"{node.host} did not send all of its event files: {node.problem}")
+        return found
+
+    def sent(self) -> list[tuple[str, int]]:
+        """Return host and bytes of the nodes that have disks of their own."""
+        return [
+            (node.host, node.receiver.size_bytes)
+            for node in self._nodes.values()
+            if node.receiver is not None
+        ]
+
+    def write(self, *, ended: bool = False) -> None:
+        """Replace `shipping.json`, once a node has a disk of its own."""
+        with self._writing:
+            rows = dict(self._earlier)
+            for node in list(self._nodes.values()):
+                if node.ships and node.disk is not None:
+                    rows[node.disk] = node.row()
+            if not rows:
+                return
+            write_account(
+                self._run,
+                rows.values(),
+                directory=None if self._private else self._directory,
+                every_s=self._every_s,
+                ended=ended,
+            )
+
+    def _await(self, nodes: list[_Node], patience_s: float) -> None:
+        self._heard_s = time.monotonic()
+        while any(node.busy for node in nodes):
+            if time.monotonic() - self._heard_s > patience_s:
+                break
+            time.sleep(0.02)
+
+    def _left(self, node: _Node, now_s: float) -> None:
+        node.left_s, node.state = now_s, "left"
+        # Another node that shares its disk ships from now on.
+        for other in self._nodes.values():
+            if other.state == "shared" and other.disk == node.disk:
+                other.state, other.skips = "new", 0
+
+    def _ship(self, node: _Node, light: bool) -> None:
+        try:
+            # Where processes start slowly, others need not wait for that.
+            if self._connected(node):
+                with self._slots:
+                    self._take(node, light)
+            node.problem, node.failures = "", 0
+        except Exception as error:  # noqa: BLE001  one node; the others still send theirs
+            node.problem = reason_in_line(error)
+            node.failures += 1
+            node.skips = min(2 ** min(node.failures, 10), _ROUNDS) - 1
+            self._end(node)
+        finally:
+            node.busy = False
+
+    def _connected(self, node: _Node) -> bool:
+        """Start the node's actor if it has none; return whether it has files to ship."""
+        if node.actor is not None and node.state == "shipping":
+            return True
+        if node.actor is None:
+            node.actor = _actor(self._ray, node.node_id)
+        disk = self._called(node, "open", self._directory, timeout_s=_START_S)
+        if not disk:
+            # Without a run directory it is asked again, without the package it is not.
+            if disk is False:
+                node.state = "unable"
+                self._end(node)
+            return False
+        with self._lock:
+            others = [
+                each.disk
+                for each in self._nodes.values()
+                if each is not node and each.state == "shipping"
+            ]
+            own = disk not in (self._own_disk, *others)
+            node.state, node.disk = "shipping" if own else "shared", disk
+        if not own:
+            self._end(node)
+            return False
+        for other in self._nodes.values():
+            if node.receiver is None and other.disk == node.disk and other.receiver is not None:
+                # The one that shipped from this disk has left.
+                node.receiver, other.receiver = other.receiver, None
+        if node.receiver is None:
+            earlier = self._earlier.get(str(node.disk), {})
+            node.receiver = Receiver(
+                self._run, self._names, earlier.get("processes"), claimed=self.write
+            )
+        self._called(node, "begin", node.receiver.have())
+        return True
+
+    def _take(self, node: _Node, light: bool) -> None:
+        begun_s = time.time()
+        receiver = node.receiver
+        if receiver is None:
+            return
+        self._called(node, "scan", light)
+        pieces: list[Piece]
+        while pieces := self._called(node, "pieces", CHUNK_BYTES):
+            for piece in pieces:
+                if self._closed:
+                    return
+                receiver.accept(piece)
+        node.complete = True
+        if not light:
+            node.shipped_s = begun_s
+
+    def _called(
+        self, node: _Node, method: str, *arguments: Any, timeout_s: float = _TIMEOUT_S
+    ) -> Any:
+        answer = getattr(node.actor, method).remote(*arguments)
+        result = as_connected(self._ray.get)(answer, timeout=timeout_s)
+        node.seen_s, self._heard_s = time.time(), time.monotonic()
+        return result
+
+    def _end(self, node: _Node) -> None:
+        actor, node.actor = node.actor, None
+        with contextlib.suppress(Exception):
+            if actor is not None:
+                as_connected(self._ray.kill)(actor)
+
+
+def _actor(ray: Any, node_id: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # A class that is defined here is pickled by value: the node need not have this package.
+    class VerlProfilerFiles:
+        """Reads the files of a run on its node."""
+
+        def open(self, directory: str) -> str | bool | None:
+            """Return the name of the disk; None without a run directory, False without the package."""
+            with contextlib.suppress(OSError):
+                os.nice(19)
+            try:
+                from verl_profiler.shipping import node_files
+            except ImportError:
+                return False
+            self.directory = directory
+            return node_files.disk_of(node_files.Path(directory))
+
+        def begin(self, have: dict[str, int]) -> None:
+            """Take note of what the other side has."""
+            from verl_profiler.shipping.node_files import NodeFiles
+
+            self.files = NodeFiles(self.directory, have)
+
+        def scan(self, light: bool) -> None:
+            """Find out what has changed."""
+            self.files.scan(light=light)
+
+        def pieces(self, limit: int) -> Any:
+            """Return the next pieces."""
+            return self.files.pieces(limit)
+
+    return (
+        ray.remote(VerlProfilerFiles)
+        .options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            # Not one of the run's processes.
+            runtime_env={"env_vars": {SETTINGS: ""}},
+        )
+        .remote()
+    )

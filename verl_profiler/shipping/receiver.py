@@ -1,0 +1,193 @@
+"""In the driver: put the pieces that a node sends into the run directory.
+
+A file that grows is appended to, all others get their name when they are whole.  Processes of two
+nodes with separate disks may have one name, such as an actor that Ray started again elsewhere; the
+second one's files are stored as `<name>-2`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from verl_profiler.events.shipping import SUFFIXES, process_of, travels
+from verl_profiler.shipping.node_files import Piece
+
+__all__ = ["Names", "Receiver"]
+
+_NAMES = 10_000
+_PROCESSES = "processes"
+_PACKED = ".gz"
+
+
+class Names:
+    """Which names of processes are taken in a run directory; for all nodes together.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._taken: set[str] = set()
+
+    def hold(self, names: Iterable[str]) -> None:
+        """Take names that an earlier shipment gave."""
+        self._taken.update(names)
+
+    def claim(self, process: str) -> str:
+        """Return the first free name for a process of another node, and take it.
+
+        Raises:
+            OSError: The run directory cannot be written, or all names are taken.
+        """
+        folder = self._run / _PROCESSES
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            for number in range(1, _NAMES):
+                name = process if number == 1 else f"{process}-{number}"
+                if name in self._taken:
+                    continue
+                # Processes of this node claim theirs in the same way.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                try:
+                    os.close(os.open(folder / f"{name}.json", flags, 0o666))
+                except FileExistsError:
+                    continue
+                self._taken.add(name)
+                return name
+        raise FileExistsError(f"{folder} has {_NAMES:,} headers of {process}")
+
+
+class Receiver:
+    """Writes what one disk sends.  Only one thread at a time may use it.
+
+    Args:
+        run: The run directory.
+        names: Of all nodes.
+        processes: Names on that disk, and here, of an earlier shipment.
+        claimed: Called when a process got a name, before its files come.
+
+    Attributes:
+        processes: Names of processes on that disk, and here.
+        size_bytes: Bytes written.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        names: Names,
+        processes: Mapping[str, str] | None = None,
+        claimed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run = run
+        self._names = names
+        self._claimed = claimed
+        self._bases: dict[str, int] = {}
+        self.processes = dict(processes or {})
+        self.size_bytes = 0
+        names.hold(self.processes.values())
+
+    def have(self) -> dict[str, int]:
+        """Return names on that disk, and sizes, of the files that are here."""
+        there = {here: name for name, here in self.processes.items()}
+        found: dict[str, int] = {}
+        for path in _files(self._run):
+            name = str(PurePosixPath(path.relative_to(self._run)))
+            process = process_of(name)
+            if process is None:
+                with contextlib.suppress(OSError):
+                    found[name] = path.stat().st_size
+            elif process in there:
+                with contextlib.suppress(OSError):
+                    found[_renamed(name, there[process])] = path.stat().st_size
+        return found
+
+    def accept(self, piece: Piece) -> None:
+        """Write a piece.
+
+        Raises:
+            OSError: It cannot be written, or does not continue what is here.
+        """
+        target = self._target(piece.name)
+        if piece.data is None:
+            target.unlink(missing_ok=True)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if piece.name.endswith(".jsonl"):
+            self._append(piece, target)
+        else:
+            self._replace(piece, target)
+        self.size_bytes += len(piece.data)
+
+    def _target(self, name: str) -> Path:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or not travels(name):
+            raise OSError(f"{name!r} is not a file of a run")
+        process = process_of(name)
+        if process is None:
+            return self._run / name
+        here = self.processes.get(process)
+        if here is None:
+            here = self.processes[process] = self._names.claim(process)
+            self._claimed()
+        return self._run / _renamed(name, here)
+
+    def _append(self, piece: Piece, target: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(target, flags, 0o666), "ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if piece.offset == 0:
+                # Somebody removed the file on the node, and its process made another one.
+                self._bases[piece.name] = size
+            if size != self._bases.get(piece.name, 0) + piece.offset:
+                raise OSError(
+                    f"{target} has {size:,} bytes, and the node continues at {piece.offset:,}"
+                )
+            data = memoryview(piece.data or b"")
+            try:
+                while data:
+                    data = data[file.write(data) or 0 :]
+            except OSError:
+                # A full disk: no half line stays.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file.fileno(), size)
+                raise
+
+    def _replace(self, piece: Piece, target: Path) -> None:
+        part = target.with_name(f".{target.name}.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags |= os.O_TRUNC if piece.offset == 0 else os.O_APPEND
+        with os.fdopen(os.open(part, flags, 0o666), "wb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != piece.offset:
+                raise OSError(f"{part} was changed while it was received")
+            data = memoryview(piece.data or b"")
+            while data:
+                data = data[file.write(data) or 0 :]
+        if not piece.last:
+            return
+        part.replace(target)
+        if target.name.endswith(_PACKED):
+            # What it was made of; later lines of the process begin another file.
+            target.with_suffix("").unlink(missing_ok=True)
+            self._bases.pop(piece.name.removesuffix(_PACKED), None)
+
+
+def _files(run: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(run):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(folder) / name
+            if travels(str(PurePosixPath(path.relative_to(run)))):
+                yield path
+
+
+def _renamed(name: str, process: str) -> str:
+    """Return a file's name with another process in it."""
+    folder, _, file = name.rpartition("/")
+    suffix = next(suffix for suffix in SUFFIXES if file.endswith(suffix))
+    return f"{folder}/{process}{suffix}"

@@ -1,0 +1,313 @@
+"""Upload a run directory to object storage while it grows: `profiler.output_dir=s3://…`.
+
+    python -m verl_profiler.shipping.upload RUN TARGET --every 60
+
+One such process runs beside the driver, which imports no client of any storage; it ends with its
+standard input, after a last upload, also where the driver was killed.  Objects cannot be appended to:
+a file is uploaded as it is, again when it has grown by a quarter, or when it no longer grows.  A
+failure costs a line on the console; the files stay in RUN.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.events.open_files import FOLDER as OPEN
+from verl_profiler.events.remote import (
+    RemoteError,
+    connect,
+    has_folders,
+    joined,
+    name_of,
+    problem_of,
+)
+from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.recording.complaints import say
+
+__all__ = ["Upload", "claim", "main", "other_run"]
+
+# A file that grows is uploaded again when it has this many times its size, or after so many rounds.
+_GROWTH = 1.25
+_ROUNDS = 10
+_TRIES = 3
+_FINAL_ROUNDS = 3
+_WAIT_S = 1.0
+# Read at once; larger files are sent in pieces by the client, with a line that may be cut.
+_WHOLE_BYTES = 64 << 20
+_LAUNCHES = 1000
+_FAILURES = 20
+
+
+@dataclass
+class _Sent:
+    """What was uploaded of a file, and how many rounds ago."""
+
+    size: int
+    modified_ns: int
+    rounds: int = 0
+
+
+class Upload:
+    """Keeps a copy of a run directory elsewhere.
+
+    Args:
+        filesystem: fsspec's.
+        target: Where to, a path in it.
+        run: The run directory.
+        folders: Whether folders must be made.
+        progress: Called after each file.
+
+    Attributes:
+        files: Files uploaded.
+        size_bytes: Their bytes.
+    """
+
+    def __init__(
+        self,
+        filesystem: Any,
+        target: str,
+        run: Path,
+        *,
+        folders: bool = False,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._filesystem = filesystem
+        self._target = target
+        self._run = run
+        self._folders = folders
+        self._progress = progress
+        self._sent: dict[str, _Sent] = {}
+        self._made: set[str] = set()
+        self.files = 0
+        self.size_bytes = 0
+
+    def round(self, *, final: bool = False) -> list[str]:
+        """Upload what has changed.
+
+        Args:
+            final: All of it, with retries; else what is worth it, once.
+
+        Returns:
+            What failed, as sentences; it is tried again in the next round.
+        """
+        failed: list[str] = []
+        found = dict(self._changing())
+        for name, status in found.items():
+            known = self._sent.get(name)
+            if known is not None:
+                known.rounds += 1
+            if not final and not self._is_worth(name, status, known):
+                continue
+            if known is not None and _same(known, status):
+                continue
+            problem = self._put(name, _TRIES if final else 1)
+            if problem:
+                failed.append(problem)
+                if len(failed) >= _FAILURES:
+                    # The storage is not there.
+                    break
+        for name in [name for name in self._sent if name not in found]:
+            if self._was_replaced(name, found):
+                with contextlib.suppress(Exception):
+                    self._filesystem.rm_file(joined(self._target, name))
+                del self._sent[name]
+        return failed
+
+    def resume(self) -> None:
+        """Take files of the same size that are there for uploaded; headers are not among them."""
+        there = self._filesystem.find(self._target, detail=True)
+        prefix = f"{self._target}/"
+        for path, about in there.items():
+            name = str(path).removeprefix(prefix)
+            local = self._run / name
+            if name.endswith((".jsonl", ".gz", ".nsys-rep")) and local.is_file():
+                status = local.stat()
+                if about.get("size") == status.st_size:
+                    self._sent[name] = _Sent(status.st_size, status.st_mtime_ns)
+
+    def _changing(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the files of the run, events first, so that headers have no fewer than they state."""
+        found: list[str] = []
+        for folder, folders, names in os.walk(self._run):
+            at = os.path.relpath(folder, self._run)
+            folders[:] = [
+                name
+                for name in folders
+                if not name.startswith(".") and (at, name) != ("nsight", "raw")
+            ]
+            found += [
+                os.path.normpath(os.path.join(at, name))
+                for name in names
+                if not name.startswith(".") and not name.endswith(".part")
+            ]
+        for name in sorted(found, key=lambda each: (not each.startswith("step"), each)):
+            with contextlib.suppress(OSError):
+                path = self._run / name
+                if path.is_file() and not path.is_symlink():
+                    yield name, path.stat()
+
+    def _is_worth(self, name: str, status: os.stat_result, known: _Sent | None) -> bool:
+        if known is None or not name.endswith(".jsonl"):
+            return True
+        quiet_s = time.time() - status.st_mtime
+        return status.st_size >= _GROWTH * known.size or known.rounds >= _ROUNDS or quiet_s > 60
+
+    def _was_replaced(self, name: str, found: dict[str, os.stat_result]) -> bool:
+        """Whether a file that is gone was compressed or is over; others were deleted to make room."""
+        return name.startswith(f"{OPEN}/") or f"{name}.gz" in found
+
+    def _put(self, name: str, tries: int) -> str:
+        """Upload a file; return why that failed, or an empty string."""
+        target, path = joined(self._target, name), self._run / name
+        problem = ""
+        for number in range(1, tries + 1):
+            try:
+                before = path.stat()
+                self._make_folder(target)
+                size = before.st_size
+                if size <= _WHOLE_BYTES:
+                    with path.open("rb") as file:
+                        data = file.read(_WHOLE_BYTES)
+                    if name.endswith(".jsonl"):
+                        data = data[: data.rfind(b"\n") + 1]
+                    self._filesystem.pipe_file(target, data)
+                    size = len(data)
+                else:
+                    self._filesystem.put_file(str(path), target)
+                self._sent[name] = _Sent(before.st_size, before.st_mtime_ns)
+                self.files += 1
+                self.size_bytes += size
+                self._progress()
+            except FileNotFoundError as error:
+                if not path.exists():
+                    # It was compressed or removed just now.
+                    return ""
+                problem = problem_of(error)
+            except Exception as error:  # noqa: BLE001  any client's; the others are tried too
+                problem = problem_of(error)
+            else:
+                return ""
+            if number < tries:
+                time.sleep(_WAIT_S * 2 ** (number - 1))
+        return f"{name}: {problem}"
+
+    def _make_folder(self, target: str) -> None:
+        folder = target.rpartition("/")[0]
+        if self._folders and folder not in self._made:
+            self._filesystem.makedirs(folder, exist_ok=True)
+            self._made.add(folder)
+
+
+def _same(known: _Sent, status: os.stat_result) -> bool:
+    return (known.size, known.modified_ns) == (status.st_size, status.st_mtime_ns)
+
+
+def other_run(filesystem: Any, target: str, run: Path) -> str:
+    """Return when the run that is at `target` was launched, if it is another one; else nothing."""
+    try:
+        there = json.loads(filesystem.cat_file(joined(target, RUN_FILE)))
+    except (FileNotFoundError, ValueError):
+        return ""
+    here = json.loads((run / RUN_FILE).read_bytes())
+    same = all(there.get(key) == here.get(key) for key in ("launched", "host", "pid"))
+    return "" if same else str(there.get("launched"))
+
+
+def claim(url: str, run: Path) -> str:
+    """Take the first free folder for a run, by uploading its run.json, which shows that writing works.
+
+    Returns:
+        The URL, with a number if another run is there.
+
+    Raises:
+        RemoteError: The URL cannot be used, or nothing can be written there.
+    """
+    name_of(url)
+    for number in range(1, _LAUNCHES):
+        wanted = url.rstrip("/") if number == 1 else f"{url.rstrip('/')}-{number}"
+        filesystem, target = connect(wanted)
+        try:
+            if filesystem.exists(joined(target, RUN_FILE)):
+                continue
+            if has_folders(wanted):
+                filesystem.makedirs(target, exist_ok=True)
+            filesystem.pipe_file(joined(target, RUN_FILE), (run / RUN_FILE).read_bytes())
+        except Exception as error:
+            raise RemoteError(f"nothing can be written to {wanted}: {problem_of(error)}") from error
+        return wanted
+    raise RemoteError(f"{url} and {_LAUNCHES:,} of its names with a number hold runs already")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Upload until standard input ends; return 1 if something could not be uploaded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("target")
+    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--claim", action="store_true", help="take a free name, print it, and end")
+    args = parser.parse_args(argv)
+    try:
+        if args.claim:
+            print(claim(args.target, args.run))
+            return 0
+        filesystem, target = connect(args.target)
+    except RemoteError as error:
+        print(error, file=sys.stderr)
+        return 2
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    upload = Upload(
+        filesystem, target, args.run, folders=has_folders(args.target), progress=_progress
+    )
+    complained = False
+    while not _input_ended(args.every):
+        failed = upload.round()
+        if failed and not complained:
+            say(
+                f"WARNING uploading to {args.target} fails, and is tried again: {failed[0]}; the files "
+                f"stay in {args.run} (not-uploaded)"
+            )
+        complained = bool(failed)
+    if not args.run.is_dir():
+        # The run failed before it started.
+        with contextlib.suppress(Exception):
+            filesystem.rm_file(joined(target, RUN_FILE))
+        return 0
+    failed: list[str] = []
+    for _ in range(_FINAL_ROUNDS):
+        # Processes that still run write a line now and then.
+        before = upload.files
+        failed = upload.round(final=True)
+        if failed or upload.files == before:
+            break
+    if failed:
+        say(
+            f"WARNING {len(failed)} files were not uploaded to {args.target} ({failed[0]}); they stay in "
+            f"{args.run}. Run: verl-profiler collect {args.run} --to {args.target} (not-uploaded)"
+        )
+    return 1 if failed else 0
+
+
+def _progress() -> None:
+    """Show the driver that this process is not stuck."""
+    with contextlib.suppress(OSError, ValueError):
+        print(".", flush=True)
+
+
+def _input_ended(seconds: float) -> bool:
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
