@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +25,12 @@ from verl_profiler.events.files import read_object
 from verl_profiler.events.redaction import mask_text
 from verl_profiler.events.remote import RemoteError, connect, is_url, name_of, problem_of
 from verl_profiler.events.shipping import SHIPPING_FILE
-from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.events.vocabulary import RUN_FILE, steps_of_folder
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.formats.registry import suffixes
 
 __all__ = ["fetched", "is_downloaded", "is_url"]
 
-_STEP = re.compile(r"step_[0-9]{1,18}")
 # What describes a run is needed for any part of it.
 _ABOUT = ("processes/", "open/")
 _LISTING, _UPDATING = ".listing", ".updating"
@@ -63,7 +61,7 @@ def fetched(url: str) -> Path:
         )
         raise ReadingError(f"{error}{advice}{extra}", "remote-run") from None
     found = _listing(filesystem, target, url)
-    if _STEP.fullmatch(name) and found:
+    if steps_of_folder(name) and found:
         run_url, _, step = url.rstrip("/").rpartition("/")
         above = target.rpartition("/")[0]
         everything = _listing(filesystem, above, run_url)
@@ -89,7 +87,7 @@ def _file(filesystem: Any, url: str, target: str, about: Mapping[str, Any]) -> P
     """Download a file; of a step, with what describes the run."""
     folder, _, name = url.rpartition("/")
     run_url, _, step = folder.rpartition("/")
-    if _STEP.fullmatch(step):
+    if steps_of_folder(step):
         above = target.rsplit("/", 2)[0]
         everything = _listing(filesystem, above, run_url)
         return _run(filesystem, run_url, above, everything, only=f"{step}/{name}") / step / name
