@@ -283,7 +283,12 @@ def try_out(run: Path, name: str) -> tuple[dict[str, Any], float]:
         time.sleep(0.5)
     # Processes gather evidence once the run is found to be stuck.
     until_s = time.monotonic() + _EVIDENCE_S
-    while found["state"] == "stuck" and not found["details"] and time.monotonic() < until_s:
+    # The trainer's comes last: it asks Ray.
+    while (
+        found["state"] == "stuck"
+        and "trainer_0:" not in found["details"]
+        and time.monotonic() < until_s
+    ):
         time.sleep(2)
         later = explained(run)
         found |= {key: later[key] for key in ("facts", "details")}

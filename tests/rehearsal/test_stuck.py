@@ -47,7 +47,7 @@ def test_planted_hangs_are_named(tmp_path):
     assert "actor_1 is in verl_profiler.rehearsal.hangs:block_at" in facts["rank"], facts
     assert "engine_0: 0 running, 0 waiting, paused" in facts["paused"], facts
     details = "\n".join(found["tool"]["details"])
-    for text in ("tasks in verl_profiler.rehearsal.hangs:wait_at", "Ray: actors: ", "sockets: "):
+    for text in ("tasks in verl_profiler.rehearsal.hangs:wait_at", "trainer_0:", "sockets: "):
         assert text in details, details
     # One line for each hang, and one for its end.
     assert console.count("(phase-stuck)") >= len(plants), console[-3000:]

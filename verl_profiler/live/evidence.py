@@ -220,10 +220,12 @@ def _process_details(process: Process) -> Iterator[str]:
             f"{row.get('unread')} B unread"
         )
     stacks = part(found, "stacks")
-    tasks = [row for row in parts(stacks, "tasks") if row.get("stack")]
+    tasks = [row for row in parts(stacks, "tasks") if texts(row, "stack")]
     for row in tasks[:_SHOWN]:
         awaited = f", awaiting {row['awaits']}" if row.get("awaits") else ""
-        yield f"{counted(row.get('tasks') or 0, 'task')} in {row['stack'][-1]}{awaited}"
+        stack = texts(row, "stack")
+        at = next((each for each in stack[::-1] if not each.startswith("asyncio.")), stack[-1])
+        yield f"{counted(row.get('tasks') or 0, 'task')} in {at}{awaited}"
     ends = Counter(str(row["stack"][-1]) for row in parts(stacks, "threads") if row.get("stack"))
     if ends:
         yield f"threads in {some([place for place, _ in ends.most_common()])}"
