@@ -15,13 +15,14 @@ import argparse
 import json
 import math
 import random
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from generate_shards import multiply
 
 __all__ = ["Shape", "generate"]
 
@@ -36,6 +37,8 @@ class Shape:
 
     Args:
         requests: Per training step, over all workers.
+        turns: At most so many per request.
+        further_turns: How many turns a request has beyond the first, in the mean, but for that limit.
         straggler: The worker whose engine calls take three times as long; None for none.
         stall_step: The step in which worker 0's event loop stands still; None for none.
         validate_every: Steps between validations; 0 for none.
@@ -45,6 +48,7 @@ class Shape:
     workers: int = 2
     requests: int = 8
     turns: int = 4
+    further_turns: float = 1 / 0.7
     engines: int = 1
     ranks: int = 2
     seed: int = 0
@@ -261,7 +265,7 @@ def _request(writer: _Writer, begin: int, number: int, *, validate: bool) -> dic
     now = writer.after(loop_begin, rng.randrange(400, 3_000), stalls=stalls)
     prompt_tokens = rng.randrange(80, 400)
     writer.span(process, "prompt_build", loop_begin + 50, now, f'{who},"tokens":{prompt_tokens}')
-    turns = min(1 + int(rng.expovariate(0.7)), shape.turns)
+    turns = min(1 + int(rng.expovariate(1 / shape.further_turns)), shape.turns)
     context = prompt_tokens
     response_tokens = 0
     sums = {"engine_us": 0, "tool_us": 0}
@@ -493,47 +497,6 @@ def shape_for(events: int) -> Shape:
     requests = max(16, min(2_048, events // per_request // 4))
     steps = max(1, round(events / per_request / requests))
     return Shape(steps=steps, workers=16, requests=requests, turns=8, engines=4, ranks=8)
-
-
-def multiply(base: Path, folder: Path, events: int) -> int:
-    """Write the events of `base` many times over, in parts as a conversion makes them.
-
-    Returns:
-        How many events there are.
-    """
-    import duckdb
-
-    from verl_profiler.reading.event_sql import AS_PARQUET
-    from verl_profiler.reading.reader import load
-
-    with load(base) as run:
-        counted = run.rows(
-            "SELECT count(*) AS events, max(step) AS steps, "
-            "max(end_us) - min(begin_us) AS span_us FROM events"
-        )[0]
-    parts = sorted((base / ".cache" / "events-1").glob("part-*.parquet"))
-    (folder / "events").mkdir(parents=True)
-    copies = math.ceil(events / counted["events"])
-    with duckdb.connect() as connection:
-        connection.execute("SET memory_limit = '2GB'; SET preserve_insertion_order = false")
-        for place, part in enumerate(parts):
-            rows = f"FROM read_parquet('{part}')"
-            columns = {row[0] for row in connection.execute(f"DESCRIBE {rows}").fetchall()}
-            ids = columns.intersection(("request_id", "engine_request_id", "uid"))
-            for number in range(copies):
-                changed = [
-                    f"step + {number * counted['steps']} AS step",
-                    f"end_us + {number * (counted['span_us'] + 1_000_000)} AS end_us",
-                    *(f"'{number:04d}' || {name}[5:] AS {name}" for name in sorted(ids)),
-                ]
-                target = folder / "events" / f"part-{number:04d}-{place}.parquet"
-                connection.execute(
-                    f"COPY (SELECT * REPLACE ({', '.join(changed)}) {rows}) "
-                    f"TO '{target}' {AS_PARQUET}"
-                )
-    shutil.copy(base / "run.json", folder / "run.json")
-    shutil.copytree(base / "processes", folder / "processes")
-    return copies * counted["events"]
 
 
 def main() -> int:

@@ -24,7 +24,12 @@ class VerlProfilerError(Exception):
 
     def __init__(self, message: str, slug: str) -> None:
         super().__init__(f"{message} ({slug})")
+        self.message = message
         self.slug = slug
+
+    def __reduce__(self) -> tuple[type[VerlProfilerError], tuple[str, str]]:
+        """Return what a copy in another process is made of."""
+        return type(self), (self.message, self.slug)
 
 
 class ConfigError(VerlProfilerError):

@@ -57,12 +57,14 @@ class Reading:
         return ends
 
 
-def value_of(annotation):
+def value_of(annotation, texts=None):
     if annotation.dict_entries:
         return {entry.name: value_of(entry) for entry in annotation.dict_entries}
     if annotation.array_values:
         return [value_of(item) for item in annotation.array_values]
     kind = annotation.WhichOneof("value")
+    if kind == "string_value_iid":
+        return texts[annotation.string_value_iid]
     return None if kind is None else getattr(annotation, kind)
 
 
@@ -73,7 +75,7 @@ def read_trace(path):
     trace = trace_protos.Trace()
     trace.ParseFromString(content)
     reading = Reading()
-    names, categories, keys = {}, {}, {}
+    names, categories, keys, texts = {}, {}, {}, {}
     open_spans, last = {}, {}
     event_type = trace_protos.TrackEvent
     for packet in trace.packet:
@@ -85,6 +87,8 @@ def read_trace(path):
             (keys, packet.interned_data.debug_annotation_names),
         ):
             table.update((entry.iid, entry.name) for entry in entries)
+        for entry in packet.interned_data.debug_annotation_string_values:
+            texts[entry.iid] = entry.str.decode()
         if packet.HasField("track_descriptor"):
             descriptor = packet.track_descriptor
             if descriptor.parent_uuid and descriptor.parent_uuid not in reading.tracks:
@@ -112,7 +116,7 @@ def read_trace(path):
             else:
                 reading.faults.append(f"end without begin on {reading.path(track)}")
             continue
-        fields = {keys[a.name_iid]: value_of(a) for a in event.debug_annotations}
+        fields = {keys[a.name_iid]: value_of(a, texts) for a in event.debug_annotations}
         span = Span(
             track,
             event.name if event.HasField("name") else names[event.name_iid],

@@ -2,12 +2,14 @@
 
     verl-profiler export perfetto logs/my-run
     verl-profiler export perfetto logs/my-run -o timeline.pftrace.gz --step 3:5
+    verl-profiler export perfetto logs/my-run --from 90 --to 120.5
     verl-profiler export perfetto logs/my-run --merge worker.pt.trace.json.gz
     verl-profiler export perfetto logs/my-run --chrome-json -o timeline.json
     verl-profiler export otlp logs/my-run --endpoint http://127.0.0.1:4318
     verl-profiler export otlp logs/my-run -o spans.jsonl --step 3
 
 perfetto: one timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).
+Of a large run, the slowest requests of each step and a sample of the others are drawn; --all draws all.
 Traces of torch.profiler and SQLite exports of nsys under RUN/nsight are merged into it.
 otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans, for Jaeger, Tempo and
 other tracing backends.
@@ -19,7 +21,9 @@ import argparse
 import contextlib
 import gzip
 import itertools
+import math
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,8 +37,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from verl_profiler.analysis import Steps
+    from verl_profiler.exports.trace_selection import TimeRange
+    from verl_profiler.reading.reader import Run
 
-__all__ = ["add_arguments", "run", "write_timeline"]
+__all__ = ["add_arguments", "moment", "run", "write_timeline"]
+
+# Seconds after the begin of a run, or a time of day.
+Moment = float | datetime | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +70,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="perfetto: write Chrome JSON trace events, for tools that cannot read Perfetto traces",
     )
+    for option, edge in (("--from", "first"), ("--to", "last")):
+        parser.add_argument(
+            option,
+            dest=f"{edge}_moment",
+            metavar="TIME",
+            type=moment,
+            help=f"perfetto: the {edge} moment to draw: seconds after the run's first event, or a time "
+            "in UTC such as 2026-11-24T09:30:00",
+        )
+    parser.add_argument(
+        "--all",
+        dest="everything",
+        action="store_true",
+        help="perfetto: draw every request, however many there are",
+    )
     parser.add_argument(
         "--endpoint",
         metavar="URL",
@@ -78,8 +102,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache(parser)
 
 
-# Option → the format that honors it.
+def moment(text: str) -> float | datetime:
+    """Parse seconds after the begin of a run, or a time of day, in UTC unless it has an offset."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        pass
+    else:
+        if math.isfinite(seconds):
+            return seconds
+    try:
+        when = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time; write seconds after the run's begin, such as 90.5, "
+            "or 2026-11-24T09:30:00"
+        ) from error
+    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+
+
+# Attribute, option → the format that honors it.
+_OPTIONS = {"first_moment": "from", "last_moment": "to", "everything": "all"}
 _HONORED = {
+    "first_moment": "perfetto",
+    "last_moment": "perfetto",
+    "everything": "perfetto",
     "merge": "perfetto",
     "chrome_json": "perfetto",
     "endpoint": "otlp",
@@ -96,9 +143,10 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     for name, form in _HONORED.items():
-        if getattr(args, name) and form != args.format:
+        if getattr(args, name) not in (None, False, []) and form != args.format:
+            option = _OPTIONS.get(name, name.replace("_", "-"))
             raise ReadingError(
-                f"export {args.format} does not honor --{name.replace('_', '-')}; export {form} does.",
+                f"export {args.format} does not honor --{option}; export {form} does.",
                 "option-not-heeded",
             )
     if args.format == "otlp":
@@ -112,6 +160,8 @@ def run(args: argparse.Namespace) -> int:
         merge=args.merge,
         chrome_json=args.chrome_json,
         cache=not args.no_cache,
+        between=(args.first_moment, args.last_moment),
+        everything=args.everything,
     ):
         return 1
     print(visible(f"Wrote {target}"))
@@ -162,6 +212,8 @@ def write_timeline(
     merge: Sequence[Path] = (),
     chrome_json: bool = False,
     cache: bool = True,
+    between: tuple[Moment, Moment] = (None, None),
+    everything: bool = False,
 ) -> bool:
     """Write the timeline of runs; return False when there is nothing in it.
 
@@ -172,24 +224,35 @@ def write_timeline(
         merge: Further traces to merge.
         chrome_json: Chrome's JSON trace events instead of a Perfetto trace.
         cache: Use and write the runs' table caches.
+        between: First and last moment; None for the begin and the end of the steps.
+        everything: Draw all requests, also of a large run.
 
     Raises:
-        ReadingError: The paths cannot be used.
+        ReadingError: The paths cannot be used, or the moments are not in the run.
     """
+    from verl_profiler.analysis.selection import in_steps
     from verl_profiler.exports.chrome_trace import ChromeTrace
     from verl_profiler.exports.perfetto import PerfettoTrace
+    from verl_profiler.exports.trace_selection import Selection, choose
     from verl_profiler.exports.tracks import origin_ns, write_foreign, write_run
     from verl_profiler.reading.formats.registry import find_traces, read_trace
     from verl_profiler.reading.reader import load
 
     kind = ChromeTrace if chrome_json else PerfettoTrace
     foreign = [read_trace(path) for path in merge]
-    with load(list(runs), cache=cache) as opened:
+    with load(list(runs), cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
         first_ns = origin_ns(opened.tables, steps)
         if not first_ns:
             print_error("nothing to export:", *opened.problems)
             return False
+        within_us = _range(opened, first_ns // 1000, between)
+        if everything:
+            selection = Selection(in_steps(steps), within_us)
+        else:
+            selection = choose(opened.tables, steps, within_us)
+        for sentence in selection.sentences:
+            print_error(sentence)
         for path in (path for each in runs for path in find_traces(each / "nsight")):
             try:
                 foreign.append(read_trace(path, found=True))
@@ -197,13 +260,38 @@ def write_timeline(
                 print_error(f"not merged: {error}")
         with replacing(target) as file, _packed(file, target) as stream:
             trace = kind(stream, first_ns)
-            folders = write_run(opened.tables, steps, trace)
+            folders = write_run(opened.tables, steps, trace, selection)
             for each in filter(None, foreign):
                 write_foreign(each, opened.tables, folders, trace)
                 if each.left_out:
                     print_error(f"{each.title}: {each.left_out} implausible events were left out")
             trace.close()
     return True
+
+
+def _range(opened: Run, first_us: int, between: tuple[Moment, Moment]) -> TimeRange | None:
+    """Place moments on the run's axis.
+
+    Raises:
+        ReadingError: Nothing lies between them.
+    """
+    if between == (None, None):
+        return None
+    row = opened.tables.row("SELECT max(end_us) AS last_us FROM event_counts")
+    placed = [first_us, row["last_us"] or first_us]
+    for place, given in enumerate(between):
+        if isinstance(given, datetime):
+            placed[place] = round(given.timestamp() * 1e6)
+        elif given is not None:
+            placed[place] = first_us + round(given * 1e6)
+    if not placed[0] < placed[1] or placed[1] < first_us or placed[0] > (row["last_us"] or 0):
+        lasted_s = ((row["last_us"] or first_us) - first_us) / 1e6
+        raise ReadingError(
+            f"nothing lies between these moments; the run lasted {lasted_s:.1f} s.\n"
+            f"For example --from 0 --to {lasted_s / 2:.1f}",
+            "no-such-time",
+        )
+    return placed[0], placed[1]
 
 
 def _packed(file: IO[bytes], target: Path) -> contextlib.AbstractContextManager[Any]:

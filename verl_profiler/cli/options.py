@@ -180,6 +180,9 @@ def check_steps(
     known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
     if any(steps[0] <= step <= steps[1] for step in known):
         return
+    # A run of which only these steps were read has others.
+    if getattr(opened, "steps", None) is not None:
+        known = getattr(opened, "all_steps", None) or known
     wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
     has = f"{known[0]} to {known[-1]}" if known else "no steps"
     example = f"\nFor example {option} {known[-1]}" if known else ""

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         raise ReadingError(
             f"no run was named.\nFor example verl-profiler plot {args.name} logs/my-run", "no-run"
         )
-    with load(args.runs, cache=not args.no_cache) as opened:
+    with load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
         check_steps(opened, args.steps)
         check_worker(opened, args.worker)
         if args.json:

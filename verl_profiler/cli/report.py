@@ -3,6 +3,7 @@
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
     verl-profiler report logs/my-run --log verl_demo.log
+    verl-profiler report logs/my-run --step 12 --details
 
 The file loads nothing from the network.  A report that this command wrote is replaced; any other file is
 not, unless --force is given.
@@ -11,9 +12,11 @@ not, unless --force is given.
 from __future__ import annotations
 
 import argparse
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from verl_profiler.cli.options import (
     add_cache,
@@ -23,7 +26,7 @@ from verl_profiler.cli.options import (
     add_steps,
     check_steps,
 )
-from verl_profiler.cli.output import target_of, write_whole
+from verl_profiler.cli.output import refuse_overwriting, target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -33,6 +36,7 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reading.formats.console_steps import LoggedRun
+    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run", "write", "write_report"]
 
@@ -56,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: RUN/{CONSOLE}, if it exists)",
     )
     add_price(parser)
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="also write all requests of each step to a folder beside the report, OUT.data/step_N.js, "
+        "which the page loads on demand",
+    )
     add_cache(parser)
 
 
@@ -73,10 +83,13 @@ def run(args: argparse.Namespace) -> int:
         cache=not args.no_cache,
         logs=args.logs,
         price=args.gpu_hour_price,
+        details=args.details,
     )
     if written is None:
         return 1
     print(visible(f"Wrote {written}"))
+    if args.details:
+        print(visible(f"Wrote {_details_folder(written)}"))
     return 0
 
 
@@ -106,6 +119,7 @@ def write(
     cache: bool,
     logs: Sequence[Path] = (),
     price: float | None = None,
+    details: bool = False,
 ) -> Path | None:
     """Write the report of runs; return where it is, or None when there is nothing to report.
 
@@ -118,14 +132,49 @@ def write(
 
     target = target_of(runs, out, "report.html", force=force, mark=_MARK)
     log = _logged(logs, runs)
-    with quick_rows(), load(runs, cache=cache) as opened:
+    with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
         gathered = document(opened, steps, log, price)
+        beside = None
+        if details and gathered["steps"]["rows"]:
+            beside = _write_details(opened, gathered, target, steps, force=force)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])
         return None
-    write_whole(target, [page(gathered, made=_made())])
+    write_whole(target, [page(gathered, made=_made(), details=beside)])
     return target
+
+
+def _details_folder(report: Path) -> Path:
+    return report.with_name(f"{report.stem}.data")
+
+
+def _write_details(
+    opened: Run, gathered: dict[str, Any], target: Path, steps: Steps, *, force: bool
+) -> dict[str, Any]:
+    """Write the requests of each step beside the report; return what the page needs to load them.
+
+    Raises:
+        ReadingError: A file cannot be written, or another one is in the way.
+    """
+    from verl_profiler.analysis import step_times
+    from verl_profiler.views.request_details import MARK, details_file, request_details
+
+    folder = _details_folder(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReadingError(f"{folder} cannot be made: {error.strerror}", "unwritable") from error
+    key = secrets.token_hex(6)
+    place_of, label_of = (gathered["steps"]["columns"].index(name) for name in ("s", "label"))
+    labels = {row[place_of]: row[label_of] for row in gathered["steps"]["rows"]}
+    files: dict[int, str] = {}
+    listed = step_times(opened.tables, steps)
+    for place, text in request_details(opened.tables, listed, gathered["timelines"], key):
+        files[place] = details_file(place, labels[place])
+        refuse_overwriting(folder / files[place], force=force, mark=MARK)
+        write_whole(folder / files[place], [text])
+    return {"folder": quote(folder.name), "key": key, "files": files}
 
 
 def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:

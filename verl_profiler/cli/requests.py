@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             f"--slowest {args.slowest} is less than 1.\nFor example --slowest 20",
             "option-value",
         )
-    with load(args.runs, cache=not args.no_cache) as opened:
+    with load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
         check_steps(opened, args.steps)
         check_worker(opened, args.worker)
         return _one(opened, args) if args.request else _list(opened, args)

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         for path in args.runs:
             _print_stuck(path)
-    with quick_rows(), load(args.runs, cache=not args.no_cache) as opened:
+    with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
         return _print(
             opened,
             args.steps,
@@ -104,6 +104,7 @@ def _print(
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.selection import left_out as without
+    from verl_profiler.views.about_run import recorded_events
     from verl_profiler.views.findings import finding_list, findings
     from verl_profiler.views.overview_text import TABLES, overview_text
     from verl_profiler.views.summary_text import step_blocks, summary
@@ -114,13 +115,11 @@ def _print(
     tables |= {name: explained[name] for name in EXPLANATIONS}
     found = findings(explained)
     warm_up = without(opened.tables, steps)
-    recorded = opened.rows(
-        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
-    )
+    recorded = recorded_events(opened.tables, steps)
     about: dict[str, Any] = {
         "runs": opened.labels,
-        "events": sum(row["events"] for row in recorded),
-        "recorded": {row["event"] for row in recorded},
+        "events": sum(recorded.values()),
+        "recorded": set(recorded),
         "notes": opened.notes,
     }
     if as_json:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.views.findings import findings
     from verl_profiler.views.why_text import why
 
-    with quick_rows(), load(args.runs, cache=not args.no_cache) as opened:
+    with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
         check_steps(opened, args.steps)
         found = explanations(opened.tables, args.steps)
         problems, notes = opened.problems, opened.notes

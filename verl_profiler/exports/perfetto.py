@@ -37,6 +37,9 @@ _MORE = [bytes((n & 127 | 128, n >> 7 | 128)) for n in range(1 << 14)]
 _SEQUENCE = b"\x50\x01"
 _NEEDS_STATE = _SEQUENCE + b"\x68\x02"
 _CLEARED_STATE = _SEQUENCE + b"\x68\x01"
+# Shorter texts take as much room as their number and what introduces it.
+_INTERNED_CHARACTERS = 4
+_TEXT_NUMBER = b"\x88\x01"
 _FLOW = b"\xf9\x02"
 _DOUBLE_COUNTER = b"\xe1\x02"
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
@@ -105,6 +108,7 @@ class _Members(dict[str, bytes]):
     def __init__(self, interned: Callable[[int, str], int]) -> None:
         self._interned = interned
         self._keys: dict[str, bytes] = {}
+        self._once: set[str] = set()
 
     def __missing__(self, text: str) -> bytes:
         key, _, value = text.partition('":')
@@ -112,7 +116,19 @@ class _Members(dict[str, bytes]):
             if key not in _decode(f'{{"{text}}}'):
                 raise ValueError(key)
             self._keys[key] = _number(1, self._interned(3, key))
-        encoded = _bytes(4, self._keys[key] + _value(_decode(value)))
+        decoded = _decode(value)
+        if isinstance(decoded, str) and len(decoded) >= _INTERNED_CHARACTERS:
+            # A text that comes again is written once more, and then referred to.
+            if text not in self._once:
+                if len(self._once) >= _KEPT:
+                    self._once.clear()
+                self._once.add(text)
+                return _bytes(4, self._keys[key] + _value(decoded))
+            encoded = _bytes(
+                4, self._keys[key] + _TEXT_NUMBER + _varint(self._interned(29, decoded))
+            )
+        else:
+            encoded = _bytes(4, self._keys[key] + _value(decoded))
         if len(self) >= _KEPT:
             self.clear()
         self[text] = encoded
@@ -254,7 +270,7 @@ class PerfettoTrace:
         )
 
     def _interned(self, kind: int, name: str) -> int:
-        """Return the number of a category (1), event name (2) or annotation name (3)."""
+        """Return the number of a category (1), event name (2), annotation name (3) or text (29)."""
         number = self._names.get((kind, name))
         if number is None:
             number = self._names[kind, name] = len(self._names) + 1

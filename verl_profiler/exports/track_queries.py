@@ -60,6 +60,8 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     greatest(begin_us, 0) AS begin_us, greatest(end_us, 0) AS end_us, duration_us IS NULL AS instant,
     CASE {" ".join(f"WHEN {claim} THEN {place}" for place, claim in enumerate(LANES.values()))} END
         AS lane,
+    CASE WHEN {{pooled}} AND request_id IS NOT NULL AND family IN ('rollout', 'user', 'engine')
+        THEN '' ELSE name END AS home,
     CASE WHEN event IN ('engine_call', 'engine_request')
         THEN extra->>'$.engine_request_id' END AS engine_request_id,
     CASE event WHEN 'tool_call' THEN extra->>'$.tool' WHEN 'turn' THEN turn::VARCHAR
@@ -130,20 +132,21 @@ SELECT row_number() OVER (ORDER BY event, family, label, instant) AS kind, * FRO
 """
 GROUPS = """
 CREATE OR REPLACE TEMP TABLE lane_groups AS
-SELECT row_number() OVER (ORDER BY run, name, lane) AS group_id, * FROM (
-    SELECT DISTINCT run, name, lane FROM spans)
+SELECT row_number() OVER (ORDER BY run, home, lane) AS group_id, * FROM (
+    SELECT DISTINCT run, home, lane FROM spans)
 """
 
 # `unit` is what keeps together: a request, or all spans of a lane that are nested anyway.
 ORDERED = f"""
 WITH united AS (
     SELECT group_id, kind, id, begin_us, end_us, extra,
-        CASE WHEN spans.event = 'request' THEN left(request_id, 8) END AS request,
+        CASE WHEN spans.event = 'request'
+            THEN left(request_id, 8) || if(home = '', concat(' (', name, ')'), '') END AS request,
         CASE spans.event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
             ELSE 9 END AS depth,
         CASE lane WHEN 1 THEN hash(request_id, step, validate) WHEN 0 THEN 0 WHEN 3 THEN 0
             ELSE id END AS unit
-    FROM spans JOIN lane_groups USING (run, name, lane)
+    FROM spans JOIN lane_groups USING (run, home, lane)
     JOIN kinds AS k ON k.event = spans.event AND k.family = spans.family
         AND k.instant = spans.instant AND k.label IS NOT DISTINCT FROM spans.label
 ), bounded AS (
@@ -343,5 +346,5 @@ ASYNCHRONOUS_COUNTERS = (
 UNFINISHED = """
 SELECT run, name, request_id, step, validate, begin_us, turns, tool_calls
 FROM requests WHERE NOT finished AND end_us IS NULL AND {selected}
-ORDER BY run, name, begin_us, request_id
+ORDER BY run, name, begin_us, request_id {limit}
 """

@@ -18,6 +18,7 @@ import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
 from verl_profiler.exports.perfetto import Arrows, Event, Kind, Points
+from verl_profiler.exports.trace_selection import Selection
 from verl_profiler.exports.track_queries import (
     ARROWS,
     ASYNCHRONOUS_COUNTERS,
@@ -56,6 +57,8 @@ Folders = dict[tuple[str, str], int]
 # Begin, end, kind, fields as a JSON object, arrows that leave and that arrive.
 Span = tuple[int, int, Kind, "str | None", Arrows, Arrows]
 
+# Of a sampled trace; each has a track.
+_UNFINISHED = 20
 # Rows at a time; many more no longer fit into the processor's cache.
 _FETCHED = 2_000
 
@@ -66,22 +69,25 @@ def origin_ns(tables: Tables, steps: Steps) -> int:
     return max(row["first_us"] or 0, 0) * 1000
 
 
-def write_run(tables: Tables, steps: Steps, trace: Trace) -> Folders:
-    """Write all of a run's spans, arrows and counters.
+def write_run(
+    tables: Tables, steps: Steps, trace: Trace, selection: Selection | None = None
+) -> Folders:
+    """Write a run's spans, arrows and counters.
 
     Args:
         tables: The tables of the run.
         steps: First and last step to write.
         trace: Where to.
+        selection: What of them is drawn, as `trace_selection.choose` decides; all when None.
 
     Returns:
         The folder of each process, by run and process name; that of a whole run has no name.
     """
-    selected = in_steps(steps)
-    folders = _folders(tables, trace)
+    selection = selection or Selection(in_steps(steps))
+    folders = _folders(tables, trace, " ".join(selection.sentences))
     connection = tables.connection
     try:
-        connection.execute(SPANS.format(selected=selected))
+        connection.execute(SPANS.format(selected=selection.spans, pooled=selection.is_sampled))
         tables.make("requests")
         connection.execute(ARROWS)
         connection.execute(KINDS)
@@ -90,8 +96,9 @@ def write_run(tables: Tables, steps: Steps, trace: Trace) -> Folders:
     finally:
         for table in ("spans", "arrows", "kinds", "lane_groups"):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
-    _write_unfinished(tables, selected, folders, trace)
-    _write_counters(tables, selected, folders, trace)
+        connection.execute("DROP TABLE IF EXISTS traced_requests")
+    _write_unfinished(tables, selection, folders, trace)
+    _write_counters(tables, selection, folders, trace)
     return folders
 
 
@@ -146,7 +153,7 @@ class Lanes:
         return self._trace.lane(self._name, self._folder)
 
 
-def _folders(tables: Tables, trace: Trace) -> Folders:
+def _folders(tables: Tables, trace: Trace, about_run: str) -> Folders:
     """Make a folder per node, role and process, in this order."""
     folders: Folders = {}
     above: dict[tuple[Any, ...], int] = {}
@@ -155,7 +162,8 @@ def _folders(tables: Tables, trace: Trace) -> Folders:
     for row in rows:
         run, host, role = row["run"], row["host"], row["role"]
         if (run, "") not in folders:
-            folders[run, ""] = trace.folder(f"{run}: whole run" if several else "whole run")
+            whole = f"{run}: whole run" if several else "whole run"
+            folders[run, ""] = trace.folder(whole, about=about_run)
         node = f"{run}: node {host}" if several else f"node {host}"
         if (run, host) not in above:
             above[run, host] = trace.folder(node)
@@ -179,7 +187,11 @@ def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
 def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
     names = list(LANES)
     lanes = {
-        row["group_id"]: Lanes(trace, folders[row["run"], row["name"]], names[int(row["lane"])])
+        row["group_id"]: Lanes(
+            trace,
+            folders[row["run"], row["home"]],
+            names[int(row["lane"])] + (" (sampled)" if row["home"] == "" else ""),
+        )
         for row in tables.rows("SELECT * FROM lane_groups")
     }
     kinds = {
@@ -201,9 +213,13 @@ def _named(kind: Kind, request: str | None) -> Kind:
     return kind if request is None else (f"{kind[0]} {request}", *kind[1:])
 
 
-def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
+def _write_unfinished(tables: Tables, selection: Selection, folders: Folders, trace: Trace) -> None:
     """Begin, and never end, a span for every request of which only the begin is known."""
-    for row in tables.rows(UNFINISHED.format(selected=selected)):
+    selected = selection.steps
+    if selection.within_us is not None:
+        selected += f" AND begin_us <= {selection.within_us[1]}"
+    limit = f"LIMIT {_UNFINISHED}" if selection.is_sampled else ""
+    for row in tables.rows(UNFINISHED.format(selected=selected, limit=limit)):
         track = trace.lane("unfinished requests", folders[row.pop("run"), row.pop("name")])
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
@@ -212,7 +228,7 @@ def _write_unfinished(tables: Tables, selected: str, folders: Folders, trace: Tr
         trace.write([(track, begin_ns, (name, "rollout", False), about, (), ())])
 
 
-def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trace) -> None:
+def _write_counters(tables: Tables, selection: Selection, folders: Folders, trace: Trace) -> None:
     tables.make("requests", "engine_requests", "engine_calls", "memory", "lags", "asynchronous")
     more = ASYNCHRONOUS_COUNTERS if tables.rows("SELECT run FROM asynchronous") else ()
     ranks = [row["dp_rank"] for row in tables.rows(ENGINE_RANKS)]
@@ -227,7 +243,8 @@ def _write_counters(tables: Tables, selected: str, folders: Folders, trace: Trac
     for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices, *more):
         asked = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
-            f"FROM ({query.format(selected=selected)}) ORDER BY run, name, time_us"
+            f"FROM ({selection.counted(query.format(selected=selection.steps))}) "
+            "ORDER BY run, name, time_us"
         )
         for process, points in groupby(_fetched(tables, asked), itemgetter(0, 1)):
             track = trace.counter(counter, folders[process], unit)

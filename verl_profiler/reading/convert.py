@@ -75,6 +75,7 @@ def convert(
     scratch: CacheFolder,
     *,
     cache: bool,
+    steps: tuple[int, int] | None = None,
 ) -> Converted:
     """Convert the event files of a run, or take the parts that an earlier call left.
 
@@ -84,6 +85,8 @@ def convert(
         processes: Its processes, by name.
         scratch: Where parts go when they are not kept.
         cache: Keep parts in the run directory, if it can be written.
+        steps: Convert only files that may hold events of these steps, with the files that share a
+            part with them.
     """
     original = _is_original(source)
     result = Converted(original=original)
@@ -96,6 +99,8 @@ def convert(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
     for group in _groups(files, processes):
+        if steps is not None and not any(_may_hold(file, steps) for file in group):
+            continue
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}"
         kept = None if cached is None else cached.find(name)
@@ -108,9 +113,13 @@ def convert(
             result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
-    if result.cache is not None:
+    if result.cache is not None and steps is None:
         result.cache.retire("part")
     return result
+
+
+def _may_hold(file: EventFile, steps: tuple[int, int]) -> bool:
+    return file.step is None or steps[0] <= file.step <= steps[1]
 
 
 def _built(

@@ -108,21 +108,21 @@ def processes(source: Source) -> dict[str, Process]:
 
 
 def process_problems(
-    source: Source, found: dict[str, Process], counts: dict[str, int], *, original: bool
+    source: Source, found: dict[str, Process], counts: dict[str, int] | None, *, original: bool
 ) -> Iterator[str]:
     """Return what is missing, dropped and unfinished according to the headers.
 
     Args:
         source: The run.
         found: Its processes.
-        counts: Events read, by process name.
+        counts: Events read, by process name; None where not all were read.
         original: The files are the original logger's, which wrote no headers.
     """
     if original:
         return
     if not source.launch:
         yield "run.json is missing, so the launch is unknown"
-    if source.whole:
+    if source.whole and counts is not None:
         yield from _missing_files(source, found, counts)
     yield from _hosts(found)
     yield from _losses(found.values())

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 import weakref
@@ -39,16 +38,23 @@ from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.convert import convert
 from verl_profiler.reading.detail_notes import detail_notes
-from verl_profiler.reading.discovery import Source, find_sources
-from verl_profiler.reading.event_sql import PART_COLUMNS, RECORDED_EXTRA
+from verl_profiler.reading.discovery import EventFile, find_sources
+from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.parquet_columns import check_columns
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.remote import fetched, is_url
-from verl_profiler.reading.scans import quoted, scan
+from verl_profiler.reading.scans import quoted
 from verl_profiler.reading.shipments import not_arrived
-from verl_profiler.reading.table_cache import EventPart, TableCache, event_parts, parts_query
-from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
+from verl_profiler.reading.table_cache import (
+    EventPart,
+    TableCache,
+    event_parts,
+    parts_query,
+    parts_within,
+)
+from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["Run", "load"]
@@ -60,6 +66,7 @@ def load(
     cache: bool = True,
     memory_limit: str = "1GB",
     threads: int | None = None,
+    steps: tuple[int, int] | None = None,
 ) -> Run:
     """Open one run, or several as one: the parts of a resumed training.
 
@@ -70,6 +77,9 @@ def load(
             use the one that is there if it is not older than the files.
         memory_limit: What duckdb may use; more is spilled to temporary files.
         threads: Threads to read with; all cores when None.
+        steps: First and last step that will be asked for.  Files of other steps are not read, but for
+            the step before and the one after; tables and problems are about these steps alone.
+            Asynchronous runs are read whole, because their steps consume requests of earlier ones.
 
     Raises:
         ReadingError: There is nothing to read at `paths`.
@@ -77,11 +87,24 @@ def load(
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not listed:
         raise ReadingError("no run was named.\nName a run directory, such as logs/my-run", "no-run")
-    scratch = Path(tempfile.mkdtemp(prefix="verl_profiler-"))
-    run = Run(scratch, memory_limit, threads)
+    places = [fetched(path) if is_url(path) else Path(path) for path in listed]
+    run = _opened(places, cache, memory_limit, threads, steps)
+    if run.steps is not None and run._needs_all(run.steps):  # pyright: ignore[reportPrivateUsage]
+        run.close()
+        run = _opened(places, cache, memory_limit, threads, None)
+    return run
+
+
+def _opened(
+    places: list[Path],
+    cache: bool,
+    memory_limit: str,
+    threads: int | None,
+    steps: tuple[int, int] | None,
+) -> Run:
+    run = Run(Path(tempfile.mkdtemp(prefix="verl_profiler-")), memory_limit, threads)
     try:
-        places = [fetched(path) if is_url(path) else Path(path) for path in listed]
-        run._open(places, cache=cache)  # pyright: ignore[reportPrivateUsage]
+        run._open(places, cache=cache, steps=steps)  # pyright: ignore[reportPrivateUsage]
     except BaseException:
         run.close()
         raise
@@ -96,6 +119,8 @@ class Run:
         launches: `run.json` by run label; empty where it is missing.
         labels: The values of the column `run`, in the order in which they were named.
         original: The labels whose files are in a vocabulary of the original logger.
+        steps: The steps that were read, if not all.
+        all_steps: First and last step of the files, as far as that is known without reading them.
     """
 
     def __init__(self, scratch: Path, memory_limit: str, threads: int | None) -> None:
@@ -128,6 +153,9 @@ class Run:
         self._folders: list[CacheFolder] = []
         self._unsent: dict[str, frozenset[str]] = {}
         self.original: list[str] = []
+        self.steps: tuple[int, int] | None = None
+        self.all_steps: tuple[int, int] | None = None
+        self._size_bytes = 0
         self._problems: list[str] = []
         self._checked = False
 
@@ -184,7 +212,7 @@ class Run:
     ) -> None:
         self.close()
 
-    def _open(self, paths: list[Path], *, cache: bool) -> None:
+    def _open(self, paths: list[Path], *, cache: bool, steps: tuple[int, int] | None) -> None:
         sources = find_sources(paths, self._scratch, self._problems)
         connection = self.tables.connection
         everyone: list[Process] = []
@@ -192,14 +220,22 @@ class Run:
         scratch = CacheFolder.of(self._scratch)
         self._folders.append(scratch)
         kept = None
-        for source in sources:
-            found = processes(source)
+        members = [processes(source) for source in sources]
+        if any(each.role == "rollouter" for found in members for each in found.values()):
+            steps = None
+        self.steps = steps
+        if steps is not None:
+            # How long a step takes to the next is in the next.
+            steps = steps[0] - 1, steps[1] + 1
+        for source, found in zip(sources, members, strict=True):
             everyone += found.values()
-            converted = convert(connection, source, found, scratch, cache=cache)
+            converted = convert(connection, source, found, scratch, cache=cache, steps=steps)
             several = len(sources) > 1
+            # Of a part of the events it is not known whether all are there.
+            counts = None if steps is not None else converted.counts
             problems = [
                 *converted.problems,
-                *process_problems(source, found, converted.counts, original=converted.original),
+                *process_problems(source, found, counts, original=converted.original),
             ]
             if converted.original:
                 self.original.append(source.label)
@@ -208,90 +244,65 @@ class Run:
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
             self._unsent[source.label] = frozenset(not_arrived(source))
-            if source.parquet:
-                _check_columns(connection, source)
             given = (Kept(_identity(path), path, {}) for path in source.parquet)
-            parts += event_parts(connection, source.label, [*converted.parts, *given])
+            try:
+                own = event_parts(connection, source.label, [*converted.parts, *given])
+            except duckdb.Error as error:
+                raise ReadingError(
+                    f"{source.root} cannot be read: {error}", "unreadable"
+                ) from error
+            self._note_steps(own, source.files)
+            self._size_bytes += sum(file.size_bytes for file in source.files)
+            self._size_bytes += sum(path.stat().st_size for path in source.parquet)
+            if steps is not None:
+                own = parts_within(own, steps)
+            needed = {part.path for part in own}
+            chosen = [path for path in source.parquet if path in needed]
+            if chosen:
+                check_columns(connection, source.root, chosen)
+            parts += own
             if converted.folder is not None:
                 self._folders.append(converted.folder)
             kept = converted.cache
         if parts:
             alone = kept if len(sources) == 1 else None
-            self.tables.table_cache = TableCache(alone or scratch, scratch, parts)
-        self.tables.take("event_fields", parts_query(parts) or _no_events())
+            self.tables.table_cache = TableCache(alone or scratch, scratch, parts, steps=steps)
+        fields = parts_query(parts) or _no_events()
+        if steps is not None:
+            first, last = steps
+            fields = (
+                f"SELECT * FROM ({fields}) WHERE step BETWEEN {first} AND {last} OR step IS NULL"
+            )
+        self.tables.take("event_fields", fields)
         self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
         self._problems += take_captures(self.tables, roots, self._scratch)
 
+    def _needs_all(self, steps: tuple[int, int]) -> bool:
+        """Whether these steps need the others, or are none of a run that is read quickly."""
+        if self.rows("SELECT 1 FROM asynchronous LIMIT 1"):
+            return True
+        first, last = steps
+        there = self.rows(f"SELECT 1 FROM steps WHERE step BETWEEN {first} AND {last} LIMIT 1")
+        return not there and self._size_bytes < _SMALL_BYTES
 
+    def _note_steps(self, parts: Iterable[EventPart], files: Iterable[EventFile]) -> None:
+        """Widen `all_steps` by what statistics and names of folders tell."""
+        known = [step for part in parts if part.steps is not None for step in part.steps]
+        known += [file.step for file in files if file.step is not None]
+        if known:
+            known += self.all_steps or ()
+            self.all_steps = min(known), max(known)
+
+
+# Of a larger run, a step that does not exist is an error without reading all others.
+_SMALL_BYTES = 1 << 30
 _ORIGINAL = (
     "the files are of the original multi-turn logger: times are local without a zone (shown as if "
     "UTC), steps count validation passes too, and trainer phases, engine timings and losses were "
     "not recorded"
 )
-
-
-def _check_columns(connection: duckdb.DuckDBPyConnection, source: Source) -> None:
-    """Refuse Parquet files of something else than events.
-
-    Raises:
-        ReadingError: A file cannot be read, lacks columns, or has them with other types.
-    """
-    try:
-        columns = _types(connection, source.parquet)
-        wrong = _of_other_types(connection, source.parquet, columns)
-    except duckdb.Error as error:
-        raise ReadingError(f"{source.root} cannot be read: {error}", "unreadable") from error
-    missing = [name for name in PART_COLUMNS if name not in columns and name not in FIELDS]
-    if missing:
-        raise ReadingError(
-            f"{source.parquet[0]} is not a table of events: it has no column "
-            f"{', '.join(missing[:5])}",
-            "no-events",
-        )
-    if wrong:
-        among = "" if len(source.parquet) == 1 else f" or one of {len(source.parquet) - 1} others"
-        listed = ", ".join(
-            f"`{name}` is {columns[name]}, not {PART_COLUMNS[name]}" for name in wrong[:5]
-        )
-        raise ReadingError(
-            f"{source.parquet[0]}{among} is not a table of events: {listed}", "no-events"
-        )
-
-
-def _types(connection: duckdb.DuckDBPyConnection, paths: list[Path]) -> dict[str, str]:
-    query = f"DESCRIBE FROM {scan('read_parquet', paths, 'union_by_name = true')}"
-    return {row[0]: row[1] for row in connection.execute(query).fetchall()}
-
-
-# Other programs write other widths of numbers, and text of few values as an enumeration.
-_ALIKE = {
-    "INTEGER": r"U?(TINY|SMALL|BIG)?INT(EGER)?|UINTEGER",
-    "BIGINT": r"U?(TINY|SMALL|BIG)?INT(EGER)?|UINTEGER",
-    "DOUBLE": r"U?(TINY|SMALL|BIG)?INT(EGER)?|UINTEGER|FLOAT|DOUBLE|DECIMAL\(.*",
-    "BOOLEAN": "BOOLEAN",
-    "VARCHAR": r"VARCHAR|JSON|ENUM\(.*",
-    "JSON": r"VARCHAR|JSON|ENUM\(.*",
-}
-
-
-def _of_other_types(
-    connection: duckdb.DuckDBPyConnection, paths: list[Path], columns: dict[str, str]
-) -> list[str]:
-    """Return the columns whose values are of other types than those of events."""
-    others = [
-        name
-        for name, kind in PART_COLUMNS.items()
-        if name in columns and not re.fullmatch(_ALIKE[kind], columns[name], re.DOTALL)
-    ]
-    if not others:
-        return []
-    # A column of NULLs only has any type.
-    counts = ", ".join(f'count("{name}")' for name in others)
-    rows = scan("read_parquet", paths, "union_by_name = true")
-    (counted,) = connection.execute(f"SELECT {counts} FROM {rows}").fetchall()
-    return [name for name, count in zip(others, counted, strict=True) if count]
 
 
 def _identity(path: Path) -> str:

@@ -21,7 +21,18 @@ from verl_profiler.reading.scans import listed, quoted, scan
 from verl_profiler.reading.tables.derivations import fingerprint, from_rest
 from verl_profiler.reading.tables.schemas import SCHEMAS
 
-__all__ = ["EventPart", "TableCache", "event_parts", "parts_query"]
+__all__ = [
+    "CLOCKS_APART_US",
+    "EventPart",
+    "TableCache",
+    "event_parts",
+    "parts_query",
+    "parts_within",
+]
+
+# How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
+# their calls to be joined.
+CLOCKS_APART_US = 60 * 1_000_000
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,19 @@ class EventPart:
     without_step: bool
     span_us: tuple[int, int] | None
     columns: frozenset[str]
+
+    def may_hold(self, steps: tuple[int, int] | None, without_step: bool = True) -> bool:
+        """Whether there may be events of these steps, or of none."""
+        return (
+            (without_step and self.without_step)
+            or self.steps is None
+            or (steps is not None and self.steps[0] <= steps[1] and self.steps[1] >= steps[0])
+        )
+
+    def may_hold_times(self, first_us: int, last_us: int) -> bool:
+        """Whether there may be events of these times."""
+        span_us = self.span_us
+        return span_us is None or (span_us[0] <= last_us and span_us[1] >= first_us)
 
 
 def event_parts(
@@ -93,6 +117,24 @@ def event_parts(
     return parts
 
 
+def parts_within(parts: Sequence[EventPart], steps: tuple[int, int]) -> list[EventPart]:
+    """Return the parts that may hold events of these steps, or of the time around them.
+
+    Engines count steps by the weights that they have, so their events may be those of another step.
+    """
+    chosen = {part.path for part in parts if part.may_hold(steps)}
+    spans = [
+        part.span_us
+        for part in parts
+        if part.path in chosen and part.steps is not None and part.span_us is not None
+    ]
+    if spans:
+        first_us = min(span[0] for span in spans) - CLOCKS_APART_US
+        last_us = max(span[1] for span in spans) + CLOCKS_APART_US
+        chosen.update(part.path for part in parts if part.may_hold_times(first_us, last_us))
+    return [part for part in parts if part.path in chosen]
+
+
 def parts_query(parts: Sequence[EventPart]) -> str:
     """Return the SQL of `event_fields` over these files."""
     queries: list[str] = []
@@ -126,32 +168,35 @@ class TableCache:
     Args:
         cache: Where they are kept.
         scratch: Where they go when nothing can be written there.
-        parts: All files of events.
+        parts: The files of events that are read.
+        steps: The only steps that are read of them; None for all.
     """
 
     def __init__(
-        self, cache: CacheFolder, scratch: CacheFolder, parts: Sequence[EventPart]
+        self,
+        cache: CacheFolder,
+        scratch: CacheFolder,
+        parts: Sequence[EventPart],
+        *,
+        steps: tuple[int, int] | None = None,
     ) -> None:
         self.parts = parts
+        self._steps = steps
         self._folders = list(dict.fromkeys((cache, scratch)))
+
+    @property
+    def everything(self) -> list[str]:
+        """What decides the rows of a table of all events that are read."""
+        read = [] if self._steps is None else [f"steps {self._steps[0]} to {self._steps[1]}"]
+        return [*(part.fingerprint for part in self.parts), *read]
 
     def of_steps(self, steps: tuple[int, int] | None, without_step: bool) -> list[EventPart]:
         """Return the parts that may hold events of these steps, or of none."""
-        return [
-            part
-            for part in self.parts
-            if (without_step and part.without_step)
-            or part.steps is None
-            or (steps is not None and part.steps[0] <= steps[1] and part.steps[1] >= steps[0])
-        ]
+        return [part for part in self.parts if part.may_hold(steps, without_step)]
 
     def of_times(self, first_us: int, last_us: int) -> list[EventPart]:
         """Return the parts that may hold events of these times."""
-        return [
-            part
-            for part in self.parts
-            if part.span_us is None or (part.span_us[0] <= last_us and part.span_us[1] >= first_us)
-        ]
+        return [part for part in self.parts if part.may_hold_times(first_us, last_us)]
 
     def table(
         self,
@@ -182,17 +227,18 @@ class TableCache:
             try:
                 with folder.new() as draft:
                     connection.execute(f"COPY ({query}) TO '{quoted(draft.path)}' {AS_PARQUET}")
-                    made = draft.publish(key, {}).path
+                    made = draft.publish(key, {})
             except (OSError, duckdb.IOException) as error:
                 if len(self._folders) == 1:
                     raise unwritable(f"the table {name}", folder, error) from error
                 del self._folders[0]
             else:
-                return key, made or folder.path
+                return key, made.path or folder.path
 
     def forget_others(self, name: str) -> None:
         """Remove files of the table that nothing requests any more: the run has changed since."""
-        self._folders[0].retire(name)
+        if self._steps is None:
+            self._folders[0].retire(name)
 
 
 def _holds(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> bool:

@@ -32,7 +32,7 @@ _PAGE = Path(__file__).with_name("page")
 _LEVEL = 6
 
 _IMPORT = re.compile(r"^import (\{[^}]*\}) from '\./(\w+)\.js';$", re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:function|const|class) (\w+))", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:(?:async )?function|const|class) (\w+))", re.MULTILINE)
 # Of no use to a browser: types, comments on lines of their own, indentation.
 _UNUSED = re.compile(r"[ ]*/\*\*(?:[^*]|\*(?!/))*\*/\n?|^[ ]*//.*\n|^[ ]+", re.MULTILINE)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.events.redaction import mask, mask_command, mask_text
 from verl_profiler.reading.reader import Run
@@ -19,10 +19,11 @@ __all__ = ["about_run", "event_settings", "recorded_events"]
 _ROWS = 4_000
 
 
-def recorded_events(tables: Tables) -> dict[str, int]:
-    """Return how many events there are of each name."""
+def recorded_events(tables: Tables, steps: Steps = None) -> dict[str, int]:
+    """Return how many events of these steps there are of each name."""
     rows = tables.rows(
-        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts GROUP BY event"
+        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts "
+        f"WHERE {in_steps(steps)} GROUP BY event"
     )
     return {row["event"]: row["events"] for row in rows}
 

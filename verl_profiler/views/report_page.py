@@ -24,12 +24,15 @@ __all__ = ["page"]
 _PLAIN_CHARACTERS = 1_000_000
 
 
-def page(document: Mapping[str, Any], *, made: str) -> str:
+def page(
+    document: Mapping[str, Any], *, made: str, details: Mapping[str, Any] | None = None
+) -> str:
     """Write the page.
 
     Args:
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
+        details: Folder, key and files of `request_details`, beside the page; None without.
     """
     style = part("report.css")
     scripts = script("report")
@@ -40,6 +43,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
             "accounts": ACCOUNTS,
             "pools": POOLS,
             "versions": VERSION_COLORS,
+            "details": details,
         }
     )
     large = len(text) > _PLAIN_CHARACTERS
@@ -55,7 +59,8 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         policy="; ".join(
             (
                 "default-src 'none'",
-                f"script-src '{digest(scripts)}'",
+                # What is beside the page, and only if there is something.
+                f"script-src '{digest(scripts)}'" + (" 'self' file:" if details else ""),
                 f"style-src '{digest(style)}'",
                 "img-src data:",
                 "base-uri 'none'",

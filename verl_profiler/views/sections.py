@@ -37,6 +37,7 @@ from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
 from verl_profiler.views.training_text import price_sentences
 from verl_profiler.views.view import Choice, Section
+from verl_profiler.views.worker_heat import worker_heat
 
 __all__ = ["document"]
 
@@ -93,7 +94,7 @@ def document(
         several = len(run.labels) > 1
         places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
         detailed = _detailed(listed)
-        recorded = recorded_events(tables)
+        recorded = recorded_events(tables, steps)
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
     ranked = findings(whys)
@@ -109,6 +110,7 @@ def document(
         "detailed": sorted(detailed),
         "fractions": _CDF,
         "computing": list(COMPUTING_ROLES),
+        "worker_heat": worker_heat(tables, steps, places),
         "timelines": drawn,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }

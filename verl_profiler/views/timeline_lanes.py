@@ -18,6 +18,7 @@ __all__ = ["UNIT_US", "Names", "add_lanes"]
 
 UNIT_US = 10
 _PROCESSES = 16
+_ENGINES = 64
 _LANE_SPANS = 60
 _LANE_LAGS = 30
 _PARTS = 160
@@ -235,15 +236,15 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
         )
     for scene, those in lanes.items():
         engines = [lane for lane in those if lane["role"].startswith("engine")]
-        if len(engines) > _PROCESSES:
-            busiest = sorted(engines, key=lambda lane: -lane["most"])[:_PROCESSES]
+        if len(engines) > _ENGINES:
+            busiest = sorted(engines, key=lambda lane: -lane["most"])[:_ENGINES]
             kept = {lane["name"] for lane in busiest}
             lanes[scene] = [
                 lane
                 for lane in those
                 if not lane["role"].startswith("engine") or lane["name"] in kept
             ]
-            lanes[scene][0]["role_of"] = [_PROCESSES, len(engines)]
+            lanes[scene][0]["role_of"] = [_ENGINES, len(engines)]
     return lanes
 
 

@@ -18,7 +18,7 @@ from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
 
-__all__ = ["timelines"]
+__all__ = ["request_frame", "timelines"]
 
 Rows = analysis.Rows
 Steps = analysis.Steps
@@ -73,7 +73,7 @@ def timelines(
     try:
         _choose_requests(tables, steps, scenes)
         names = Names()
-        requests = _requests(tables, places, names)
+        requests = request_frame(tables, places, names)
         add_lanes(tables, scenes, names)
     finally:
         for name in ("drawn_scenes", "drawn_requests", "drawn_spans"):
@@ -270,10 +270,10 @@ _COLUMNS = (
 )
 
 
-def _requests(
+def request_frame(
     tables: Tables, places: Mapping[tuple[Any, Any], int], names: Names
 ) -> dict[str, Any]:
-
+    """Return the requests in `drawn_requests` as columns and rows, with spans, calls and servers."""
     parts = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
     rows = tables.rows(
         f"""

@@ -15,17 +15,17 @@ from typing import Any
 import duckdb
 
 from verl_profiler.reading.scans import scan
-from verl_profiler.reading.table_cache import TableCache, parts_query
-from verl_profiler.reading.tables.derivations import derivations, macros
+from verl_profiler.reading.table_cache import CLOCKS_APART_US, TableCache, parts_query
+from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 
-__all__ = ["REQUEST_PARTS", "SCHEMAS", "Tables"]
+__all__ = ["BY_STEPS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables"]
 
 # `get_table_names` of duckdb 2.0 binds the query, which fails before its tables are made.
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
 # Made from about this many events at a time; the identity of a row has its step.
-_BY_STEPS = (
+BY_STEPS = (
     "requests",
     "turns",
     "engine_calls",
@@ -35,13 +35,10 @@ _BY_STEPS = (
     "tool_caused_wait",
 )
 _CHUNK_EVENTS = 4_000_000
-# How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
-# their calls to be joined.
-_CLOCKS_APART_US = 60 * 1_000_000
 
 
 @dataclass
-class _Chunk:
+class Chunk:
     """Some steps, and the time around them."""
 
     steps: tuple[int, int] | None = None
@@ -49,6 +46,7 @@ class _Chunk:
     span_us: tuple[int, int] | None = None
 
     def add(self, step: int | None, begin_us: int, end_us: int) -> None:
+        """Take one more step, behind the others."""
         if step is None:
             self.without_step = True
         else:
@@ -67,7 +65,7 @@ class _Chunk:
     def around_us(self) -> tuple[int, int]:
         """The time in which servers may have worked for the chunk."""
         first_us, last_us = self.span_us or (0, 0)
-        return first_us - _CLOCKS_APART_US, last_us + _CLOCKS_APART_US
+        return first_us - CLOCKS_APART_US, last_us + CLOCKS_APART_US
 
 
 class Tables:
@@ -87,7 +85,7 @@ class Tables:
         self.table_cache = table_cache
         self.launches: Mapping[str, Mapping[str, Any]] = {}
         self._made: set[str] = set()
-        self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
+        self._chunk_files: dict[str, dict[int, tuple[str, Path]]] = {}
         self._making = threading.RLock()
 
     @classmethod
@@ -165,17 +163,12 @@ class Tables:
         for name in names:
             if name in self._made:
                 continue
-            query, kept = derivations()[name]
+            query, kept = _typed(name)
             self.make(*_named(query))
-            columns = ", ".join(
-                f'try_cast("{column}" AS {kind}) AS "{column}"'
-                for column, kind in SCHEMAS[name].items()
-            )
-            query = f"SELECT {columns} FROM ({query})"
-            if name in _BY_STEPS:
+            if name in BY_STEPS:
                 self._make_by_steps(name, query)
             elif kept and self.table_cache is not None:
-                everything = [part.fingerprint for part in self.table_cache.parts]
+                everything = self.table_cache.everything
                 self._cache_table(self.table_cache, name, {query: everything})
             else:
                 kind = "TABLE" if kept else "VIEW"
@@ -189,12 +182,13 @@ class Tables:
                 f"WITH {self._sources(query, number, chunk)} {query}": self._made_from(
                     self.table_cache, query, number, chunk
                 )
-                for number, chunk in enumerate(self._chunks())
+                for number, chunk in enumerate(self.chunks())
             }
-            self._chunk_files[name] = self._cache_table(self.table_cache, name, queries)
+            files = self._cache_table(self.table_cache, name, queries)
+            self._chunk_files[name] = dict(enumerate(files))
             return
         beginning = f"CREATE TABLE {name} AS"
-        for number, chunk in enumerate(self._chunks()):
+        for number, chunk in enumerate(self.chunks()):
             sources = self._sources(query, number, chunk)
             self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
@@ -211,7 +205,7 @@ class Tables:
         self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
         return files
 
-    def _sources(self, query: str, number: int, chunk: _Chunk) -> str:
+    def _sources(self, query: str, number: int, chunk: Chunk) -> str:
         """Return the SQL that puts the rows of a chunk in the place of all rows."""
         fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
         if self.table_cache is not None:
@@ -229,7 +223,7 @@ class Tables:
                 f"WHERE end_us >= {first_us} AND begin_us <= {last_us})"
             )
         for name in named:
-            if name in _BY_STEPS:
+            if name in BY_STEPS:
                 rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
                 if name in self._chunk_files:
                     _, file = self._chunk_files[name][number]
@@ -238,7 +232,7 @@ class Tables:
         return sources
 
     def _made_from(
-        self, table_cache: TableCache, query: str, number: int, chunk: _Chunk
+        self, table_cache: TableCache, query: str, number: int, chunk: Chunk
     ) -> list[str]:
         """Say what decides the rows of a chunk."""
         parts = table_cache.of_steps(chunk.steps, chunk.without_step)
@@ -259,22 +253,22 @@ class Tables:
             *(files[number][0] for name, files in self._chunk_files.items() if name in named),
         ]
 
-    def _chunks(self) -> list[_Chunk]:
+    def chunks(self) -> list[Chunk]:
         """Cut the run at step boundaries."""
         self.make("event_counts")
         rows = self.connection.execute(
             "SELECT step, sum(events), min(begin_us), max(end_us) "
             "FROM event_counts GROUP BY step ORDER BY step NULLS FIRST"
         ).fetchall()
-        chunks: list[_Chunk] = []
+        chunks: list[Chunk] = []
         held = _CHUNK_EVENTS
         for step, events, begin_us, end_us in rows:
             if held + events > _CHUNK_EVENTS:
-                chunks.append(_Chunk())
+                chunks.append(Chunk())
                 held = 0
             held += events
             chunks[-1].add(step, begin_us or 0, end_us or 0)
-        return chunks or [_Chunk()]
+        return chunks or [Chunk()]
 
     def relation(self, name: str) -> duckdb.DuckDBPyRelation:
         """Return the table as a duckdb relation, to filter, join or export."""
@@ -303,6 +297,15 @@ class Tables:
         """Return the first row of a query, or an empty dict."""
         rows = self.rows(query, parameters)
         return rows[0] if rows else {}
+
+
+def _typed(name: str) -> Derivation:
+    """Return how a table is made, with the types of its columns."""
+    query, kept = derivations()[name]
+    columns = ", ".join(
+        f'try_cast("{column}" AS {kind}) AS "{column}"' for column, kind in SCHEMAS[name].items()
+    )
+    return Derivation(f"SELECT {columns} FROM ({query})", kept)
 
 
 def _named(query: str) -> list[str]:

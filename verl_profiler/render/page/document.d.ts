@@ -299,6 +299,12 @@ interface PageSection {
   name: string; title: string; link: string; questions: string[]; view: PageView | null;
 }
 
+/** How late workers end: of each column its first and last step; cells by worker and column. */
+interface WorkerHeat {
+  workers: string[]; others: number; columns: [first: number, last: number][];
+  cells: ([behind_s: number, step: number] | null)[][];
+}
+
 type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   about: {
     runs: string[]; events: number; requests: number; validation_requests: number;
@@ -306,6 +312,9 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
     processes: Frame<ProcessRow>; notes: string[];
   };
   steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
+  worker_heat: WorkerHeat | null;
+  /** Files with all requests of a step, by its place; see request_details.js. */
+  details: {folder: string; key: string; files: Record<number, string>} | null;
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];
   sections: PageSection[]; log: Log | null; colors: Record<string, string>;
   /** What each account of the device time is. */

@@ -15,6 +15,7 @@ import {
   trained,
 } from './data.js';
 import {clean, NONE, plural, quantile, seconds, share, shorten} from './format.js';
+import {heatMap} from './heat_map.js';
 import {icicle} from './icicle.js';
 import {stepChart} from './step_chart.js';
 import {table} from './table.js';
@@ -41,6 +42,7 @@ export function stepsSection(choose) {
     ...notesOf('steps'),
     stepChart(charted, phases, shown.step, (step) => choose(step === shown.step ? ALL : step)),
     ...icicle(),
+    ...(shown.step === ALL ? heatMap(choose) : []),
     table({
       caption: 'Steps',
       rows: trained,

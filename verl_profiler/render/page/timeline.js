@@ -5,7 +5,7 @@ import {element, hideTip, showTip} from './dom.js';
 import {number, seconds} from './format.js';
 import {requestLines} from './request.js';
 import {shownSpans, sliceLines} from './slice.js';
-import {isWorker, placeLanes} from './timeline_lanes.js';
+import {isEngine, isWorker, placeLanes} from './timeline_lanes.js';
 import {Minimap} from './timeline_minimap.js';
 import {Painter} from './timeline_painter.js';
 
@@ -81,9 +81,9 @@ export class Timeline {
   /** Place the lanes and requests that the filter leaves. */
   place() {
     const fold = {all: this.everyWorker, pinned: this.selected?.name};
-    const {lanes, height, workers} = placeLanes(this.scene, this.filter, fold);
+    const {lanes, height, workers, engines} = placeLanes(this.scene, this.filter, fold);
     this.lanes = lanes;
-    this.showFold(lanes.filter(isWorker).length, workers);
+    this.showFold(lanes.filter(isWorker).length, workers, lanes.filter(isEngine).length, engines);
     this.height = height;
     this.order = lanes.flatMap((lane) =>
       lane.kind === 'requests' ? lane.rows.flat().sort((a, b) => a.begin - b.begin) : [],
@@ -100,13 +100,23 @@ export class Timeline {
    * Offer the lanes that are left out.
    * @param {number} drawn
    * @param {number} workers
+   * @param {number} drawnEngines
+   * @param {number} engines
    */
-  showFold(drawn, workers) {
-    this.fold.hidden = drawn === workers && !this.everyWorker;
+  showFold(drawn, workers, drawnEngines, engines) {
+    this.fold.hidden = drawn === workers && drawnEngines === engines && !this.everyWorker;
+    const left = [];
+    if (drawn < workers) {
+      left.push(`${number(drawn)} of ${number(workers)} workers: those that end last`);
+    }
+    if (drawnEngines < engines) {
+      left.push(`${number(drawnEngines)} of ${number(engines)} engines: the fullest`);
+    }
     this.folded.textContent = this.everyWorker
-      ? `All ${number(workers)} workers, the last to end first.`
-      : `${number(drawn)} of ${number(workers)} workers: those that end last.`;
-    this.unfold.textContent = this.everyWorker ? 'Show only the last to finish' : 'Show all workers';
+      ? `All ${number(workers)} workers, the last to end first; ${number(engines)} engines.`
+      : `${left.join('. ')}.`;
+    const few = drawnEngines < engines ? 'Show all workers and engines' : 'Show all workers';
+    this.unfold.textContent = this.everyWorker ? 'Show only the last to finish' : few;
   }
 
   toggleWorkers() {

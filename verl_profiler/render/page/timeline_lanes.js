@@ -9,9 +9,12 @@ export const COUNTS = 160;
 export const LANE_GAP = 7;
 const SPAN_ROW = 17;
 const COUNT_ROW = 34;
-/** Of more workers than this, only those that end last have lanes, unless all are asked for. */
-const MANY_WORKERS = 12;
-const LAST_WORKERS = 10;
+/**
+ * Of more workers than this, only those that end last have lanes, unless all are asked for; of more
+ * engines, only those with the most requests at once.
+ */
+const MANY = 12;
+const KEPT = 10;
 
 /**
  * @typedef {object} Place Where a lane is, in pixels from the top, and how high its rows are.
@@ -29,7 +32,7 @@ const LAST_WORKERS = 10;
  * @property {() => boolean} narrows Whether it leaves out any request.
  *
  * @typedef {object} Fold
- * @property {boolean} all Whether every worker has a lane.
+ * @property {boolean} all Whether every worker and every engine has a lane.
  * @property {string | undefined} pinned A worker that has one in any case.
  *
  * @typedef {PlacedSpans | PlacedRequests | PlacedCounts} PlacedLane
@@ -39,7 +42,7 @@ const LAST_WORKERS = 10;
  * @param {Scene} scene
  * @param {LaneFilter} filter
  * @param {Fold} fold
- * @returns {{lanes: PlacedLane[], height: number, workers: number}} `workers`: with folded ones.
+ * @returns {{lanes: PlacedLane[], height: number, workers: number, engines: number}} With folded ones.
  */
 export function placeLanes(scene, filter, fold) {
   const drawn = requestsOf(scene).filter(filter.keeps);
@@ -58,7 +61,9 @@ export function placeLanes(scene, filter, fold) {
   });
   const left = all.filter((lane) => !narrows || lane.kind !== 'requests' || lane.rows.length);
   const workers = left.filter(isWorker);
-  const lanes = workers.length > MANY_WORKERS ? withoutFolded(left, workers, fold) : left;
+  const engines = left.filter(isEngine);
+  const unfolded = workers.length > MANY ? withoutFolded(left, workers, fold) : left;
+  const lanes = engines.length > MANY ? withFullest(unfolded, engines, fold) : unfolded;
   let requestRows = 0;
   for (const lane of lanes) if (lane.kind === 'requests') requestRows += lane.rows.length;
   const requestRow = requestRows <= 40 ? 13 : requestRows <= 110 ? 9 : 6;
@@ -71,7 +76,7 @@ export function placeLanes(scene, filter, fold) {
     lane.height = Math.max(height, lane.second ? 30 : 17);
     y += lane.height + LANE_GAP;
   }
-  return {lanes, height: y, workers: workers.length};
+  return {lanes, height: y, workers: workers.length, engines: engines.length};
 }
 
 /**
@@ -80,6 +85,33 @@ export function placeLanes(scene, filter, fold) {
  */
 export function isWorker(lane) {
   return lane.kind === 'requests';
+}
+
+/**
+ * @param {PlacedLane} lane
+ * @returns {lane is PlacedCounts}
+ */
+export function isEngine(lane) {
+  return lane.kind === 'count' && lane.role.startsWith('engine');
+}
+
+/**
+ * Engines by the most requests that they had at once, where the first one was.
+ * @param {PlacedLane[]} lanes
+ * @param {PlacedCounts[]} engines
+ * @param {Fold} fold
+ */
+function withFullest(lanes, engines, {all}) {
+  const kept = engines
+    .slice()
+    .sort((a, b) => b.most - a.most)
+    .filter((_, place) => all || place < KEPT);
+  const first = lanes.findIndex(isEngine);
+  return [
+    ...lanes.slice(0, first),
+    ...kept,
+    ...lanes.slice(first).filter((each) => !isEngine(each)),
+  ];
 }
 
 /**
@@ -92,7 +124,7 @@ function withoutFolded(lanes, workers, {all, pinned}) {
   const kept = workers
     .slice()
     .sort((a, b) => b.last - a.last)
-    .filter(({name}, place) => all || place < LAST_WORKERS || name === pinned);
+    .filter(({name}, place) => all || place < KEPT || name === pinned);
   const first = lanes.findIndex(isWorker);
   return [
     ...lanes.slice(0, first),

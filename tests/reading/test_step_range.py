@@ -1,0 +1,134 @@
+"""Opening a run for some of its steps: the same answers, from fewer files."""
+
+import json
+import shutil
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cached_runs import REHEARSED, SMALL
+
+from verl_profiler.analysis import ANALYSES
+from verl_profiler.cli import main
+from verl_profiler.errors import ReadingError
+from verl_profiler.reading import convert
+from verl_profiler.reading.reader import load
+
+DATA = Path(__file__).parents[1] / "data"
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """Step 1 of the small run, again and again, every five minutes."""
+    run = tmp_path_factory.mktemp("runs") / "long"
+    shutil.copytree(SMALL / "processes", run / "processes")
+    shutil.copy(SMALL / "run.json", run / "run.json")
+    for step in range(1, STEPS + 1):
+        (run / f"step_{step}").mkdir()
+        for path in (SMALL / "step_1").glob("*.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for line in lines:
+                moment = datetime.fromisoformat(line["timestamp"]) + timedelta(minutes=5 * step)
+                line |= {"timestamp": moment.isoformat(timespec="microseconds"), "step": step}
+                for key in ("request_id", "engine_request_id", "uid"):
+                    if key in line.get("extra", {}):
+                        line["extra"][key] = f"{step:04d}{line['extra'][key][4:]}"
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (run / f"step_{step}" / path.name).write_text(text)
+    return run
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """A part for every file."""
+    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+
+
+def _plain(value):
+    """Round what depends on the order in which duckdb adds up."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _answers(run, steps):
+    return {name: _plain(ask(run.tables, steps)) for name, ask in ANALYSES.items()}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_every_analysis_gives_the_same_from_fewer_files(long_run):
+    with load(long_run, cache=False) as whole, load(long_run, cache=False, steps=(4, 5)) as some:
+        answers = _answers(whole, (4, 5))
+        assert answers["step_times"]
+        assert _answers(some, (4, 5)) == answers
+        assert len(some.tables.table_cache.parts) < len(whole.tables.table_cache.parts) * 0.6
+        assert some.all_steps == (1, STEPS)
+
+
+def test_parquet_files_of_other_steps_are_not_opened(long_run, tmp_path, small_parts):
+    with load(long_run, cache=False, steps=None) as run:
+        paths = [part.path for part in run.tables.table_cache.parts]
+        (tmp_path / "shards" / "events").mkdir(parents=True)
+        for number, path in enumerate(paths):
+            shutil.copy(path, tmp_path / "shards" / "events" / f"part-{number}.parquet")
+    with load(tmp_path / "shards", cache=False, steps=(4, 4)) as run:
+        read = {part.steps for part in run.tables.table_cache.parts}
+        assert read == {(3, 3), (4, 4), (5, 5)}
+        assert run.rows("SELECT DISTINCT step FROM requests WHERE step = 4") == [{"step": 4}]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_event_files_of_other_steps_are_not_converted(long_run, tmp_path):
+    run = shutil.copytree(long_run, tmp_path / "run")
+    (run / "step_8" / "worker_0.jsonl").write_text("no event\n")
+    with load(run, cache=False, steps=(2, 3)) as opened:
+        assert not [problem for problem in opened.problems if "step_8" in problem]
+        # Events that were not read are not missing.
+        assert not [problem for problem in opened.problems if "events" in problem]
+    with load(run, cache=False, steps=(7, 8)) as opened:
+        assert [problem for problem in opened.problems if "step_8" in problem]
+
+
+def test_a_step_that_does_not_exist_is_an_error_with_those_that_do(long_run, capsys):
+    assert main(["summary", str(long_run), "--step", "99"]) == 2
+    assert f"it has 1 to {STEPS}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["one_step_off", "colocate_async", "fully_async"])
+def test_asynchronous_runs_are_read_whole(name):
+    """Their steps consume requests of earlier steps."""
+    with load(DATA / f"{name}_run.tar.gz", steps=(2, 2)) as run:
+        assert run.steps is None
+
+
+def test_a_cache_for_some_steps_leaves_that_of_the_whole_run(tmp_path):
+    run = shutil.copytree(REHEARSED, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    kept = set[str]()
+    for steps in (None, (2, 2)):
+        with load(run, steps=steps) as opened:
+            opened.tables.make("requests", "steps")
+        names = {path.name for path in run.glob(".cache/*/requests-*.parquet")}
+        assert kept <= names
+        kept = names
+
+
+def test_tables_of_some_steps_are_not_taken_for_those_of_all(long_run, tmp_path):
+    """Although they are made from the same file."""
+    run = shutil.copytree(long_run, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    query = "SELECT count(*) AS phases, min(step) AS first, max(step) AS last FROM phases"
+    with load(run, cache=False) as opened:
+        expected = opened.rows(query)
+    with load(run, steps=(4, 4)) as opened:
+        assert opened.rows(query) != expected
+    with load(run) as opened:
+        assert opened.rows(query) == expected
+
+
+def test_no_files_at_all_for_a_step_is_no_traceback(tmp_path):
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    (tmp_path / "run" / "events" / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ReadingError, match="cannot be read"):
+        load(tmp_path / "run", steps=(1, 1))

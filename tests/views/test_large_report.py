@@ -1,0 +1,211 @@
+"""The report of a large run: workers by step, folded engines, requests that are loaded on demand."""
+
+import json
+from statistics import median
+
+import pytest
+from views.opened_report import CANVAS
+from views.test_trace_selection import BEGIN, STEP_S, WORKERS, line, run_of
+
+from verl_profiler.cli import main
+from verl_profiler.reading.reader import load
+from verl_profiler.views import timelines, worker_heat
+
+ENGINES = 14
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the directory and (step, id, duration, failed) of each request; of worker 3, long ones."""
+    folder = tmp_path_factory.mktemp("large") / "run"
+    count = iter(range(10**9))
+
+    def length_s(dice):
+        late = next(count) % WORKERS == 3
+        return dice.uniform(10, 60) + (25 if late else 0)
+
+    truth = run_of(folder, STEPS, length_s)
+    for step in range(1, STEPS + 1):
+        begin_s = (step - 1) * STEP_S
+        for engine in range(ENGINES):
+            # The engine's number is how many requests it has at once.
+            lines = [
+                line(
+                    "engine_request",
+                    begin_s + 1,
+                    begin_s + 9,
+                    step,
+                    engine,
+                    engine_request_id=f"{step}-{engine}-{n}",
+                )
+                for n in range(engine + 1)
+            ]
+            path = folder / f"step_{step}" / f"engine_{engine}.jsonl"
+            path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert BEGIN
+    return folder, truth
+
+
+@pytest.fixture(scope="module")
+def report(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report") / "large run.html"
+    assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
+    return out
+
+
+def behind(truth):
+    """Return by worker and step how long after the median worker it ended."""
+    ends = {}
+    for place, (step, _, length_s, _) in enumerate(truth):
+        key = step, place % WORKERS
+        ends[key] = max(ends.get(key, 0), length_s)
+    return {
+        (f"worker_{worker}", step): end - median(ends[step, each] for each in range(WORKERS))
+        for (step, worker), end in ends.items()
+    }
+
+
+def places_of(opened):
+    rows = opened.rows("SELECT run, step FROM steps ORDER BY step")
+    return {(row["run"], row["step"]): place for place, row in enumerate(rows)}
+
+
+def test_the_map_is_how_late_each_worker_ends(run):
+    """The latest worker first; seconds after the median one."""
+    folder, truth = run
+    with load(folder, cache=False) as opened:
+        heat = worker_heat.worker_heat(opened.tables, None, places_of(opened))
+    expected = behind(truth)
+    assert heat["workers"][0] == "worker_3"
+    assert heat["others"] == 0
+    assert heat["columns"] == [[place, place] for place in range(STEPS)]
+    for name, cells in zip(heat["workers"], heat["cells"], strict=True):
+        for place, (behind_s, step) in enumerate(cells):
+            assert behind_s == pytest.approx(expected[name, place + 1], abs=0.006)
+            assert step == place
+
+
+def test_many_workers_and_steps_keep_the_latest_of_what_they_share(run, monkeypatch):
+    monkeypatch.setattr(worker_heat, "_WORKERS", 2)
+    monkeypatch.setattr(worker_heat, "_COLUMNS", 2)
+    folder, truth = run
+    with load(folder, cache=False) as opened:
+        heat = worker_heat.worker_heat(opened.tables, None, places_of(opened))
+    expected = behind(truth)
+    assert heat["columns"] == [[0, 3], [4, 7]]
+    assert heat["others"] == WORKERS - 2
+    for number, steps in enumerate(((1, 2, 3, 4), (5, 6, 7, 8))):
+        late = {
+            (name, step): s
+            for (name, step), s in expected.items()
+            if step in steps and name not in heat["workers"]
+        }
+        assert heat["cells"][2][number][0] == pytest.approx(max(late.values()), abs=0.006)
+        assert heat["cells"][2][number][1] + 1 == max(late, key=late.get)[1]
+
+
+def test_few_workers_have_no_map(run):
+    with load(run[0] / "step_1" / "worker_0.jsonl", cache=False) as opened:
+        assert worker_heat.worker_heat(opened.tables, None, places_of(opened)) is None
+
+
+@pytest.mark.browser
+def test_a_click_on_the_map_shows_the_step(browser, report):
+    browser.open(report)
+    box = browser.evaluate(
+        "(() => {const map = [...document.querySelectorAll('#steps .figure')]"
+        ".find((each) => each.innerText.includes('worker_3'));"
+        "map.scrollIntoView({block: 'center'});"
+        "const cell = map.querySelectorAll('rect')[2].getBoundingClientRect();"
+        "return [cell.x + cell.width / 2, cell.y + cell.height / 2]})()"
+    )
+    browser.click(*box)
+    assert browser.evaluate("location.hash") == "#step=3"
+    assert not browser.messages
+
+
+@pytest.mark.browser
+def test_engines_are_folded_to_the_fullest(browser, report):
+    browser.open(report)
+    text = "document.querySelector('.fold').innerText.replace(/\\s+/g, ' ')"
+    assert "10 of 14 engines: the fullest" in browser.evaluate(text)
+    lanes = f"Number(/(\\d+) lanes/.exec({CANVAS}.ariaLabel)[1])"
+    folded = browser.evaluate(lanes)
+    browser.evaluate("document.querySelector('.fold button').click()")
+    browser.settle()
+    assert browser.evaluate(lanes) == folded + (ENGINES - 10) + (WORKERS - 10)
+    assert "All 20 workers" in browser.evaluate(text)
+
+
+@pytest.mark.browser
+def test_all_requests_of_a_step_come_from_the_file_beside_the_page(browser, run, report):
+    """Also those that the page does not have, with their spans."""
+    folder = report.with_name("large run.data")
+    expected = [f"step_{step}.js" for step in range(1, STEPS + 1)]
+    assert sorted(path.name for path in folder.iterdir()) == expected
+    browser.open(report, fragment="step=2")
+    count = "document.querySelector('#scene-note').innerText"
+    assert "of 400 requests" in browser.evaluate(count)
+    wanted = {row[1] for row in run[1] if row[0] == 2}
+    search = (
+        "((id) => {const box = document.getElementById('search'); box.value = id;"
+        "box.dispatchEvent(new Event('input')); return document.getElementById('found').innerText})"
+    )
+    hidden = [
+        each
+        for each in sorted(wanted)
+        if browser.evaluate(f"{search}('{each}')").startswith("0 matches")
+    ]
+    assert hidden
+    browser.evaluate("document.getElementById('load-details').click()")
+    browser.wait("!document.getElementById('load-details')")
+    assert "1 match" in browser.evaluate(f"{search}('{hidden[0]}')")
+    browser.evaluate("document.querySelector('.fold button').click()")
+    browser.settle()
+    assert "400 requests" in browser.evaluate(f"{CANVAS}.ariaLabel")
+    browser.evaluate("document.querySelector('#request-table tbody tr').click()")
+    browser.settle()
+    assert hidden[0] in browser.evaluate("document.getElementById('request-panel').innerText")
+    assert not browser.messages
+
+
+@pytest.mark.browser
+def test_the_page_works_without_the_folder(browser, run, tmp_path):
+    out = tmp_path / "report.html"
+    assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
+    (tmp_path / "report.data").rename(tmp_path / "elsewhere")
+    browser.open(out, fragment="step=2")
+    browser.evaluate("document.getElementById('load-details').click()")
+    browser.wait("document.getElementById('scene-note').innerText.includes('cannot be loaded')")
+    # Files of another report are not taken.
+    (tmp_path / "elsewhere").rename(tmp_path / "report.data")
+    for path in (tmp_path / "report.data").iterdir():
+        text = path.read_text()
+        path.write_text(text.replace('"key":"', '"key":"0', 1))
+    browser.evaluate("document.getElementById('load-details').click()")
+    browser.wait("document.getElementById('scene-note').innerText.includes('another report')")
+
+
+def test_another_file_in_the_folder_is_not_replaced(run, tmp_path, capsys):
+    (tmp_path / "report.data").mkdir()
+    (tmp_path / "report.data" / "step_1.js").write_text("mine\n")
+    options = [
+        "report",
+        str(run[0]),
+        "-o",
+        str(tmp_path / "report.html"),
+        "--no-cache",
+        "--details",
+    ]
+    assert main(options) == 2
+    assert "step_1.js exists" in capsys.readouterr().err
+    assert (tmp_path / "report.data" / "step_1.js").read_text() == "mine\n"
+
+
+def test_a_report_whose_requests_are_all_drawn_has_no_files(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(timelines, "_EACH", 10_000)
+    monkeypatch.setattr(timelines, "_REQUESTS", 10_000)
+    out = tmp_path / "report.html"
+    assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
+    assert not list((tmp_path / "report.data").iterdir())

@@ -1,0 +1,180 @@
+"""What a trace of a large run holds, against the events that the test wrote."""
+
+import json
+import random
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from views.perfetto_reading import read_trace
+
+from verl_profiler.cli import main
+from verl_profiler.exports import trace_selection
+
+BEGIN = datetime(2026, 11, 24, 9, 0, tzinfo=timezone.utc)
+WORKERS = 20
+REQUESTS = 400
+STEP_S = 100.0
+
+
+def line(event, begin_s, end_s, step, rank, **extra):
+    moment = (BEGIN + timedelta(seconds=end_s)).isoformat(timespec="microseconds")
+    return {
+        "timestamp": moment,
+        "event": event,
+        "duration_sec": round(end_s - begin_s, 6),
+        "extra": extra,
+        "workid": rank,
+        "step": step,
+    }
+
+
+def run_of(folder, steps, lengths_s):
+    """Requests that all begin with their step; return (step, id, duration) of each."""
+    dice = random.Random(1)
+    truth = []
+    for step in range(1, steps + 1):
+        begin_s = (step - 1) * STEP_S
+        files = {}
+        for number in range(REQUESTS):
+            name, rank = f"worker_{number % WORKERS}", number % WORKERS
+            request = f"{dice.getrandbits(64):016x}"
+            length_s = lengths_s(dice)
+            end_s = begin_s + length_s
+            about = {"request_id": request, "sample": number, "session": 0}
+            failed = {"status": "error", "error": "ToolError"} if number == 7 else {}
+            files.setdefault(name, []).extend(
+                (
+                    line("turn", begin_s, end_s, step, rank, turn=0, **about),
+                    line("request", begin_s, end_s, step, rank, **about, **failed),
+                )
+            )
+            truth.append((step, request, length_s, bool(failed)))
+        files["trainer_0"] = [
+            line("gen", begin_s, begin_s + 90, step, 0),
+            line("step", begin_s, begin_s + 95, step, 0),
+        ]
+        (folder / f"step_{step}").mkdir(parents=True)
+        for name, lines in files.items():
+            text = "".join(json.dumps(each) + "\n" for each in lines)
+            (folder / f"step_{step}" / f"{name}.jsonl").write_text(text)
+    return truth
+
+
+def exported(run, path, *options):
+    assert main(["export", "perfetto", str(run), "-o", str(path), "--no-cache", *options]) == 0
+    return read_trace(path)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large") / "run"
+    return folder, run_of(folder, 3, lambda dice: dice.uniform(10, 80))
+
+
+def requests_of(reading):
+    return {
+        span.fields["request_id"]: span for span in reading.spans if span.name[:8] == "request "
+    }
+
+
+def test_concurrent_requests_share_few_lanes(large, tmp_path, capsys):
+    """400 requests at once, in 20 processes: the slowest of each step, failures, and a sample."""
+    run, truth = large
+    reading = exported(run, tmp_path / "a.pftrace")
+
+    drawn = requests_of(reading)
+    lanes = {span.track for span in drawn.values()}
+    assert len(lanes) <= trace_selection._LANES
+    assert {reading.path(lane) for lane in lanes} == {("whole run", "requests (sampled)")}
+    for step in (1, 2, 3):
+        mine = sorted((row for row in truth if row[0] == step), key=lambda row: -row[2])
+        assert {row[1] for row in mine[:32]} <= set(drawn)
+        assert {row[1] for row in mine if row[3]} <= set(drawn)
+    # The others are no tail: some are faster than half of all.
+    half_s = sorted(row[2] for row in truth)[len(truth) // 2]
+    lengths = {row[1]: row[2] for row in truth}
+    assert sum(lengths[request] < half_s for request in drawn) >= 15
+    error = capsys.readouterr().err
+    assert f"{len(drawn)} of 1,200 requests are drawn" in error
+    assert "--all draws everything" in error
+    (whole,) = [track for track in reading.tracks.values() if track.name == "whole run"]
+    assert "--all draws everything" in whole.description
+
+
+def test_counters_count_what_is_not_drawn(large, tmp_path):
+    reading = exported(large[0], tmp_path / "a.pftrace")
+    (values,) = [
+        values
+        for track, values in reading.counters.items()
+        if reading.path(track) == ("whole run", "requests in flight")
+    ]
+    assert max(value for _, value in values) == REQUESTS
+
+
+def test_all_draws_all(large, tmp_path, capsys):
+    reading = exported(large[0], tmp_path / "a.pftrace", "--all")
+    assert len(requests_of(reading)) == 3 * REQUESTS
+    assert "drawn" not in capsys.readouterr().err
+
+
+def test_few_at_a_time_share_lanes_however_many_there_are(tmp_path, capsys):
+    """One after the other in each process: nothing needs to be left out."""
+    run = tmp_path / "run"
+    truth = run_of(run, 1, lambda dice: 60.0)
+    for path in run.glob("step_1/worker_*.jsonl"):
+        # Each pair of lines is a request of two seconds, after the one before.
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        for number, each in enumerate(lines):
+            end_s = 2.0 * (number // 2 + 1)
+            each["timestamp"] = (BEGIN + timedelta(seconds=end_s)).isoformat(
+                timespec="microseconds"
+            )
+            each["duration_sec"] = 2.0
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    reading = exported(run, tmp_path / "a.pftrace")
+    drawn = requests_of(reading)
+    assert len(drawn) == len(truth)
+    assert len({span.track for span in drawn.values()}) == WORKERS
+    assert capsys.readouterr().err == ""
+
+
+def test_a_time_range_draws_what_reaches_into_it(large, tmp_path):
+    run, truth = large
+    reading = exported(run, tmp_path / "a.pftrace", "--all", "--from", "150", "--to", "160")
+    expected = {row[1] for row in truth if row[0] == 2 and row[2] >= 50}
+    assert set(requests_of(reading)) == expected
+    assert {span.name for span in reading.spans if span.name.startswith("step")} == {"step 2"}
+    # The same range as times of day.
+    again = exported(
+        run,
+        tmp_path / "b.pftrace",
+        "--all",
+        *("--from", "2026-11-24T09:02:30Z", "--to", "2026-11-24T10:02:40+01:00"),
+    )
+    assert set(requests_of(again)) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [("--from", "1e9"), ("--from", "9", "--to", "3"), ("--to", "2020-01-01")]
+)
+def test_moments_outside_of_the_run_are_an_error(large, tmp_path, capsys, options):
+    run = str(large[0])
+    assert main(["export", "perfetto", run, "-o", str(tmp_path / "a"), "--no-cache", *options]) == 2
+    assert "the run lasted 2" in capsys.readouterr().err
+
+
+def test_more_than_a_trace_holds_leaves_steps_out(large, tmp_path, capsys, monkeypatch):
+    """The longest steps stay; counters are of the steps that are drawn."""
+    monkeypatch.setattr(trace_selection, "_SPANS", 20)
+    reading = exported(large[0], tmp_path / "a.pftrace")
+    steps = {span.name for span in reading.spans if span.name.startswith("step")}
+    assert len(steps) == 1
+    assert "1 of 3 steps are drawn" in capsys.readouterr().err
+
+
+def test_texts_that_come_again_are_written_once(large, tmp_path):
+    exported(large[0], tmp_path / "a.pftrace", "--all")
+    content = (tmp_path / "a.pftrace").read_bytes()
+    request = large[1][0][1].encode()
+    # In the first span that has it, and in the table of texts.
+    assert content.count(request) == 2
