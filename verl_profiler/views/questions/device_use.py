@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.device_use import device_use, device_use_over_time, phase_intervals
+from verl_profiler.analysis.device_use import (
+    device_times,
+    device_use,
+    device_use_over_time,
+    phase_intervals,
+)
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.colors import ACCENT, INK, MUTED, color
 from verl_profiler.render.figure import sheet, short
@@ -115,7 +120,7 @@ VIEWS = (
     View(
         name="device_use",
         question="How busy were the devices in each phase?",
-        analysis=asking(device_use, device_use_over_time, phase_intervals),
+        analysis=asking(device_use, device_use_over_time, phase_intervals, device_times),
         columns=common("run step")
         | {
             "phase": "phase of the trainer; `unaccounted` is what of a step is in no phase",
@@ -145,7 +150,7 @@ VIEWS = (
         shows="""
             One panel per device: utilization (black) and power (orange), with the phases of the
             trainer behind them. `--gpu-hour-price` of `summary`, `why` and `report` gives idle time
-            in money.
+            in money. With `--json`, also the host's and the device's time of the workers' calls.
         """,
         conclude="""
             - Idle in `update_actor`, `old_log_prob` or `ref`: the host does not launch work fast
