@@ -25,21 +25,25 @@ def test_a_module_is_a_function_after_those_that_it_imports(tmp_path, monkeypatc
         "import {b} from './low.js';\n\nfunction a() {}\n\nexport function c() {\n  a();\n}\n"
     )
     (tmp_path / "low.js").write_text("export const b = /** @type {number} */ (1);\n")
+    (tmp_path / "unpack.js").write_text("export function whenUnpacked(draw) {\n  draw();\n}\n")
 
     assert (
         "(() => {\n'use strict';\n"
+        "const $unpack = (() => {\nfunction whenUnpacked(draw) {\ndraw();\n}\n"
+        "return {whenUnpacked};\n})();\n$unpack.whenUnpacked(() => {\n"
         "const $low = (() => {\nconst b = (1);\nreturn {b};\n})();\n"
         "const $middle = (() => {\nconst {b} = $low;\n\nfunction a() {}\n\n"
         "function c() {\na();\n}\nreturn {c};\n})();\n"
         "const $top = (() => {\n\nconst {b} = $low;\nconst {\nc,\n} = $middle;\n\n"
         "function a() {\nreturn b + c();\n}\n\na();\nreturn {};\n})();\n"
-        "})();\n"
+        "});\n})();\n"
     ) == html.script("top")
 
 
 def test_a_tag_in_a_script_is_refused(tmp_path, monkeypatch):
     """It could end the script element."""
     monkeypatch.setattr(html, "_PAGE", tmp_path)
+    (tmp_path / "unpack.js").write_text("export const a = 1;\n")
     (tmp_path / "top.js").write_text("const a = '</script>';\n")
 
     with pytest.raises(AssertionError, match=r"top\.js"):
@@ -96,4 +100,4 @@ def test_the_tables_have_the_columns_that_the_scripts_read(documents):
 
     assert {} == missing
     empty = {name for name in types if not columns[name]}
-    assert empty == {"captures", "range_times", "top_kernels", "gpu_idle"}
+    assert empty == {"captures", "range_times", "top_kernels", "gpu_idle", "pools_over_time"}

@@ -99,7 +99,7 @@ interface FlightRow extends OfStep {
 interface TurnTimesRow extends Validated {
   turn: number; turns: number; share: number; mean_s: Num; p50_s: Num; p95_s: Num; max_s: Num;
   engine_s: Num; tool_s: Num; tool_parsing_s: Num; token_merge_s: Num; other_s: Num;
-  prompt_tokens: Num; response_tokens: Num;
+  prompt_tokens: Num; response_tokens: Num; estimated: boolean;
 }
 
 interface TurnsPerRequestRow extends Validated {
@@ -108,13 +108,13 @@ interface TurnsPerRequestRow extends Validated {
 
 interface ToolTimesRow extends Validated {
   tool: string; calls: number; failed: number; total_s: number; p50_s: Num; p95_s: Num;
-  p99_s: Num; max_s: Num; share: Num;
+  p99_s: Num; max_s: Num; share: Num; estimated: boolean;
 }
 
 interface EngineTimesRow extends Validated {
   calls: number; total_s: number; p50_s: Num; p95_s: Num; max_s: Num; queue_s: Num;
   prefill_s: Num; decode_s: Num; outside_s: Num; prompt_tokens: Num; generated_tokens: Num;
-  cached_tokens: Num; engine_tokens_per_s: Num;
+  cached_tokens: Num; engine_tokens_per_s: Num; estimated: boolean;
 }
 
 interface ReplicaRow extends OfStep {

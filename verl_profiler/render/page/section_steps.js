@@ -183,8 +183,7 @@ function whatIf() {
           low_s: row.least_s < row.most_s ? row.least_s : null,
           high_s: row.least_s < row.most_s ? row.most_s : null,
         }));
-  const polling =
-    'the trainer polls for samples, so a step saves a whole poll interval or nothing';
+  const polling = 'the trainer polls for samples, so a step saves a whole poll interval or nothing';
   const sense = own.length
     ? `“Without polling”: ${polling}; many steps save that on average.`
     : `“Saved” is the mean over many steps; “in these steps”: ${polling}.`;

@@ -101,7 +101,9 @@ export function stepChart(steps, phases, chosen, onStep) {
         parts.push(withTip(part, tipOf(step, phase)));
       }
       if (step.duration_s === null) {
-        parts.push(textAt(x(0) + 6, y + 15, `unfinished; ${seconds(step.seen_s)} recorded`, 'start'));
+        parts.push(
+          textAt(x(0) + 6, y + 15, `unfinished; ${seconds(step.seen_s)} recorded`, 'start'),
+        );
       } else {
         const end = x(step.duration_s) + 7;
         parts.push(textAt(end, y + 15, seconds(step.duration_s), 'start', 'ink'));

@@ -2,10 +2,10 @@
 
 import {timelines} from './data.js';
 import {element, hideTip, showTip} from './dom.js';
-import {number, seconds} from './format.js';
+import {seconds} from './format.js';
 import {requestLines} from './request.js';
 import {shownSpans, sliceLines} from './slice.js';
-import {isEngine, isWorker, placeLanes} from './timeline_lanes.js';
+import {foldTexts, isEngine, isWorker, placeLanes} from './timeline_lanes.js';
 import {Minimap} from './timeline_minimap.js';
 import {Painter} from './timeline_painter.js';
 
@@ -104,19 +104,11 @@ export class Timeline {
    * @param {number} engines
    */
   showFold(drawn, workers, drawnEngines, engines) {
-    this.fold.hidden = drawn === workers && drawnEngines === engines && !this.everyWorker;
-    const left = [];
-    if (drawn < workers) {
-      left.push(`${number(drawn)} of ${number(workers)} workers: those that end last`);
-    }
-    if (drawnEngines < engines) {
-      left.push(`${number(drawnEngines)} of ${number(engines)} engines: the fullest`);
-    }
-    this.folded.textContent = this.everyWorker
-      ? `All ${number(workers)} workers, the last to end first; ${number(engines)} engines.`
-      : `${left.join('. ')}.`;
-    const few = drawnEngines < engines ? 'Show all workers and engines' : 'Show all workers';
-    this.unfold.textContent = this.everyWorker ? 'Show only the last to finish' : few;
+    const all = this.everyWorker;
+    this.fold.hidden = drawn === workers && drawnEngines === engines && !all;
+    const texts = foldTexts(all, [drawn, workers], [drawnEngines, engines]);
+    this.folded.textContent = texts.folded;
+    this.unfold.textContent = texts.unfold;
   }
 
   toggleWorkers() {

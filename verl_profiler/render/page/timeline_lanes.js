@@ -193,3 +193,24 @@ function secondLine(lane) {
   if (lane.of > lane.spans.length) return `longest ${lane.spans.length} of ${number(lane.of)}`;
   return lane.role_of ? `${lane.role_of[0]} of ${lane.role_of[1]} shown` : '';
 }
+
+/**
+ * What is left out of the timeline, and what the button that shows it is called.
+ * @param {boolean} all Whether everything is shown.
+ * @param {number[]} workers How many are drawn, and how many there are.
+ * @param {number[]} engines
+ */
+export function foldTexts(all, workers, engines) {
+  const left = [];
+  if (workers[0] < workers[1]) {
+    left.push(`${number(workers[0])} of ${number(workers[1])} workers: those that end last`);
+  }
+  if (engines[0] < engines[1]) {
+    left.push(`${number(engines[0])} of ${number(engines[1])} engines: the fullest`);
+  }
+  const folded = all
+    ? `All ${number(workers[1])} workers, the last to end first; ${number(engines[1])} engines.`
+    : `${left.join('. ')}.`;
+  const few = engines[0] < engines[1] ? 'Show all workers and engines' : 'Show all workers';
+  return {folded, unfold: all ? 'Show only the last to finish' : few};
+}
