@@ -43,7 +43,7 @@ def _calls(group: str, where: str) -> str:
             try_cast(sum(retractions) AS BIGINT) AS retractions,
             sum(draft_tokens) AS draft_tokens, sum(accepted_draft_tokens) AS accepted_draft_tokens,
             -- Of sampled calls nobody can tell when others ran.
-            CASE WHEN max(sampled) = 1
+            CASE WHEN coalesce(max(sampled), 1) = 1
                 THEN sum(greatest(end_us - greatest(begin_us, covered_us), 0)) / 1e6 END AS busy_s,
             sum(response_tokens) FILTER (duration_us IS NOT NULL) AS timed_tokens,
             bool_or(sampled > 1) AS estimated

@@ -202,11 +202,11 @@ def _source(module: str) -> ast.Module | None:
 
 
 def _defines(tree: ast.AST, path: str, known: dict[str, ast.Module | None]) -> bool:
-    """Whether a module defines `Class.attribute`, itself or in a base class that it imports."""
+    """Whether a module defines or imports a name, or `Class.attribute`, also in a base class."""
     first, _, rest = path.partition(".")
     node = _member(tree, first)
     if node is None:
-        return False
+        return not rest and _imported_from(tree, first) is not None
     if not rest or _member(node, rest) is not None:
         return True
     for base in getattr(node, "bases", []):

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
+from numbers import Real
 from typing import Any
 
+from verl_profiler.events.json_values import is_tuple
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording.call import Call
 
@@ -62,9 +64,12 @@ def _begin_estimate(call: Call) -> None:
 def _end_estimate(call: Call, result: Any) -> None:
     # An instant: the batch is over.
     call.begin_ns = None
-    if result is None or call.extra is None:
+    if call.extra is None or not is_tuple(result):
         return
-    estimated, promised = (float(each) for each in result)
+    numbers = [float(each) for each in result if isinstance(each, Real)]
+    if len(numbers) != 2:
+        return
+    estimated, promised = numbers
     # verl estimates 0 for models that it does not know, and promises infinity for devices.
     if 0 < estimated < math.inf:
         call.extra["tflops"] = estimated
