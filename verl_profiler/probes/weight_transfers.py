@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from verl_profiler.events.json_values import is_tuple
+from verl_profiler.events.json_values import is_list, is_tuple
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
@@ -109,7 +109,7 @@ def _count(call: Call, item: Any) -> None:
     if found is None or not is_tuple(item):
         return
     # A name and a tensor; or, of a delta, such pairs and whether they are the last.
-    for _, tensor in item[0] if isinstance(item[0], list) else (item,):
+    for _, tensor in item[0] if is_list(item[0]) else (item,):
         found.tensors += 1
         found.size_bytes += int(tensor.nbytes)
 
