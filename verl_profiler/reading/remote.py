@@ -139,7 +139,7 @@ def _is_needed(name: str, only: str | None) -> bool:
         return False
     if only is not None and not name.startswith((only, *_ABOUT)):
         return name in (RUN_FILE, SHIPPING_FILE)
-    return name.endswith((".json", ".sqlite", *suffixes("events", "parquet")))
+    return name.endswith((".json", *suffixes("events", "parquet", "nsys_export")))
 
 
 def _place(url: str, name: str) -> Path:
