@@ -157,7 +157,7 @@ def first_driver(folder, address, found):
     found["sizes"] = sizes
     until(lambda: size(run / "step_1" / "worker_1.jsonl"))
     # More than one piece.
-    ray.get(two.work.remote(2, 60_000))
+    ray.get(two.work.remote(2, 70_000))
     # Whoever ships now has no time to ship more before the node dies.
     ship._thread._every_s = 3600.0
     time.sleep(2.5)
