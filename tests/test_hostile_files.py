@@ -507,6 +507,9 @@ def test_only_one_module_opens_files_of_runs():
         ("nsys_export", "sqlite3.connect(uri, uri=True)"),
         # What another node sent, written here.
         ("node_copy", "part.open('ab' if name == begun else 'wb')"),
+        # A store of runs, through fsspec; and the lock of a cache, a file of our own.
+        ("remote", "connect(url.rstrip('/'))"),
+        ("cache_home", "os.open(folder / _LOCK_FILE, flags, 384)"),
         # In memory, and files of the package.
         ("tables", "duckdb.connect()"),
         ("reader", "duckdb.connect()"),

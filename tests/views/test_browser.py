@@ -17,7 +17,18 @@ pytestmark = pytest.mark.browser
 
 # Neither captures nor a console log are in the run.
 # Sections that only some runs have.
-ABSENT = ("captures", "log", "cycle", "async_what_if", "staleness", "engine-load", "spans")
+ABSENT = (
+    "captures",
+    "log",
+    "device-use",
+    "efficiency",
+    "pools",
+    "cycle",
+    "async_what_if",
+    "staleness",
+    "engine-load",
+    "spans",
+)
 SECTIONS = [name for name in page_sections.SECTIONS if name not in ABSENT]
 HOSTILE = {
     "script": "</script><img src=x onerror=alert(1)>",
