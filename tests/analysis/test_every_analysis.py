@@ -26,6 +26,7 @@ NOT_IN_A_REHEARSAL = (
         "staleness",
         "critical_cycle",
         "asynchronous_what_if",
+        "pools_over_time",
     ),
 )
 VALIDATING = [

@@ -208,8 +208,9 @@ export function foldTexts(all, workers, engines) {
   if (engines[0] < engines[1]) {
     left.push(`${number(engines[0])} of ${number(engines[1])} engines: the fullest`);
   }
+  const further = engines[1] > MANY ? `; all ${number(engines[1])} engines` : '';
   const folded = all
-    ? `All ${number(workers[1])} workers, the last to end first; ${number(engines[1])} engines.`
+    ? `All ${number(workers[1])} workers, the last to end first${further}.`
     : `${left.join('. ')}.`;
   const few = engines[0] < engines[1] ? 'Show all workers and engines' : 'Show all workers';
   return {folded, unfold: all ? 'Show only the last to finish' : few};
