@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from verl_profiler.render.panel import Panel
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["TABLES", "VIEWS", "draw_kv_cache"]
 
 # Engines drawn: those with the longest queues, then the fullest.
 _ENGINES = 6
@@ -75,6 +75,28 @@ def _of(rows: Rows, engine: tuple[str, int]) -> Rows:
     return [row for row in rows if (row["name"], row["dp_rank"]) == engine]
 
 
+def draw_kv_cache(axes: Panel, ranks: Iterable[Rows]) -> None:
+    """Shade the share of the KV cache that is in use, on an axis of its own at the right.
+
+    Args:
+        axes: Time is its horizontal axis.
+        ranks: The readings of each data-parallel rank, in the order of time.
+    """
+    kv = axes.twinx()
+    for rows in ranks:
+        kv.fill_between(
+            [row["at_s"] for row in rows],
+            [100 * (row["kv_share"] or 0) for row in rows],
+            step="post",
+            color=PART_COLORS["prefill"],
+            alpha=0.25,
+            linewidth=0,
+        )
+    kv.set_ylim(0, 100)
+    kv.set_ylabel("KV cache [%]", color=MUTED)
+    kv.grid(visible=False)
+
+
 def _draw(axes: Panel, rows: Rows, *, several_ranks: bool) -> None:
     times = [row["at_s"] for row in rows]
     for key, label, code in (
@@ -90,18 +112,7 @@ def _draw(axes: Panel, rows: Rows, *, several_ranks: bool) -> None:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("requests")
     axes.locator_params(axis="y", integer=True)
-    kv = axes.twinx()
-    kv.fill_between(
-        times,
-        [100 * (row["kv_share"] or 0) for row in rows],
-        step="post",
-        color=PART_COLORS["prefill"],
-        alpha=0.25,
-        linewidth=0,
-    )
-    kv.set_ylim(0, 100)
-    kv.set_ylabel("KV cache [%]", color=MUTED)
-    kv.grid(visible=False)
+    draw_kv_cache(axes, [rows])
     rank = f", DP rank {rows[0]['dp_rank']}" if several_ranks else ""
     axes.set_title(f"{short(rows[0]['name'], 30)}{rank}")
 

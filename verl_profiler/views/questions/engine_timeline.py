@@ -13,6 +13,7 @@ from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, MUTED, 
 from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
+from verl_profiler.views.questions.engine_load import draw_kv_cache
 from verl_profiler.views.view import Choice, DataTables, View, known
 
 if TYPE_CHECKING:
@@ -159,20 +160,8 @@ def _draw_load(axes: Panel, readings: Rows, lanes: Rows) -> None:
         return
     axes.locator_params(axis="y", integer=True, nbins=4)
     axes.legend(loc="upper right", ncols=3, frameon=False)
-    kv = axes.twinx()
-    for rank in sorted({row["dp_rank"] for row in readings}):
-        own = [row for row in readings if row["dp_rank"] == rank]
-        kv.fill_between(
-            [row["at_s"] for row in own],
-            [100 * (row["kv_share"] or 0) for row in own],
-            step="post",
-            color=PART_COLORS["prefill"],
-            alpha=0.25,
-            linewidth=0,
-        )
-    kv.set_ylim(0, 100)
-    kv.set_ylabel("KV cache [%]", color=MUTED)
-    kv.grid(visible=False)
+    ranks = sorted({row["dp_rank"] for row in readings})
+    draw_kv_cache(axes, [[row for row in readings if row["dp_rank"] == rank] for rank in ranks])
 
 
 VIEWS = (
