@@ -5,6 +5,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ os.environ[CACHE_HOME] = _CACHES.name
 
 DATA = Path(__file__).parent / "data"
 
+# For the recorder's threads to end; a busy machine's disk may stand still for seconds.
+_PATIENCE_S = 60
+
 
 def _data_files():
     """Return the files of tests/data with what changes when one is written."""
@@ -51,6 +55,11 @@ def _data_files():
 @pytest.fixture(scope="session")
 def _data_before():
     return _data_files()
+
+
+def _place(thread):
+    frame = sys._current_frames().get(thread.ident)
+    return traceback.format_stack(frame)[-1].strip() if frame else "no frame"
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +80,12 @@ def _leaves_nothing_behind(_data_before):
     if status.installed:
         left.append(f"probes: {status.installed}")
         placing.uninstall()
-    if any(
-        thread.name in ("verl-profiler writer", "verl-profiler memory")
-        for thread in threading.enumerate()
-    ):
-        left.append("a thread of the recorder")
+    for thread in threading.enumerate():
+        if thread.name in ("verl-profiler writer", "verl-profiler memory"):
+            # `stop` waits a bounded time for a disk that does not respond; a leak does not end.
+            thread.join(_PATIENCE_S)
+            if thread.is_alive():
+                left.append(f"{thread.name}, in {_place(thread)}")
     if nvtx_ranges.is_on():
         left.append("NVTX ranges")
         nvtx_ranges.switch_off()
