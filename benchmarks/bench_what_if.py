@@ -59,6 +59,9 @@ SETTINGS: dict[str, list[str]] = {
     "half_parts": [POLL, "rehearsal.tool_latency=2", "rehearsal.weight_sync_s=1"],
     "slow_tools": [POLL, "rehearsal.tool_latency=8"],
     "half_tools": [POLL, "rehearsal.tool_latency=4"],
+    "one_slow_tool": [POLL, "rehearsal.tool_latency={calculate:16}"],
+    "one_half_tool": [POLL, "rehearsal.tool_latency={calculate:8}"],
+    "twice_samples": [POLL, "actor_rollout_ref.rollout.n=8"],
     "twice_prompts": [
         POLL,
         "data.train_batch_size=16",
@@ -92,6 +95,10 @@ COMPARISONS = {
     "parts_polling": Comparison("slow_parts", "half_parts", "no_polling", "polling"),
     "parts_tools": Comparison("slow_parts", "half_parts", "tools_twice_as_fast", "rollout"),
     "parts_sync": Comparison("slow_parts", "half_parts", "weights_twice_as_fast", "weight sync"),
+    "one_tool": Comparison(
+        "one_slow_tool", "one_half_tool", "tool_twice_as_fast:calculate", "rollout"
+    ),
+    "fewer_samples": Comparison("twice_samples", "base", "half_the_requests"),
     "fewer_prompts": Comparison("twice_prompts", "base", "half_the_requests"),
     "more_prompts": Comparison("base", "twice_prompts", "twice_the_requests"),
     "turns": Comparison("base", "five_turns", "one_turn_fewer"),

@@ -41,3 +41,12 @@ def test_all_latencies_can_be_multiplied(monkeypatch):
     monkeypatch.setenv(VARIABLE, '{"tool_latency": 5.0}')
 
     assert [5 * seconds for seconds in plain] == [latency_s(str(key)) for key in range(9)]
+
+
+def test_one_tool_alone_can_be_slow(monkeypatch):
+    """The others keep their latencies."""
+    plain = latency_s("a call")
+    monkeypatch.setenv(VARIABLE, '{"tool_latency": {"calculate": 4.0}}')
+
+    assert 4 * plain == latency_s("a call", tool="calculate")
+    assert plain == latency_s("a call", tool="check_answer")

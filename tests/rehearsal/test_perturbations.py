@@ -69,6 +69,7 @@ def test_what_is_asked_for_arrives(ask):
         ({"rank_delay_s": [1, -2]}, "rank_delay_s=-2: must be a number of at least 0"),
         ({"weight_sync_s": "long"}, "weight_sync_s=long"),
         ({"tool_latency": float("nan")}, "tool_latency=nan"),
+        ({"tool_latency": {"calculate": "slow"}}, "tool_latency=slow"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(settings, message):

@@ -128,6 +128,27 @@ def test_tools(poll_us):
     )
 
 
+def test_one_tool_of_several():
+    """Half the time of the calls of one tool, as the made step has it; a single tool has no row of its own."""
+    both = with_turns(
+        replace(MIXED, poll_us=None),
+        lambda turn: replace(turn, tools=(*turn.tools, ("sandbox", 300_000))),
+    )
+    replayed, _ = replays(both)
+    for name in ("search", "sandbox"):
+
+        def halved(turn, name=name):
+            return replace(
+                turn, tools=tuple((t, us // 2 if t == name else us) for t, us in turn.tools)
+            )
+
+        assert truth_of(with_turns(both, halved)) == pytest.approx(
+            replayed[f"tool_twice_as_fast:{name}"], abs=2
+        )
+    assert replayed["tool_twice_as_fast:search"] < replayed["tool_twice_as_fast:sandbox"]
+    assert not [what for what in replays(MIXED)[0] if what.startswith("tool_twice")]
+
+
 def test_one_turn_fewer():
     """Requests with three turns end after two; their own work of that turn stays."""
     made = replace(MIXED, poll_us=None)

@@ -27,7 +27,7 @@ async def calculate(expression: str) -> str:
     """
     await wait_at("tool")
     await deadlock_at("semaphore")
-    await asyncio.sleep(latency_s(f"{expression} {next(_calls)}"))
+    await asyncio.sleep(latency_s(f"{expression} {next(_calls)}", tool="calculate"))
     if not re.fullmatch(r"\s*\d+(\s*\+\s*\d+)*\s*", expression):
         return f"cannot calculate {expression!r}"
     return str(sum(int(number) for number in expression.split("+")))

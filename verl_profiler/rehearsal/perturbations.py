@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl_profiler.events.json_values import mapping_or_empty
+
 __all__ = ["ADJUSTMENTS", "DEFAULTS", "VARIABLE", "checked", "setting"]
 
 VARIABLE = "VERL_PROFILER_REHEARSAL"
@@ -56,8 +58,11 @@ def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
                 f"give one number of seconds per rank, for example [{', '.join(['0.5'] * ranks)}]"
             )
     for name in ("poll_interval_s", "tool_latency", "weight_sync_s"):
-        if given[name] is not None:
-            given[name] = _seconds(name, given[name])
+        value = given[name]
+        if name == "tool_latency" and (factors := mapping_or_empty(value)):
+            given[name] = {tool: _seconds(name, factor) for tool, factor in factors.items()}
+        elif value is not None:
+            given[name] = _seconds(name, value)
     return given
 
 

@@ -49,7 +49,9 @@ class CheckAnswer(BaseTool):
         await wait_at("tool")
         await deadlock_at("semaphore")
         block_at("blocking_tool")
-        await asyncio.sleep(latency_s(f"{answer} {request} {tries}", **self._latency))
+        await asyncio.sleep(
+            latency_s(f"{answer} {request} {tries}", tool=self.name, **self._latency)
+        )
         right = answer == self._ground_truth[instance_id]
         text = "right" if right else f"wrong, try {tries}"
         return ToolResponse(text=text), float(right), {"tries": tries}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
-from verl_profiler.analysis.explain.what_if import CHANGES, UNCHANGED
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import align, without
 from verl_profiler.render.visible import visible
@@ -195,7 +195,8 @@ def _replays(rows: Rows) -> str:
         "replicas)\n  to no additional slowdown per call (with speeds from iterations: to the slowdown at "
         "the highest batch)"
     )
-    shown = any(CHANGES[row["what"]].beyond for row in rows if row["saved_s"])
+    beyond = {name for name, change in CHANGES.items() if change.beyond}
+    shown = any(row["what"] in beyond for row in rows if row["saved_s"])
     counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
     return f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}{noise}"
 

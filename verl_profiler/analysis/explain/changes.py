@@ -1,4 +1,4 @@
-"""Counterfactual changes of a step: `CHANGES` lists those that `what_if` replays."""
+"""Counterfactual changes of a step: `CHANGES` lists those that `what_if` replays in every run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.reading.quantiles import interpolated, least_values
 
-__all__ = ["CHANGES", "UNCHANGED", "Change", "measured_us", "tools_of_length"]
+__all__ = ["CHANGES", "UNCHANGED", "Change", "changes_of", "measured_us", "tools_of_length"]
 
 UNCHANGED = "unchanged"
 # Minimum number of requests of a step for a 95th percentile.
 _ENOUGH = least_values(0.95)
+# Tools with a change of their own: those with the most time.
+_TOOLS = 3
+# Characters of a tool's name in a description.
+_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -132,15 +136,31 @@ def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[...,
     def change(
         _: StepModel, requests: Sequence[Request], medians: Mapping[str, float]
     ) -> list[Request]:
-        def length(tool: str, measured: float) -> float:
-            return length_of(measured, medians.get(tool, measured))
-
-        def changed(stage: Stage) -> Stage:
-            return stage.changed(length) if isinstance(stage, Tools) else stage
-
-        return [_of_stages(request, map(changed, request.stages)) for request in requests]
+        return _with_tools(
+            requests, lambda tool, measured: length_of(measured, medians.get(tool, measured))
+        )
 
     return change
+
+
+def _one_tool(name: str) -> Callable[..., list[Request]]:
+    """Halve the calls of one tool."""
+
+    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+        return _with_tools(
+            requests, lambda tool, measured: measured / 2 if tool == name else measured
+        )
+
+    return change
+
+
+def _with_tools(
+    requests: Sequence[Request], length_of: Callable[[str, float], float]
+) -> list[Request]:
+    def changed(stage: Stage) -> Stage:
+        return stage.changed(length_of) if isinstance(stage, Tools) else stage
+
+    return [_of_stages(request, map(changed, request.stages)) for request in requests]
 
 
 def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
@@ -329,3 +349,30 @@ CHANGES: dict[str, Change] = {
         "find in the prefix cache what the previous call left there", requests=_without_cold_prefill
     ),
 }
+
+
+def changes_of(models: Sequence[StepModel]) -> dict[str, Change]:
+    """Return `CHANGES` and, of steps with several tools, one for each of those with the most time.
+
+    Args:
+        models: The steps that are replayed.
+
+    Returns:
+        The changes by name, in the order of their rows; `tool_twice_as_fast:NAME` halves one tool.
+    """
+    totals: dict[str, float] = {}
+    for model in models:
+        for request in model.requests:
+            for stage in request.stages:
+                if isinstance(stage, Tools):
+                    for _, length, tool in stage.calls:
+                        totals[tool] = totals.get(tool, 0.0) + length
+    tools = sorted(totals, key=totals.__getitem__, reverse=True)[:_TOOLS] if len(totals) > 1 else []
+    found: dict[str, Change] = {}
+    for name, change in CHANGES.items():
+        found[name] = change
+        if name == "tools_twice_as_fast":
+            for tool in tools:
+                about = f"halve every call of {tool[:_NAME]}"
+                found[f"tool_twice_as_fast:{tool}"] = Change(about, requests=_one_tool(tool))
+    return found

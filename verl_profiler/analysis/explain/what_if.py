@@ -1,6 +1,6 @@
 """Counterfactual step times: the steps replayed with one change.
 
-`step_model` replays each step unchanged and with each of `CHANGES`, in the same model, so that model
+`step_model` replays each step unchanged and with each of `changes_of`, in the same model, so that model
 errors common to both cancel.
 """
 
@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from verl_profiler.analysis.explain.chains import Request, Tools
-from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED, Change, measured_us
+from verl_profiler.analysis.explain.changes import UNCHANGED, Change, changes_of, measured_us
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
@@ -51,7 +51,7 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         Table `step_replays`: one row per run, step and change, first `unchanged`, then the keys of
-        `CHANGES`.  Of a run with too many generate calls to replay in seconds, every n-th step is
+        `changes_of`.  Of a run with too many generate calls to replay in seconds, every n-th step is
         replayed.
     """
     return replays_of(step_models(tables, chosen_steps(tables, steps)))
@@ -61,8 +61,8 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
     """Average the savings over steps.
 
     Returns:
-        Table `what_if`: one row per run and change, first `unchanged`, then the keys of `CHANGES`.
-        The 95th percentile needs 20 requests; the gains are None if no step has as many.  The
+        Table `what_if`: one row per run and change, first `unchanged`, then the keys of
+        `changes_of`.  The 95th percentile needs 20 requests; the gains are None if no step has as many.  The
         intervals allow for autocorrelated steps, and are widened by the model's error.
     """
     return replays_and_averages(tables, steps)[1]
@@ -78,10 +78,11 @@ def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Row
 def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
     """Average the rows of `step_replays` over the steps of each run, as `what_if` returns them."""
     rows: Rows = []
+    changes = changes_of(models)
     for run in dict.fromkeys(model.run for model in models):
         own = [model for model in models if model.run == run]
         step_s = fmean(model.duration_us for model in own) / 1e6
-        for what in (UNCHANGED, *CHANGES):
+        for what in (UNCHANGED, *changes):
             answers = [
                 row
                 for row in replays
@@ -111,11 +112,11 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
                 row["tokens_share"] = median(known) if known else None
             elif not answers:
-                row["about"] = CHANGES[what].about
+                row["about"] = changes[what].about
             else:
                 saved = fmean(each["saved_s"] for each in answers)
                 earlier = fmean(each["earlier_s"] for each in answers)
-                expected = earlier if CHANGES[what].polls else saved
+                expected = earlier if changes[what].polls else saved
                 least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
                 replayed = [each["step"] for each in answers]
                 low, _ = _interval(least, replayed)
@@ -129,7 +130,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
                 between_runs = _between_runs_s(durations, replayed)
                 pair = _wider(expected, low, high, between_runs)
                 row |= {
-                    "about": CHANGES[what].about,
+                    "about": changes[what].about,
                     "saved_s": saved,
                     "share": expected / step_s if step_s else None,
                     "earlier_s": earlier,
@@ -147,6 +148,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
 def replays_of(models: Sequence[StepModel]) -> Rows:
     """Replay models unchanged and with each change, as `step_replays` returns them."""
     medians = _tool_medians(models)
+    changes = changes_of(models)
     rows: Rows = []
     for model in models:
         last = model.last_end_us()
@@ -160,7 +162,7 @@ def replays_of(models: Sequence[StepModel]) -> Rows:
             off = predicted - model.length_us(last, polls=False)
             first["tokens_share"] = off / model.duration_us
         rows.append(first)
-        for what, change in CHANGES.items():
+        for what, change in changes.items():
             if len(model.requests) < change.least or (change.batches and not model.load_varied):
                 rows.append(_replay(model, what, None))
                 continue
