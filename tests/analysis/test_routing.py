@@ -1,5 +1,7 @@
 """The load balancer's choices, against a balancer that the test plays by hand."""
 
+import json
+
 from verl_profiler.analysis.routing import routes
 
 # Request, turn, server, and the loads before the call: of the chosen replica and the smallest.
@@ -16,9 +18,10 @@ CHOICES = [
 ]
 
 
-def choices(span, *, loads=True, clock_s=0.0, **request):
-    """Events as they are recorded: the balancer's own line only where the loads differ."""
+def choices(span, *, loads="all", clock_s=0.0, **request):
+    """Events as they are recorded; with sampled details the balancer's only where the loads differ."""
     found = []
+    seen = set()
     for place, (name, turn, server, load, least) in enumerate(CHOICES):
         at = 10 + place
         who = {"request_id": name, "turn": turn, "step": 3, **request}
@@ -30,11 +33,17 @@ def choices(span, *, loads=True, clock_s=0.0, **request):
             found.append(
                 span("engine_request", at, at + 0.8, name="engine_1", engine_request_id="a0")
             )
-        if loads and load > least:
+        if loads == "all" or (loads == "unbalanced" and load > least):
             moment = at + 0.05 + clock_s
-            own = {"in_flight": load, "least_in_flight": least, "server": server}
+            # The other replica has the fewest wherever this one has not.
+            both = [load, least] if server == "east" else [least, load]
+            own = {"in_flight": load, "least_in_flight": least, "server": server, "loads": both}
+            own["reason"] = "sticky" if (name, server) in seen else "least_loaded"
+            if place == 0 or loads == "unbalanced":
+                own["servers"] = ["east", "west"]
             route = span("server_route", moment, moment, name="load_balancer_0", step=None, **own)
             found.append({**route, "request_id": name, "duration_us": None})
+        seen.add((name, server))
     return found
 
 
@@ -50,6 +59,9 @@ def test_calls_are_counted_by_replica_with_their_loads(span, tables):
         "calls": 4,
         "share": 4 / 7,
         "sticky": 2,
+        "least_loaded": 2,
+        "by_hash": 0,
+        "only_one": 0,
         "unbalanced": 2,
         "excess": 0.75,
         "max_excess": 2,
@@ -58,6 +70,30 @@ def test_calls_are_counted_by_replica_with_their_loads(span, tables):
     assert ("west", None, 3, 0, 1, 1 / 3) == tuple(
         west[key] for key in ("server", "replica", "calls", "sticky", "unbalanced", "excess")
     )
+
+
+def test_loads_of_all_replicas_are_with_each_call(span, tables):
+    """The replicas' names are in the balancer's first line only."""
+    rows = tables(choices(span)).rows(
+        "SELECT request_id, turn, reason, loads FROM server_routes ORDER BY at_us"
+    )
+
+    assert [
+        ("a", 0, "least_loaded", {"east": 0, "west": 0}),
+        ("b", 0, "least_loaded", {"east": 0, "west": 0}),
+        ("c", 0, "least_loaded", {"east": 1, "west": 1}),
+        ("a", 1, "sticky", {"east": 1, "west": 0}),
+        ("c", 1, "sticky", {"east": 2, "west": 0}),
+        ("d", 0, "least_loaded", {"east": 0, "west": 0}),
+        ("a", 2, "least_loaded", {"east": 0, "west": 1}),
+    ] == [(row["request_id"], row["turn"], row["reason"], json.loads(row["loads"])) for row in rows]
+
+
+def test_unbalanced_calls_alone_give_the_same_loads(span, tables):
+    """As they are recorded with sampled details."""
+    east, _ = routes(tables(choices(span, loads="unbalanced")))
+
+    assert (2, 0.75, 2) == (east["unbalanced"], east["excess"], east["max_excess"])
 
 
 def test_clocks_of_two_hosts_may_differ(span, tables):
@@ -69,11 +105,10 @@ def test_clocks_of_two_hosts_may_differ(span, tables):
 
 def test_loads_that_were_not_recorded_are_not_zero(span, tables):
     """Of runs of an older version, or of a balancer with rules of its own."""
-    east, _ = routes(tables(choices(span, loads=False)))
+    east, _ = routes(tables(choices(span, loads="none")))
 
-    assert (4, 2, None, None, None) == tuple(
-        east[key] for key in ("calls", "sticky", "unbalanced", "excess", "max_excess")
-    )
+    names = ("calls", "sticky", "least_loaded", "only_one", "unbalanced", "excess", "max_excess")
+    assert (4, 2, None, None, None, None, None) == tuple(east[key] for key in names)
 
 
 def test_validation_is_apart(span, tables):

@@ -43,9 +43,9 @@ def verl_environment():
 def reported(verl_environment):
     """Return a function that runs a script of this folder and returns what it reports as JSON."""
 
-    def run(script):
+    def run(script, *arguments):
         done = subprocess.run(
-            [sys.executable, str(HERE / script)],
+            [sys.executable, str(HERE / script), *arguments],
             env=verl_environment,
             capture_output=True,
             text=True,

@@ -1,8 +1,8 @@
 """Let verl's load balancer choose replicas with all probes on; report the events as JSON.
 
-    python routing_probes.py
+    python routing_probes.py [SHARE]
 
-`test_routing_probes.py` reads the report.
+SHARE is that of the requests with details.  `test_routing_probes.py` reads the report.
 """
 
 import sys
@@ -27,11 +27,20 @@ def choose():
     server = by_hash.acquire_server("five")[0]
     numbers = (number for number in range(1000) if hash(str(number)) % 2 == hash("five") % 2)
     same = str(next(numbers))
-    return [*chosen, server, by_hash.acquire_server(same)[0]], same
+    chosen += [server, by_hash.acquire_server(same)[0]]
+    alone = GlobalRequestLoadBalancer({"east": ""})
+    chosen += [alone.acquire_server(request)[0] for request in ("six", "six")]
+    alone.add_servers({"west": ""})
+    alone.remove_servers(["east"])
+    alone.add_servers({"south": ""})
+    # Its replica is gone: it is chosen anew, among the least loaded.
+    chosen += [alone.acquire_server(request)[0] for request in ("six", "seven", "seven")]
+    return chosen, same
 
 
 def main():
-    directory = probes_report.begin("load_balancer")
+    share = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    directory = probes_report.begin("load_balancer", detail_share=share)
     chosen, same = choose()
     probes_report.end(directory, {"chosen": chosen, "same": same})
 

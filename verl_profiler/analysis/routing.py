@@ -18,7 +18,7 @@ REPLICA_NAMES = """
 def routes(
     tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
 ) -> Rows:
-    """Count the generate calls of each replica, and those sent to a replica that was not the least loaded.
+    """Count the generate calls of each replica, why they went there, and those that another was freer for.
 
     Loads are the load balancer's own counts of calls in flight, before the call.
 
@@ -34,6 +34,9 @@ def routes(
             SELECT DISTINCT run, true AS loads FROM chosen WHERE in_flight IS NOT NULL
         ), counted AS (
             SELECT run, step, server, count(*) AS calls, count(*) FILTER (sticky) AS sticky,
+                count(*) FILTER (reason = 'least_loaded') AS least_loaded,
+                count(*) FILTER (reason = 'hash') AS by_hash,
+                count(*) FILTER (reason = 'only_one') AS only_one,
                 count(*) FILTER (in_flight > least_in_flight) AS unbalanced,
                 sum(in_flight - least_in_flight) AS excess,
                 max(in_flight - least_in_flight) AS max_excess, bool_or(sampled > 1) AS estimated
@@ -41,6 +44,8 @@ def routes(
         )
         SELECT run, step, server, replica, calls,
             calls / sum(calls) OVER (PARTITION BY run, step) AS share, sticky,
+            CASE WHEN loads THEN least_loaded END AS least_loaded,
+            CASE WHEN loads THEN by_hash END AS by_hash, CASE WHEN loads THEN only_one END AS only_one,
             CASE WHEN loads THEN unbalanced END AS unbalanced,
             CASE WHEN loads THEN coalesce(excess, 0) / calls END AS excess,
             CASE WHEN loads THEN coalesce(max_excess, 0) END AS max_excess, estimated

@@ -310,6 +310,10 @@ FIELDS = {
     "kv_used_tokens": _count("Tokens of it in use, as the scheduler reports it.", "engine_state"),
     "least_in_flight": _count("The same for the replica with the fewest.", "server_route"),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
+    "loads": _list(
+        "Generate calls in flight on each replica before this one, in the order of `servers`.",
+        "server_route",
+    ),
     "loop": _text("Name of the event loop's thread.", "event_loop_lag", column=True),
     "max_required_samples": _count("Limit of `staleness_samples`.", "dispatch_pause"),
     "max_weight_version": _count(
@@ -409,8 +413,9 @@ FIELDS = {
         "`filtered`, `failed`, `surplus` or `queue_full`; of a pause `staleness_limit` or "
         "`queue_full`; of replicas what they are stopped or resumed for, "
         "`weight_sync`, `switch_to_trainer`, `switch_to_rollout`, or the trainer's hook: `init_end`, "
-        "`step_begin`, `sample_end`, `step_end`, `validate_begin`, `switch_wait`; of a route `sticky` "
-        "(the request's earlier replica) or `hash` (`full_determinism`).",
+        "`step_begin`, `sample_end`, `step_end`, `validate_begin`, `switch_wait`; of a route `only_one` "
+        "(replica), `sticky` (the request's earlier replica), `hash` (`full_determinism`) or "
+        "`least_loaded`.",
         "dispatch",
         "dispatch_pause",
         "sample_dropped",
@@ -492,6 +497,10 @@ FIELDS = {
         "server_acquire",
         "server_route",
         column=True,
+    ),
+    "servers": _list(
+        "Replicas of the load balancer; in its first line, and where they have changed.",
+        "server_route",
     ),
     "size_bytes": _bytes(
         "Size of the data; not the data itself.",

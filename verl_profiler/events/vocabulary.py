@@ -218,7 +218,7 @@ EVENTS: dict[str, Event] = {
     "server_route": Event(
         "rollout",
         None,
-        "The load balancer sent a generate call to a replica that was not the least loaded; in its process.",
+        "The load balancer chose a replica for a generate call; in its process.",
         instant=True,
     ),
     "token_merge": Event("rollout", "turn", "New tokens are merged into the conversation."),

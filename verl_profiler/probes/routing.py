@@ -1,15 +1,17 @@
-"""Generate calls that the load balancer did not send to the least loaded replica; in its process.
+"""Which replica the load balancer chose for a generate call, why, and how loaded each was; in its process.
 
-The balancer receives no step, so all its lines are in one file: choices that follow from the client's
-`server_acquire` alone are not recorded again.
+The balancer receives no step, so all its lines are in one file.  Where only a share of the requests is
+recorded in detail, choices that follow from the client's `server_acquire` alone are left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
+from verl_profiler.recording import recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
@@ -17,21 +19,38 @@ __all__ = ["PROBES"]
 # Not of subclasses that choose by rules of their own.
 _BALANCER = "verl.workers.rollout.router:GlobalRequestLoadBalancer"
 
+# The replicas in the order of `loads`, as recorded last for each balancer.
+_named: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+class _Before(NamedTuple):
+    """What the balancer chooses from: calls in flight by replica, and the reason for its choice."""
+
+    loads: dict[Any, int]
+    reason: str
+
 
 def _begin_route(call: Call) -> None:
     balancer = call.arguments["self"]
-    is_sticky = call.arguments["request_id"] in balancer._request_id_to_server
-    call.state = balancer, is_sticky, min(balancer._inflight_requests.values(), default=0)
+    loads = dict(balancer._inflight_requests)
+    earlier = balancer._request_id_to_server.get(call.arguments["request_id"])
+    if len(loads) == 1:
+        reason = "only_one"
+    elif earlier in loads:
+        reason = "sticky"
+    else:
+        reason = "hash" if balancer._full_determinism else "least_loaded"
+    call.state = _Before(loads, reason)
 
 
 def _end_route(call: Call, result: Any) -> None:
-    if call.state is None or not isinstance(result, tuple):
+    before: _Before | None = call.state
+    active = recorder.active()
+    if before is None or active is None or not isinstance(result, tuple):
         call.event = None
         return
-    balancer, is_sticky, least = call.state
-    # verl has counted this call by now.
-    in_flight = balancer._inflight_requests[result[0]] - 1
-    if in_flight <= least:
+    in_flight, least = before.loads[result[0]], min(before.loads.values())
+    if in_flight <= least and active.config.events.detail_share < 1:
         call.event = None
         return
     # An instant: the choice takes microseconds.
@@ -39,10 +58,15 @@ def _end_route(call: Call, result: Any) -> None:
     call.extra = {
         "request_id": plain(call.arguments["request_id"]),
         "server": plain(result[0]),
-        "reason": "sticky" if is_sticky else "hash",
+        "reason": before.reason,
         "in_flight": in_flight,
         "least_in_flight": least,
+        "loads": list(before.loads.values()),
     }
+    balancer, servers = call.arguments["self"], list(before.loads)
+    if servers != _named.get(balancer):
+        _named[balancer] = servers
+        call.extra["servers"] = [plain(server) for server in servers]
 
 
 PROBES = (

@@ -163,6 +163,7 @@ DERIVED = {
     "busy_us": _us("Time of the iterations, without gaps in which the engine idled."),
     "device_us": _us("Time of their forward passes, as SGLang measures it."),
     "held_us": _us("Until the engine's next reading; NULL for its last, and where none followed."),
+    "loads": _object("Generate calls in flight on each replica before this one, by server."),
     "sticky": _flag("Whether the replica is that of the request's previous call."),
     "source": _text("Where the row is from."),
     "stage": _text("Stage of the call."),
@@ -293,7 +294,8 @@ _TABLES = {
         "lost_tokens moved batch sampled:INTEGER"
     ),
     "server_routes": (
-        f"{_REQUEST} turn server sticky in_flight least_in_flight at_us sampled:INTEGER"
+        f"{_REQUEST} turn server sticky reason in_flight least_in_flight loads at_us "
+        "sampled:INTEGER"
     ),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",
     "steps": (

@@ -41,9 +41,12 @@ def _routes(data: DataTables, choice: Choice) -> Figure:
     cut = "" if len(shown) == len(replicas) else f" (first {_SHOWN} of {len(replicas)})"
     names = [short(replica["name"], 22) for replica in shown]
     unbalanced = known(rows, "unbalanced")
-    sticky = share(sum(replica["sticky"] for replica in replicas) / calls)
-    title = f"{sticky} of the generate calls are sticky"
-    if unbalanced:
+    if sum(known(rows, "only_one")) == calls:
+        title = "There was only one replica"
+    else:
+        sticky = share(sum(replica["sticky"] for replica in replicas) / calls)
+        title = f"{sticky} of the generate calls are sticky"
+    if any(unbalanced):
         title += (
             f"; {share(sum(unbalanced) / calls)} went to a replica that was not the least loaded"
         )
@@ -51,7 +54,7 @@ def _routes(data: DataTables, choice: Choice) -> Figure:
         title,
         f"{choice.text()}: {calls:,} generate calls, {counted(len(replicas), 'replica')}",
         size=(12, 4.6),
-        panels=(1, 2 if unbalanced else 1),
+        panels=(1, 2 if any(unbalanced) else 1),
         notes=(
             "verl sends later turns of a request to the replica that has its prefix cached (sticky). "
             "Loads are the load balancer's own counts of calls in flight, before each call."
@@ -73,7 +76,7 @@ def _routes(data: DataTables, choice: Choice) -> Figure:
     bar_texts(panels[0], lengths, texts, "generate calls", room=1.2)
     panels[0].set_title(f"calls of each replica{cut}")
     legend(panels[0])
-    if unbalanced:
+    if any(unbalanced):
         means = [replica["excess"] / replica["calls"] for replica in shown]
         lengths = bars(panels[1], names, [("", means, PART_COLORS["queue"])])
         bar_texts(
@@ -98,10 +101,14 @@ VIEWS = (
             "replica": "process of the engine server; empty if its calls were not recorded",
             "share": "part of the step's calls",
             "sticky": "calls that went to the replica of the request's previous call",
-            "unbalanced": (
-                "calls for which another replica had fewer in flight; empty, like excess and "
-                "max_excess, if the run has no such call or none was recorded"
+            "least_loaded": (
+                "calls that went to a replica with the fewest in flight, as there was no earlier one; "
+                "empty, like the columns below, if the load balancer recorded no call; with sampled "
+                "details only unbalanced calls are recorded there"
             ),
+            "by_hash": "calls whose replica a hash chose (full_determinism)",
+            "only_one": "calls that had no choice: one replica was there",
+            "unbalanced": "calls for which another replica had fewer in flight",
             "excess": (
                 "calls in flight above those of the least loaded replica, mean over all its calls"
             ),

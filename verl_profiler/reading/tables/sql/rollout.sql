@@ -247,18 +247,23 @@ FROM event_fields WHERE event IN ('sample_consumed', 'sample_dropped') AND uid I
 GROUP BY run, step, uid, session, fate;
 
 -- The load balancer's choices, as the client sees them: it follows a request to its replica, or chooses
--- anew.  Its own line is there only of a replica that was not the least loaded, and lies within the
--- client's call.
+-- anew.  The balancer's own line lies within the client's call; with sampled details it is there only of a
+-- replica that was not the least loaded.  It names the replicas only where they changed.
 CREATE VIEW server_routes AS
 WITH routes AS (
     SELECT run, request_id, server, end_us AS at_us, integer_of(rest, 'in_flight') AS in_flight,
-        integer_of(rest, 'least_in_flight') AS least_in_flight
+        integer_of(rest, 'least_in_flight') AS least_in_flight, rest->>'reason' AS reason,
+        CAST(rest->'loads' AS BIGINT[]) AS counts,
+        CAST(last_value(rest->'servers' IGNORE NULLS) OVER (
+            PARTITION BY run, name ORDER BY end_us) AS VARCHAR[]) AS servers
     FROM event_fields WHERE event = 'server_route' AND request_id IS NOT NULL
 )
 SELECT a.run, a.step, a.name, a.validate, a.request_id, a.turn, a.server, a.begin_us AS at_us,
     coalesce(a.server = lag(a.server) OVER (
         PARTITION BY a.run, a.step, a.validate, a.request_id ORDER BY a.begin_us), false) AS sticky,
-    r.in_flight, r.least_in_flight, greatest(coalesce(a.sampled, 1), 1) AS sampled
+    r.reason, r.in_flight, r.least_in_flight, CASE WHEN len(r.counts) = len(r.servers)
+        THEN to_json(map(r.servers, r.counts)) END AS loads,
+    greatest(coalesce(a.sampled, 1), 1) AS sampled
 FROM (SELECT * FROM event_fields WHERE event = 'server_acquire' AND server IS NOT NULL) AS a
 LEFT JOIN routes AS r ON r.run = a.run AND r.request_id = a.request_id AND r.server = a.server
     -- Clocks of two hosts differ a little; the calls of a request are further apart.
