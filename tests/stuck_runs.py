@@ -24,7 +24,7 @@ def header(role, rank=0, *, heard=0.2, ended=None, **more):
     }
 
 
-def phase(event="gen", open_s=100.0, usual=10.0, step=3):
+def phase(event="gen", open_s=100.0, usual=10.0, step=3, **more):
     return {
         "event": event,
         "step": step,
@@ -32,6 +32,7 @@ def phase(event="gen", open_s=100.0, usual=10.0, step=3):
         "open_s": open_s,
         "usual_s": usual,
         "at": "verl.trainer:sample:409",
+        **more,
     }
 
 

@@ -139,6 +139,24 @@ def test_the_rank_that_the_others_wait_for(ranks, culprit, confidence):
     assert confidence == found.confidence
 
 
+@pytest.mark.parametrize(
+    ("open_s", "usual", "longest", "state"),
+    [
+        (599, 0.1, 2.0, "running"),
+        (601, 0.1, 2.0, "stuck"),
+        (799, 0.1, 400.0, "running"),
+        (801, 0.1, 400.0, "stuck"),
+        (1199, 200.0, 400.0, "running"),
+        (1201, 200.0, 400.0, "stuck"),
+    ],
+)
+def test_a_wait_for_samples_that_is_usually_short(open_s, usual, longest, state):
+    """Of an asynchronous trainer: ten minutes, six times its median, and twice its longest but one."""
+    files = {"trainer_0": opened(phases=[phase("gen", open_s, usual, longest_s=longest)])}
+
+    assert state == verdict(RUN, files, HERE, NOW).state
+
+
 @pytest.mark.parametrize("name", ["actor_1", "worker_1", "engine_1", "tq_storage_h_9", "trainer_0"])
 def test_a_process_without_a_sign_of_life_is_the_culprit(name):
     """Stopped, or its host is gone: it wrote nothing for two minutes while the others did."""
@@ -197,7 +215,7 @@ def test_a_rollouter_that_stands_still_while_the_trainer_goes_on(open_s, longest
     """After ten minutes, and six times the longest that it has ever been; ranks that train are not to blame."""
     calls = [call("tool_call", 900, "tools:search:7", request_id="r1", tool="search")]
     files = {
-        "rollouter_0": opened(phases=[phase("no_progress", open_s, longest)]),
+        "rollouter_0": opened(phases=[phase("no_progress", open_s, longest, longest_s=longest)]),
         "worker_0": opened(open_requests=1, requests=[request(1)], calls=calls),
         "actor_0": opened(calls=[call("update_actor", 99, "torch:train:3")]),
     }
@@ -229,6 +247,100 @@ def test_a_trainer_that_waits_for_a_rollouter_without_progress():
     assert (
         "rollouter_0, which has dispatched and finished no sample for 99.0 s; most of its tasks are in "
         "mine:sample:3" == found.culprit
+    )
+    assert "medium" == found.confidence
+
+
+QUEUE = "verl.experimental.fully_async_policy.message_queue:MessageQueueClient.get_sample:201"
+FULLY_ASYNC = {
+    **RUN,
+    "rollouter_0": header("rollouter"),
+    "message_queue_0": header("message_queue"),
+}
+
+
+def waiting_trainer(open_s=100.0):
+    """A trainer that waits for samples: verl's rollouter puts them into a queue."""
+    waits = call("sample_wait", open_s, QUEUE)
+    return {"trainer_0": opened(phases=[phase("gen", open_s, 0.1)], calls=[waits])}
+
+
+def chain_of(found):
+    return [(link.depth, link.process, link.what) for link in found.chain]
+
+
+def test_a_trainer_is_followed_through_the_queue_into_a_rollouter_that_makes_no_samples():
+    """Also while the staleness limit is reached: what it has dispatched should get finished."""
+    idle = phase("no_progress", 95, 2.0, longest_s=2.0, in_flight=6)
+    files = {**waiting_trainer(), "rollouter_0": opened(phases=[idle])}
+
+    found = verdict(FULLY_ASYNC, files, HERE, NOW)
+
+    assert [
+        (0, "trainer_0", "gen"),
+        (1, "message_queue_0", "no sample"),
+        (2, "rollouter_0", "no sample, 6 in flight"),
+    ] == chain_of(found)
+    assert found.culprit == (
+        "rollouter_0, which has dispatched and finished no sample for 95.0 s, with 6 in flight"
+    )
+
+
+def test_a_stopped_rollouter_is_named_with_the_queue_in_front_of_it():
+    """It writes nothing itself."""
+    headers = {**FULLY_ASYNC, "rollouter_0": header("rollouter", heard=95)}
+
+    found = verdict(headers, waiting_trainer(), HERE, NOW)
+
+    assert [
+        (0, "trainer_0", "gen"),
+        (1, "message_queue_0", "no sample"),
+        (2, "rollouter_0", "no sign of life"),
+    ] == chain_of(found)
+    assert found.culprit.startswith("rollouter_0")
+
+
+def test_a_stopped_queue_is_not_said_to_be_empty():
+    """What is in it is not known."""
+    headers = {**FULLY_ASYNC, "message_queue_0": header("message_queue", heard=95)}
+
+    found = verdict(headers, waiting_trainer(), HERE, NOW)
+
+    assert [(0, "trainer_0", "gen"), (1, "message_queue_0", "no sign of life")] == chain_of(found)
+    assert found.culprit.startswith("message_queue_0")
+
+
+def test_a_rollouter_whose_event_loop_is_blocked():
+    """What blocks it is on record."""
+    loop = {"since": ago(90), "open_s": 90, "at": "time:sleep:1", "user": "mine:filter:9"}
+    files = {
+        **waiting_trainer(),
+        "rollouter_0": opened(
+            phases=[phase("no_progress", 91, 2.0, longest_s=2.0, in_flight=6)],
+            blocked_loops=[{**loop, "stack": ["mine:filter:9", "time:sleep:1"]}],
+        ),
+    }
+
+    found = verdict(FULLY_ASYNC, files, HERE, NOW)
+
+    assert (2, "rollouter_0", "blocked event loop") == chain_of(found)[-1]
+    assert found.culprit == (
+        "time:sleep:1, called by mine:filter:9 blocks the event loop of rollouter_0, which makes the samples"
+    )
+    assert "high" == found.confidence
+
+
+def test_a_rollouter_that_is_found_before_its_trainer_waits():
+    """The queue still has samples; without evidence, it is what is known."""
+    idle = phase("no_progress", 700, 20.0, longest_s=20.0, in_flight=6)
+
+    found = verdict(FULLY_ASYNC, {"rollouter_0": opened(phases=[idle])}, HERE, NOW)
+
+    assert found.summary == (
+        "rollouter_0 has dispatched and finished no sample for 11 min 40 s, with 6 in flight."
+    )
+    assert found.culprit == (
+        "rollouter_0, which has dispatched and finished no sample for 11 min 40 s, with 6 in flight"
     )
     assert "medium" == found.confidence
 

@@ -171,6 +171,32 @@ def test_a_phase_is_stuck_at_six_times_its_usual_length(watcher, capfd, lengths,
     assert stuck == ("gen of step 2 is over" in capfd.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("gens", "open_s", "stuck"),
+    [
+        ([0.001] * 4, 0.4, False),
+        ([0.001] * 4, 0.6, True),
+        ([0.5, 0.001, 0.4, 0.001, 0.001, 0.001], 0.7, False),
+        ([0.5, 0.001, 0.4, 0.001, 0.001, 0.001], 0.9, True),
+        ([0.02] * 4, 0.2, True),
+    ],
+)
+def test_a_wait_for_samples_that_others_made_in_advance(watcher, capfd, gens, open_s, stuck):
+    """`gen` of an asynchronous trainer is usually over at once, and at times it waits for a whole sample.
+
+    Steps take 0.1 s. It is such a wait if it usually takes less than a tenth of them: stuck at ten times
+    `after`, and at twice its longest length but one.
+    """
+    for length in gens:
+        phase("gen", 1, length)
+        phase("step", 1, 0.1)
+    call = Call("gen", now() - round(open_s * 1e9), step=2)
+    open_calls.begin_phase(call)
+
+    assert [stuck] == [each["stuck"] for each in written(watcher)["phases"]]
+    assert stuck == ("gen of step 2 has taken" in capfd.readouterr().err)
+
+
 def test_a_long_checkpoint_in_a_short_step_is_not_announced(watcher, capfd):
     """The innermost phase counts."""
     for _ in range(3):

@@ -202,6 +202,22 @@ async def fully_async(report):
     expects_progress()
     rollouter._record_active_count()
     expects_progress()
+    report["in_flight"] = []
+
+    def in_flight():
+        report["in_flight"].append([open_calls.idle_ns is not None, open_calls.in_flight])
+
+    rollouter.active_tasks.add("a task")
+    await rollouter._should_pause_generation()
+    in_flight()
+    rollouter.active_tasks.clear()
+    rollouter._record_active_count()
+    in_flight()
+    rollouter.active_tasks.add("a task")
+    rollouter._record_active_count()
+    in_flight()
+    rollouter.active_tasks.clear()
+    await rollouter._should_pause_generation()
     await rollouter.reset_staleness()
     rollouter.max_queue_size = 9
     report["paused"].append(await rollouter._should_pause_generation())

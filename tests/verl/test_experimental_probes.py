@@ -118,6 +118,8 @@ def test_the_rollouter_pauses_at_a_limit(report):
     assert [True, True, False] == report["paused"]
     # Before the first sample; after one; while a limit is reached, twice; when it no longer is.
     assert [False, True, False, False, True] == report["expects_progress"]
+    # At a limit: with a sample in flight, which should get finished; when it is; with one again.
+    assert [(True, 1), (False, 0), (True, 1)] == [tuple(each) for each in report["in_flight"]]
     assert 1 == step
     assert {"reason": "staleness_limit", "staleness_samples": 3, "max_required_samples": 3} == pause
 
@@ -127,7 +129,9 @@ def test_queue_and_rollouter_are_counted_when_they_change(report):
     depths = [x for _, x in named(report, "queue_depth")]
 
     assert [1, 2, 2, 1, 0] == [x["ready"] for x in depths if x["queue"] == "message_queue"]
-    assert [(0, 2)] == [(x["running"], x["capacity"]) for x in depths if x["queue"] == "rollouter"]
+    assert [(0, 2), (1, 2)] == [
+        (x["running"], x["capacity"]) for x in depths if x["queue"] == "rollouter"
+    ]
 
 
 def test_the_trainer_validates_every_second_version(report):

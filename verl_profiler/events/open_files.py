@@ -5,7 +5,7 @@ Both halves use it: the recorder announces a stuck phase, and the reader explain
 
 from __future__ import annotations
 
-__all__ = ["EVIDENCE_FOLDER", "FOLDER", "FORMAT_VERSION", "NO_PROGRESS", "is_over", "stuck_after_s"]
+__all__ = ["EVIDENCE_FOLDER", "FOLDER", "FORMAT_VERSION", "NO_PROGRESS", "stuck_after_s"]
 
 FOLDER = "open"
 # In it a folder 1, 2, 3 for each hang; the trainer's process makes it, and all write into it.
@@ -13,33 +13,24 @@ EVIDENCE_FOLDER = "evidence"
 FORMAT_VERSION = 1
 
 # What stands for a phase in a process that has none: a rollouter that dispatches and finishes no sample.
+# Both its usual and its longest length are the longest that it has ever been.
 NO_PROGRESS = "no_progress"
 
-_USUAL, _UNKNOWN = 6, 10
+_USUAL, _LONGEST, _UNKNOWN = 6, 2, 10
 
 
-def stuck_after_s(usual_s: float | None, after_s: float) -> float:
+def stuck_after_s(usual_s: float | None, after_s: float, longest_s: float | None = None) -> float:
     """Return from how many seconds on an open phase is stuck.
 
     Args:
         usual_s: The median of its last lengths; None where it is not known, as in the first steps, of
             checkpoints and of compilation.
         after_s: `profiler.stuck.after`.
+        longest_s: Of a wait for what others make in advance, which is usually over at once: how long it
+            took at times. None for all others.
     """
-    return _UNKNOWN * after_s if usual_s is None else max(_USUAL * usual_s, after_s)
-
-
-def is_over(event: str, open_s: float, usual_s: float | None, after_s: float) -> bool:
-    """Whether an open phase is stuck.
-
-    Args:
-        event: Its name; a rollouter's `NO_PROGRESS` has the longest that it has ever been for its usual
-            length, and is never stuck before a phase whose length is not known.
-        open_s: How long it is open.
-        usual_s: The median of its last lengths.
-        after_s: `profiler.stuck.after`.
-    """
-    limit_s = stuck_after_s(usual_s, after_s)
-    if event == NO_PROGRESS:
-        limit_s = max(limit_s, stuck_after_s(None, after_s))
-    return open_s > limit_s
+    if usual_s is None:
+        return _UNKNOWN * after_s
+    if longest_s is None:
+        return max(_USUAL * usual_s, after_s)
+    return max(_USUAL * usual_s, _LONGEST * longest_s, _UNKNOWN * after_s)

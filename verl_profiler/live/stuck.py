@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.events.open_files import is_over
+from verl_profiler.events.open_files import stuck_after_s
 from verl_profiler.live.ended_runs import (
     clock_text,
     failed,
@@ -133,12 +133,8 @@ def _stuck(trainers: Sequence[Process], last_s: float) -> list[tuple[Process, Ma
         (each, row)
         for each in trainers
         for row in each.rows("phases")[-1:]
-        if is_over(
-            str(row.get("event")),
-            last_s - since(row, last_s),
-            row.get("usual_s"),
-            each.open.get("after_s") or 60.0,
-        )
+        if last_s - since(row, last_s)
+        > stuck_after_s(row.get("usual_s"), each.open.get("after_s") or 60.0, row.get("longest_s"))
     ]
 
 

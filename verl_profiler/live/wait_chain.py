@@ -19,7 +19,6 @@ from verl_profiler.live.open_processes import (
     identity,
     in_collective,
     is_of,
-    most_frequent_stack,
     part,
     phase_text,
     place,
@@ -28,6 +27,7 @@ from verl_profiler.live.open_processes import (
     standing,
 )
 from verl_profiler.live.rank_texts import function_of, ranks_text
+from verl_profiler.live.rollouters import standstill, waits_for_queue
 from verl_profiler.units import counted, seconds
 
 __all__ = ["explained"]
@@ -72,9 +72,10 @@ class _Search:
         age_s = self.last_s - since(phase, self.last_s)
         self.found.summary = f"{phase_text(phase)} has taken {seconds(age_s)}{age_text(phase)}."
         if phase.get("event") == NO_PROGRESS:
+            flying = phase.get("in_flight")
             self.found.summary = (
                 f"{trainer.name} has dispatched and finished no sample for {seconds(age_s)}, "
-                "and no limit keeps it from it."
+                + (f"with {flying} in flight." if flying else "and no limit keeps it from it.")
             )
         inner = [row for row in trainer.rows("calls") if since(row, 0) >= since(phase, 0)]
         at = (inner[-1] if inner else phase).get("at")
@@ -334,38 +335,25 @@ class _Search:
         )
 
     def others(self, trainer: Process, phase: Mapping[str, Any]) -> None:
-        """Nothing is open below the trainer: a silent process, or the trainer itself."""
+        """Nothing is open below the trainer: a silent process, a rollouter, or the trainer itself."""
+        inner = trainer.rows("calls")
+        row = inner[-1] if inner else phase
+        if waits_for_queue(row):
+            for queue in self.of("message_queue"):
+                if not queue.silent_s:
+                    self.add(queue.name, "no sample", None)
         silent = [each for each in self.processes if each.silent_s]
         if silent:
             self.blame(silent, [])
             return
-        if trainer.role == "trainer" and self.rollouters():
+        found = standstill(self.processes, self.last_s)
+        if found is not None:
+            if found.process != trainer.name:
+                self.add(found.process, found.what, found.open_s, found.at)
+            self.end(found.culprit, found.confidence, found.stack)
             return
-        inner = trainer.rows("calls")
-        row = inner[-1] if inner else phase
         self.end(f"{trainer.name}, in {place(row)}", "low", row.get("stack") or ())
         self.found.unknown.append("No other process has a recorded call that is open for so long.")
-
-    def rollouters(self) -> bool:
-        """Follow a trainer that waits for samples into a rollouter that makes none."""
-        found = [(each, row) for each in self.of("rollouter") for row in each.rows("phases")]
-        idle = [
-            (each, row)
-            for each, row in found
-            if row.get("event") == NO_PROGRESS
-            and self.age(row) >= (each.open.get("after_s") or 0.0)
-        ]
-        if not idle:
-            return False
-        each, row = max(idle, key=lambda pair: self.age(pair[1]))
-        stack = most_frequent_stack(each.evidence)
-        at = stack[-1] if stack else None
-        self.add(each.name, "no sample", self.age(row), at)
-        where = f"; most of its tasks are in {at}" if at else ""
-        age = seconds(self.age(row))
-        text = f"{each.name}, which has dispatched and finished no sample for {age}{where}"
-        self.end(text, "medium", stack)
-        return True
 
     def innermost(self, process: Process) -> Mapping[str, Any] | None:
         """Return the innermost of the calls that are open for long, in that which is so longest."""

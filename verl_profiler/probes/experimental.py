@@ -161,8 +161,7 @@ def _begin_sample(call: Call) -> None:
 def _end_count(call: Call, _result: Any) -> None:
     rollouter = call.arguments["self"]
     # verl counts when it has dispatched a sample, and when it has finished some.
-    if _rollouter.pause is None and not _rollouter.validates:
-        open_calls.note_progress(now())
+    _expect_progress(rollouter, now(), made=True)
     state = len(rollouter.active_tasks), rollouter.max_concurrent_samples
     if state == _rollouter.running:
         return
@@ -173,14 +172,24 @@ def _end_count(call: Call, _result: Any) -> None:
     recorder.record("queue_depth", None, now(), extra, context.process.step)
 
 
+def _expect_progress(rollouter: Any, at_ns: int, *, made: bool = False) -> None:
+    """Note whether a sample should get dispatched or finished, and whether one did.
+
+    At a limit none is dispatched, but those in flight should get finished.
+    """
+    open_calls.in_flight = len(rollouter.active_tasks)
+    if _rollouter.validates or (_rollouter.pause is not None and not open_calls.in_flight):
+        open_calls.idle_ns = None
+    elif made or open_calls.idle_ns is None:
+        open_calls.note_progress(at_ns)
+
+
 def _end_limit_check(call: Call, result: Any) -> None:
     """Open a pause when verl finds a limit reached, and close it when it finds none."""
+    rollouter = call.arguments["self"]
     if not result:
         _close_pause(call.end_ns)
-        if open_calls.idle_ns is None and not _rollouter.validates:
-            open_calls.note_progress(call.end_ns)
     elif call.error is None and _rollouter.pause is None:
-        rollouter = call.arguments["self"]
         made, limit = rollouter.staleness_samples, rollouter.max_required_samples
         extra = {
             "reason": "staleness_limit" if made >= limit else "queue_full",
@@ -188,7 +197,7 @@ def _end_limit_check(call: Call, result: Any) -> None:
             "max_required_samples": int(limit),
         }
         _rollouter.pause = call.end_ns, extra, context.process.step
-        open_calls.idle_ns = None
+    _expect_progress(rollouter, call.end_ns)
 
 
 def _close_pause(end_ns: int) -> None:

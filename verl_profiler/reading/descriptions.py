@@ -286,7 +286,15 @@ OPEN: Mapping[str, Any] = {
         "ip": _NAME,
         "reason": _LONG,
     },
-    "phases": _Each({**_OPEN_CALL, "usual_s": _seconds, "stuck": _flag}),
+    "phases": _Each(
+        {
+            **_OPEN_CALL,
+            "usual_s": _seconds,
+            "longest_s": _seconds,
+            "in_flight": _COUNT,
+            "stuck": _flag,
+        }
+    ),
     "open_requests": _COUNT,
     "requests": _Each(_OPEN_CALL),
     "open_calls": _COUNT,

@@ -52,6 +52,9 @@ __all__ = [
 _NAME_LIMIT = 200
 # The lengths of a phase that its usual one is taken from, and how many it takes.
 _LENGTHS, _USUAL = 31, 3
+# An asynchronous trainer waits for samples in this phase. They are usually there, if it takes less than
+# this share of the step.
+_WAIT, _SHARE = "gen", 1 / 10
 
 
 class OpenCall(msgspec.Struct, omit_defaults=True):
@@ -89,6 +92,9 @@ class OpenPhase(msgspec.Struct, omit_defaults=True):
         begin_ns: When it began, on the clock of `clock.now()`.
         step: verl's global step.
         usual_ns: The median of its last lengths; None for fewer than three.
+        longest_ns: Of a wait for samples that others make in advance, the longest but one of its last
+            lengths: one may be of a first step. None for other phases.
+        in_flight: Of a rollouter, how many samples it has dispatched and not finished.
         thread: `threading.get_ident` of the thread that began it.
     """
 
@@ -96,6 +102,8 @@ class OpenPhase(msgspec.Struct, omit_defaults=True):
     begin_ns: int
     step: int | None = None
     usual_ns: int | None = None
+    longest_ns: int | None = None
+    in_flight: int | None = None
     thread: int = 0
 
 
@@ -122,8 +130,10 @@ failed: FailedPhase | None = None
 when_failed: Callable[[], None] | None = None
 # Since when the engine server of the process is paused, on the clock of `clock.now()`.
 paused_ns: int | None = None
-# Of a rollouter: since when it has dispatched and finished nothing; None while a limit keeps it from it.
+# Of a rollouter: since when it has dispatched and finished nothing; None while it need not.
 idle_ns: int | None = None
+# Samples that it has dispatched and not finished.
+in_flight = 0
 # The longest that this has ever been.
 _longest_idle_ns = 0
 
@@ -133,11 +143,24 @@ def begin_phase(call: Call) -> None:
     global failed
     if call.event is not None and call.begin_ns is not None:
         failed = None
-        lengths = _lengths.get(call.event, ())
-        usual_ns = round(median(lengths)) if len(lengths) >= _USUAL else None
+        usual_ns, longest_ns = _usual(call.event), None
+        if call.event == _WAIT and usual_ns is not None:
+            step_ns = _usual("step")
+            if step_ns is not None and usual_ns < step_ns * _SHARE:
+                longest_ns = sorted(_lengths[call.event])[-2]
         _phases[id(call)] = OpenPhase(
-            call.event, call.begin_ns, call.step, usual_ns, threading.get_ident()
+            call.event,
+            call.begin_ns,
+            call.step,
+            usual_ns,
+            longest_ns,
+            thread=threading.get_ident(),
         )
+
+
+def _usual(event: str) -> int | None:
+    lengths = _lengths.get(event, ())
+    return round(median(lengths)) if len(lengths) >= _USUAL else None
 
 
 def end_phase(call: Call) -> None:
@@ -160,11 +183,11 @@ def end_phase(call: Call) -> None:
 
 def forget() -> None:
     """Forget the phases; in a forked child and at the end of a recording."""
-    global failed, paused_ns, idle_ns, _longest_idle_ns
+    global failed, paused_ns, idle_ns, in_flight, _longest_idle_ns
     _phases.clear()
     _lengths.clear()
     failed = paused_ns = idle_ns = None
-    _longest_idle_ns = 0
+    in_flight = _longest_idle_ns = 0
 
 
 def note_progress(at_ns: int) -> None:
@@ -179,8 +202,9 @@ def open_phases() -> list[OpenPhase]:
     """Return the open phases, the outermost first; that of a rollouter's idling is a `NO_PROGRESS`."""
     found = sorted(_phases.copy().values(), key=lambda phase: phase.begin_ns)
     if idle_ns is not None:
-        usual_ns = _longest_idle_ns or None
-        found.append(OpenPhase(NO_PROGRESS, idle_ns, context.process.step, usual_ns))
+        known_ns = _longest_idle_ns or None
+        step = context.process.step
+        found.append(OpenPhase(NO_PROGRESS, idle_ns, step, known_ns, known_ns, in_flight))
     return found
 
 

@@ -24,7 +24,7 @@ from verl_profiler.events.open_files import (
     FOLDER,
     FORMAT_VERSION,
     NO_PROGRESS,
-    is_over,
+    stuck_after_s,
 )
 from verl_profiler.recording import context, event_loop_lag, evidence, open_calls, recorder
 from verl_profiler.recording.clock import Timestamps, now
@@ -123,12 +123,10 @@ class _Watcher(threading.Thread):
 
     def is_stuck(self, phase: OpenPhase, at_ns: int) -> bool:
         """Whether a phase is open for far longer than usual; matters for the innermost one alone."""
-        return is_over(
-            phase.event,
-            (at_ns - phase.begin_ns) / 1e9,
-            None if phase.usual_ns is None else phase.usual_ns / 1e9,
-            self.after_ns / 1e9,
+        limit_s = stuck_after_s(
+            _seconds(phase.usual_ns), self.after_ns / 1e9, _seconds(phase.longest_ns)
         )
+        return (at_ns - phase.begin_ns) / 1e9 > limit_s
 
     def content(
         self,
@@ -156,7 +154,9 @@ class _Watcher(threading.Thread):
                     "event": phase.event,
                     "step": phase.step,
                     **self.since(phase.begin_ns, at_ns),
-                    "usual_s": None if phase.usual_ns is None else phase.usual_ns / 1e9,
+                    "usual_s": _seconds(phase.usual_ns),
+                    "longest_s": _seconds(phase.longest_ns),
+                    "in_flight": phase.in_flight,
                     "stuck": self.is_stuck(phase, at_ns),
                     **_placed(Stack.of_thread(phase.thread)),
                 }
@@ -293,6 +293,10 @@ def _placed(stack: Stack) -> dict[str, Any]:
     user = {} if stack.user is None else {"user": stack.user}
     places = {"stack": stack.places} if stack.places else {}
     return {"at": stack.at, **user, **places}
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e9
 
 
 def _named(phase: OpenPhase) -> str:
