@@ -24,6 +24,7 @@ NOT_IN_A_REHEARSAL = (
         "device_times",
         "phase_intervals",
         "staleness",
+        "staleness_causes",
         "critical_cycle",
         "asynchronous_what_if",
         "pools_over_time",

@@ -58,7 +58,13 @@ def test_a_file_is_not_overwritten_without_force(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-ASYNCHRONOUS = ("asynchronous_what_if", "critical_cycle", "pools_over_time", "staleness")
+ASYNCHRONOUS = (
+    "asynchronous_what_if",
+    "critical_cycle",
+    "pools_over_time",
+    "staleness",
+    "staleness_causes",
+)
 
 
 def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):

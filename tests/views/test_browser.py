@@ -26,6 +26,7 @@ ABSENT = (
     "cycle",
     "async_what_if",
     "staleness",
+    "staleness_causes",
     "engine-load",
     "spans",
 )

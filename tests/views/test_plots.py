@@ -121,6 +121,7 @@ ONLY = {
     "critical_cycle": "asynchronous",
     "asynchronous_what_if": "asynchronous",
     "staleness": "asynchronous",
+    "staleness_causes": "asynchronous",
     "pools_over_time": "asynchronous",
     "engine_load": "loaded",
     "device_use": "devices",

@@ -65,6 +65,7 @@ from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail, ste
 from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.staleness import staleness
+from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.analysis.steps import (
     step_durations,
     step_phases,
@@ -158,6 +159,7 @@ __all__ = [
     "slowest_requests",
     "span_kernels",
     "staleness",
+    "staleness_causes",
     "step_durations",
     "step_metrics",
     "step_phases",
@@ -206,6 +208,7 @@ ANALYSES = {
         asynchronous_what_if,
         pools_over_time,
         staleness,
+        staleness_causes,
         step_replays,
         what_if,
         stragglers,

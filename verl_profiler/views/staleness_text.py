@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.staleness_causes import CAUSES
 from verl_profiler.render.text import align
-from verl_profiler.units import share
+from verl_profiler.render.visible import visible
+from verl_profiler.units import seconds, share
 
-__all__ = ["by_group", "makers", "staleness_text"]
+__all__ = ["by_cause", "by_group", "causes_text", "makers", "staleness_text"]
 
 _Rows = Sequence[Mapping[str, Any]]
+
+# Requests with a line each.
+_STALEST = 3
 
 
 def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
@@ -86,3 +91,58 @@ def _logged(rows: _Rows) -> str:
         f"\n  verl's trajectory_staleness {verls[0]:.2f} (here in queue: {ours[0]:.2f}), "
         f"trajectory_staleness_worst {verls[1]:.2f} (here behind: {ours[1]:.2f})"
     )
+
+
+def by_cause(rows: _Rows) -> list[dict[str, Any]]:
+    """Return the causes over all steps, in the order of `CAUSES`: means over samples."""
+    whole = [row for row in rows if row["part"] == "all"]
+    samples = sum({row["step"]: row["samples"] for row in whole}.values())
+    found: list[dict[str, Any]] = []
+    for cause in CAUSES:
+        own = [row for row in whole if row["cause"] == cause]
+        if own:
+            means = {
+                name: sum(row[name] * row["samples"] for row in own) / samples
+                for name in ("behind", "earlier", "age_s")
+            }
+            stale = sum(row["stale_samples"] for row in own)
+            found.append({"cause": cause, "samples": samples, "stale_samples": stale, **means})
+    return found
+
+
+def causes_text(rows: _Rows) -> str:
+    """Return what a run's samples were in until they were consumed; empty without any."""
+    if not rows:
+        return ""
+    causes = by_cause(rows)
+    behind = sum(row["behind"] for row in causes)
+    lines = [["", "time", "behind", "share", "stale samples", ""]]
+    lines += [
+        [
+            row["cause"],
+            seconds(row["age_s"]),
+            f"{row['behind']:.2f}",
+            share(row["behind"] / behind) if behind else "-",
+            str(row["stale_samples"]),
+            CAUSES[row["cause"]],
+        ]
+        for row in causes
+    ]
+    title = "what samples were in from dispatch to consumption, and while they went stale (means)"
+    return "\n".join([title, align(lines, left=(0, 5)), *_stalest(rows)])
+
+
+def _stalest(rows: _Rows) -> list[str]:
+    """Return a line for each of the stalest requests, with the causes of its versions behind."""
+    requests: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["part"] == "request":
+            requests.setdefault((row["step"], row["what"]), []).append(row)
+    lines: list[str] = []
+    for (step, what), own in list(requests.items())[:_STALEST]:
+        parts = ", ".join(f"{row['behind']:.0f} {row['cause']}" for row in own if row["behind"])
+        behind = sum(row["behind"] for row in own)
+        age = seconds(sum(row["age_s"] for row in own))
+        name = visible(what)
+        lines.append(f"  {name}  {behind:.0f} behind after {age} in step {step}: {parts}")
+    return ["  stalest requests", *("  " + line for line in lines)] if lines else []

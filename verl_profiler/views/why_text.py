@@ -14,7 +14,7 @@ from verl_profiler.units import seconds, share
 from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
 from verl_profiler.views.findings import finding_list
 from verl_profiler.views.ledger_text import ledger_text
-from verl_profiler.views.staleness_text import staleness_text
+from verl_profiler.views.staleness_text import causes_text, staleness_text
 from verl_profiler.views.training_text import device_text, efficiency_text, price_sentence
 
 __all__ = ["why"]
@@ -40,9 +40,10 @@ def why(
 
     Args:
         found: The rows of `steady_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
-            `asynchronous_what_if`, `staleness`, `what_if`, `step_replays`, `stragglers` and
-            `straggler_requests`, `device_use` and `phase_efficiency`, by name; of an asynchronous run, only those of `bubble_ledger`,
-            `critical_cycle`, `asynchronous_what_if`, `staleness` and `stragglers`.
+            `asynchronous_what_if`, `staleness`, `staleness_causes`, `what_if`, `step_replays`,
+            `stragglers`, `straggler_requests`, `device_use` and `phase_efficiency`, by name; of an
+            asynchronous run, only those of `bubble_ledger`, `critical_cycle`,
+            `asynchronous_what_if`, `staleness`, `staleness_causes` and `stragglers`.
         ranked: The rows of `findings`.
         left_out: The steps that means leave out.
         price: Of a GPU-hour, if device time is shown in money.
@@ -66,7 +67,7 @@ def why(
             blocks.append(f"price\n  {sentence}" if sentence else "")
         blocks += [device_text(use, price), efficiency_text(by_tokens)]
         blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
-        blocks.append(staleness_text(own["staleness"]))
+        blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
         if own["step_replays"]:
             blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
         blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]

@@ -25,6 +25,7 @@ from verl_profiler.analysis.explain.what_if import replays_and_averages
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.analysis.staleness import staleness
+from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["explanations", "ranked"]
@@ -39,7 +40,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
         straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if, staleness,
-        device_use and phase_efficiency, by name; steady_path:
+        staleness_causes, device_use and phase_efficiency, by name; steady_path:
         critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
         and findings, see `ranked`, whose overrides contain values of the run.
     """
@@ -64,6 +65,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "critical_cycle": critical_cycle(tables, steps),
         "asynchronous_what_if": asynchronous_what_if(tables, steps),
         "staleness": staleness(tables, steps),
+        "staleness_causes": staleness_causes(tables, steps),
         "device_use": device_use(tables, steps),
         "phase_efficiency": phase_efficiency(tables, steps),
     }

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.staleness import staleness
-from verl_profiler.render.axes import legend, percent, step_stack, value_axis
+from verl_profiler.analysis.staleness_causes import CAUSES, staleness_causes
+from verl_profiler.render.axes import legend, percent, step_stack, time_unit, value_axis
 from verl_profiler.render.bars import bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet, tint
-from verl_profiler.units import share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.staleness_text import by_group, makers
+from verl_profiler.views.staleness_text import by_cause, by_group, makers
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
 
 if TYPE_CHECKING:
@@ -76,6 +77,37 @@ def _distribution(axes: Panel, rows: Rows, steps: list[int]) -> None:
         legend_title="versions behind",
     )
 
+
+def _causes(data: DataTables, choice: Choice) -> Figure:
+    rows = by_cause(data["staleness_causes"])
+    samples, behind = rows[0]["samples"], sum(row["behind"] for row in rows)
+    most = max(rows, key=lambda row: row["behind"])
+    title = f"Samples are {seconds(sum(row['age_s'] for row in rows))} old when they are consumed"
+    if behind:
+        part = share(most["behind"] / behind)
+        title += f"; {part} of the versions behind: {most['cause'].replace('_', ' ')}"
+    figure, panels = sheet(
+        title,
+        f"{choice.text()}: {samples} samples",
+        size=(11, 2.6 + 0.8 * len(rows)),
+        panels=(2, 1),
+        notes=("Versions count where the sample was when their weight sync began.",),
+    )
+    names = [row["cause"].replace("_", " ") for row in rows]
+    bars(panels[0], names, [("", [row["behind"] for row in rows], ACCENT)])
+    value_axis(panels[0], "versions behind, mean", of="x")
+    panels[0].set_title("Versions behind by cause")
+    factor, unit = time_unit(max(row["age_s"] for row in rows))
+    bars(panels[1], names, [("", [row["age_s"] * factor for row in rows], MUTED)])
+    value_axis(panels[1], f"time per sample, mean, in {unit}", of="x")
+    panels[1].set_title("From dispatch to consumption")
+    return figure
+
+
+_CAUSE_TABLE = "\n".join(
+    ["| cause | what the sample is in |", "| --- | --- |"]
+    + [f"| `{cause}` | {text} |" for cause, text in CAUSES.items()]
+)
 
 VIEWS = (
     View(
@@ -157,6 +189,66 @@ sample waited in the queue after its last token, and versions between its first 
             count weight syncs, not how much the policy changed. A sample that spans several
             versions has tokens of unknown version if the engine did not report the version of each
             attempt.
+        """,
+    ),
+    View(
+        name="staleness_causes",
+        question="What were samples in while they went stale?",
+        analysis=asking(staleness_causes),
+        columns=common("run step")
+        | {
+            "part": "`all` samples, or `request`: the ten stalest ones of the run",
+            "what": "`all`, or the request's id",
+            "cause": "what the samples were in",
+            "samples": "samples that the step consumed; 1 for a request",
+            "stale_samples": "samples with versions behind from this cause",
+            "behind": (
+                "weight versions that came meanwhile, of those behind: mean over samples; over "
+                "all causes the `behind` of `staleness`"
+            ),
+            "earlier": (
+                "weight versions that came meanwhile, before the sample's oldest token: mean over "
+                "samples; they make nothing stale"
+            ),
+            "age_s": "time in this, mean over samples, in s; over all causes from dispatch to consumption",
+        },
+        draw=_causes,
+        labels={
+            "part": "grouped by",
+            "what": "group",
+            "stale_samples": "stale samples",
+            "behind": "behind",
+            "earlier": "before the first token",
+            "age_s": "time",
+        },
+        empty="no asynchronous training with recorded weight versions.",
+        section=Section(
+            "staleness_causes",
+            "Causes of staleness",
+            "what samples were in while the weights went on without them; asynchronous runs only",
+        ),
+        shows=f"""\
+Top: the weight versions that samples were behind when they were consumed, by what they were in when the
+sync of each version began. Bottom: the time from dispatch to consumption, by the same.
+
+{_CAUSE_TABLE}
+""",
+        conclude="""
+            - `queue`: samples are finished before the trainer needs them. Fewer in flight
+              (`num_warmup_batches`, `staleness_threshold`).
+            - `group`: the other requests of a prompt hold them up; look at the longest requests.
+            - `generating`: requests outlast steps. Limit turns or response length; sync less often.
+            - `paused`: an abort stopped calls for longer than the sync, while the trainer used the
+              devices of a hybrid replica for example. Standalone replicas go on.
+            - `between_calls`: slow tools or rewards.
+            - `dispatch`: prompts are dispatched long before a call begins: too few agent loops,
+              or replicas that are not ready. It makes nothing stale.
+            - `redone`: time lost to aborts; the tokens that replace the lost ones are newer.
+        """,
+        limits="""
+            Calls of one request that overlap count once. Without the dispatch of a sample, its age
+            begins with the request. A version that no sync has sent by the time of consumption counts
+            from the end of the trainer's last update.
         """,
     ),
 )
