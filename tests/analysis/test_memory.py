@@ -238,7 +238,7 @@ def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):
 @pytest.mark.parametrize(
     ("memory", "slug", "says"),
     [
-        ({"free_cache_engine": False}, "not-asked", "free_cache_engine is false"),
+        ({"free_cache_engine": False}, "not-requested", "free_cache_engine is false"),
         ({"device": "cpu"}, "not-measured", "on a CPU"),
         ({}, "not-measured", "no device memory could be read"),
     ],

@@ -271,20 +271,22 @@ def memory_findings(
     found: Rows = []
     for run in runs:
         training = mapping_or_empty((launches or {}).get(run, {}).get("training"))
-        asked = mapping_or_empty(training.get("memory"))
+        requested = mapping_or_empty(training.get("memory"))
         mine = [row for row in effects if row["run"] == run]
-        found += [{"run": run, **finding} for finding in _findings(mine, asked)]
+        found += [{"run": run, **finding} for finding in _findings(mine, requested)]
     return found
 
 
-def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _findings(effects: Rows, requested: Mapping[str, Any]) -> list[dict[str, Any]]:
     releases = [row for row in effects if row["event"] == "memory_release"]
     # Ranks that do not lead a replica return at once; their readings are those of the leader's call.
     known = [row for row in effects if row["effect"] != "unknown"]
-    on_cpu = asked.get("device") == "cpu"
-    if asked.get("free_cache_engine") is False:
+    on_cpu = requested.get("device") == "cpu"
+    if requested.get("free_cache_engine") is False:
         text = "verl never releases the engines' memory: rollout.free_cache_engine is false."
-        return [_finding("not-asked", False, text, "profiler.memory_saver.free_cache_engine=true")]
+        return [
+            _finding("not-requested", False, text, "profiler.memory_saver.free_cache_engine=true")
+        ]
     if not effects:
         text = "No releases or resumes of an engine's memory were recorded."
         advice = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
@@ -301,7 +303,7 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
         found.append(_finding("not-measured", False, text, advice))
     elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
         calls = sum(row["calls"] for row in known)
-        off = asked.get("enable_memory_saver") is False
+        off = requested.get("enable_memory_saver") is False
         state = "the memory saver is off" if off else "the memory saver is off or ineffective"
         text = (
             f"{state}: {calls:,} releases and resumes succeeded, and the devices held as much "
@@ -314,7 +316,7 @@ def _findings(effects: Rows, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
             "rollout.engine_kwargs.sglang.enable_memory_saver; +profiler=memory_saver checks both."
         )
         found.append(_finding("nothing-freed", True, text[0].upper() + text[1:], advice))
-    promised = asked.get("tags")
+    promised = requested.get("tags")
     for row in releases:
         tags = set((row["tags"] or "all").split(", "))
         if row["source"] == "call" and promised and not tags & {"all", *promised}:

@@ -130,16 +130,16 @@ def slowest_requests(
     listed = ", ".join(f"{part}_us / 1e6 AS {part}_s" for part in (*REQUEST_PARTS, "other"))
     return tables.rows(
         f"""
-        WITH asked AS NOT MATERIALIZED (
+        WITH selected AS NOT MATERIALIZED (
             SELECT * FROM requests WHERE finished AND validate = {validate} AND {in_steps(steps)}
         ), bounds AS (
             -- They leave a few rows of each step to be sorted.
             SELECT run, step, max(duration_us, {max(1, int(count))}) AS longest_us
-            FROM asked GROUP BY run, step
+            FROM selected GROUP BY run, step
         ), chosen AS MATERIALIZED (
             SELECT a.*, row_number() OVER (PARTITION BY a.run, a.step
                 ORDER BY duration_us DESC, begin_us, request_id) AS place
-            FROM asked AS a JOIN bounds AS b
+            FROM selected AS a JOIN bounds AS b
                 ON a.run = b.run AND a.step IS NOT DISTINCT FROM b.step
             WHERE duration_us >= longest_us[-1]
             QUALIFY place <= {int(count)}

@@ -43,7 +43,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
             FROM {estimated("engine_calls")}
             WHERE engine_name IS NOT NULL AND {rows_of(steps, validate=validate)}
             GROUP BY run, step
-        ), asked AS (
+        ), selected AS (
             SELECT run, step, sum(duration_us) AS requests_us FROM requests
             WHERE {rows_of(steps, validate=validate)} GROUP BY run, step
         ), lengths AS (
@@ -53,7 +53,7 @@ def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False)
             SELECT t.*, CASE whole WHEN 'step' THEN step_us WHEN 'requests' THEN requests_us
                 ELSE step_us * processes END AS whole_us
             FROM totals AS t
-            LEFT JOIN asked AS a ON a.run = t.run AND a.step = t.step
+            LEFT JOIN selected AS a ON a.run = t.run AND a.step = t.step
             LEFT JOIN lengths AS s ON s.run = t.run AND s.step = t.step
         )
         SELECT run, step, role, event, whole, events, processes, total_us / 1e6 AS total_s,

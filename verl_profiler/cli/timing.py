@@ -220,7 +220,7 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
 def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequence[str]) -> str:
     from verl_profiler.analysis import console_timers
 
-    asked = (
+    analyses = (
         console_timers.logged_steps,
         console_timers.logged_phases,
         console_timers.generation_times,
@@ -234,7 +234,7 @@ def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequenc
                 "label": run.label,
                 "log": str(run.source),
                 "launches_begin": list(run.begins),
-                **{ask.__name__: ask(run) for ask in asked},
+                **{each.__name__: each(run) for each in analyses},
                 "metrics": [{"step": line.step, **line.values} for line in run.lines],
             }
             for run in runs

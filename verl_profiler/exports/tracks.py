@@ -241,12 +241,12 @@ def _write_counters(tables: Tables, selection: Selection, folders: Folders, trac
         for counter in device_counters(row["host"] or "", row["device"], several=row["several"])
     ]
     for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices, *more):
-        asked = (
+        statement = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
             f"FROM ({selection.counted(query.format(selected=selection.steps))}) "
             "ORDER BY run, name, time_us"
         )
-        for process, points in groupby(_fetched(tables, asked), itemgetter(0, 1)):
+        for process, points in groupby(_fetched(tables, statement), itemgetter(0, 1)):
             track = trace.counter(counter, folders[process], unit)
             trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))
 

@@ -1,7 +1,7 @@
 """The SQL that reads lines of event files into the columns of a Parquet part.
 
 Each line is parsed once, into text; values are cast one by one, and `flawed` marks rows in which
-that failed, so that a wrong type costs a look at the file and not the file.  Whether a line holds
+that failed, so that a wrong type costs a second parse and not the file.  Whether a line holds
 more than the known fields is found by counting its keys; if it does, `rest` keeps all of its `extra`.
 """
 
@@ -56,7 +56,7 @@ _KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
 _NUMBERS = ("duration_sec", "step", "turn")
 _WITHOUT_KEYS = json.dumps(dict.fromkeys((*_KEYS, "extra")))
 
-# A cast to TIMESTAMP drops the offset from UTC without a word; one to TIMESTAMPTZ takes twice as
+# A cast to TIMESTAMP silently drops the offset from UTC; one to TIMESTAMPTZ takes twice as
 # long (duckdb 2.0).  Times without an offset are taken for UTC.
 _MOMENT = """CASE
         WHEN ends_with(t.timestamp, '+00:00') AND strlen(t.timestamp) >= 25
@@ -82,7 +82,7 @@ WITH bounded AS (
         CASE WHEN len(keys[2]) <> {extra_known} THEN
             len(list_intersect(keys[2], {numbers})) > {numbers_known} END AS no_numbers
     FROM parsed
-), told AS (
+), timed AS (
     SELECT *, {moment} AS moment_us, unusual OR more_keys OR more_fields AS odd FROM counted
 ), checked AS (
     SELECT line, t, x, odd, more_keys, more_fields, empty_extra, no_numbers, files.* EXCLUDE (path),
@@ -91,7 +91,7 @@ WITH bounded AS (
         CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN try_cast(round(t.duration_sec * 1e6) AS BIGINT) END
             AS duration_us,
         {turn} AS turn, {line_step} AS line_step
-    FROM told JOIN part_files AS files ON path = filename
+    FROM timed JOIN part_files AS files ON path = filename
 )
 SELECT c.file_id,
     coalesce(t.event IS NULL OR t.event = '' OR t.event[1] IN ('{{', '[') OR end_us IS NULL

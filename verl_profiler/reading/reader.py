@@ -77,7 +77,7 @@ def load(
             use the one that is there if it is not older than the files.
         memory_limit: What duckdb may use; more is spilled to temporary files.
         threads: Threads to read with; all cores when None.
-        steps: First and last step that will be asked for.  Files of other steps are not read, but for
+        steps: First and last step that is needed.  Files of other steps are not read, but for
             the step before and the one after; tables and problems are about these steps alone.
             Asynchronous runs are read whole, because their steps consume requests of earlier ones.
 

@@ -277,7 +277,7 @@ class Shipments:
             node.actor = _actor(self._ray, node.node_id)
         disk = self._called(node, "open", self._directory, timeout_s=_START_S)
         if not disk:
-            # Without a run directory it is asked again, without the package it is not.
+            # A node without a run directory is retried, one without the package is not.
             if disk is False:
                 node.state = "unable"
                 self._end(node)

@@ -200,11 +200,11 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     tables.connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE drawn_requests AS
-        WITH asked AS NOT MATERIALIZED (
+        WITH selected AS NOT MATERIALIZED (
             SELECT * FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
         ), numbered AS MATERIALIZED (
             SELECT r.*, scene, row_number() OVER () AS id
-            FROM asked AS r JOIN drawn_scenes AS d USING (run, step, validate)
+            FROM selected AS r JOIN drawn_scenes AS d USING (run, step, validate)
         ), ranked AS (
             SELECT id, status,
                 row_number() OVER (PARTITION BY scene
@@ -219,7 +219,7 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
                 count(*) OVER (PARTITION BY scene) AS count
             FROM numbered
         ), others AS NOT MATERIALIZED (
-            SELECT * FROM asked ANTI JOIN drawn_scenes USING (run, step, validate)
+            SELECT * FROM selected ANTI JOIN drawn_scenes USING (run, step, validate)
         ), bounds AS (
             SELECT run, step, validate, max(duration_us, {slowest_of_others}) AS longest_us
             FROM others GROUP BY run, step, validate
