@@ -16,6 +16,7 @@ from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.settings import parse
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording.worker_config import WorkerConfig
 
 omegaconf = pytest.importorskip("omegaconf")
 
@@ -136,6 +137,15 @@ def test_processes_open_ranges_where_the_tool_records_them(requested, tool, nvtx
     made = tool and msgspec.structs.replace(plan("x"), tool=tool)
 
     assert nvtx == launch._worker_config(settings, tmp_path, take_anchor(), made).nvtx
+
+
+def test_processes_get_the_captured_steps(tmp_path):
+    """Without a plan none, also after the way through the environment."""
+    settings = parse({"output_dir": "x"})
+    for made, steps in ((None, ()), (plan("x"), (1,))):
+        sent = launch._worker_config(settings, tmp_path, take_anchor(), made).encode()
+
+        assert steps == WorkerConfig.decode(sent).captured_steps
 
 
 class Handle:

@@ -12,7 +12,7 @@ import pytest
 from reading_back import lines_of
 
 from verl_profiler.probes import sglang_iterations
-from verl_profiler.recording import recorder
+from verl_profiler.recording import context, recorder
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
@@ -40,9 +40,12 @@ def recording(tmp_path, monkeypatch):
     monkeypatch.setattr(sglang_iterations, "_subscriber", None)
     monkeypatch.setattr(sglang_iterations, "_base", None)
 
-    def start(*, enabled=True):
+    def start(*, enabled=True, captured_steps=()):
         events = EventSettings(flush_interval_s=0.01, engine_iterations=enabled)
-        config = WorkerConfig(str(tmp_path), str(tmp_path), events, take_anchor())
+        anchor = take_anchor()
+        config = WorkerConfig(
+            str(tmp_path), str(tmp_path), events, anchor, captured_steps=captured_steps
+        )
         recorder.start(config, lambda: Identity("engine", 0), dict)
 
     def end():
@@ -146,6 +149,21 @@ def test_iterations_are_summed_for_100_ms(recording, sglang_metrics):
     ]
 
 
+def test_each_iteration_of_a_captured_step_is_a_row(recording, sglang_metrics, monkeypatch):
+    """Of step 3 alone; what was summed before belongs to the first of them."""
+    recording.start(captured_steps=(3, 8))
+    sums = sglang_iterations.Sums()
+    for step, at_ms in ((2, 1_010), (2, 1_020), (3, 1_030), (3, 1_040), (4, 1_050), (4, 1_060)):
+        monkeypatch.setattr(context.process, "step", step)
+        ((at_ns, each),) = passes(sglang_metrics, (at_ms, decoding(sglang_metrics, 0, 2, 0.01)))
+        sums.add(at_ns, each)
+    sums.end(0)
+
+    rows = [line["extra"] for line in recording.end()]
+
+    assert [(3, 0.03), (1, 0.01), (2, 0.02)] == [(row["iterations"], row["busy_s"]) for row in rows]
+
+
 def test_a_pause_without_heartbeat_is_no_iteration(recording, sglang_metrics):
     """Between two messages may be a weight sync: a second of it is not the second's iteration."""
     recording.start()
@@ -165,9 +183,17 @@ def test_a_pause_without_heartbeat_is_no_iteration(recording, sglang_metrics):
     assert [(2, 0.025), (2, 0.022)] == [(row["iterations"], row["busy_s"]) for row in rows]
 
 
-def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server):
+def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server, monkeypatch):
     """Real messages over real sockets, of two data-parallel ranks; each iteration once."""
     recording.start()
+    read = []
+    add = sglang_iterations.Sums.add
+
+    def counted(self, at_ns, each):
+        add(self, at_ns, each)
+        read.extend([each] if each.wall_time else [])
+
+    monkeypatch.setattr(sglang_iterations.Sums, "add", counted)
     sglang_iterations.begin_launch(server)
     options = server.config.engine_kwargs["sglang"]
     assert options["enable_forward_pass_metrics"]
@@ -191,8 +217,12 @@ def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server):
     for rank, publisher in enumerate(publishers):
         publisher.publish(sglang_metrics.ForwardPassMetrics(dp_rank=rank))
         publisher.shutdown()
-    # The subscriber ends its rows once nothing arrives for half a second.
-    time.sleep(1.5)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        # The last heartbeats end the rows.
+        if len(read) == 100 and not any(each.iterations for each in sums.values()):
+            break
+        time.sleep(0.02)
 
     rows = [line["extra"] for line in recording.end()]
 

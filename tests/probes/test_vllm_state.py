@@ -6,7 +6,7 @@ import pytest
 from reading_back import lines_of
 
 from verl_profiler.probes import vllm_state
-from verl_profiler.recording import evidence, recorder
+from verl_profiler.recording import context, evidence, recorder
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
@@ -66,9 +66,12 @@ def recording(tmp_path, monkeypatch):
         SimpleNamespace(StatLoggerBase=FakeStatLoggerBase),
     )
 
-    def start(*, enabled=True):
+    def start(*, enabled=True, captured_steps=()):
         events = EventSettings(flush_interval_s=0.01, engine_state=enabled)
-        config = WorkerConfig(str(tmp_path), str(tmp_path), events, take_anchor())
+        anchor = take_anchor()
+        config = WorkerConfig(
+            str(tmp_path), str(tmp_path), events, anchor, captured_steps=captured_steps
+        )
         recorder.start(config, lambda: Identity("engine", 0), dict)
 
     def end():
@@ -116,6 +119,20 @@ def test_iterations_are_summed_for_half_a_second(recording):
     }
     assert "logged" == logger.log()
     assert isinstance(logger, FakeStatLoggerBase)
+
+
+def test_each_iteration_of_a_captured_step_is_a_reading(recording, monkeypatch):
+    """Of step 3 alone; what was summed before belongs to the first of them."""
+    recording.start(captured_steps=(3,))
+    (made,) = vllm_state._with_readings([])
+    logger = made(CONFIG)
+    for step in (2, 2, 3, 3, 4, 4):
+        monkeypatch.setattr(context.process, "step", step)
+        recording.clock.ns += 10 * 10**6
+        logger.record(*fake_iteration(2, 0, 0.5, 2))
+
+    # The first is recorded at once; those of step 4 wait for the end of half a second.
+    assert [1, 2, 1] == [line["iterations"] for line in recording.end()]
 
 
 def test_statistics_stay_off_unless_readings_are_asked_for(recording, capfd):

@@ -15,6 +15,7 @@ from truth.engines import (
 )
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 
+from verl_profiler.analysis.explain import iteration_times
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.rebuilding import step_models
@@ -85,6 +86,50 @@ def test_context_prompts_and_a_bend_are_apart():
         assert expected == pytest.approx(time_us(found.speed, batch), rel=0.02)
     assert 20 == pytest.approx(found.prefill_token_us, rel=0.05)
     assert 20 == found.most
+
+
+def row_of(place, *, iterations, decoded, length_us):
+    """A row of iterations that decode."""
+    at_us = EPOCH + place * 1_000_000
+    made = reading(
+        "engine_0", at_us, iterations=iterations, busy_s=length_us / 1e6, decode_requests=decoded
+    )
+    return made | {
+        "event": "engine_iterations",
+        "begin_us": at_us - length_us,
+        "duration_us": length_us,
+    }
+
+
+def test_the_highest_batch_that_was_read_is_no_bend():
+    """900 us and 100 us per request; most rows have 6 requests, in 66 or 67 iterations of 100 ms."""
+    rows = [
+        row_of(place, iterations=66 + place % 2, decoded=400, length_us=100_000)
+        for place in range(400)
+    ] + [
+        row_of(400 + place, iterations=50, decoded=50 * n, length_us=50 * (900 + 100 * n))
+        for place, n in enumerate((3, 4, 5) * 60)
+    ]
+    found = pass_times(tables_of(rows))["made"]["engine_0"]
+
+    assert 6 == found.most
+    for batch in (3, 6, 12):
+        assert 900 + 100 * batch == pytest.approx(time_us(found.speed, batch), rel=0.03)
+
+
+def test_of_many_rows_a_part_is_fitted(monkeypatch):
+    """The tokens that were decoded are those of all."""
+    rows = [
+        row_of(place, iterations=10, decoded=10 * n, length_us=10 * (900 + 100 * n))
+        for place, n in enumerate((1, 2, 3, 4) * 100)
+    ]
+    whole = pass_times(tables_of(rows))["made"]["engine_0"]
+    monkeypatch.setattr(iteration_times, "_FITTED_ROWS", 150)
+    part = pass_times(tables_of(rows))["made"]["engine_0"]
+
+    assert 10 * 10 * 100 == whole.decoded
+    assert whole.decoded == pytest.approx(part.decoded, rel=0.3)
+    assert time_us(part.speed, 3) == pytest.approx(1_200, rel=0.01)
 
 
 def test_a_replay_from_iterations_reproduces_the_step_and_predicts_its_calls():

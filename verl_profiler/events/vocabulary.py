@@ -247,14 +247,15 @@ EVENTS: dict[str, Event] = {
         "engine",
         None,
         "Load of an engine as reported by its scheduler; only with `profiler.events.engine_state`, "
-        "and only when it changed; for vLLM also its work since the previous line.",
+        "and only when it changed; for vLLM also its work since the previous line, and in captured steps a "
+        "line for each iteration.",
         instant=True,
     ),
     "engine_iterations": Event(
         "engine",
         None,
-        "Consecutive iterations of an SGLang scheduler, at least 100 ms of them or until it idles; only "
-        "with `profiler.events.engine_iterations`.",
+        "Consecutive iterations of an SGLang scheduler, at least 100 ms of them or until it idles; in "
+        "captured steps a single one; only with `profiler.events.engine_iterations`.",
     ),
     "engine_request": Event(
         "engine",

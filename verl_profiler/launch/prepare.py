@@ -154,6 +154,7 @@ def _worker_config(
         clock,
         settings.memory_saver.sample_interval_s,
         capture_plan=plan and plan.encode(),
+        captured_steps=plan.steps if plan else (),
         nvtx=nvtx,
         record_command=settings.record_command,
         stuck=settings.stuck,

@@ -3,7 +3,7 @@
 With `enable_forward_pass_metrics` (sglang 0.5.12 and 0.5.23) each scheduler publishes one ZMQ message per
 iteration, msgpack of `ForwardPassMetrics`.  The endpoint must be chosen before the schedulers start: otherwise
 each chooses a name of its own, which the server does not learn.  A thread subscribes and sums the iterations
-to rows of at least 100 ms per data-parallel rank.
+to rows of at least 100 ms per data-parallel rank; in captured steps each iteration is a row.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ _decoder = msgspec.msgpack.Decoder(_Pass)
 
 
 class Sums:
-    """Sums the iterations of one scheduler, and records a row when 100 ms are over or it idles."""
+    """Sums the iterations of one scheduler, and records a row when 100 ms are over or it idles.
+
+    In captured steps a row is one iteration.
+    """
 
     def __init__(self) -> None:
         # Of the last message; None while the engine idles.
@@ -106,7 +109,7 @@ class Sums:
         self.context_tokens += ran.sum_decode_kv_tokens
         self.queued = queued
         self.running = ran.num_prefill_requests + ran.num_decode_requests
-        if at_ns - self.begin_ns >= _ROW_NS:
+        if at_ns - self.begin_ns >= _ROW_NS or recorder.in_captured_step():
             self.end(each.dp_rank)
 
     def end(self, dp_rank: int) -> None:

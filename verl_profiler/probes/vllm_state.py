@@ -28,7 +28,10 @@ _recorded: dict[int, tuple[int, dict[str, Any]]] = {}
 
 
 class _Readings:
-    """Sums what the iterations of one engine core report, and records it twice a second."""
+    """Sums what the iterations of one engine core report, and records it twice a second.
+
+    In captured steps each iteration is recorded.
+    """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.config = vllm_config
@@ -73,7 +76,8 @@ class _Readings:
         running, waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
         at_ns = now()
         # vLLM sends nothing while it is idle, so the last iteration is recorded at once.
-        if (running or waiting) and at_ns - self.recorded_ns < _PERIOD_NS:
+        recent = (running or waiting) and at_ns - self.recorded_ns < _PERIOD_NS
+        if recent and not recorder.in_captured_step():
             return
         self.recorded_ns = at_ns
         blocks = plain(self.config.cache_config.num_gpu_blocks)

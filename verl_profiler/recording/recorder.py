@@ -34,6 +34,7 @@ __all__ = [
     "active",
     "after_fork",
     "before_stop",
+    "in_captured_step",
     "record",
     "say",
     "start",
@@ -259,6 +260,12 @@ _after_fork: list[Callable[[], None]] = []
 def active() -> Recorder | None:
     """Return the recorder of this process, or None when nothing is recorded."""
     return _active
+
+
+def in_captured_step() -> bool:
+    """Return whether the step that this process works on is one of `trainer.profile_steps`."""
+    steps = _active.config.captured_steps if _active is not None else ()
+    return bool(steps) and context.process.current_step() in steps
 
 
 def record(

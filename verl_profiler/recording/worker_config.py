@@ -110,6 +110,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         clock: The driver's anchor.
         memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
         capture_plan: `capture.plan.Plan`, encoded.
+        captured_steps: Its steps.
         nvtx: Where recorded events open NVTX ranges: `on` everywhere, `auto` in processes that a
             tool watches, `off` nowhere.
         record_command: `profiler.record_command`: whether headers hold paths.
@@ -122,6 +123,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     clock: Anchor | None = None
     memory_sample_interval_s: float | None = None
     capture_plan: str | None = None
+    captured_steps: tuple[int, ...] = ()
     nvtx: Literal["auto", "on", "off"] = "off"
     record_command: bool = True
     stuck: StuckSettings = StuckSettings()

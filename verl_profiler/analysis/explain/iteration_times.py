@@ -22,8 +22,10 @@ _ROWS = 20
 _ITERATIONS = 200
 _BATCH_RATIO = 1.5
 _MOST_OFF = 0.3
-# Batches above which a further request may take more, as quantiles of iterations by batch.
-_BENDS = (0.5, 0.8)
+# Batches above which a further request may take more, as parts of the highest, if so many of the iterations
+# were above: a slope from fewer would be noise, and decide about all higher batches.
+_BENDS = (0.5, 0.75)
+_ABOVE = 0.05
 # Columns of a fit without bends; bends must explain this share of its squared residuals.
 _STRAIGHT = 4
 _BETTER = 0.05
@@ -35,7 +37,8 @@ class PassTimes(NamedTuple):
     """Times of a replica's iterations.
 
     `speed` is the time of an iteration by the number of requests that decode, with the mean context;
-    `most` the highest batch that was read, `error` the relative error of rows' times.
+    `most` the highest batch that was read, `error` the relative error of rows' times, `decoded` the tokens
+    that its iterations decoded.
     """
 
     speed: Speed
@@ -55,11 +58,11 @@ def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
     for row in tables.rows(
         f"""
         SELECT run, name, busy_us, iterations, decode_requests, coalesce(prefill_tokens, 0) AS
-            prefill_tokens, coalesce(context_tokens, 0) AS context_tokens
+            prefill_tokens, coalesce(context_tokens, 0) AS context_tokens, every
         FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY begin_us) AS place,
-                count(*) OVER (PARTITION BY run) AS many FROM engine_iterations
+                count(*) OVER (PARTITION BY run) // {_FITTED_ROWS} + 1 AS every FROM engine_iterations
             WHERE busy_us > 0 AND iterations > 0 AND decode_requests >= 0)
-        WHERE place % (many // {_FITTED_ROWS} + 1) = 0 ORDER BY run, name, begin_us
+        WHERE place % every = 0 ORDER BY run, name, begin_us
         """
     ):
         rows.setdefault(row["run"], {}).setdefault(row["name"], []).append(row)
@@ -116,20 +119,20 @@ def _fitted(rows: Sequence[Mapping[str, Any]]) -> PassTimes | None:
     a, b, per_context, per_prompt, *more = (float(value) for value in each)
     curve = [value for pair in zip(bends, more, strict=True) if pair[1] for value in pair]
     speed = (a, b + per_context * context, *curve)
-    return PassTimes(speed, per_prompt, max(round(max(decoding)), 1), off, decoded)
+    most = max(round(max(decoding)), 1)
+    return PassTimes(speed, per_prompt, most, off, decoded * rows[0]["every"])
 
 
 def _bends(rows: Sequence[Mapping[str, Any]], batches: Sequence[float]) -> list[float]:
     """Return the batches at which the curve may bend."""
-    order = sorted(zip(batches, rows, strict=True), key=lambda each: each[0])
+    highest = max(batches)
     iterations = sum(row["iterations"] for row in rows)
     found: list[float] = []
-    for share in _BENDS:
-        below = 0
-        for batch, row in order:
-            below += row["iterations"]
-            if below >= share * iterations:
-                if batch >= 1 and batch not in found and batch < order[-1][0]:
-                    found.append(batch)
-                break
+    for part in _BENDS:
+        bend = part * highest
+        above = sum(
+            row["iterations"] for row, batch in zip(rows, batches, strict=True) if batch > bend
+        )
+        if bend >= 1 and above >= _ABOVE * iterations:
+            found.append(bend)
     return found
